@@ -1,0 +1,203 @@
+"""The step: walk an instruction table on several threads, without Python and without locks.
+
+Instruction i is 8 words: function, argument block, n_units, grain, 4 spare. Its units are handed out in chunks of
+`grain` from an atomic counter, so a core that is taken away delays no more than the chunk that it holds, and the next
+instruction starts when the count of finished chunks is complete: the barrier is that count. Every counter carries the
+step's generation in its upper half; a thread that slept through a step sees a foreign generation and leaves.
+
+Control block, one 64-byte line each (word index): 0 generation · 8 table · 16 n_instructions · 24 scratch address ·
+32 scratch bytes per thread · 40 counters' address (two words, next and done, per instruction in a line of their own) ·
+48 stop · 56 threads inside a step · 64+8w: worker w is parked.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from backends.cpu.kernels.registry import i64p, kernel
+
+I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
+TABLE, N_INSTRUCTIONS, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
+LOW = 0xFFFFFFFF
+
+
+@intrinsic
+def atomic_load(typingctx, address):
+    def codegen(ctx, b, sig, a):
+        return b.load_atomic(b.inttoptr(a[0], I64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def atomic_store(typingctx, address, value):
+    def codegen(ctx, b, sig, a):
+        b.store_atomic(a[1], b.inttoptr(a[0], I64.as_pointer()), "seq_cst", 8)
+        return ctx.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_add(typingctx, address, value):
+    def codegen(ctx, b, sig, a):
+        return b.atomic_rmw("add", b.inttoptr(a[0], I64.as_pointer()), a[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_exchange(typingctx, address, value):
+    def codegen(ctx, b, sig, a):
+        return b.atomic_rmw("xchg", b.inttoptr(a[0], I64.as_pointer()), a[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def compare_and_swap(typingctx, address, expected, value):
+    def codegen(ctx, b, sig, a):
+        pair = b.cmpxchg(b.inttoptr(a[0], I64.as_pointer()), a[1], a[2], "seq_cst", "monotonic")
+        return b.zext(b.extract_value(pair, 1), I64)
+
+    return types.int64(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def pause(typingctx):
+    def codegen(ctx, b, sig, a):
+        if "x86" in b.module.triple or "i686" in b.module.triple:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
+        return ctx.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def call(typingctx, function, block, begin, end, scratch):
+    """Call a kernel by its address; kernels cannot fail, so the status is dropped."""
+
+    def codegen(ctx, b, sig, a):
+        kind = ir.FunctionType(I32, [I8P.as_pointer(), I8P.as_pointer(), I64, I64, I64, I64])
+        out, exception = cgutils.alloca_once(b, I8P), cgutils.alloca_once(b, I8P)
+        b.call(b.inttoptr(a[0], kind.as_pointer()), [out, exception, *a[1:]])
+        return ctx.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+yield_cpu = types.ExternalFunction("sched_yield", types.int32())
+read_fd = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
+write_fd = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
+
+
+def _walk():
+    from numba import njit
+
+    @njit(inline="always")
+    def walk(ctl, generation, thread):
+        """This thread's part of one step; leaves at once when the step is over or was another one."""
+        c = i64p(ctl)
+        table, n = c[TABLE], c[N_INSTRUCTIONS]
+        counters = c[COUNTERS]
+        scratch = c[SCRATCH] + thread * c[SCRATCH_BYTES]
+        stamp = generation << 32
+        for i in range(n):
+            ins = i64p(table + i * 64)
+            function, block, units, grain = ins[0], ins[1], ins[2], ins[3]
+            chunks = (units + grain - 1) // grain
+            following = counters + i * 64
+            done = following + 8
+            while True:
+                word = atomic_load(following)
+                if (word >> 32) != generation:
+                    return
+                chunk = word & LOW
+                if chunk >= chunks:
+                    break
+                if compare_and_swap(following, word, word + 1):
+                    call(function, block, chunk * grain, min(units, (chunk + 1) * grain), scratch)
+                    atomic_add(done, 1)
+            complete = stamp + chunks
+            spins = 0
+            while True:
+                word = atomic_load(done)
+                if word == complete:
+                    break
+                if (word >> 32) != generation:
+                    return
+                spins += 1
+                if spins < 20000:
+                    pause()
+                else:  # the holder of a chunk has lost its core: let it have ours
+                    yield_cpu()
+
+    return walk
+
+
+@kernel("step")
+def step():
+    """f(ctl, n_threads, pipes): run the published table as thread 0; `pipes` holds each worker's write end."""
+    walk = _walk()
+
+    def run(ctl, n_threads, pipes, _unused):
+        c = i64p(ctl)
+        n = c[N_INSTRUCTIONS]
+        if n_threads == 1:
+            for i in range(n):
+                ins = i64p(c[TABLE] + i * 64)
+                call(ins[0], ins[1], 0, ins[2], c[SCRATCH])
+            return
+        generation = (atomic_load(ctl) + 1) & 0x3FFFFFFF
+        for i in range(n):
+            atomic_word = c[COUNTERS] + i * 64
+            i64p(atomic_word)[0] = generation << 32
+            i64p(atomic_word)[1] = generation << 32
+        atomic_store(ctl, generation)
+        for w in range(1, n_threads):
+            if atomic_exchange(ctl + (PARKED + 8 * w) * 8, 0) == 1:
+                write_fd(i64p(pipes)[w], ctl, 1)
+        walk(ctl, generation, 0)
+        c[N_INSTRUCTIONS] = 0  # a thread that wakes late finds an empty table and never looks at this one
+
+    run.signature = types.void(*[types.int64] * 4)
+    return run
+
+
+@kernel("worker")
+def worker():
+    """f(ctl, thread, pipe, spins): serve steps until told to stop; after `spins` empty looks, sleep on the pipe."""
+    walk = _walk()
+
+    def run(ctl, thread, pipe, spins):
+        last = atomic_load(ctl)
+        parked = ctl + (PARKED + 8 * thread) * 8
+        idle = 0
+        while True:
+            atomic_add(ctl + INSIDE * 8, 1)
+            generation = atomic_load(ctl)
+            stop = atomic_load(ctl + STOP * 8)
+            if generation != last and stop == 0:
+                last = generation
+                walk(ctl, generation, thread)
+                idle = 0
+            atomic_add(ctl + INSIDE * 8, -1)
+            if stop:
+                return
+            idle += 1
+            if idle < spins:
+                pause()
+                continue
+            idle = 0
+            atomic_store(parked, 1)
+            if atomic_load(ctl) != last or atomic_load(ctl + STOP * 8):
+                if atomic_exchange(parked, 0) == 1:
+                    continue  # nobody saw us asleep: no byte is on its way
+            read_fd(pipe, ctl + (PARKED + 8 * thread + 1) * 8, 1)
+
+    run.signature = types.void(*[types.int64] * 4)
+    return run

@@ -1,0 +1,40 @@
+"""From a node to instructions: one small function per op, registered by the op's name.
+
+    @lower("rms_norm")
+    def _(t, at): return [Instruction("rms_norm", (at(t.src[0]), at(t.src[1]), at(t), n, bits(eps)), n_units=rows)]
+
+`at(tensor)` is the tensor's address when the program runs: an arena offset, a feed's buffer, or a state's (constant
+2-D states are packed, see weights.py). An op without an entry runs as its numpy reference, outside the native call.
+A rewrite replaces a node by nodes that suit this backend (quantised activations, fused pairs) before memory is laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backends.cpu.pool import Instruction
+from graph.tensor import Tensor
+
+At = Callable[[Tensor], int]
+Lowering = Callable[[Tensor, At], list[Instruction]]
+Rewrite = Callable[[Tensor], Tensor]
+LOWERINGS: dict[str, Lowering] = {}
+REWRITES: dict[str, Rewrite] = {}
+
+
+def lower(op_name: str) -> Callable[[Lowering], Lowering]:
+    def register(rule: Lowering) -> Lowering:
+        LOWERINGS[op_name] = rule
+        return rule
+
+    return register
+
+
+def rewrite(op_name: str) -> Callable[[Rewrite], Rewrite]:
+    """The rule is given a node whose sources are already rewritten, and returns it or what stands in its place."""
+
+    def register(rule: Rewrite) -> Rewrite:
+        REWRITES[op_name] = rule
+        return rule
+
+    return register

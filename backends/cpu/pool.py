@@ -1,0 +1,136 @@
+"""The worker threads of the CPU backend and the one native call that runs a table of instructions.
+
+Workers are Python threads that live inside native code (GIL released): they spin for a moment between steps, then
+sleep on a pipe. `kernels/step.py` holds the protocol.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.cpu import jit
+
+MAX_THREADS = 256
+SPINS = 4000  # about 150 µs of looking for the next step before a worker sleeps
+ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`kernel` over units 0…n_units, `grain` at a time; `args` are the int64 words of its argument block."""
+
+    kernel: str
+    args: tuple[int, ...]
+    n_units: int
+    grain: int = 1
+    scratch: int = 0  # bytes each thread needs
+
+
+def bits(value: float) -> int:
+    """A float attribute as an argument word (see kernels.registry.bits_f32)."""
+    return int(np.float32(value).view(np.int32))
+
+
+class Table:
+    """Instructions in the form that the step reads: keep it alive while it may run."""
+
+    def __init__(self, instructions: list[Instruction]) -> None:
+        jit.load(i.kernel for i in instructions)
+        starts = np.cumsum([0] + [len(i.args) for i in instructions])
+        self.blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
+        self.words = np.zeros((max(1, len(instructions)), 8), np.int64)
+        self.n = len(instructions)
+        self.scratch = max((i.scratch for i in instructions), default=0)
+        for row, start, ins in zip(self.words, starts, instructions, strict=False):
+            row[:4] = (jit.address(ins.kernel), self.blocks.ctypes.data + 8 * int(start), ins.n_units, max(1, ins.grain))
+
+
+class Pool:
+    """`n_threads` threads (the caller's included) that run tables. One table at a time; `run` is not re-entrant."""
+
+    def __init__(self, n_threads: int) -> None:
+        if not 1 <= n_threads <= MAX_THREADS:
+            raise ValueError(f"threads: {n_threads} is not between 1 and {MAX_THREADS}")
+        self.n_threads = n_threads
+        jit.load(["step", "worker"])
+        self._step = ENTRY(jit.address("step"))
+        self._worker = ENTRY(jit.address("worker"))
+        self._ctl = _aligned_words(64 + 8 * MAX_THREADS)
+        self._counters = _aligned_words(8)
+        self._scratch = _aligned_words(8)
+        self._out = np.zeros(8, np.int64)
+        self._pipes = [os.pipe() for _ in range(n_threads - 1)]
+        self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
+        self._ctl[40], self._ctl[24] = self._counters.ctypes.data, self._scratch.ctypes.data
+        self._threads = [
+            threading.Thread(target=self._serve, args=(t + 1, r), name=f"cpu-{t + 1}", daemon=True)
+            for t, (r, _) in enumerate(self._pipes)
+        ]
+        for thread in self._threads:
+            thread.start()
+        _open_pools.add(self)
+
+    def _serve(self, thread: int, pipe: int) -> None:
+        out = np.zeros(8, np.int64)
+        self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
+
+    def run(self, table: Table) -> None:
+        """Run every instruction; the GIL is released until all are done."""
+        if table.n == 0:
+            return
+        if table.n * 8 > len(self._counters) or table.scratch * self.n_threads > self._scratch.nbytes:
+            self._grow(table)
+        self._ctl[8], self._ctl[16] = table.words.ctypes.data, table.n
+        at = self._out.ctypes.data
+        self._step(at, at, self._ctl.ctypes.data, self.n_threads, self._write_ends.ctypes.data, 0)
+
+    def _grow(self, table: Table) -> None:
+        self.quiesce()
+        self._counters = _aligned_words(max(table.n * 8, len(self._counters)))
+        per_thread = -(-max(table.scratch, int(self._ctl[32])) // 64) * 64
+        self._scratch = _aligned_words(per_thread // 8 * self.n_threads + 8)
+        self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data, per_thread
+
+    def quiesce(self) -> None:
+        """Return when no worker can still be looking at an old table."""
+        while self.n_threads > 1 and self._ctl[56] != 0 and self._threads[0].is_alive():
+            if any(self._ctl[64 + 8 * (w + 1)] == 0 for w in range(self.n_threads - 1)):
+                os.sched_yield() if hasattr(os, "sched_yield") else None
+            else:
+                return
+
+    def close(self) -> None:
+        """Stop the workers; the pool cannot run afterwards."""
+        if self._pipes:
+            self._ctl[48] = 1
+            for _, w in self._pipes:
+                os.write(w, b"x")
+            for thread in self._threads:
+                thread.join()
+            for pair in self._pipes:
+                for fd in pair:
+                    os.close(fd)
+            self._pipes = []
+        _open_pools.discard(self)
+
+
+_open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_pools() -> None:
+    for pool in list(_open_pools):
+        pool.close()
+
+
+def _aligned_words(n: int) -> np.ndarray:
+    raw = np.zeros(n + 8, np.int64)
+    start = (-raw.ctypes.data % 64) // 8
+    return raw[start : start + n]

@@ -1,0 +1,56 @@
+"""Element types: what a tensor's numbers are and how many bytes a row of them takes.
+
+Block types keep the names and layouts of GGUF (`gguf.GGML_QUANT_SIZES`); plain types are numpy's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DType:
+    """`block` elements along the last axis take `nbytes` bytes; `numpy` is None for block types and bf16."""
+
+    name: str
+    block: int
+    nbytes: int
+    numpy: npt.DTypeLike | None = None
+
+    @property
+    def quantised(self) -> bool:
+        return self.block > 1
+
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("f32", 1, 4, np.float32),
+        DType("f16", 1, 2, np.float16),
+        DType("bf16", 1, 2),
+        DType("i32", 1, 4, np.int32),
+        DType("u32", 1, 4, np.uint32),
+        DType("q8_0", 32, 34),
+        DType("q4_0", 32, 18),
+        DType("q4_1", 32, 20),
+        DType("q5_0", 32, 22),
+        DType("q5_1", 32, 24),
+        DType("q4_k", 256, 144),
+        DType("q5_k", 256, 176),
+        DType("q6_k", 256, 210),
+        # Activations quantised for the integer matmul: int8 values, one f32 scale and one i32 sum per 32.
+        DType("q8_act", 32, 40),
+    )
+}
+
+
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a contiguous tensor. ValueError when the last axis is not a whole number of blocks."""
+    d = DTYPES[dtype]
+    count = int(np.prod(shape, dtype=np.int64))
+    if d.block > 1 and (not shape or shape[-1] % d.block):
+        raise ValueError(f"{dtype} packs {d.block} elements, but the last axis of {shape} is not a multiple of that")
+    return count // d.block * d.nbytes

@@ -1,0 +1,89 @@
+"""One op, one declaration: what it computes (numpy), its shape, its gradient, its test cases.
+
+    @op
+    def silu(x): return x / (1 + np.exp(-x))            # the reference: any float precision, float64 is the oracle
+    @silu.vjp
+    def _(g, y, x): return (silu_back(g, x),)           # one gradient (or None) per source, built from ops
+    @silu.case
+    def _(rng): return [rng.normal(size=(4, 6))], {}    # sources and attributes of a conformance test
+
+Without a shape rule the result has the broadcast shape and the dtype of the first source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graph.tensor import Shape, Tensor
+
+Array = Any  # ndarray inside a reference, Tensor while a graph is being built
+Case = tuple[list[Any], dict[str, Any]]
+OPS: dict[str, Op] = {}
+
+
+class Weight:
+    """In a case: a source that is a constant state of this block type (the values are what the type can hold)."""
+
+    def __init__(self, array: np.ndarray[Any, Any], dtype: str) -> None:
+        self.array, self.dtype = array, dtype
+
+
+class State:
+    """In a case: a source that is a mutable state of this type, so that writes and reads of it can be tested."""
+
+    def __init__(self, array: np.ndarray[Any, Any], dtype: str) -> None:
+        self.array, self.dtype = array, dtype
+
+
+class Op:
+    def __init__(self, reference: Callable[..., Array], writes: tuple[int, ...] = ()) -> None:
+        self.name, self.reference, self.writes = reference.__name__, reference, writes
+        self.shape_rule: Callable[..., tuple[Shape, str]] = broadcast_shape
+        self.vjp_rule: Callable[..., tuple[Tensor | None, ...]] | None = None
+        self.cases: list[Callable[[np.random.Generator], Case]] = []
+        self.tolerance = 1e-5  # of a backend against the float64 reference, relative to the largest magnitude
+        if self.name in OPS:
+            raise ValueError(f"op {self.name} declared twice")
+        OPS[self.name] = self
+
+    def __call__(self, *src: Tensor, name: str = "", **attrs: Any) -> Tensor:
+        shape, dtype = self.shape_rule(*src, **attrs)
+        return Tensor(self.name, src, shape, dtype, attrs, name)
+
+    def shape(self, rule: Callable[..., tuple[Shape, str]]) -> None:
+        self.shape_rule = rule
+
+    def vjp(self, rule: Callable[..., tuple[Tensor | None, ...]]) -> None:
+        self.vjp_rule = rule
+
+    def case(self, make: Callable[[np.random.Generator], Case]) -> None:
+        self.cases.append(make)
+
+
+def op(reference: Callable[..., Array]) -> Op:
+    return Op(reference)
+
+
+def writing(*index: int) -> Callable[[Callable[..., Array]], Op]:
+    """An op that overwrites the given sources and returns the first of them."""
+    return lambda reference: Op(reference, writes=index)
+
+
+def broadcast_shape(*src: Tensor, **_: Any) -> tuple[Shape, str]:
+    return tuple(np.broadcast_shapes(*(s.shape for s in src))), src[0].dtype
+
+
+def writes_of(t: Tensor) -> tuple[int, ...]:
+    declared = OPS.get(t.op)
+    return declared.writes if declared else ()
+
+
+def require(condition: bool, op_name: str, message: str, *src: Tensor) -> None:
+    """Shape rules call this: a wrong graph fails where it is built, naming op and shapes."""
+    if not condition:
+        raise ValueError(f"{op_name}: {message} (got {', '.join(map(repr, src))})")
+
+

@@ -1,0 +1,115 @@
+"""A Tensor is a node of the graph: what to compute, never the numbers and never where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from graph.dtype import nbytes
+
+Shape = tuple[int, ...]
+NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
+LEAVES = frozenset({"feed", "state", "const"})
+ALIASES = frozenset({"reshape", "slice_rows"})  # same bytes as their source, at an offset
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensor:
+    """`op` applied to `src`; `shape` is in numpy order and contiguous; `attrs` are the op's structural parameters."""
+
+    op: str
+    src: tuple[Tensor, ...]
+    shape: Shape
+    dtype: str = "f32"
+    attrs: Mapping[str, Any] = field(default=NO_ATTRS)
+    name: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.dtype, self.shape)
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.op in LEAVES
+
+    def __repr__(self) -> str:
+        label = f" {self.name!r}" if self.name else ""
+        return f"<{self.op}{label} {self.dtype}{list(self.shape)}>"
+
+
+def feed(name: str, shape: Shape, dtype: str = "f32") -> Tensor:
+    """A value that the caller gives anew at every run."""
+    return Tensor("feed", (), shape, dtype, name=name)
+
+
+def state(name: str, shape: Shape, dtype: str = "f32", *, constant: bool = False) -> Tensor:
+    """A value that lives in the session: weights (`constant`, never written) and KV caches."""
+    return Tensor("state", (), shape, dtype, {"constant": constant}, name)
+
+
+def const(value: float, dtype: str = "f32") -> Tensor:
+    """A scalar that is part of the graph."""
+    return Tensor("const", (), (), dtype, {"value": value})
+
+
+def toposort(roots: Iterable[Tensor]) -> list[Tensor]:
+    """Sources first, depth first from the roots in order; a write comes after every other reader of what it overwrites.
+
+    Iterative, linear in nodes and edges. ValueError when a node both reads and overwrites its own history.
+    """
+    from graph.op import writes_of
+
+    roots = list(roots)
+    seen: dict[int, Tensor] = {}
+    stack = list(reversed(roots))
+    while stack:
+        t = stack.pop()
+        if id(t) not in seen:
+            seen[id(t)] = t
+            stack.extend(reversed(t.src))
+    readers: dict[int, list[Tensor]] = {}
+    for t in seen.values():
+        for s in t.src:
+            readers.setdefault(id(s), []).append(t)
+    before: dict[int, list[Tensor]] = {}
+    for t in seen.values():
+        for i in writes_of(t):
+            before.setdefault(id(t), []).extend(r for r in readers[id(t.src[i])] if r is not t)
+
+    order: list[Tensor] = []
+    mark: dict[int, int] = {}  # 1: being visited, 2: done
+    for root in roots:
+        work = [(root, False)]
+        while work:
+            t, leaving = work.pop()
+            if leaving:
+                mark[id(t)] = 2
+                order.append(t)
+                continue
+            if mark.get(id(t)) == 2:
+                continue
+            if mark.get(id(t)) == 1:
+                raise ValueError(f"{t!r} both reads and overwrites its own history")
+            mark[id(t)] = 1
+            work.append((t, True))
+            for s in (*reversed(before.get(id(t), [])), *reversed(t.src)):
+                state_of = mark.get(id(s))
+                if state_of == 1:
+                    raise ValueError(f"{s!r} both reads and overwrites its own history")
+                if state_of is None:
+                    work.append((s, False))
+    return order
+
+
+def dump(roots: Iterable[Tensor]) -> str:
+    """The graph as text, one node a line: `%3 = add f32[4, 6] (%1, %2)`."""
+    names: dict[int, str] = {}
+    lines = []
+    for i, t in enumerate(toposort(roots)):
+        names[id(t)] = f"%{i}"
+        args = ", ".join(names[id(s)] for s in t.src)
+        attrs = "".join(f" {k}={v}" for k, v in t.attrs.items())
+        lines.append(f"%{i} = {t.op}{' ' + repr(t.name) if t.name else ''} {t.dtype}{list(t.shape)} ({args}){attrs}")
+    return "\n".join(lines)
