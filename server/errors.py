@@ -1,0 +1,51 @@
+"""What can go wrong with a request, as the HTTP API names it (API.md B6). Each is one line and names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RequestError(Exception):
+    """Refuses one request and nothing else. `extra` goes into the error object beside code, message and type."""
+
+    code = 400
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, **extra: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.extra = extra
+
+
+class InvalidRequest(RequestError):
+    """400: a field has the wrong type, or a value that cannot be served."""
+
+
+class ExceedsContext(RequestError):
+    """400: the prompt can never fit; extra: n_prompt_tokens, n_ctx."""
+
+    type = "exceed_context_size_error"
+
+
+class Unauthorized(RequestError):
+    code, type = 401, "authentication_error"
+
+
+class Forbidden(RequestError):
+    code, type = 403, "permission_error"
+
+
+class NotFound(RequestError):
+    code, type = 404, "not_found_error"
+
+
+class ServerFault(RequestError):
+    code, type = 500, "server_error"
+
+
+class NotSupported(RequestError):
+    code, type = 501, "not_supported_error"
+
+
+class Unavailable(RequestError):
+    code, type = 503, "unavailable_error"

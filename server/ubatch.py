@@ -1,0 +1,53 @@
+"""One step of the device: the arrays that go in and what comes back. The scheduler fills it, the engine runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from server.sampling import Row
+
+PAGE = 16  # cells of a page
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class UBatch:
+    """`tokens[i]` is evaluated at `pos[i]` of the sequence in `slot[i]`, and its K and V go to `cells[i]`.
+
+    Rows of the logits are wanted for the tokens `out[j]` (indices into the batch); `rows[j]` says how to sample there,
+    or None where only a prompt token's log-probability is wanted (`targets[j]` ≥ 0, the token that follows it).
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    pos: list[int] = field(default_factory=list)
+    slot: list[int] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)  # page × PAGE + position mod PAGE
+    out: list[int] = field(default_factory=list)
+    rows: list[Row | None] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)  # -1: the sampled token itself
+    copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to), done before anything is written
+    tables: dict[int, list[int]] = field(default_factory=dict)  # slot → its whole page table, where it changed
+    n_top: int = 0  # log-probabilities wanted per row: 0 none, else 1 + top n
+    n_probs: int = 0  # post-sampling probabilities wanted per row
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`ids[j]`: the word that the sample op returned for row j (see server.sampling.RowSampler.accept).
+
+    `logprobs[j]`: value at the target, then n_top−1 values; `top_ids[j]`: their ids. `probs[j]`: post-sampling
+    (candidates, probability of the chosen token, ids, probabilities). Arrays are None when nothing of the kind was asked.
+    """
+
+    ids: npt.NDArray[np.uint32]
+    logprobs: npt.NDArray[np.float32] | None = None
+    top_ids: I32 | None = None
+    probs: tuple[I32, npt.NDArray[np.float32], I32, npt.NDArray[np.float32]] | None = None
+    bytes_read: int = 0  # bytes that came back from the device
+
+
+class StepFailed(Exception):
+    """The device could not run this step; nothing of it counts."""
