@@ -39,11 +39,15 @@ class State:
 
 
 class Op:
-    def __init__(self, reference: Callable[..., Array], writes: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, reference: Callable[..., Array], writes: tuple[int, ...] = (), returns_destination: bool = True
+    ) -> None:
         self.name, self.reference, self.writes = reference.__name__, reference, writes
+        self.returns_destination = returns_destination  # False: an op that also keeps a state (sample)
         self.shape_rule: Callable[..., tuple[Shape, str]] = broadcast_shape
         self.vjp_rule: Callable[..., tuple[Tensor | None, ...]] | None = None
         self.cases: list[Callable[[np.random.Generator], Case]] = []
+        self.inplace: tuple[int, ...] = ()  # sources whose memory the result may take over, element by element
         self.tolerance = 1e-5  # of a backend against the float64 reference, relative to the largest magnitude
         if self.name in OPS:
             raise ValueError(f"op {self.name} declared twice")
@@ -67,9 +71,9 @@ def op(reference: Callable[..., Array]) -> Op:
     return Op(reference)
 
 
-def writing(*index: int) -> Callable[[Callable[..., Array]], Op]:
-    """An op that overwrites the given sources and returns the first of them."""
-    return lambda reference: Op(reference, writes=index)
+def writing(*index: int, returns_destination: bool = True) -> Callable[[Callable[..., Array]], Op]:
+    """An op that overwrites the given sources and returns the first of them (or, if told so, a result of its own)."""
+    return lambda reference: Op(reference, index, returns_destination)
 
 
 def broadcast_shape(*src: Tensor, **_: Any) -> tuple[Shape, str]:
@@ -87,3 +91,7 @@ def require(condition: bool, op_name: str, message: str, *src: Tensor) -> None:
         raise ValueError(f"{op_name}: {message} (got {', '.join(map(repr, src))})")
 
 
+def destination(t: Tensor) -> Tensor | None:
+    """The source whose bytes t is: a write returns its destination."""
+    declared = OPS.get(t.op)
+    return t.src[declared.writes[0]] if declared and declared.writes and declared.returns_destination else None

@@ -1,0 +1,153 @@
+"""Attention over a paged KV cache, and the ops that fill it.
+
+A page holds 16 cells; position p of a sequence is cell p % 16 of page `tables[slot][p // 16]`. Keys are kept with the
+cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 16, D): both are read in lanes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graph.op import Array, Case, State, op, require, writing
+from graph.tensor import Shape, Tensor
+
+PAGE = 16
+
+
+@writing(0)
+def store_k(cache: Array, k: Array, cells: Array) -> Array:
+    """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D, 16)."""
+    for row, cell in zip(k, cells, strict=True):
+        cache[cell // PAGE, :, :, cell % PAGE] = row
+    return cache
+
+
+@store_k.shape
+def _(cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = cache.shape[1:] == (*k.shape[1:], PAGE) and cells.shape == k.shape[:1]
+    require(ok, "store_k", "expected cache (pages, H, D, 16), k (T, H, D), cells (T,)", cache, k, cells)
+    return cache.shape, cache.dtype
+
+
+@writing(0)
+def store_v(cache: Array, v: Array, cells: Array) -> Array:
+    """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, 16, D)."""
+    for row, cell in zip(v, cells, strict=True):
+        cache[cell // PAGE, :, cell % PAGE] = row
+    return cache
+
+
+@store_v.shape
+def _(cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = cache.shape[1:] == (v.shape[1], PAGE, v.shape[2]) and cells.shape == v.shape[:1]
+    require(ok, "store_v", "expected cache (pages, H, 16, D), v (T, H, D), cells (T,)", cache, v, cells)
+    return cache.shape, cache.dtype
+
+
+def _store_case(shape: Shape, dtype: str) -> object:
+    def make(r: np.random.Generator) -> Case:
+        cells = np.array([17, 3, 40])
+        return [State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), r.normal(size=(3, 2, 8)), cells], {}
+
+    return make
+
+
+for _dtype in ("f32", "f16"):
+    store_k.case(_store_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
+    store_v.case(_store_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+store_k.tolerance = store_v.tolerance = 5e-4  # f16 has 11 bits
+
+
+@writing(0)
+def copy_pages(cache: Array, pairs: Array) -> Array:
+    """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last page."""
+    for source, destination in pairs:
+        cache[destination] = cache[source]
+    return cache
+
+
+@copy_pages.shape
+def _(cache: Tensor, pairs: Tensor) -> tuple[Shape, str]:
+    require(len(pairs.shape) == 2 and pairs.shape[1] == 2, "copy_pages", "expected pairs (n, 2)", cache, pairs)
+    return cache.shape, cache.dtype
+
+
+@copy_pages.case
+def _(r: np.random.Generator) -> Case:
+    return [State(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.array([[0, 3], [4, 1], [2, 2]])], {}
+
+
+@op
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    tables: Array,
+    slot: Array,
+    pos: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> Array:
+    """softmax(scale · q·k) · v for each token over its own sequence up to its position: (T, H, D) → (T, H, D).
+
+    tables (S, pages) i32, slot (T,) and pos (T,) say where the sequence's cells lie. Query head i reads key head
+    i · H_kv // H. `window` > 0 sees only the last `window` positions; `cap` > 0 bounds the scores (Gemma 2).
+    """
+    group = q.shape[1] // k.shape[1]
+    out = np.empty_like(q)
+    for t in range(q.shape[0]):
+        p = int(pos[t])
+        first = max(0, p - window + 1) if window else 0
+        where = np.arange(first, p + 1)
+        pages = tables[slot[t]][where // PAGE]
+        keys = k[pages, :, :, where % PAGE]  # (n, H_kv, D)
+        values = v[pages, :, where % PAGE]
+        for h in range(q.shape[1]):
+            s = keys[:, h // group] @ q[t, h] * scale
+            s = cap * np.tanh(s / cap) if cap else s
+            e = np.exp(s - s.max())
+            out[t, h] = e @ values[:, h // group] / e.sum()
+    return out
+
+
+@attention.shape
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    slot: Tensor,
+    pos: Tensor,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> tuple[Shape, str]:
+    n, heads, size = q.shape
+    ok = k.shape[2:] == (size, PAGE) and v.shape[1:] == (k.shape[1], PAGE, size) and heads % k.shape[1] == 0
+    require(ok and slot.shape == pos.shape == (n,), "attention", "shapes disagree", q, k, v, tables, slot, pos)
+    return q.shape, q.dtype
+
+
+def _attention_case(dtype: str, heads: int, kv_heads: int, size: int, **attrs: float) -> object:
+    def make(r: np.random.Generator) -> Case:
+        held = np.float16 if dtype == "f16" else np.float64
+        k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held).astype(np.float64)
+        v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held).astype(np.float64)
+        tables = np.array([[6, 1, 3, 0], [2, 5, 0, 0], [4, 0, 0, 0]])
+        slot = np.array([0, 0, 0, 1, 1, 2, 0])
+        pos = np.array([33, 34, 47, 15, 16, 0, 3])
+        q = r.normal(size=(7, heads, size))
+        return [q, State(k, dtype), State(v, dtype), tables, slot, pos], {"scale": size**-0.5, **attrs}
+
+    return make
+
+
+for _dtype, _heads, _kv_heads, _size, _attrs in (
+    ("f32", 4, 2, 8, {}),
+    ("f16", 4, 4, 64, {}),
+    ("f16", 8, 2, 16, {"window": 20}),
+    ("f32", 3, 1, 80, {"cap": 5.0, "window": 5}),
+):
+    attention.case(_attention_case(_dtype, _heads, _kv_heads, _size, **_attrs))  # type: ignore[arg-type]

@@ -1,0 +1,215 @@
+"""Element by element, with numpy's broadcasting: arithmetic and activations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from graph.op import Array, Case, op
+from graph.tensor import Shape, Tensor, const
+
+GELU_SCALE = math.sqrt(2 / math.pi)
+
+
+def unbroadcast(g: Tensor, t: Tensor) -> Tensor:
+    """The gradient of a source that was broadcast: summed back to its shape."""
+    return g if g.shape == t.shape else sum_to(g, shape=t.shape)
+
+
+@op
+def add(a: Array, b: Array) -> Array:
+    return a + b
+
+
+@add.vjp
+def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
+    return unbroadcast(g, a), unbroadcast(g, b)
+
+
+@add.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
+
+
+@add.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(5, 37)), r.normal(size=(37,))], {}
+
+
+@op
+def mul(a: Array, b: Array) -> Array:
+    return a * b
+
+
+@mul.vjp
+def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
+    return unbroadcast(mul(g, b), a), unbroadcast(mul(g, a), b)
+
+
+@mul.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 33)), r.normal(size=(4, 33))], {}
+
+
+@mul.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6)), r.normal(size=(4, 1))], {}
+
+
+@op
+def scale(x: Array, *, factor: float) -> Array:
+    """x times a number that belongs to the graph."""
+    return x * factor
+
+
+@scale.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, factor: float) -> tuple[Tensor | None, ...]:
+    return (scale(g, factor=factor),)
+
+
+@scale.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 35))], {"factor": -1.7}
+
+
+@op
+def sum_to(x: Array, *, shape: Shape) -> Array:
+    """The sum over the axes along which `shape` was broadcast to x's shape."""
+    lead = x.ndim - len(shape)
+    x = x.sum(axis=tuple(range(lead))) if lead else x
+    return x.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1), keepdims=True)
+
+
+@sum_to.shape
+def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
+    return shape, x.dtype
+
+
+@sum_to.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...]:
+    return (broadcast_to(g, shape=x.shape),)
+
+
+@sum_to.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 4, 5))], {"shape": (4, 1)}
+
+
+@op
+def broadcast_to(x: Array, *, shape: Shape) -> Array:
+    return np.broadcast_to(x, shape)
+
+
+@broadcast_to.shape
+def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
+    return shape, x.dtype
+
+
+@broadcast_to.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...]:
+    return (sum_to(g, shape=x.shape),)
+
+
+@broadcast_to.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 1))], {"shape": (3, 4, 5)}
+
+
+@op
+def silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
+
+
+@silu.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (silu_back(g, x),)
+
+
+@silu.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 37)) * 4], {}
+
+
+@op
+def silu_back(g: Array, x: Array) -> Array:
+    s = 1 / (1 + np.exp(-x))
+    return g * s * (1 + x * (1 - s))
+
+
+@silu_back.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
+
+
+@op
+def gelu(x: Array) -> Array:
+    """The tanh form, as GGUF's architectures use it."""
+    return 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x**3)))
+
+
+@gelu.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (gelu_back(g, x),)
+
+
+@gelu.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 37)) * 3], {}
+
+
+@op
+def gelu_back(g: Array, x: Array) -> Array:
+    t = np.tanh(GELU_SCALE * (x + 0.044715 * x**3))
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * GELU_SCALE * (1 + 3 * 0.044715 * x * x))
+
+
+@gelu_back.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
+
+
+@op
+def softcap(x: Array, *, cap: float) -> Array:
+    """Bounded smoothly to (-cap, cap), as Gemma 2 does."""
+    return cap * np.tanh(x / cap)
+
+
+@softcap.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, cap: float) -> tuple[Tensor | None, ...]:
+    return (mul(g, add(const(1.0), scale(mul(y, y), factor=-1.0 / cap**2))),)
+
+
+@softcap.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 37)) * 5], {"cap": 3.0}
+
+
+@op
+def glu(gate: Array, up: Array, *, activation: str) -> Array:
+    """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu or gelu)."""
+    return {"silu": silu, "gelu": gelu}[activation].reference(gate) * up
+
+
+@glu.vjp
+def _(g: Tensor, y: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Tensor | None, ...]:
+    forward, back = {"silu": (silu, silu_back), "gelu": (gelu, gelu_back)}[activation]
+    return back(mul(g, up), gate), mul(g, forward(gate))
+
+
+@glu.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "silu"}
+
+
+@glu.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "gelu"}
+
+
+for _elementwise in (add, mul):
+    _elementwise.inplace = (0, 1)
+for _elementwise in (scale, silu, gelu, softcap):
+    _elementwise.inplace = (0,)
+for _elementwise in (silu_back, gelu_back, glu):
+    _elementwise.inplace = (0, 1)

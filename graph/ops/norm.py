@@ -1,0 +1,50 @@
+"""Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graph.op import Array, Case, op, require
+from graph.ops.elementwise import mul, sum_to
+from graph.tensor import Shape, Tensor, const
+
+
+@op
+def rms_norm(x: Array, w: Array, *, eps: float) -> Array:
+    """x / sqrt(mean(x²) + eps) · w over the last axis; w has that axis' length."""
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
+
+
+@rms_norm.shape
+def _(x: Tensor, w: Tensor, eps: float) -> tuple[Shape, str]:
+    require(w.shape in ((), x.shape[-1:]), "rms_norm", "the weight must have the last axis' length", x, w)
+    return x.shape, x.dtype
+
+
+@rms_norm.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, eps: float) -> tuple[Tensor | None, ...]:
+    return rms_norm_back(mul(g, w), x, eps=eps), sum_to(mul(g, rms_norm(x, const(1.0), eps=eps)), shape=w.shape)
+
+
+@rms_norm.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 37)), r.normal(size=(37,))], {"eps": 1e-5}
+
+
+@rms_norm.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 5, 16)), r.normal(size=(16,))], {"eps": 1e-6}
+
+
+rms_norm.inplace = (0,)
+
+
+@op
+def rms_norm_back(g: Array, x: Array, *, eps: float) -> Array:
+    k = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return k * (g - x * k * k * (g * x).mean(-1, keepdims=True))
+
+
+@rms_norm_back.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {"eps": 1e-5}

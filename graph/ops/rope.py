@@ -1,0 +1,73 @@
+"""Rotary position embedding (Su et al., 2021): the angles once a step, the rotation once a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graph.op import Array, Case, op, require
+from graph.tensor import Shape, Tensor
+
+
+@op
+def rope_angles(pos: Array, frequency: Array, *, magnitude: float = 1.0) -> Array:
+    """magnitude · cos and sin of pos · frequency: (T,) and (n/2,) → (T, 2, n/2).
+
+    Every scaling (linear, Llama 3, YaRN, long factors) is in `frequency` and `magnitude`; see models/rope.py.
+    """
+    angle = pos[:, None] * frequency
+    return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
+
+
+@rope_angles.shape
+def _(pos: Tensor, frequency: Tensor, magnitude: float = 1.0) -> tuple[Shape, str]:
+    return (pos.shape[0], 2, frequency.shape[0]), "f32"
+
+
+@rope_angles.case
+def _(r: np.random.Generator) -> Case:
+    return [np.array([0, 1, 5, 1000]), 100.0 ** (-np.arange(6) / 6)], {"magnitude": 1.2}
+
+
+rope_angles.tolerance = 1e-4  # f32 angles: 1000 rad has a spacing of 6e-5
+
+
+@op
+def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Array:
+    """Rotate the first n of each head's elements: (T, H, D) with angles (T, 2, n/2).
+
+    Pairs are (2i, 2i+1) when interleaved (llama), (i, i+n/2) otherwise (NeoX). sign −1 rotates back.
+    """
+    half = angles.shape[-1]
+    c, s = angles[:, None, 0], angles[:, None, 1] * sign
+    head, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (head[..., 0::2], head[..., 1::2]) if interleaved else (head[..., :half], head[..., half:])
+    parts = a * c - b * s, a * s + b * c
+    turned = np.stack(parts, -1).reshape(head.shape) if interleaved else np.concatenate(parts, -1)
+    return np.concatenate([turned, rest], -1)
+
+
+@rope.shape
+def _(x: Tensor, angles: Tensor, interleaved: bool, sign: float = 1.0) -> tuple[Shape, str]:
+    ok = len(x.shape) == 3 and angles.shape[0] == x.shape[0] and 2 * angles.shape[2] <= x.shape[2]
+    require(ok, "rope", "expected x (T, H, D) and angles (T, 2, n/2) with n ≤ D", x, angles)
+    return x.shape, x.dtype
+
+
+@rope.vjp
+def _(
+    g: Tensor, y: Tensor, x: Tensor, angles: Tensor, interleaved: bool, sign: float = 1.0
+) -> tuple[Tensor | None, ...]:
+    return rope(g, angles, interleaved=interleaved, sign=-sign), None
+
+
+@rope.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 2, 8)), r.normal(size=(3, 2, 4))], {"interleaved": True}
+
+
+@rope.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 2, 40)), r.normal(size=(3, 2, 16))], {"interleaved": False}
+
+
+rope.inplace = (0,)

@@ -1,0 +1,76 @@
+"""The same bytes under another shape."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graph.op import Array, Case, op, require
+from graph.tensor import Shape, Tensor
+
+
+@op
+def reshape(x: Array, *, shape: Shape) -> Array:
+    """Another shape with as many elements; one entry may be -1. Aliases its source."""
+    return x.reshape(shape)
+
+
+@reshape.shape
+def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
+    total = int(np.prod(x.shape))
+    known = int(np.prod([n for n in shape if n != -1]))
+    full = tuple(total // known if n == -1 else n for n in shape)
+    require(int(np.prod(full)) == total, "reshape", f"cannot become {shape}", x)
+    return full, x.dtype
+
+
+@reshape.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...]:
+    return (reshape(g, shape=x.shape),)
+
+
+@reshape.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6))], {"shape": (2, -1)}
+
+
+@op
+def slice_rows(x: Array, *, start: int, stop: int) -> Array:
+    """Rows start…stop of the first axis. Aliases its source."""
+    return x[start:stop]
+
+
+@slice_rows.shape
+def _(x: Tensor, start: int, stop: int) -> tuple[Shape, str]:
+    require(0 <= start < stop <= x.shape[0], "slice_rows", f"rows {start}:{stop} are outside", x)
+    return (stop - start, *x.shape[1:]), x.dtype
+
+
+@slice_rows.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, start: int, stop: int) -> tuple[Tensor | None, ...]:
+    return (pad_rows(g, before=start, after=x.shape[0] - stop),)
+
+
+@slice_rows.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(6, 3))], {"start": 2, "stop": 5}
+
+
+@op
+def pad_rows(x: Array, *, before: int, after: int) -> Array:
+    """Zero rows before and after."""
+    return np.pad(x, [(before, after)] + [(0, 0)] * (x.ndim - 1))
+
+
+@pad_rows.shape
+def _(x: Tensor, before: int, after: int) -> tuple[Shape, str]:
+    return (before + x.shape[0] + after, *x.shape[1:]), x.dtype
+
+
+@pad_rows.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, before: int, after: int) -> tuple[Tensor | None, ...]:
+    return (slice_rows(g, start=before, stop=before + x.shape[0]),)
+
+
+@pad_rows.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 4))], {"before": 2, "after": 1}
