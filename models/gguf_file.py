@@ -1,0 +1,138 @@
+"""A GGUF model as one memory-mapped view: its metadata, its tensors' table, and their bytes.
+
+Opening reads the header only and decodes no vocabulary. A split model (`...-00001-of-00004.gguf`) is opened by its
+first part and looks like one file. Files must not be truncated while they are mapped: the system then kills the reader.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import ModelFileError
+from models.gguf_metadata import Metadata
+from models.gguf_parse import Part, TensorInfo, close_buffer, read_part
+
+__all__ = ["GGUFFile", "ModelFileError", "TensorInfo"]
+
+_SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf")
+_MAX_PARTS = 9999
+
+
+class GGUFFile:
+    """An open GGUF model. Use `GGUFFile.open`; close it, or use it as a context manager."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        first = parts[0]
+        self._parts = tuple(parts)
+        self.path: Path = first.path
+        self.version: int = first.version
+        self.alignment: int = first.alignment
+        self.metadata: Metadata = first.metadata
+        self.tensors: dict[str, TensorInfo] = {}  # in file order
+        for part in parts:
+            for name, info in part.tensors.items():
+                if name in self.tensors:
+                    raise ModelFileError(part.path, f"tensor {name!r} is already in another part of this split model")
+                self.tensors[name] = info
+        self.size: int = sum(len(part.buffer) for part in parts)  # bytes of all parts
+
+    @classmethod
+    def open(cls, path: str | Path) -> GGUFFile:
+        """Map a model and read its header. Raises ModelFileError for whatever is wrong with the file."""
+        path = Path(path)
+        parts = [read_part(path)]
+        try:
+            for other in _other_parts(parts[0]):
+                parts.append(_read_other_part(other, len(parts), parts[0]))
+            file = cls(parts)
+            claim, n_tensors = file.metadata.get("split.tensors.count"), len(file.tensors)
+            if len(parts) > 1 and claim is not None and claim != n_tensors:
+                raise ModelFileError(
+                    path, f"key 'split.tensors.count' is {claim} but the parts have {n_tensors} tensors"
+                )
+            return file
+        except BaseException:
+            for part in parts:
+                close_buffer(part.buffer)
+            raise
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all tensors."""
+        return sum(prod(info.shape) for info in self.tensors.values())
+
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """The tensor's bytes: a read-only view of the mapping, which stays mapped while any view of it lives."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise ModelFileError(self.path, f"has no tensor {name!r}")
+        part = self._parts[info.part]
+        if part.buffer.closed:
+            raise ModelFileError(part.path, f"tensor {name!r}: the file has been closed")
+        return np.frombuffer(part.buffer, np.uint8, info.nbytes, info.offset)
+
+    def release(self, *names: str) -> None:
+        """Take these tensors' pages (all tensors' if none is named) out of this process's memory.
+
+        For a tensor that has been repacked into memory of its own. Its bytes stay readable: a later access reads them
+        from the page cache or the disk again. Does nothing on a system without madvise.
+        """
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        for name in names or self.tensors:
+            info = self.tensors[name]
+            buffer = self._parts[info.part].buffer
+            if advice is not None and not buffer.closed:
+                begin = info.offset // mmap.PAGESIZE * mmap.PAGESIZE  # may hold a neighbour's end: it is read again
+                buffer.madvise(advice, begin, info.offset + info.nbytes - begin)
+
+    def close(self) -> None:
+        """Unmap the files now, or, where views are still held, when the last of them goes. May be called twice."""
+        for part in self._parts:
+            close_buffer(part.buffer)
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {self.size} bytes)"
+
+
+def _other_parts(first: Part) -> list[Path]:
+    """The paths of parts 2, 3 ... of the split model whose first part this is; none for a model in one file."""
+    count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
+    for key, value in (("split.count", count), ("split.no", number)):
+        if type(value) is not int or not 0 <= value <= _MAX_PARTS:
+            raise ModelFileError(first.path, f"key {key!r} is not a number from 0 to {_MAX_PARTS}")
+    if count <= 1:
+        return []
+    match = _SPLIT_NAME.fullmatch(first.path.name)
+    if match is None:
+        raise ModelFileError(
+            first.path, f"is part {number + 1} of {count}, but is not named ...-{number + 1:05d}-of-{count:05d}.gguf"
+        )
+    paths = [first.path.with_name(f"{match[1]}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
+    if number != 0:
+        raise ModelFileError(first.path, f"is part {number + 1} of {count}; open the first part, {paths[0].name}")
+    return paths[1:]
+
+
+def _read_other_part(path: Path, index: int, first: Part) -> Part:
+    part = read_part(path, index)
+    for key, expected in (("split.no", index), ("split.count", first.metadata["split.count"])):
+        if part.metadata.get(key) != expected:
+            close_buffer(part.buffer)
+            raise ModelFileError(path, f"key {key!r} is not {expected}, so this is no part of {first.path.name}")
+    return part
