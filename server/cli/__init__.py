@@ -1,0 +1,1 @@
+"""The command line: `logitless serve | generate | bench | plan | devices | selftest | tokenize | synth`."""

@@ -1,0 +1,111 @@
+"""llama-server's flags that have no effect here, and those whose feature is not there yet."""
+
+from __future__ import annotations
+
+from server.cli.flags import IGNORED, LATER, Flag, Group, text
+
+
+def _ignored(names: str, env: str = "", *, value: str = "", off: str = "", optional: tuple[str, ...] = ()) -> Flag:
+    kind = text if value or optional else None
+    return Flag(names, kind=kind, metavar=value or "X", env=env, off=off, optional=optional, status=IGNORED)
+
+
+def _later(names: str, env: str = "", *, value: str = "", off: str = "", off_values: tuple[str, ...] = ()) -> Flag:
+    kind = text if value else None
+    return Flag(names, kind=kind, metavar=value, env=env, off=off, off_values=off_values, status=LATER)
+
+
+COMPATIBLE = Group(
+    "llama-server's other flags",
+    (
+        # Tuning of things that are done anyway, or that have no counterpart here and cannot change a result.
+        _ignored("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN", optional=("auto", "on", "off", "1", "0", "true", "false")),
+        _ignored("-ngl --gpu-layers --n-gpu-layers", "LLAMA_ARG_N_GPU_LAYERS", value="N"),
+        _ignored("-cb --cont-batching", "LLAMA_ARG_CONT_BATCHING", off="-nocb --no-cont-batching"),
+        _ignored("--jinja", "LLAMA_ARG_JINJA", off="--no-jinja"),
+        _ignored("--mlock", "LLAMA_ARG_MLOCK"),
+        _ignored("--mmap", "LLAMA_ARG_MMAP", off="--no-mmap"),
+        _ignored("--warmup", off="--no-warmup"),
+        _ignored("--offline", "LLAMA_ARG_OFFLINE"),
+        _ignored("--kv-offload -kvo", "LLAMA_ARG_KV_OFFLOAD", off="--no-kv-offload -nkvo"),
+        _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr"),
+        _ignored("--op-offload", off="--no-op-offload"),
+        _ignored("--perf", "LLAMA_ARG_PERF", off="--no-perf"),
+        _ignored("--escape -e", off="--no-escape"),
+        _ignored("--threads-http", "LLAMA_ARG_THREADS_HTTP", value="N"),
+        _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="N"),
+        _ignored("--cache-ram -cram", "LLAMA_ARG_CACHE_RAM", value="N"),
+        _ignored("--cache-idle-slots", "LLAMA_ARG_CACHE_IDLE_SLOTS", off="--no-cache-idle-slots"),
+        _ignored("--ctx-checkpoints --swa-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS", value="N"),
+        _ignored("--checkpoint-min-step", value="N"),
+        _ignored("--swa-full", "LLAMA_ARG_SWA_FULL"),
+        _ignored("--poll", value="N"),
+        _ignored("--prio", value="N"),
+        _ignored("--numa", "LLAMA_ARG_NUMA", value="TYPE"),
+        _ignored("--check-tensors"),
+        _ignored("--models-autoload", "LLAMA_ARG_MODELS_AUTOLOAD", off="--no-models-autoload"),
+        _ignored("--log-file", "LLAMA_LOG_FILE", value="FILE"),
+        _ignored("--log-disable"),
+        _ignored("--log-colors", "LLAMA_LOG_COLORS", optional=("auto", "on", "off")),
+        _ignored("--log-prefix", "LLAMA_LOG_PREFIX", off="--no-log-prefix"),
+        _ignored("--log-timestamps", "LLAMA_LOG_TIMESTAMPS", off="--no-log-timestamps"),
+        _ignored("-lv --verbosity --log-verbosity", "LLAMA_LOG_VERBOSITY", value="N"),
+        # What is not there yet. Never accepted silently: the client would rely on it.
+        _later("-mu --model-url", "LLAMA_ARG_MODEL_URL", value="URL"),
+        _later("-hf -hfr --hf-repo", "LLAMA_ARG_HF_REPO", value="REPO"),
+        _later("-hff --hf-file", "LLAMA_ARG_HF_FILE", value="FILE"),
+        _later("-hft --hf-token", value="TOKEN"),
+        _later("--models-dir", "LLAMA_ARG_MODELS_DIR", value="FOLDER"),
+        _later("--models-max", "LLAMA_ARG_MODELS_MAX", value="N"),
+        _later("--models-preset", "LLAMA_ARG_MODELS_PRESET", value="FILE"),
+        _later("--sleep-idle-seconds", "LLAMA_ARG_SLEEP_IDLE_SECONDS", value="N", off_values=("-1",)),
+        _later("-md --model-draft --spec-draft-model", "LLAMA_ARG_MODEL_DRAFT", value="FILE"),
+        _later("--spec-type", "LLAMA_ARG_SPEC_TYPE", value="TYPE", off_values=("none",)),
+        _later("--draft --draft-n --draft-max --spec-draft-n-max", "LLAMA_ARG_DRAFT_MAX", value="N"),
+        _later("--draft-min --draft-n-min --spec-draft-n-min", "LLAMA_ARG_DRAFT_MIN", value="N"),
+        _later("--draft-p-min --spec-draft-p-min", "LLAMA_ARG_DRAFT_P_MIN", value="X"),
+        _later("--lora", value="FILE"),
+        _later("--lora-scaled", value="FILE:X"),
+        _later("--lora-init-without-apply"),
+        _later("--control-vector", value="FILE"),
+        _later("--slot-save-path", "LLAMA_ARG_SLOT_SAVE_PATH", value="FOLDER"),
+        _later("--cache-reuse", "LLAMA_ARG_CACHE_REUSE", value="N", off_values=("0",)),
+        _later("--context-shift", "LLAMA_ARG_CONTEXT_SHIFT", off="--no-context-shift"),
+        _later("--embedding --embeddings", "LLAMA_ARG_EMBEDDINGS"),
+        _later("--rerank --reranking", "LLAMA_ARG_RERANKING"),
+        _later("--pooling", "LLAMA_ARG_POOLING", value="TYPE"),
+        _later("--reasoning-format", "LLAMA_ARG_THINK", value="FORMAT", off_values=("none",)),
+        _later("-rea --reasoning", "LLAMA_ARG_REASONING", value="MODE", off_values=("off", "auto")),
+        _later("--reasoning-budget", "LLAMA_ARG_THINK_BUDGET", value="N", off_values=("-1",)),
+        _later("--chat-template-kwargs", "LLAMA_CHAT_TEMPLATE_KWARGS", value="JSON"),
+        _later("--grammar", value="GRAMMAR"),
+        _later("--grammar-file", value="FILE"),
+        _later("-j --json-schema", value="SCHEMA"),
+        _later("-jf --json-schema-file", value="FILE"),
+        _later("-mm --mmproj", "LLAMA_ARG_MMPROJ", value="FILE"),
+        _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL"),
+        _later("--media-path", value="FOLDER"),
+        _later("--path", "LLAMA_ARG_STATIC_PATH", value="FOLDER"),
+        _later("--ui-mcp-proxy --webui-mcp-proxy", "LLAMA_ARG_UI_MCP_PROXY", off="--no-ui-mcp-proxy"),
+        _later("--tools", "LLAMA_ARG_TOOLS", value="LIST"),
+        _later("--ssl-key-file", "LLAMA_ARG_SSL_KEY_FILE", value="FILE"),
+        _later("--ssl-cert-file", "LLAMA_ARG_SSL_CERT_FILE", value="FILE"),
+        _later("--reuse-port", "LLAMA_ARG_REUSE_PORT"),
+        _later("--kv-unified-per-slot", value="N"),
+        _later("-sm --split-mode", "LLAMA_ARG_SPLIT_MODE", value="MODE", off_values=("none", "layer")),
+        _later("-ts --tensor-split", "LLAMA_ARG_TENSOR_SPLIT", value="LIST"),
+        _later("-mg --main-gpu", "LLAMA_ARG_MAIN_GPU", value="N", off_values=("0",)),
+        _later("-ot --override-tensor", value="RULES"),
+        _later("-cmoe --cpu-moe", "LLAMA_ARG_CPU_MOE"),
+        _later("-ncmoe --n-cpu-moe", "LLAMA_ARG_N_CPU_MOE", value="N", off_values=("0",)),
+        _later("--override-kv", value="RULES"),
+        _later("--rope-scaling", "LLAMA_ARG_ROPE_SCALING_TYPE", value="TYPE"),
+        _later("--rope-scale", "LLAMA_ARG_ROPE_SCALE", value="X"),
+        _later("--rope-freq-base", "LLAMA_ARG_ROPE_FREQ_BASE", value="X"),
+        _later("--rope-freq-scale", "LLAMA_ARG_ROPE_FREQ_SCALE", value="X"),
+        _later("--yarn-orig-ctx", "LLAMA_ARG_YARN_ORIG_CTX", value="N"),
+        _later("--rpc", "LLAMA_ARG_RPC", value="SERVERS"),
+        _later("--spm-infill"),
+        _later("-sp --special"),
+    ),
+)

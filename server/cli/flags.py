@@ -1,0 +1,234 @@
+"""Flags by declaration: one `Flag` says its names, environment variable, type, default and help; `parse` does the rest.
+
+Rules, the same for every command: `_` and `-` are equal inside a `--flag`; `--flag=value` and `--flag value` are equal;
+the command line beats the environment; `LLAMA_ARG_NO_X` is the negative of the switch whose variable is `LLAMA_ARG_X`.
+A flag of llama-server that does nothing here is either ignored (it only tunes what we do anyhow) or refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+TRUE = frozenset({"1", "true", "on", "yes", "enabled"})
+FALSE = frozenset({"0", "false", "off", "no", "disabled"})
+WORKS, IGNORED, LATER = "works", "ignored", "later"
+
+
+class CliError(Exception):
+    """Ends the program with one line on stderr."""
+
+    code = 1
+
+
+class UsageError(CliError):
+    """The command line (or an environment variable) is wrong."""
+
+    code = 2
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`kind` turns the text into the value (ValueError says what it must be); a flag without `kind` is a switch."""
+
+    names: str  # "-m --model": the first long name gives the attribute, `model`
+    help: str = ""
+    kind: Callable[[str], Any] | None = None
+    default: Any = None
+    metavar: str = "N"
+    env: str = ""
+    off: str = ""  # the names that turn a switch off, "--no-slots"
+    many: bool = False  # may be given again; the value is a list
+    optional: tuple[str, ...] = ()  # the value may be left out, and is one of these
+    status: str = WORKS
+    off_values: tuple[str, ...] = ()  # of a `LATER` flag: the values that ask for nothing
+    all_names: tuple[str, ...] = field(init=False)
+    off_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all_names", tuple(self.names.split()))
+        object.__setattr__(self, "off_names", tuple(self.off.split()))
+
+    @property
+    def dest(self) -> str:
+        long = next((n for n in self.all_names if n.startswith("--")), self.all_names[0])
+        return long.lstrip("-").replace("-", "_")
+
+    @property
+    def takes_value(self) -> bool:
+        return self.kind is not None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Flags that belong together in the help."""
+
+    title: str
+    flags: tuple[Flag, ...]
+
+
+def parse(flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
+    """The value of every flag by its `dest`, and `notices`: lines about flags that were accepted and ignored."""
+    values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
+    notices: list[str] = []
+    for f in flags:
+        found = from_environment(f, environ)
+        if found is not None:
+            _apply(f, found[1], found[0], values, notices, replace=True)
+    given: set[str] = set()
+    for f, name, value in _walk(flags, argv):
+        _apply(f, value, name, values, notices, replace=f.dest not in given)
+        given.add(f.dest)
+    for f in flags:
+        if f.many and not values[f.dest]:
+            values[f.dest] = list(f.default or [])
+    return SimpleNamespace(**values, notices=notices)
+
+
+def _walk(flags: Sequence[Flag], argv: Sequence[str]) -> Iterable[tuple[Flag, str, str | bool]]:
+    """The flags of a command line in order, each with its name as written and its text (or True / False)."""
+    by_name = {n: (f, True) for f in flags for n in f.all_names} | {n: (f, False) for f in flags for n in f.off_names}
+    rest = list(reversed(argv))
+    while rest:
+        word = rest.pop()
+        name, equals, inline = word.partition("=") if word.startswith("--") else (word, "", "")
+        key = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+        if key not in by_name:
+            raise UsageError(unknown(name, by_name))
+        f, on = by_name[key]
+        if not f.takes_value or not on:
+            if equals:
+                raise UsageError(f"{name} takes no value")
+            yield f, name, on
+        elif equals:
+            yield f, name, inline
+        elif f.optional:
+            yield f, name, (rest.pop() if rest and rest[-1].lower() in f.optional else f.optional[0])
+        elif not rest:
+            raise UsageError(f"{name} expects a value ({f.metavar})")
+        elif rest[-1].partition("=")[0] in by_name:
+            raise UsageError(f"{name} expects a value ({f.metavar}); if {rest[-1]!r} is meant, write {key}={rest[-1]}")
+        else:
+            yield f, name, rest.pop()
+
+
+def unknown(word: str, names: Iterable[str]) -> str:
+    """The line that refuses a word which is no flag, with the nearest one that is."""
+    if not word.startswith("-"):
+        return f"unexpected argument: {word}"
+    near = difflib.get_close_matches(word.replace("_", "-"), list(names), n=1, cutoff=0.6)
+    return f"unknown flag: {word}" + (f" (did you mean {near[0]}?)" if near else "")
+
+
+def from_environment(f: Flag, environ: Mapping[str, str]) -> tuple[str, str | bool] | None:
+    """The variable that sets this flag and its text (True or False for a switch); None when none does."""
+    if not f.env:
+        return None
+    if f.env.startswith("LLAMA_ARG_") and (f.off or not f.takes_value):
+        negative = f.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)
+        if negative in environ:
+            return negative, False
+    text = environ.get(f.env)
+    if text is None:
+        return None
+    if f.takes_value:
+        return f.env, text
+    lowered = text.strip().lower()
+    if lowered not in TRUE | FALSE:
+        raise UsageError(f"{f.env}: {text!r} is not one of 1, 0, true, false, on, off")
+    return f.env, lowered in TRUE
+
+
+def _apply(
+    f: Flag, value: str | bool, source: str, values: dict[str, Any], notices: list[str], *, replace: bool
+) -> None:
+    if f.status == LATER and value is not False and value not in f.off_values:
+        raise CliError(f"not supported yet: {source}")
+    if f.status != WORKS:
+        notices.append(f"{source} is accepted and changes nothing here")
+        return
+    if f.kind is not None and isinstance(value, str):
+        try:
+            parsed = f.kind(value)
+        except ValueError as error:
+            raise UsageError(f"{source}: {value!r} {error}") from None
+    else:
+        parsed = value
+    if f.many:
+        values[f.dest] = ([] if replace else values[f.dest]) + (parsed if isinstance(parsed, list) else [parsed])
+    else:
+        values[f.dest] = parsed
+
+
+# What a value must be. Each returns a function from text to value whose ValueError completes "--flag: 'text' ...".
+
+
+def whole(low: int, high: int = 2**31 - 1, *, or_minus_one: str = "") -> Callable[[str], int]:
+    """A whole number in the closed range, or -1 where `or_minus_one` says what that means."""
+
+    def convert(text: str) -> int:
+        try:
+            n = int(text)
+        except ValueError:
+            n = None
+        if n is None or not (low <= n <= high or (n == -1 and or_minus_one)):
+            extra = f", or -1 ({or_minus_one})" if or_minus_one else ""
+            raise ValueError(f"is not a whole number from {low} to {high}{extra}")
+        return n
+
+    return convert
+
+
+def number(low: float = -3.4e38, high: float = 3.4e38) -> Callable[[str], float]:
+    """A finite decimal number in the closed range."""
+
+    def convert(text: str) -> float:
+        try:
+            x = float(text)
+        except ValueError:
+            x = float("nan")
+        if not low <= x <= high:
+            if low > -1e38 and high < 1e38:
+                raise ValueError(f"is not a number from {low:g} to {high:g}")
+            raise ValueError(f"is not a number of at least {low:g}" if low > -1e38 else "is not a number")
+        return x
+
+    return convert
+
+
+def choice(*allowed: str) -> Callable[[str], str]:
+    """One of these words, in any case."""
+
+    def convert(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"is not one of {', '.join(allowed)}")
+        return text.lower()
+
+    return convert
+
+
+def text(value: str) -> str:
+    """Anything."""
+    return value
+
+
+def words(value: str) -> list[str]:
+    """A list separated by commas; empty items are dropped."""
+    return [w.strip() for w in value.split(",") if w.strip()]
+
+
+def wholes(low: int, high: int) -> Callable[[str], list[int]]:
+    """Whole numbers separated by commas."""
+    one = whole(low, high)
+
+    def convert(value: str) -> list[int]:
+        try:
+            found = [one(part.strip()) for part in value.split(",")]
+        except ValueError:
+            raise ValueError(f"is not a list of whole numbers from {low} to {high} separated by commas") from None
+        return found
+
+    return convert

@@ -1,0 +1,140 @@
+"""The console script `logitless`: finds the command, reads its flags, and turns every failure into one line.
+
+Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong, 130 interrupted. Imports nothing heavy itself:
+a command's module is imported only when that command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.cli.flags import CliError, Group, UsageError, parse, unknown
+
+
+@dataclass(frozen=True)
+class Command:
+    """`server.cli.<module>` has `run(options) -> int`; `server.cli.options.<TABLE>` has its flags."""
+
+    name: str
+    usage: str
+    summary: str
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        options = importlib.import_module("server.cli.options")
+        groups: Sequence[Group] = getattr(options, self.name.upper())
+        return groups
+
+
+COMMANDS = (
+    Command("serve", "[-m FILE] [flags]", "Serve a model over HTTP, with OpenAI's and llama-server's API."),
+    Command("generate", "-m FILE -p TEXT [-n N] [flags]", "Continue a text on the terminal."),
+    Command("bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits."),
+    Command("plan", "-m FILE [flags]", "Show the memory that a model needs and what runs where."),
+    Command("devices", "[--json]", "List what can compute."),
+    Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
+    Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),
+    Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except CliError as error:
+        return _fail(str(error), error.code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit fails no more
+        return 141
+    except MemoryError:
+        return _fail("out of memory", 1)
+    except Exception as error:
+        return _fail(_explain(error, verbose="-v" in words or "--verbose" in words), 1)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(version())
+        return 0
+    name = "serve" if words[0].startswith("-") else words.pop(0)  # a llama-server command line works as it is
+    command = next((c for c in COMMANDS if c.name == name), None)
+    if command is None:
+        line = unknown("--" + name, [f"--{c.name}" for c in COMMANDS]).replace("--", "").replace("flag", "command")
+        raise UsageError(f"{line}; `logitless --help` lists them")
+    groups = command.groups
+    if "-h" in words or "--help" in words:
+        from server.cli import help
+
+        print(help.of_command(f"{command.name} {command.usage}", command.summary, groups))
+        return 0
+    if "--version" in words:
+        print(version())
+        return 0
+    flags = [f for g in groups for f in g.flags]
+    options = parse(flags, words, os.environ)
+    if getattr(options, "verbose", False):
+        for notice in options.notices:
+            print(f"logitless: {notice}", file=sys.stderr)
+    code: int = importlib.import_module(f"server.cli.{command.name}").run(options)
+    sys.stdout.flush()
+    return code
+
+
+def overview() -> str:
+    from server.cli import help
+
+    rows = help.table(((c.name, c.summary) for c in COMMANDS), left=14)
+    return (
+        "usage: logitless COMMAND [flags]\n\n"
+        "Serves a GGUF model over OpenAI's API, with sampling on the device.\n\n"
+        f"Commands:\n{rows}\n\n"
+        "`logitless COMMAND --help` shows a command's flags. Flags without a command mean `serve`."
+    )
+
+
+def version() -> str:
+    from importlib import metadata
+
+    try:
+        return f"logitless {metadata.version('logitless')}"
+    except metadata.PackageNotFoundError:
+        return "logitless (from source)"
+
+
+def _fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print("logitless: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _explain(error: Exception, verbose: bool) -> str:
+    """One line about an exception: the user's errors speak for themselves, ours say where they happened."""
+    from models.errors import ModelFileError
+    from server.errors import RequestError
+
+    if isinstance(error, ModelFileError | RequestError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    if verbose:
+        traceback.print_exception(error, file=sys.stderr)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"internal error: {type(error).__name__}: {error}{where}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

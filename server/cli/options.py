@@ -1,0 +1,330 @@
+"""The flags of each command, as tables. Names, defaults and variables are llama-server's where the concept is."""
+
+from __future__ import annotations
+
+from server.cli.compatible import COMPATIBLE
+from server.cli.flags import Flag, Group, choice, number, text, whole, wholes, words
+
+INT_MAX = 2**31 - 1
+KV_TYPES = ("f32", "f16", "q8_0")
+
+HELP = Flag("-h --help", "show this and leave")
+JSON = Flag("--json", "print JSON instead of text")
+VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE")
+MODEL = Flag("-m --model", "the GGUF file", text, metavar="FILE", env="LLAMA_ARG_MODEL")
+DEVICE = Flag(
+    "--device -dev", "what computes; see `logitless devices`", choice("cpu"), "cpu", "NAME", env="LLAMA_ARG_DEVICE"
+)
+THREADS = Flag(
+    "-t --threads",
+    "CPU threads; -1: as many as there are cores",
+    whole(1, 256, or_minus_one="all cores"),
+    -1,
+    env="LLAMA_ARG_THREADS",
+)
+
+CONTEXT = Group(
+    "Context and batches",
+    (
+        Flag(
+            "-c --ctx-size",
+            "tokens of the KV cache that all slots share; 0: as many as the model was trained for",
+            whole(0, 2**30),
+            0,
+            env="LLAMA_ARG_CTX_SIZE",
+        ),
+        Flag(
+            "-np --parallel",
+            "slots: sequences that run at once; -1: automatic, 4",
+            whole(1, 256, or_minus_one="automatic"),
+            4,
+            env="LLAMA_ARG_N_PARALLEL",
+        ),
+        Flag(
+            "-kvu --kv-unified",
+            "share the cache between slots, so that one sequence may use all of it; off: each slot has an equal part",
+            default=True,
+            env="LLAMA_ARG_KV_UNIFIED",
+            off="-no-kvu --no-kv-unified",
+        ),
+        Flag("-b --batch-size", "most tokens of a prompt in work", whole(1, 2**20), 2048, env="LLAMA_ARG_BATCH"),
+        Flag("-ub --ubatch-size", "most tokens of one step", whole(1, 2**16), 512, env="LLAMA_ARG_UBATCH"),
+        Flag(
+            "-ctk --cache-type-k",
+            f"number type of cached keys: {', '.join(KV_TYPES)}",
+            choice(*KV_TYPES),
+            "f16",
+            "TYPE",
+            env="LLAMA_ARG_CACHE_TYPE_K",
+        ),
+        Flag(
+            "-ctv --cache-type-v",
+            f"number type of cached values: {', '.join(KV_TYPES)}",
+            choice(*KV_TYPES),
+            "f16",
+            "TYPE",
+            env="LLAMA_ARG_CACHE_TYPE_V",
+        ),
+    ),
+)
+
+PLACE = Group(
+    "Device",
+    (
+        DEVICE,
+        THREADS,
+        Flag(
+            "-tb --threads-batch",
+            "llama-server's threads for prompts; one pool runs both here, so the larger of -t and -tb counts",
+            whole(1, 256, or_minus_one="all cores"),
+            None,
+            env="LLAMA_ARG_THREADS_BATCH",
+        ),
+    ),
+)
+
+SAMPLING = Group(
+    "Sampling defaults (a request's own fields come first)",
+    (
+        Flag(
+            "-s --seed",
+            "random seed; -1: a new one for each request",
+            whole(0, 2**32 - 1, or_minus_one="random"),
+            -1,
+            env="LLAMA_ARG_SEED",
+        ),
+        Flag(
+            "--samplers",
+            "which samplers run, in order, separated by ';'",
+            text,
+            "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",
+            "NAMES",
+        ),
+        Flag("--sampler-seq --sampling-seq", "the same as one letter each, such as edskypmxt", text, None, "LETTERS"),
+        Flag("--temp --temperature", "temperature; 0: greedy", number(), 0.8, "X", env="LLAMA_ARG_TEMP"),
+        Flag("--dynatemp-range", "dynamic temperature: half its range", number(), 0.0, "X"),
+        Flag("--dynatemp-exp", "dynamic temperature: exponent", number(), 1.0, "X"),
+        Flag("--top-k", "keep the k likeliest; 0: all", whole(-INT_MAX), 40, env="LLAMA_ARG_TOP_K"),
+        Flag("--top-p", "keep this much probability; 1: all", number(), 0.95, "X", env="LLAMA_ARG_TOP_P"),
+        Flag("--min-p", "keep what has this part of the best; 0: all", number(), 0.05, "X", env="LLAMA_ARG_MIN_P"),
+        Flag("--top-n-sigma --top-nsigma", "keep within n deviations of the best; -1: all", number(), -1.0, "X"),
+        Flag("--typical --typical-p", "locally typical sampling; 1: off", number(), 1.0, "X"),
+        Flag("--xtc-probability", "how often XTC removes the top choices; 0: never", number(), 0.0, "X"),
+        Flag("--xtc-threshold", "what counts as a top choice for XTC", number(), 0.1, "X"),
+        Flag("--repeat-last-n", "tokens that penalties look at; -1: all", whole(-1), 64),
+        Flag("--repeat-penalty", "penalty of repeated tokens; 1: none", number(), 1.0, "X"),
+        Flag("--presence-penalty", "penalty of tokens that occurred", number(), 0.0, "X"),
+        Flag("--frequency-penalty", "penalty per occurrence", number(), 0.0, "X"),
+        Flag("--dry-multiplier", "DRY: strength; 0: off", number(), 0.0, "X"),
+        Flag("--dry-base", "DRY: growth per token of the repetition", number(), 1.75, "X"),
+        Flag("--dry-allowed-length", "DRY: repetitions up to here cost nothing", whole(-1), 2),
+        Flag("--dry-penalty-last-n", "DRY: tokens to look at; -1: all", whole(-1), -1),
+        Flag(
+            "--dry-sequence-breaker",
+            "DRY: a text that ends a repetition; 'none': no text does; may be given again",
+            text,
+            None,
+            "TEXT",
+            many=True,
+        ),
+        Flag("--adaptive-target", "adaptive-p: wanted probability; negative: off", number(), -1.0, "X"),
+        Flag("--adaptive-decay", "adaptive-p: memory", number(0, 0.99), 0.9, "X"),
+        Flag("--mirostat", "0: off, 1 or 2: its version", whole(0, 2), 0),
+        Flag("--mirostat-lr", "Mirostat: learning rate, eta", number(), 0.1, "X"),
+        Flag("--mirostat-ent", "Mirostat: wanted surprise, tau", number(), 5.0, "X"),
+        Flag("-l --logit-bias", "such as 15043+1 or 15043-inf; may be given again", text, None, "ID±X", many=True),
+        Flag("--ignore-eos", "go on after end tokens"),
+        Flag(
+            "-bs --backend-sampling",
+            "sample on the device; it always does here",
+            default=True,
+            env="LLAMA_ARG_BACKEND_SAMPLING",
+            off="--no-backend-sampling",
+        ),
+    ),
+)
+
+SERVING = Group(
+    "Server",
+    (
+        Flag("--host", "address to listen on", text, "127.0.0.1", "ADDRESS", env="LLAMA_ARG_HOST"),
+        Flag("--port", "port to listen on; 0: any free one", whole(0, 65535), 8080, env="LLAMA_ARG_PORT"),
+        Flag("--api-prefix", "path in front of every endpoint", text, "", "PATH", env="LLAMA_ARG_API_PREFIX"),
+        Flag("--api-key", "keys to ask for, separated by commas", words, None, "KEYS", env="LLAMA_API_KEY", many=True),
+        Flag("--api-key-file", "a file of keys, one a line; # begins a comment", text, None, "FILE"),
+        Flag(
+            "--cors-origins",
+            "origins that browsers may call from: *, localhost, or a list",
+            text,
+            "*",
+            "LIST",
+            env="LLAMA_ARG_CORS_ORIGINS",
+        ),
+        Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
+        Flag("-a --alias", "names of the model, separated by commas", words, None, "NAMES", env="LLAMA_ARG_ALIAS"),
+        Flag("--tags", "tags of the model, separated by commas", words, None, "TAGS", env="LLAMA_ARG_TAGS"),
+        Flag("--metrics", "serve /metrics", env="LLAMA_ARG_ENDPOINT_METRICS"),
+        Flag("--slots", "serve /slots", default=True, env="LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"),
+        Flag("--props", "allow POST /props", env="LLAMA_ARG_ENDPOINT_PROPS"),
+        Flag("--ui --webui", "serve the page at /", default=True, env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
+        VERBOSE,
+    ),
+)
+
+REQUESTS = Group(
+    "Requests",
+    (
+        Flag(
+            "-n --predict --n-predict",
+            "most tokens of one answer; -1: until the end",
+            whole(-2),
+            -1,
+            env="LLAMA_ARG_N_PREDICT",
+        ),
+        Flag("--keep", "tokens of the prompt to keep when the context is full; -1: all", whole(-1), 0),
+        Flag(
+            "--cache-prompt",
+            "reuse what requests have in common",
+            default=True,
+            env="LLAMA_ARG_CACHE_PROMPT",
+            off="--no-cache-prompt",
+        ),
+        Flag("-sps --slot-prompt-similarity", "prefer a slot with this much of the prompt", number(0, 1), 0.1, "X"),
+        Flag("-r --reverse-prompt", "a text that ends an answer; may be given again", text, None, "TEXT", many=True),
+        Flag(
+            "--chat-template",
+            "a Jinja template to use instead of the model's",
+            text,
+            None,
+            "TEMPLATE",
+            env="LLAMA_ARG_CHAT_TEMPLATE",
+        ),
+        Flag("--chat-template-file", "the same from a file", text, None, "FILE", env="LLAMA_ARG_CHAT_TEMPLATE_FILE"),
+        Flag(
+            "--prefill-assistant",
+            "go on with a last message of the assistant",
+            default=True,
+            env="LLAMA_ARG_PREFILL_ASSISTANT",
+            off="--no-prefill-assistant",
+        ),
+    ),
+)
+
+
+GENERAL = (HELP, Flag("--version", "show the version and leave"))
+SERVE = (
+    Group(
+        "Model",
+        (
+            Flag(
+                "-m --model",
+                "the GGUF file; without it a small synthetic model is made and served",
+                text,
+                metavar="FILE",
+                env="LLAMA_ARG_MODEL",
+            ),
+            *GENERAL,
+        ),
+    ),
+    SERVING,
+    CONTEXT,
+    REQUESTS,
+    SAMPLING,
+    Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
+    COMPATIBLE,
+)
+GENERATE = (
+    Group(
+        "Generation",
+        (
+            MODEL,
+            Flag("-p --prompt", "the text to continue", text, None, "TEXT"),
+            Flag("-f --file", "read the text from a file", text, None, "FILE"),
+            Flag(
+                "-n --predict --n-predict",
+                "most tokens to generate; -1: until the end",
+                whole(-1),
+                -1,
+                env="LLAMA_ARG_N_PREDICT",
+            ),
+            Flag("-r --reverse-prompt", "a text that ends it; may be given again", text, None, "TEXT", many=True),
+            Flag("--special", "show special tokens too"),
+            Flag("--display-prompt", "show the prompt first", off="--no-display-prompt"),
+            VERBOSE,
+            HELP,
+        ),
+    ),
+    Group("Context", tuple(f for f in CONTEXT.flags if f.dest not in ("parallel", "kv_unified"))),
+    SAMPLING,
+    PLACE,
+)
+BENCH = (
+    Group(
+        "Benchmark",
+        (
+            MODEL,
+            Flag("-p --n-prompt", "tokens of a prompt; 0: no such test", whole(0, 2**20), 512),
+            Flag("-n --n-gen", "tokens to generate; 0: no such test", whole(0, 2**20), 128),
+            Flag("-b --batch", "sequences at once, separated by commas", wholes(1, 256), [1], "LIST"),
+            Flag("-t --threads", "CPU threads, separated by commas (default: all cores)", wholes(1, 256), None, "LIST"),
+            Flag("-ub --ubatch-size", "most tokens of one step", whole(1, 2**16), 512),
+            Flag("-r --repetitions", "how often each is measured; the median counts", whole(1, 1000), 3),
+            *(f for f in CONTEXT.flags if f.dest.startswith("cache_type")),
+            DEVICE,
+            JSON,
+            HELP,
+        ),
+    ),
+)
+PLAN = (
+    Group(
+        "Plan",
+        (
+            MODEL,
+            JSON,
+            Flag("--no-alloc", "count only: allocate nothing and read no weights (the default)"),
+            HELP,
+        ),
+    ),
+    CONTEXT,
+    PLACE,
+)
+DEVICES = (Group("Devices", (JSON, HELP)),)
+SELFTEST = (
+    Group(
+        "Self-test",
+        (
+            Flag("-m --model", "test the ops of this model's graph, at its shapes", text, metavar="FILE"),
+            Flag("--op", "test this op only; may be given again", text, None, "NAME", many=True),
+            DEVICE,
+            THREADS,
+            JSON,
+            HELP,
+        ),
+    ),
+)
+TOKENIZE = (
+    Group(
+        "Tokenizer",
+        (
+            MODEL,
+            Flag("--add-special", "add the beginning and end tokens that the model wants", off="--no-add-special"),
+            Flag("--parse-special", "read the text of special tokens as those tokens", off="--no-parse-special"),
+            JSON,
+            HELP,
+        ),
+    ),
+)
+SYNTH = (
+    Group(
+        "Synthetic model",
+        (
+            Flag("--shape", "size: 15M, 135M, 1B and others; --list shows them", text, "15M", "NAME"),
+            Flag("--type", "number type of the matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_K, ...", text, "F32", "TYPE"),
+            Flag("--seed", "of the random weights", whole(0, 2**63 - 1), 0),
+            Flag("-o --output", "the file to write", text, None, "FILE"),
+            Flag("--list", "show the shapes and types and leave"),
+            HELP,
+        ),
+    ),
+)

@@ -1,0 +1,38 @@
+"""`logitless synth`: a GGUF model with random weights."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+from server.cli.flags import UsageError
+
+
+def run(options: SimpleNamespace) -> int:
+    from models.quantize import DTYPES
+    from models.synth import SHAPES, parse_dtype, synthesize
+
+    if options.list:
+        for name, s in SHAPES.items():
+            heads = f"{s.n_head} heads" if s.n_head == s.n_head_kv else f"{s.n_head} heads ({s.n_head_kv} KV)"
+            print(f"{name:<6}width {s.n_embd}, {s.n_layer} layers, {heads}, ffn {s.n_ff}, vocabulary {s.n_vocab}")
+        print("types:", ", ".join(DTYPES).upper())
+        return 0
+    if not options.output:
+        raise UsageError("synth: -o FILE is required")
+    shapes = {name.lower(): name for name in SHAPES}
+    shape = shapes.get(options.shape.lower())
+    if shape is None:
+        raise UsageError(f"--shape: {options.shape!r} is not one of {', '.join(SHAPES)}")
+    try:
+        parse_dtype(options.type)
+    except ValueError as error:
+        raise UsageError(f"--type: {error}") from None
+    synthesize(options.output, shape, options.type, options.seed, progress=_progress if sys.stderr.isatty() else None)
+    print(f"{options.output}: {shape} {options.type.upper()}, seed {options.seed}", file=sys.stderr)
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    print(f"\r{done / 1e6:.0f} of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)
