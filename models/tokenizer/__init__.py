@@ -1,0 +1,34 @@
+"""Tokenizers built from a GGUF file's own vocabulary, with llama.cpp's results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from models.errors import ModelFileError
+from models.tokenizer.base import Tokenizer
+from models.tokenizer.bpe import BpeTokenizer
+from models.tokenizer.spm import SpmTokenizer
+from models.tokenizer.stream import StreamDecoder
+from models.tokenizer.vocab import BPE, SPM, WPM, Attr, VocabError, load_vocab, read_merges
+from models.tokenizer.wpm import WpmTokenizer
+
+__all__ = ["BPE", "SPM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
+
+
+def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "the model file") -> Tokenizer:
+    """The tokenizer of a GGUF file, from its metadata; `path` is for error messages only.
+
+    Raises ModelFileError, naming the key, for a kind of tokenizer that is not supported and for a vocabulary that
+    is broken.
+    """
+    try:
+        vocab = load_vocab(metadata)
+        if vocab.vocab_type == SPM:
+            return SpmTokenizer(vocab)
+        if vocab.vocab_type == WPM:
+            return WpmTokenizer(vocab)
+        return BpeTokenizer(vocab, read_merges(metadata))
+    except VocabError as error:
+        raise ModelFileError(path, str(error)) from None

@@ -1,0 +1,204 @@
+"""What every tokenizer shares: special tokens cut out of the text first, pieces, and detokenisation."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from models.tokenizer.vocab import Attr, Vocab
+
+_C_SPACES = " \t\n\v\f\r"  # what swallowing special tokens swallow
+_SPECIAL = Attr.CONTROL | Attr.USER_DEFINED | Attr.UNKNOWN
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back, with exactly llama.cpp's results.
+
+    Ids of special tokens are None where the vocabulary has none. Instances are immutable for their users and may be
+    shared by threads.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        special = vocab.special
+        self.vocab = vocab
+        self.vocab_type = vocab.vocab_type
+        self.n_vocab = len(vocab.tokens)
+        self.bos_id = special.get("bos")
+        self.eos_id = special.get("eos")
+        self.eot_id = special.get("eot")
+        self.eom_id = special.get("eom")
+        self.unk_id = special.get("unk")
+        self.sep_id = special.get("sep")
+        self.pad_id = special.get("pad")
+        self.mask_id = special.get("mask")
+        self.fim_pre_id = special.get("fim_pre")
+        self.fim_suf_id = special.get("fim_suf")
+        self.fim_mid_id = special.get("fim_mid")
+        self.fim_pad_id = special.get("fim_pad")
+        self.fim_rep_id = special.get("fim_rep")
+        self.fim_sep_id = special.get("fim_sep")
+        self.eog_ids = vocab.eog_ids
+        self.add_bos = vocab.add_bos
+        self.add_eos = vocab.add_eos
+        self.add_sep = vocab.add_sep
+        self.add_space_prefix = vocab.add_space_prefix
+        self._pieces: dict[int, bytes] = {}
+        self._special_groups = self._group_special_tokens()
+        self.nl_id = self._newline_id()
+
+    # -- encoding
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of a text.
+
+        `add_special` adds the BOS, EOS, CLS and SEP that the vocabulary asks for. `parse_special` turns the text of
+        control tokens into their ids; user-defined tokens are always recognised. Lone surrogates, which have no
+        UTF-8, count as U+FFFD.
+        """
+        fragments = self._partition(_without_lone_surrogates(text), parse_special)
+        ids = self._encode_fragments(fragments)
+        return [*self._prefix_ids(), *ids, *self._suffix_ids()] if add_special else ids
+
+    def _prefix_ids(self) -> list[int]:
+        return [self.bos_id] if self.add_bos and self.bos_id is not None else []
+
+    def _suffix_ids(self) -> list[int]:
+        return [self.eos_id] if self.add_eos and self.eos_id is not None else []
+
+    def _encode_fragments(self, fragments: list[str | int]) -> list[int]:
+        ids: list[int] = []
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                ids.append(fragment)
+            else:
+                ids.extend(self._encode_text(fragment))
+        return ids
+
+    @abstractmethod
+    def _encode_text(self, text: str) -> list[int]:
+        """The ids of a text without special tokens."""
+
+    @abstractmethod
+    def _newline_id(self) -> int | None: ...
+
+    def _group_special_tokens(self) -> dict[str, list[int]]:
+        """Special tokens by their first three characters.
+
+        One search then rules out the thousands of <unused…> that some files have.
+        """
+        groups: dict[str, list[int]] = defaultdict(list)
+        for i in np.flatnonzero(np.array(self.vocab.attrs) & int(_SPECIAL)).tolist():
+            groups[self.vocab.tokens[i][:3]].append(i)
+        return dict(groups)
+
+    def _partition(self, text: str, parse_special: bool) -> list[str | int]:
+        """Cut special tokens out of a text: the longest wherever it occurs, then the next longest in what is left."""
+        tokens, attrs = self.vocab.tokens, self.vocab.attrs
+        ignored = Attr.UNDEFINED if parse_special else Attr.CONTROL | Attr.UNKNOWN
+        present = [
+            i
+            for start, group in self._special_groups.items()
+            if start in text
+            for i in group
+            if not attrs[i] & ignored and tokens[i] in text
+        ]
+        fragments: list[str | int] = [text] if text else []
+        for i in sorted(present, key=lambda i: (-len(tokens[i].encode("utf-8", "surrogateescape")), i)):
+            cut: list[str | int] = []
+            for fragment in fragments:
+                if isinstance(fragment, int) or tokens[i] not in fragment:
+                    cut.append(fragment)
+                    continue
+                parts = fragment.split(tokens[i])
+                for n, part in enumerate(parts):
+                    if n > 0:
+                        cut.append(i)
+                        part = part.lstrip(_C_SPACES) if attrs[i] & Attr.RSTRIP else part
+                    if n < len(parts) - 1 and attrs[i] & Attr.LSTRIP:
+                        part = part.rstrip(_C_SPACES)
+                    if part:
+                        cut.append(part)
+            fragments = cut
+        return fragments
+
+    # -- decoding
+
+    def piece(self, id: int, *, special: bool = True) -> bytes:
+        """The bytes of one token; none for control and unknown tokens unless `special`.
+
+        Raises IndexError for an id outside the vocabulary.
+        """
+        if not 0 <= id < self.n_vocab:
+            raise IndexError(f"token id {id} is outside the vocabulary of {self.n_vocab}")
+        if not special and self.vocab.attrs[id] & (Attr.CONTROL | Attr.UNKNOWN):
+            return b""
+        piece = self._pieces.get(id)
+        if piece is None:
+            piece = self._pieces[id] = self._make_piece(id)
+        return piece
+
+    def _make_piece(self, id: int) -> bytes:
+        attr, text = self.vocab.attrs[id], self.vocab.tokens[id]
+        if attr & _SPECIAL:
+            return text.encode("utf-8", "surrogateescape")
+        if attr & Attr.NORMAL:
+            return self._normal_piece(text)
+        if attr & Attr.BYTE:
+            return byte_of(text)
+        return b""
+
+    def _normal_piece(self, text: str) -> bytes:
+        return text.replace("▁", " ").encode("utf-8", "surrogateescape")
+
+    def pieces(self, ids: Iterable[int], *, special: bool = True) -> bytes:
+        """The pieces of some tokens, one after the other, as in llama-server's /detokenize and in generated texts."""
+        return b"".join([self.piece(id, special=special) for id in ids])
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> bytes:
+        """The bytes of a text that starts with these tokens: the pieces without the space that `encode` put in front.
+
+        As llama_detokenize without its clean-up of spaces before punctuation, which loses what the tokens say. The
+        space is taken from the first token only, so after a BOS it stays, as there.
+        """
+        first, *rest = [self.piece(id, special=special) for id in ids] or [b""]
+        return b"".join([first.removeprefix(b" ") if self.add_space_prefix else first, *rest])
+
+    # -- the vocabulary
+
+    def text(self, id: int) -> str:
+        """The vocabulary's own string for a token, such as "▁the", "Ġthe" or "<s>"."""
+        return self.vocab.tokens[id].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token with exactly this vocabulary string."""
+        return self.vocab.ids.get(text)
+
+    def attr(self, id: int) -> Attr:
+        """What kind of token this is."""
+        return Attr(self.vocab.attrs[id])
+
+    def is_control(self, id: int) -> bool:
+        """Whether the token steers and has no text of its own."""
+        return bool(self.vocab.attrs[id] & Attr.CONTROL)
+
+    def is_eog(self, id: int) -> bool:
+        """Whether the token ends a generation."""
+        return id in self.eog_ids
+
+
+def byte_of(text: str) -> bytes:
+    """The byte of a byte token such as <0x0A>; b"" where its text is something else."""
+    match = re.match(r"<0x([0-9A-Fa-f]{2})>\Z", text)
+    return bytes([int(match[1], 16)]) if match else b""
+
+
+def _without_lone_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

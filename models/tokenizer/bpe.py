@@ -1,0 +1,95 @@
+"""Byte-pair vocabularies (`tokenizer.ggml.model` = gpt2, gemma4), merged by the `tokenizers` package."""
+
+from __future__ import annotations
+
+import re
+from operator import add
+
+import tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
+
+from models.tokenizer.base import Tokenizer
+from models.tokenizer.pretokenizers import PRE_TOKENIZERS
+from models.tokenizer.vocab import Vocab
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: visible Latin-1 characters mean their own byte, the rest are U+0100 and up."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
+
+
+class BpeTokenizer(Tokenizer):
+    """llama.cpp's BPE tokenizer."""
+
+    def __init__(self, vocab: Vocab, merges: list[tuple[str, str]]) -> None:
+        pre = vocab.pre
+        ids = _in_unicode(vocab.ids)
+        # Symbols that are no tokens may still merge and stand between others. `tokenizers` knows no such symbols,
+        # so they get ids past the vocabulary, which then become what llama.cpp makes of them: the ids of those of
+        # their bytes that are tokens.
+        self._extra: list[list[int]] = []
+        firsts, seconds = zip(*merges, strict=True) if merges else ((), ())
+        symbols = {*firsts, *seconds, *map(add, firsts, seconds), *(_BYTE_OF_CHAR if pre.byte_level else ())}
+        for symbol in sorted(symbols.difference(ids)):
+            ids[symbol] = len(vocab.tokens) + len(self._extra)
+            self._extra.append([vocab.ids[char] for char in symbol if char in vocab.ids] if pre.byte_level else [])
+        model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
+        steps: list[PreTokenizer] = [Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
+        if pre.byte_level:
+            steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
+        self._tokenizer = tokenizers.Tokenizer(model)
+        self._tokenizer.pre_tokenizer = Sequence(steps)
+        super().__init__(vocab)
+
+    def _encode_text(self, text: str) -> list[int]:
+        if self.vocab.pre.byte_level:
+            return self._merge(text)
+        text = text.replace(" ", "▁")
+        if self.vocab.pre is not PRE_TOKENIZERS["gemma4"]:
+            return self._merge(text)
+        ids: list[int] = []
+        for part in re.split(r"(\n+)", text):  # gemma4: a run of newlines that is a token stays whole, merges or not
+            newlines = self.vocab.ids.get(part) if part.startswith("\n") else None
+            ids.extend([newlines] if newlines is not None else self._merge(part))
+        return ids
+
+    def _merge(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if self._extra and ids and max(ids) >= len(self.vocab.tokens):
+            n = len(self.vocab.tokens)
+            return [known for id in ids for known in ([id] if id < n else self._extra[id - n])]
+        return ids
+
+    def _normal_piece(self, text: str) -> bytes:
+        if not self.vocab.pre.byte_level:
+            return super()._normal_piece(text)
+        try:
+            return bytes([_BYTE_OF_CHAR[char] for char in text])
+        except KeyError:
+            return b"".join([self._byte_or_mark(char, text) for char in text])
+
+    @staticmethod
+    def _byte_or_mark(char: str, text: str) -> bytes:
+        if char in _BYTE_OF_CHAR:
+            return bytes([_BYTE_OF_CHAR[char]])
+        raw = char.encode("utf-8", "surrogateescape")
+        return b"[UNK_BYTE_0x" + raw.hex().encode() + text.encode("utf-8", "surrogateescape") + b"]"
+
+    def _newline_id(self) -> int | None:
+        ids = self._encode_text("\n")
+        return ids[0] if ids else self.pad_id
+
+
+def _in_unicode(ids: dict[str, int]) -> dict[str, int]:
+    """A copy without the tokens that are not UTF-8, which no text contains."""
+    try:
+        "".join(ids).encode()
+    except UnicodeEncodeError:
+        return {text: id for text, id in ids.items() if not any("\ud800" <= char <= "\udfff" for char in text)}
+    return dict(ids)
