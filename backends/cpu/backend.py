@@ -1,0 +1,161 @@
+"""The CPU backend: complete, because an op without a kernel runs as its numpy reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import backends.cpu.lower_basic
+import backends.cpu.lower_linear
+import backends.cpu.lower_select  # noqa: F401  (the three register their rules)
+from backends.cpu import weights
+from backends.cpu.lowering import LOWERINGS, REWRITES
+from backends.cpu.pool import Instruction, Pool, Table
+from graph.backend import Bytes, Place
+from graph.dtype import DTYPES
+from graph.op import OPS, destination
+from graph.tensor import Tensor
+
+ALIGNMENT = 64
+
+
+class Memory:
+    """Bytes in the process, 64-byte aligned. `raw` is a constant's original GGUF data, for the numpy fallback."""
+
+    __slots__ = ("address", "array", "raw")
+
+    def __init__(self, array: Bytes, raw: Bytes | None = None) -> None:
+        self.array, self.address, self.raw = array, array.ctypes.data, raw
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+
+def default_threads() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def aligned(nbytes: int) -> Bytes:
+    """Zeroed memory (the system's fresh pages) at a multiple of 64."""
+    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def is_packed(t: Tensor) -> bool:
+    """Matrices that never change are repacked for the matmul; everything else stays as it is."""
+    return t.op == "state" and bool(t.attrs["constant"]) and len(t.shape) == 2
+
+
+class CPUBackend:
+    """`n_threads` 0 means every core of the process."""
+
+    name = "cpu"
+    alignment = ALIGNMENT
+
+    def __init__(self, n_threads: int = 0) -> None:
+        self.pool = Pool(n_threads or default_threads())
+
+    def supports(self, t: Tensor) -> bool:
+        return t.op in OPS
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        rule = REWRITES.get(t.op)
+        return rule(t) if rule else t
+
+    def alloc(self, nbytes: int) -> Memory:
+        return Memory(aligned(nbytes))
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        return weights.packed_nbytes(t.dtype, *t.shape) if is_packed(t) else t.nbytes
+
+    def load(self, t: Tensor, raw: Bytes) -> Memory:
+        if len(raw) != t.nbytes:
+            raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
+        memory = Memory(aligned(self.constant_nbytes(t)), raw)
+        if is_packed(t):
+            self.pool.run(Table(weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
+        else:
+            memory.array[:] = raw
+        return memory
+
+    def upload(self, place: Place, data: Bytes) -> None:
+        place.buffer.array[place.offset : place.offset + len(data)] = data
+
+    def download(self, place: Place, nbytes: int) -> Bytes:
+        view: Bytes = place.buffer.array[place.offset : place.offset + nbytes]
+        return view
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> CPUProgram:
+        return CPUProgram(self.pool, nodes, place)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class CPUProgram:
+    """Tables of instructions, with a numpy call between two of them where an op has no kernel."""
+
+    def __init__(self, pool: Pool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
+        self.pool, self.place = pool, place
+        self.fallbacks: list[str] = []
+        self._keep: list[Any] = []  # the memory that the instructions point into
+        self._parts: list[Callable[[], None]] = []
+        pending: list[Instruction] = []
+        for t in nodes:
+            rule = LOWERINGS.get(t.op)
+            instructions = rule(t, self._address) if rule else None
+            if instructions is not None:
+                pending += instructions
+                continue
+            self._flush(pending)
+            pending = []
+            self.fallbacks.append(t.op)
+            self._parts.append(lambda t=t: self._reference(t))  # type: ignore[misc]
+        self._flush(pending)
+
+    def _flush(self, instructions: list[Instruction]) -> None:
+        if instructions:
+            table = Table(instructions)
+            self._parts.append(lambda: self.pool.run(table))
+
+    def _address(self, t: Tensor) -> int:
+        at = self.place(t)
+        self._keep.append(at.buffer)
+        return int(at.buffer.address) + at.offset
+
+    def run(self) -> None:
+        for part in self._parts:
+            part()
+
+    def _view(self, t: Tensor) -> npt.NDArray[Any]:
+        at = self.place(t)
+        kind = DTYPES[t.dtype].numpy
+        if is_packed(t) or kind is None:
+            return _dequantised(t, at)
+        raw = at.buffer.array[at.offset : at.offset + t.nbytes]
+        values: npt.NDArray[Any] = raw.view(kind).reshape(t.shape)
+        return values
+
+    def _reference(self, t: Tensor) -> None:
+        result = OPS[t.op].reference(*(self._view(s) for s in t.src), **t.attrs)
+        if destination(t) is None:
+            self._view(t)[...] = result
+
+
+def _dequantised(t: Tensor, at: Place) -> npt.NDArray[Any]:
+    """A constant's values in f32, from its original bytes."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    if at.buffer.raw is None:
+        raise TypeError(f"{t!r}: numpy has no such type")
+    rows = at.buffer.raw.reshape(*t.shape[:-1], -1)
+    values: npt.NDArray[Any] = dequantize(rows, GGMLQuantizationType[t.dtype.upper()]).reshape(t.shape)
+    return values

@@ -1,0 +1,216 @@
+"""Attention over page tables with an online softmax, and the writes into the cache.
+
+A unit is up to 8 neighbouring tokens of a batch and one key head. The tokens' query rows walk their pages in position
+order; where neighbours belong to one sequence and see a whole page, four rows share its keys. A row's arithmetic is
+the same alone and in company: scores, the page's maximum, one rescaling, cells in order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from backends.cpu.kernels.attention_tile import BYTES, page_nbytes, row_sum, scores, weighted_sum
+from backends.cpu.kernels.mathf import exp_f32, tanh_f32
+from backends.cpu.kernels.registry import abs_f32, bits_f32, f32_to_f16, f16_to_f32, f32p, i8p, i32p, kernel, max_f32
+from backends.cpu.kernels.registry import rint_f32, u8p, u16p
+
+TOKENS = 8  # of a unit
+TILE = 4  # query rows that share a page's keys
+
+
+@kernel("attention")
+def attention(dtype, head_size, group_size):
+    """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits.
+
+    Scratch per thread: 8·G rows of (16 scores) and (maximum, sum, correction), G = query heads of a key head.
+    """
+    size, group = int(head_size), int(group_size)
+    tile_scores, one_scores = scores(dtype, size, TILE), scores(dtype, size, 1)
+    tile_sum, one_sum = weighted_sum(dtype, size, TILE), weighted_sum(dtype, size, 1)
+    total = row_sum()
+    page_bytes = page_nbytes(dtype, size)
+    max_rows = TOKENS * group
+
+    @njit(inline="always")
+    def weigh(s, row, m, l, corr, lo, hi, scale, cap):
+        """Scores of a row → weights in place; updates its running maximum, sum and correction."""
+        best = np.float32(-np.inf)
+        for c in range(16):
+            x = s[row * 16 + c] * scale
+            if cap != np.float32(0):
+                x = cap * tanh_f32(x / cap)
+            x = x if (c >= lo) & (c < hi) else np.float32(-np.inf)
+            s[row * 16 + c] = x
+            best = max_f32(best, x)
+        new = max_f32(m[row], best)
+        for c in range(16):
+            s[row * 16 + c] = exp_f32(s[row * 16 + c] - new)
+        k = exp_f32(m[row] - new)
+        corr[row] = k
+        m[row] = new
+        return k
+
+    def run(a, begin, end, scratch):
+        n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
+        scale, cap = bits_f32(a[11]), bits_f32(a[12])
+        slot, pos = i32p(a[4]), i32p(a[5])
+        q_at = scratch
+        s_at = q_at + max_rows * size * 4
+        o_at = s_at + max_rows * 64
+        m_at = o_at + max_rows * size * 4
+        l_at = m_at + max_rows * 4
+        corr_at = l_at + max_rows * 4
+        q, s, o, m, l, corr = f32p(q_at), f32p(s_at), f32p(o_at), f32p(m_at), f32p(l_at), f32p(corr_at)
+        for unit in range(begin, end):
+            h = unit % kv_heads
+            first = unit // kv_heads * TOKENS
+            last = min(first + TOKENS, n_tokens)
+            while first < last:
+                n = 1  # tokens first…first+n−1 belong to one sequence
+                while first + n < last and slot[first + n] == slot[first]:
+                    n += 1
+                rows = n * group
+                lowest, highest = pos[first], pos[first]
+                for t in range(n):
+                    p = pos[first + t]
+                    lowest, highest = min(lowest, p), max(highest, p)
+                    source = f32p(a[0] + ((first + t) * kv_heads + h) * group * size * 4)
+                    for i in range(group * size):
+                        q[t * group * size + i] = source[i]
+                        o[t * group * size + i] = np.float32(0)
+                    for g in range(group):
+                        m[t * group + g] = np.float32(-np.inf)
+                        l[t * group + g] = np.float32(0)
+                table = i32p(a[3] + slot[first] * table_pages * 4)
+                start_page = max(0, lowest - window + 1) // 16 if window > 0 else 0
+                for page in range(start_page, highest // 16 + 1):
+                    at = (np.int64(table[page]) * kv_heads + h) * page_bytes
+                    row = 0
+                    while row < rows:
+                        p = pos[first + row // group]
+                        lo = max(0, p - window + 1 - page * 16) if window > 0 else 0
+                        hi = min(16, p + 1 - page * 16)
+                        if hi <= 0 or lo >= 16:
+                            row += 1
+                            continue
+                        whole = row + TILE <= rows
+                        for r in range(row, row + TILE):
+                            if whole:
+                                other = pos[first + r // group]
+                                if other < page * 16 + 15 or (window > 0 and other - window + 1 > page * 16):
+                                    whole = False
+                        if whole:
+                            tile_scores(q_at + row * size * 4, a[1] + at, s_at + row * 64)
+                            for r in range(row, row + TILE):
+                                k = weigh(s, r, m, l, corr, 0, 16, scale, cap)
+                                l[r] = l[r] * k + total(s_at + r * 64)
+                            tile_sum(s_at + row * 64, a[2] + at, o_at + row * size * 4, corr_at + row * 4, 0, 16)
+                            row += TILE
+                        else:
+                            one_scores(q_at + row * size * 4, a[1] + at, s_at + row * 64)
+                            k = weigh(s, row, m, l, corr, lo, hi, scale, cap)
+                            l[row] = l[row] * k + total(s_at + row * 64)
+                            one_sum(s_at + row * 64, a[2] + at, o_at + row * size * 4, corr_at + row * 4, lo, hi)
+                            row += 1
+                for t in range(n):
+                    y = f32p(a[6] + ((first + t) * kv_heads + h) * group * size * 4)
+                    for g in range(group):
+                        r = t * group + g
+                        for i in range(size):
+                            y[g * size + i] = o[r * size + i] / l[r]
+                first += n
+
+    return run
+
+
+
+@kernel("store_k")
+def store_k(dtype):
+    """a: cache, k, cells, H_kv, D. A unit is a token."""
+    element = BYTES[dtype]
+
+    def run(a, begin, end, scratch):
+        cells, heads, size = i32p(a[2]), a[3], a[4]
+        page_bytes = size * 16 * element + (size // 32 * 32 if dtype == "q8_0" else 0)
+        for t in range(begin, end):
+            page, cell = cells[t] // 16, cells[t] % 16
+            for h in range(heads):
+                x = f32p(a[1] + (t * heads + h) * size * 4)
+                base = a[0] + (np.int64(page) * heads + h) * page_bytes
+                if dtype == "q8_0":
+                    q, scales = i8p(base), u16p(base + size * 16)
+                    for j in range(size // 32):
+                        scale = _block_scale(x, j)
+                        scales[j * 16 + cell] = f32_to_f16(scale)
+                        inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
+                        for i in range(32):
+                            q[(j * 32 + i) * 16 + cell] = np.int8(rint_f32(x[j * 32 + i] * inverse))
+                elif dtype == "f16":
+                    y16 = u16p(base)
+                    for i in range(size):
+                        y16[i * 16 + cell] = f32_to_f16(x[i])
+                else:
+                    y32 = f32p(base)
+                    for i in range(size):
+                        y32[i * 16 + cell] = x[i]
+
+    return run
+
+
+@njit(inline="always")
+def _block_scale(x, j):
+    """max|x| / 127 of the j-th 32 elements: q8_0's scale."""
+    top = np.float32(0)
+    for i in range(32):
+        top = max_f32(top, abs_f32(x[j * 32 + i]))
+    return top / np.float32(127)
+
+
+@kernel("store_v")
+def store_v(dtype):
+    """a: cache, v, cells, H_kv, D. A unit is a token."""
+    element = BYTES[dtype]
+
+    def run(a, begin, end, scratch):
+        cells, heads, size = i32p(a[2]), a[3], a[4]
+        page_bytes = size * 16 * element + (size // 32 * 32 if dtype == "q8_0" else 0)
+        for t in range(begin, end):
+            page, cell = cells[t] // 16, cells[t] % 16
+            for h in range(heads):
+                x = f32p(a[1] + (t * heads + h) * size * 4)
+                base = a[0] + (np.int64(page) * heads + h) * page_bytes
+                if dtype == "q8_0":
+                    q, scales = i8p(base + cell * size), u16p(base + size * 16 + cell * (size // 32) * 2)
+                    for j in range(size // 32):
+                        scale = _block_scale(x, j)
+                        scales[j] = f32_to_f16(scale)
+                        inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
+                        for i in range(32):
+                            q[j * 32 + i] = np.int8(rint_f32(x[j * 32 + i] * inverse))
+                elif dtype == "f16":
+                    y16 = u16p(base + cell * size * 2)
+                    for i in range(size):
+                        y16[i] = f32_to_f16(x[i])
+                else:
+                    y32 = f32p(base + cell * size * 4)
+                    for i in range(size):
+                        y32[i] = x[i]
+
+    return run
+
+
+@kernel("copy_pages")
+def copy_pages():
+    """a: cache, pairs, n pairs, bytes of a page. One unit: the pairs are copied in order."""
+
+    def run(a, begin, end, scratch):
+        pairs, size = i32p(a[1]), a[3]
+        for i in range(a[2]):
+            if pairs[2 * i] != pairs[2 * i + 1]:
+                source = u8p(a[0] + np.int64(pairs[2 * i]) * size)
+                destination = u8p(a[0] + np.int64(pairs[2 * i + 1]) * size)
+                for j in range(size):
+                    destination[j] = source[j]
+
+    return run

@@ -1,0 +1,139 @@
+"""Instructions of everything but the matrix products and the sampling."""
+
+from __future__ import annotations
+
+from backends.cpu.lowering import At, lower, rewrite
+from backends.cpu.pool import Instruction, bits
+from graph.ops.attention import PAGE
+from graph.ops.elementwise import glu
+from graph.tensor import Tensor
+
+TARGET = 8192  # elements that a chunk of elementwise work should have
+
+
+def rows_of(t: Tensor) -> tuple[int, int, int]:
+    """Rows of the last axis, its length, and how many rows make a chunk."""
+    n = t.shape[-1] if t.shape else 1
+    rows = 1
+    for size in t.shape[:-1]:
+        rows *= size
+    return rows, n, max(1, TARGET // max(n, 1))
+
+
+def binary_stride(a: Tensor, b: Tensor) -> int | None:
+    """Bytes between rows of b as the kernel wants it; None where numpy's broadcasting is needed."""
+    if a.dtype != "f32" or b.dtype != "f32":
+        return None
+    if b.shape == a.shape:
+        return 4 * (a.shape[-1] if a.shape else 1)
+    if b.shape == a.shape[-1:]:
+        return 0
+    return -1 if b.nbytes == 4 else None
+
+
+def _binary(t: Tensor, at: At) -> list[Instruction] | None:
+    a, b = t.src
+    stride = binary_stride(a, b)
+    if stride is None or t.shape != a.shape:
+        return None
+    rows, n, grain = rows_of(t)
+    return [Instruction(f"binary:{t.op}", (at(a), at(b), at(t), n, stride), rows, grain)]
+
+
+lower("add")(_binary)
+lower("mul")(_binary)
+
+
+@rewrite("mul")
+def _gate(t: Tensor) -> Tensor:
+    """mul(silu(a), b) in one pass."""
+    a, b = t.src
+    if a.op in ("silu", "gelu") and a.shape == b.shape:
+        return glu(a.src[0], b, activation=a.op)
+    return t
+
+
+def _unary(t: Tensor, at: At) -> list[Instruction]:
+    rows, n, grain = rows_of(t)
+    return [Instruction(f"unary:{t.op}", (at(t.src[0]), at(t), n), rows, grain)]
+
+
+lower("silu")(_unary)
+lower("gelu")(_unary)
+
+
+@lower("glu")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    rows, n, grain = rows_of(t)
+    args = (at(t.src[0]), at(t.src[1]), at(t), n)
+    return [Instruction(f"glu:{t.attrs['activation']}", args, rows, max(1, grain // 4))]
+
+
+@lower("scale")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    rows, n, grain = rows_of(t)
+    return [Instruction("scale", (at(t.src[0]), at(t), n, bits(t.attrs["factor"])), rows, grain)]
+
+
+@lower("softcap")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    rows, n, grain = rows_of(t)
+    return [Instruction("softcap", (at(t.src[0]), at(t), n, bits(t.attrs["cap"])), rows, max(1, grain // 4))]
+
+
+@lower("rms_norm")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    x, w = t.src
+    if w.shape != x.shape[-1:]:
+        return None
+    rows, n, grain = rows_of(t)
+    return [Instruction("rms_norm", (at(x), at(w), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
+
+
+@lower("rope_angles")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    pos, frequency = t.src
+    args = (at(pos), at(frequency), at(t), frequency.shape[0], bits(t.attrs["magnitude"]))
+    return [Instruction("rope_angles", args, pos.shape[0], 8)]
+
+
+@lower("rope")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, angles = t.src
+    kind = "interleaved" if t.attrs["interleaved"] else "halves"
+    args = (at(x), at(angles), at(t), x.shape[1], x.shape[2], angles.shape[2], bits(t.attrs.get("sign", 1.0)))
+    return [Instruction(f"rope:{kind}", args, x.shape[0], max(1, TARGET // 4 // (x.shape[1] * x.shape[2])))]
+
+
+def _store(t: Tensor, at: At) -> list[Instruction] | None:
+    cache, x, cells = t.src
+    if cache.dtype not in ("f32", "f16", "q8_0"):
+        return None
+    args = (at(cache), at(x), at(cells), x.shape[1], x.shape[2])
+    return [Instruction(f"{t.op}:{cache.dtype}", args, x.shape[0], 4)]
+
+
+lower("store_k")(_store)
+lower("store_v")(_store)
+
+
+@lower("copy_pages")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    cache, pairs = t.src
+    args = (at(cache), at(pairs), pairs.shape[0], cache.nbytes // cache.shape[0])
+    return [Instruction("copy_pages", args, 1)]
+
+
+@lower("attention")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    q, k, _, tables, _, _ = t.src
+    n, heads, size = q.shape
+    kv_heads = k.shape[1]
+    if k.dtype not in ("f32", "f16", "q8_0") or size % 2:
+        return None
+    group = heads // kv_heads
+    args = (*map(at, t.src), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
+    args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
+    units = -(-n // 8) * kv_heads
+    scratch = 8 * group * (size * 8 + PAGE * 4 + 12) + 64
+    return [Instruction(f"attention:{k.dtype}:{size}:{group}", args, units, 1, scratch)]

@@ -1,0 +1,65 @@
+"""What a device must offer: memory, a say in which ops it runs, and programs that run without Python in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.tensor import Tensor
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Buffer(Protocol):
+    """Memory of one backend. What is behind it (an address, a handle) is the backend's own business."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's bytes are."""
+
+    buffer: Any
+    offset: int = 0
+
+
+class Program(Protocol):
+    """A compiled run of nodes. Feeds are already in their places, results are left in theirs."""
+
+    def run(self) -> None: ...
+
+
+class Backend(Protocol):
+    name: str
+    alignment: int
+
+    def supports(self, t: Tensor) -> bool:
+        """Whether this node can run here, as it stands in the user's graph."""
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        """What this backend runs in the node's place; its sources are rewritten already. Usually t itself."""
+
+    def alloc(self, nbytes: int) -> Buffer:
+        """Zeroed memory. MemoryError when there is not enough."""
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        """Bytes that `load` will take for this constant state."""
+
+    def load(self, t: Tensor, raw: Bytes) -> Buffer:
+        """A constant state's GGUF bytes, laid out as this backend's ops read them."""
+
+    def upload(self, place: Place, data: Bytes) -> None: ...
+
+    def download(self, place: Place, nbytes: int) -> Bytes:
+        """A copy, or a view that is valid until the next run."""
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
+        """`place` gives the memory of any node, feed or state that the nodes touch."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,142 @@
+"""A model's hyper-parameters, read from its GGUF metadata with GGUF's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.errors import ModelFileError
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How positions beyond the training context are handled (`rope.scaling.*`)."""
+
+    kind: str = "none"  # none, linear, yarn, longrope
+    factor: float = 1.0
+    original_context: int = 0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hparams:
+    """Sizes and constants of one model. `window`: sliding-window width, 0 none; a layer uses it by `is_local`."""
+
+    arch: str
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int
+    eps: float
+    rope_dim: int
+    rope_base: float
+    rope_scaling: RopeScaling
+    attention_scale: float
+    window: int = 0
+    window_period: int = 0  # every period-th layer sees everything, the others the window
+    rope_base_local: float = 10000.0
+    attn_softcap: float = 0.0
+    final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+
+    @property
+    def interleaved_rope(self) -> bool:
+        return self.arch == "llama"
+
+    def is_local(self, layer: int) -> bool:
+        """Whether this layer attends to the sliding window only."""
+        return self.window > 0 and (layer + 1) % self.window_period != 0
+
+
+def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
+    """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at fault."""
+    arch = metadata.get("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
+
+    def number(key: str, default: float | None = None) -> float:
+        full = f"{arch}.{key}"
+        value = metadata.get(full, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
+            value = value.flat[0].item()  # a value per layer, all equal
+        if value is None:
+            raise ModelFileError(file, f"key '{full}' is missing")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ModelFileError(file, f"key '{full}' must be one number")
+        if not np.isfinite(value):
+            raise ModelFileError(file, f"key '{full}' is {value}")
+        return value
+
+    def count(key: str, default: int | None = None) -> int:
+        value = number(key, default)
+        if value != int(value) or not 0 < value < 1 << 31:
+            raise ModelFileError(file, f"key '{arch}.{key}' is {value}, which is not a possible size")
+        return int(value)
+
+    n_embd, n_head = count("embedding_length"), count("attention.head_count")
+    n_head_kv = count("attention.head_count_kv", n_head)
+    if n_head % n_head_kv:
+        raise ModelFileError(file, f"{n_head} heads cannot share {n_head_kv} key/value heads")
+    if f"{arch}.attention.key_length" not in metadata and n_embd % n_head:
+        raise ModelFileError(file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
+    head_dim = count("attention.key_length", n_embd // n_head)
+    if count("attention.value_length", head_dim) != head_dim:
+        raise ModelFileError(file, f"key_length and value_length differ, which is not supported")
+    rope_dim = count("rope.dimension_count", head_dim)
+    if rope_dim % 2 or rope_dim > head_dim:
+        raise ModelFileError(file, f"key '{arch}.rope.dimension_count' is {rope_dim}, the heads have {head_dim}")
+    n_layer, n_ctx_train = count("block_count"), count("context_length")
+    gemma = arch in ("gemma2", "gemma3")
+    return Hparams(
+        arch=arch,
+        n_ctx_train=n_ctx_train,
+        n_embd=n_embd,
+        n_layer=n_layer,
+        n_ff=count("feed_forward_length"),
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        head_dim=head_dim,
+        n_vocab=n_vocab,
+        eps=float(number("attention.layer_norm_rms_epsilon", 1e-5)),
+        rope_dim=rope_dim,
+        rope_base=float(number("rope.freq_base", 10000.0)),
+        rope_scaling=_rope_scaling(metadata, arch, number, n_ctx_train),
+        attention_scale=_attention_scale(arch, n_layer, n_embd // n_head, head_dim),
+        window=count("attention.sliding_window", 4096) if gemma else 0,
+        window_period={"gemma2": 2, "gemma3": 6}.get(arch, 0),
+        attn_softcap=float(number("attn_logit_softcapping", 50.0)) if arch == "gemma2" else 0.0,
+        final_softcap=float(number("final_logit_softcapping", 30.0 if arch == "gemma2" else 0.0)) if gemma else 0.0,
+        embedding_scale=float(n_embd) ** 0.5 if gemma else 1.0,
+    )
+
+
+def _attention_scale(arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
+    """1/√d; the 27B Gemmas use the embedding's share of a head for d (llama.cpp tells them by their depth)."""
+    if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
+        return float(per_head**-0.5)
+    return float(head_dim**-0.5)
+
+
+def _rope_scaling(metadata: Mapping[str, Any], arch: str, number: Any, n_ctx_train: int) -> RopeScaling:
+    key = f"{arch}.rope.scaling"
+    kind = str(metadata.get(f"{key}.type", "linear"))  # llama.cpp's default: linear, which a factor of 1 makes nothing
+    factor = number("rope.scaling.factor", number("rope.scale_linear", 0.0)) or 1.0
+    return RopeScaling(
+        kind,
+        float(factor),
+        int(number("rope.scaling.original_context_length", n_ctx_train)),
+        float(number("rope.scaling.attn_factor", 1.0)),
+        float(number("rope.scaling.yarn_beta_fast", 32.0)),
+        float(number("rope.scaling.yarn_beta_slow", 1.0)),
+    )

@@ -1,0 +1,51 @@
+"""Llama and its relatives: RMS norm, rotary grouped-query attention, SwiGLU.
+
+llama, mistral, qwen2, qwen3 and phi3 differ only in the optional weights that the file holds (projection biases, norms
+of each head's queries and keys, fused matrices, which models/weights.py takes apart), so one function serves them all.
+"""
+
+from __future__ import annotations
+
+from graph.ops.attention import attention
+from graph.ops.elementwise import add, mul, silu
+from graph.ops.norm import rms_norm
+from graph.ops.rope import rope
+from graph.ops.rows import get_rows
+from graph.ops.shape import reshape
+from graph.tensor import Tensor
+from models.batch import Batch, PagedMemory
+from models.hparams import Hparams
+from models.rope import Rotary
+from models.weights import Weights
+
+
+def forward(w: Weights, h: Hparams, rotary: Rotary, batch: Batch, memory: PagedMemory) -> Tensor:
+    """Tokens in, logits (R, n_vocab) of `batch.out` out."""
+    x = get_rows(w["token_embd"], batch.tokens)  # (T, n_embd)
+    angles = rotary.angles(batch.pos)
+    for layer in range(h.n_layer):
+        b = w.block(layer)
+        x = add(x, self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, batch, memory, layer))
+        if layer == h.n_layer - 1:
+            x = get_rows(x, batch.out)  # (R, n_embd): nobody needs the other rows from here on
+        x = add(x, swiglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps)))
+    x = rms_norm(x, w["output_norm"], eps=h.eps)
+    return w.linear("output" if "output" in w else "token_embd", x)
+
+
+def self_attention(
+    b: Weights, h: Hparams, x: Tensor, angles: Tensor, batch: Batch, memory: PagedMemory, layer: int
+) -> Tensor:
+    q = reshape(b.linear("attn_q", x), shape=(-1, h.n_head, h.head_dim))
+    k = reshape(b.linear("attn_k", x), shape=(-1, h.n_head_kv, h.head_dim))
+    v = reshape(b.linear("attn_v", x), shape=(-1, h.n_head_kv, h.head_dim))
+    if "attn_q_norm" in b:
+        q, k = rms_norm(q, b["attn_q_norm"], eps=h.eps), rms_norm(k, b["attn_k_norm"], eps=h.eps)
+    q, k = (rope(t, angles, interleaved=h.interleaved_rope) for t in (q, k))
+    keys, values = memory.extend(layer, k, v, batch)
+    y = attention(q, keys, values, memory.tables, batch.slot, batch.pos, scale=h.attention_scale)
+    return b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))
+
+
+def swiglu(b: Weights, x: Tensor) -> Tensor:
+    return b.linear("ffn_down", mul(silu(b.linear("ffn_gate", x)), b.linear("ffn_up", x)))

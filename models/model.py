@@ -1,0 +1,52 @@
+"""A model of a GGUF file on a session: hyper-parameters, weights, and the function from tokens to logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graph.session import Session
+from graph.tensor import Tensor
+from models import gemma, llama
+from models.batch import Batch, PagedMemory
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.hparams import Hparams, read_hparams
+from models.rope import Rotary, define_rotary
+from models.weights import Weights, load_weights
+
+FORWARD = {
+    "llama": llama.forward,
+    "qwen2": llama.forward,
+    "qwen3": llama.forward,
+    "phi3": llama.forward,
+    "gemma2": gemma.forward,
+    "gemma3": gemma.forward,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    hparams: Hparams
+    weights: Weights
+    rotary: Rotary
+
+    def logits(self, batch: Batch, memory: PagedMemory) -> Tensor:
+        """(R, n_vocab) f32 of the batch's `out` rows."""
+        return FORWARD[self.hparams.arch](self.weights, self.hparams, self.rotary, batch, memory)
+
+
+def hparams_of(gguf: GGUFFile) -> Hparams:
+    """Hyper-parameters; the vocabulary's size is the embedding's."""
+    embedding = gguf.tensors.get("token_embd.weight")
+    if "general.architecture" not in gguf.metadata:
+        raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
+    rows = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
+    hparams = read_hparams(gguf.metadata, rows, str(gguf.path))
+    if embedding is None:
+        raise ModelFileError(gguf.path, "tensor 'token_embd.weight' is missing")
+    return hparams
+
+
+def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int) -> Model:
+    """Define the weights on a session (bytes are read at first use). ModelFileError names what is wrong."""
+    return Model(hparams, load_weights(session, gguf, hparams), define_rotary(session, gguf, hparams, n_ctx))

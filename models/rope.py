@@ -1,0 +1,86 @@
+"""The frequencies of rotary embedding: base, linear, Llama 3 and long factors, YaRN (Peng et al., 2023)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.ops.rope import rope_angles
+from graph.session import Session
+from graph.tensor import Tensor
+from models.gguf_file import GGUFFile
+from models.hparams import Hparams
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The frequencies (rope_dim/2,) of a model's layers, and of its sliding-window layers where they differ."""
+
+    frequency: Tensor
+    magnitude: float
+    local_frequency: Tensor | None = None
+    local_magnitude: float = 1.0
+
+    def angles(self, pos: Tensor) -> Tensor:
+        return rope_angles(pos, self.frequency, magnitude=self.magnitude)
+
+    def local_angles(self, pos: Tensor) -> Tensor:
+        if self.local_frequency is None:
+            return self.angles(pos)
+        return rope_angles(pos, self.local_frequency, magnitude=self.local_magnitude)
+
+
+def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> Rotary:
+    """The model's frequencies as constants of the session; `n_ctx` (of one sequence) chooses between long factors."""
+    name = "rope_freqs.weight" if h.rope_scaling.kind != "longrope" else long_factors(h, n_ctx)
+    factors = gguf.bytes_of(name).view(np.float32) if name in gguf.tensors else None
+
+    def define(name: str, values: npt.NDArray[np.float32]) -> Tensor:
+        return session.define(name, values.shape, "f32", lambda: values.view(np.uint8), constant=True)
+
+    frequency, magnitude = frequencies(h, factors)
+    rotary = Rotary(define("rope.frequency", frequency), magnitude)
+    if h.arch == "gemma3":
+        local, local_magnitude = frequencies(h, local=True)
+        return replace(
+            rotary, local_frequency=define("rope.local_frequency", local), local_magnitude=local_magnitude
+        )
+    return rotary
+
+
+def frequencies(
+    h: Hparams, factors: npt.NDArray[np.float32] | None = None, *, local: bool = False
+) -> tuple[npt.NDArray[np.float32], float]:
+    """(frequency per pair in rad per position (rope_dim/2,), magnitude of cos and sin).
+
+    `factors` divide the frequencies (`rope_freqs`, `rope_factors_*`); `local`: a sliding-window layer of Gemma 3.
+    """
+    base = h.rope_base_local if local else h.rope_base
+    scaling = h.rope_scaling
+    index = np.arange(h.rope_dim // 2, dtype=np.float64)
+    extrapolated = base ** (-2.0 * index / h.rope_dim)
+    if factors is not None:
+        extrapolated = extrapolated / factors.astype(np.float64)
+    factor = 1.0 if local or scaling.kind == "none" else scaling.factor
+    interpolated = extrapolated / factor
+    magnitude = scaling.attn_factor
+    if scaling.kind != "yarn" or local:
+        return interpolated.astype(np.float32), magnitude
+
+    def pair_at(rotations: float) -> float:
+        """The pair that turns this many times within the original context."""
+        return h.rope_dim * math.log(scaling.original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(0.0, math.floor(pair_at(scaling.beta_fast)))
+    high = min(h.rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
+    keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
+    mixed = interpolated * (1 - keep) + extrapolated * keep
+    return mixed.astype(np.float32), magnitude * (1 + 0.1 * math.log(factor))
+
+
+def long_factors(h: Hparams, n_ctx: int) -> str:
+    """The name of the tensor of long-rope factors for this context."""
+    return "rope_factors_long.weight" if n_ctx > h.rope_scaling.original_context else "rope_factors_short.weight"

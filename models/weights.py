@@ -1,0 +1,142 @@
+"""Weights by their GGUF names, checked against what the architecture needs, as states of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.dtype import DTYPES
+from graph.ops.elementwise import add
+from graph.ops.linear import linear
+from graph.session import Session
+from graph.tensor import Tensor
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile, TensorInfo
+from models.hparams import Hparams
+
+MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by GGUF name. `linear` is the product with a weight, and its bias where the file holds one."""
+
+    tensors: Mapping[str, Tensor]
+    prefix: str = ""
+
+    def block(self, i: int) -> Weights:
+        return Weights(self.tensors, f"{self.prefix}blk.{i}.")
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self.prefix}{name}.weight" in self.tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[f"{self.prefix}{name}.weight"]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        y = linear(x, self[name])
+        bias = self.tensors.get(f"{self.prefix}{name}.bias")
+        return y if bias is None else add(y, bias)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the graph: rows `start`… of a tensor of the file."""
+
+    source: str
+    shape: tuple[int, ...]
+    start: int = 0
+    required: bool = True
+
+
+def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
+    attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
+    gemma = h.arch in ("gemma2", "gemma3")
+
+    def one(name: str, *shape: int, required: bool = True) -> tuple[str, Part]:
+        return name, Part(name, shape, required=required)
+
+    yield one("token_embd.weight", h.n_vocab, h.n_embd)
+    yield one("output_norm.weight", h.n_embd)
+    yield one("output.weight", h.n_vocab, h.n_embd, required=False)
+    yield one("output.bias", h.n_vocab, required=False)
+    for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+        yield one(name, h.rope_dim // 2, required=False)
+    for i in range(h.n_layer):
+        b = f"blk.{i}."
+        yield one(b + "attn_norm.weight", h.n_embd)
+        if b + "attn_qkv.weight" in present:
+            start = 0
+            for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
+                yield f"{b}{name}.weight", Part(b + "attn_qkv.weight", (rows, h.n_embd), start)
+                yield f"{b}{name}.bias", Part(b + "attn_qkv.bias", (rows,), start, required=False)
+                start += rows
+        else:
+            for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
+                yield one(f"{b}{name}.weight", rows, h.n_embd)
+                yield one(f"{b}{name}.bias", rows, required=False)
+        yield one(b + "attn_q_norm.weight", h.head_dim, required=h.arch in ("qwen3", "gemma3"))
+        yield one(b + "attn_k_norm.weight", h.head_dim, required=h.arch in ("qwen3", "gemma3"))
+        yield one(b + "attn_output.weight", h.n_embd, attn)
+        yield one(b + "attn_output.bias", h.n_embd, required=False)
+        yield one(b + "post_attention_norm.weight", h.n_embd, required=gemma)
+        yield one(b + "ffn_norm.weight", h.n_embd)
+        if b + "ffn_gate.weight" not in present and h.arch == "phi3":
+            yield b + "ffn_gate.weight", Part(b + "ffn_up.weight", (h.n_ff, h.n_embd), 0)
+            yield b + "ffn_up.weight", Part(b + "ffn_up.weight", (h.n_ff, h.n_embd), h.n_ff)
+        else:
+            for name in ("ffn_gate", "ffn_up"):
+                yield one(f"{b}{name}.weight", h.n_ff, h.n_embd)
+                yield one(f"{b}{name}.bias", h.n_ff, required=False)
+        yield one(b + "ffn_down.weight", h.n_embd, h.n_ff)
+        yield one(b + "ffn_down.bias", h.n_embd, required=False)
+        yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
+
+
+def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
+    """Define every weight as a constant state. ModelFileError names the tensor that is missing or has a wrong shape."""
+    declared = dict(parts(h, gguf.tensors))
+    rows_used: dict[str, int] = {}
+    for part in declared.values():
+        rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.shape[0])
+    tensors: dict[str, Tensor] = {}
+    for name, part in declared.items():
+        info = gguf.tensors.get(part.source)
+        if info is None:
+            if part.required:
+                raise ModelFileError(gguf.path, f"tensor '{part.source}' is missing")
+            continue
+        expected = (rows_used[part.source], *part.shape[1:])
+        if info.shape != expected:
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
+        tensors[name] = _define(session, gguf, name, part, info)
+    return Weights(tensors)
+
+
+def _define(session: Session, gguf: GGUFFile, name: str, part: Part, info: TensorInfo) -> Tensor:
+    if info.dtype not in MATRIX_TYPES:
+        raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
+    if len(part.shape) == 1 and info.dtype not in ("f32", "f16", "bf16"):
+        raise ModelFileError(gguf.path, f"tensor '{info.name}' is a vector of type {info.dtype}")
+    row_nbytes = info.nbytes // info.shape[0]
+
+    def source() -> Bytes:
+        start = part.start * row_nbytes
+        raw: Bytes = gguf.bytes_of(info.name)[start : start + part.shape[0] * row_nbytes]
+        return raw if len(part.shape) == 2 else vector(raw, info.dtype).view(np.uint8)
+
+    dtype = info.dtype if len(part.shape) == 2 else "f32"
+    return session.define(name, part.shape, dtype, source, constant=True)
+
+
+def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:
+    """Norms and biases are f32 in the graph, whatever the file keeps."""
+    if dtype == "bf16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    kind = DTYPES[dtype].numpy
+    return np.ascontiguousarray(np.frombuffer(raw.tobytes(), kind).astype(np.float32))
