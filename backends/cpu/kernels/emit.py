@@ -1,0 +1,139 @@
+"""Building blocks of LLVM IR for the matmul kernels: 16-lane vectors, broadcasts, each ISA's integer dot product."""
+
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from backends.cpu.isa import isa
+
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8P = I8.as_pointer()
+V16I, V16F, V16H = ir.VectorType(I32, 16), ir.VectorType(F32, 16), ir.VectorType(ir.HalfType(), 16)
+V16I8, V16I16 = ir.VectorType(I8, 16), ir.VectorType(I16, 16)
+V8I, V32B, V64B, V16S = ir.VectorType(I32, 8), ir.VectorType(I8, 32), ir.VectorType(I8, 64), ir.VectorType(I16, 16)
+
+
+def i64(value):
+    return ir.Constant(I64, value)
+
+
+def each(value):
+    """A constant vector of 16 equal lanes: f32 of a float, i32 of an int."""
+    return ir.Constant(V16F if isinstance(value, float) else V16I, [value] * 16)
+
+
+def splat(b, scalar):
+    t = ir.VectorType(scalar.type, 16)
+    one = b.insert_element(ir.Constant(t, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return b.shuffle_vector(one, ir.Constant(t, ir.Undefined), ir.Constant(V16I, [0] * 16))
+
+
+def at(b, pointer, offset):
+    """The pointer `offset` bytes further on."""
+    return b.gep(pointer, [i64(offset) if isinstance(offset, int) else offset])
+
+
+def smaller(b, x, y):
+    return b.select(b.icmp_signed("<", x, y), x, y)
+
+
+def load(b, pointer, t, align=1):
+    value = b.load(b.bitcast(pointer, t.as_pointer()))
+    value.align = align
+    return value
+
+
+def store(b, value, pointer, align=1):
+    b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = align
+
+
+def call(b, name, result, args):
+    function = b.module.globals.get(name)
+    if function is None:
+        function = ir.Function(b.module, ir.FunctionType(result, [a.type for a in args]), name)
+    return b.call(function, args)
+
+
+def fma(b, x, y, z):
+    """x·y + z, rounded once where the processor can; `plain` may have to round twice."""
+    return call(b, "llvm.fmuladd.v16f32" if isa() == "plain" else "llvm.fma.v16f32", V16F, [x, y, z])
+
+
+def half(b, pointer):
+    """16 f16 as f32."""
+    return b.fpext(load(b, pointer, V16H, 2), V16F)
+
+
+def bits_to(b, value, left, mask):
+    """Every byte's bits moved `left` (right when negative) and masked; a mask keeps out the neighbouring bytes."""
+    if left:
+        value = b.shl(value, each(left)) if left > 0 else b.lshr(value, each(-left))
+    return b.and_(value, each(mask * 0x01010101))
+
+
+def dot_start(b, offset, biased):
+    """The first value of an integer dot: −128·sum(x) where quants carry an offset of 128, unless `dot` removes it."""
+    return each(0) if not biased or isa() == "avx2" else splat(b, offset)
+
+
+def dot(b, acc, u, x, biased):
+    """acc + the products of 4 unsigned bytes of u in each lane and the 4 signed bytes of the i32 x; exact on every ISA.
+
+    `biased`: u is 128 + a signed quant, and `dot_start` took care of the 128.
+    """
+    kind = isa()
+    if kind == "plain":
+        for t in range(4):
+            xt = b.ashr(b.shl(x, ir.Constant(I32, 24 - 8 * t)), ir.Constant(I32, 24))
+            ut = b.and_(b.lshr(u, each(8 * t)), each(255))
+            acc = b.add(acc, b.mul(ut, splat(b, xt)))
+        return acc
+    xs = splat(b, x)
+    if kind == "avx512_vnni":
+        t = _dot_operand(V16I, V64B)
+        return call(b, "llvm.x86.avx512.vpdpbusd.512", V16I, [acc, b.bitcast(u, t), b.bitcast(xs, t)])
+    parts = []
+    for h in range(2):
+        a, uh, xh = (_half_of(b, v, h) for v in (acc, u, xs))
+        if kind == "avx_vnni":
+            t = _dot_operand(V8I, V32B)
+            parts.append(call(b, "llvm.x86.avx512.vpdpbusd.256", V8I, [a, b.bitcast(uh, t), b.bitcast(xh, t)]))
+            continue
+        uh, xh = b.bitcast(uh, V32B), b.bitcast(xh, V32B)
+        if biased:  # u·x of 255·127 would saturate the 16-bit sums: multiply |w| by x with the sign of w instead
+            w = b.xor(uh, ir.Constant(V32B, [-128] * 32))
+            uh = call(b, "llvm.abs.v32i8", V32B, [w, ir.Constant(ir.IntType(1), 0)])
+            xh = call(b, "llvm.x86.avx2.psign.b", V32B, [xh, w])
+        pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", V16S, [uh, xh])
+        ones = ir.Constant(V16S, [1] * 16)
+        parts.append(b.add(a, call(b, "llvm.x86.avx2.pmadd.wd", V8I, [pairs, ones])))
+    return b.shuffle_vector(*parts, ir.Constant(V16I, list(range(16))))
+
+
+def _dot_operand(words, octets):
+    return octets if llvm.llvm_version_info[0] >= 22 else words
+
+
+def _half_of(b, value, h):
+    lanes = ir.Constant(V8I, list(range(8 * h, 8 * h + 8)))
+    return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
+
+
+def loop(b, count, start, body):
+    """`values = body(i, values)` for i in 0…count (at least once); returns the last values. `start` are the first."""
+    entry, block, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
+    b.branch(block)
+    b.position_at_end(block)
+    i = b.phi(I64)
+    phis = [b.phi(v.type) for v in start]
+    out = body(i, phis)
+    following = b.add(i, i64(1))
+    i.add_incoming(i64(0), entry)
+    i.add_incoming(following, b.block)
+    for phi, first, last in zip(phis, start, out, strict=True):
+        phi.add_incoming(first, entry)
+        phi.add_incoming(last, b.block)
+    b.cbranch(b.icmp_signed("<", following, count), block, done)
+    b.position_at_end(done)
+    return out

@@ -1,0 +1,88 @@
+"""Where every number lies: packed weights, quantised activations, and the tile shapes of the matmul kernels.
+
+A weight (N rows out, K in) is packed into groups of 16 output rows: the 16 rows are the 16 lanes of a vector, so a dot
+product needs no horizontal sum, and the order of additions over k is the same for 1 activation row and for 512. N is
+padded to whole groups with zeros. A group is self-contained and `group_nbytes` long; its sections follow each other:
+
+    type   quants, per 32 k        high bits, per 32 k    fine, per 32 k       coarse, per GGUF block (32 or 256 k)
+    f32    [K][16] f32, and no other section
+    f16    [K][16] f16
+    bf16   [K][16] bf16
+    q8_0   [8][16][4] u8 = q+128                                               [16] f16 d
+    q4_0   [4][16][4] nibbles                                                  [16] f16 d
+    q4_1   [4][16][4] nibbles                                                  [16] f16 d, [16] f16 m
+    q5_0   [4][16][4] nibbles      [16][4] 1 bit                               [16] f16 d
+    q5_1   [4][16][4] nibbles      [16][4] 1 bit                               [16] f16 d, [16] f16 m
+    q4_k   [4][16][4] nibbles                             [16] u8 sc, [16] u8 m    [16] f16 d, [16] f16 dmin
+    q5_k   [4][16][4] nibbles      [16][4] 1 bit          [16] u8 sc, [16] u8 m    [16] f16 d, [16] f16 dmin
+    q6_k   [4][16][4] nibbles      [2][16][4] 2 bits      [2][16] i8 sc (16 k each) [16] f16 d
+
+A block of 32 k is 8 steps of 4: element k = 4·step + t of row r is byte [step][r][t], so that a 32-bit lane holds four
+consecutive k, which is what an integer dot product takes. Nibbles: byte [v][r][t] holds step v in its low half and
+step v+4 in its high half. One high bit: bit `step` of byte [r][t]. Two high bits: bits 2(step mod 4) of byte
+[step div 4][r][t].
+
+The kernels read every signed type as unsigned with offset 128: a quant of b bits is shifted to the top of its byte
+(q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot.
+
+Activations (`q8_act`), per 32 k:
+    32 i8 quants · f32 scale · f32 scale·sum · i32 −128·(sum of the first 16) · i32 −128·sum
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LANES = 16
+ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_HALF, ACT_OFFSET = 48, 32, 36, 40, 44  # bytes of a block, offsets in it
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One type's sections, in bytes for a whole group of 16 rows."""
+
+    block: int  # k per GGUF block; 1 for floats
+    source: int  # bytes of a GGUF block
+    quants: int  # per 32 k (per k for floats)
+    high: int = 0  # per 32 k
+    fine: int = 0  # per 32 k
+    coarse: int = 0  # per GGUF block
+    shift: int = 0  # signed types: quants are read as q << shift, offset 128
+    mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
+
+    def group_nbytes(self, k: int) -> int:
+        if self.block == 1:
+            return k * self.quants
+        n = k // 32 * (self.quants + self.high + self.fine) + k // self.block * self.coarse
+        return -(-n // 64) * 64
+
+
+LAYOUTS: dict[str, Layout] = {
+    "f32": Layout(1, 4, 64),
+    "f16": Layout(1, 2, 32),
+    "bf16": Layout(1, 2, 32),
+    "q8_0": Layout(32, 34, 512, coarse=32),
+    "q4_0": Layout(32, 18, 256, coarse=32, shift=4),
+    "q4_1": Layout(32, 20, 256, coarse=64, mins=True),
+    "q5_0": Layout(32, 22, 256, high=64, coarse=32, shift=3),
+    "q5_1": Layout(32, 24, 256, high=64, coarse=64, mins=True),
+    "q4_k": Layout(256, 144, 256, fine=32, coarse=64, mins=True),
+    "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, mins=True),
+    "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2),
+}
+
+# Tiles (activation rows, groups): the widest that keeps accumulators in registers, and narrower ones for few rows.
+WIDE_TILES = {"int": ((1, 1), (2, 1), (4, 1), (8, 1), (12, 1)), "float": ((1, 4), (2, 4), (4, 4), (12, 2))}
+NARROW_TILES = {"int": ((1, 1), (2, 1), (4, 1)), "float": ((1, 2), (2, 2), (6, 1))}  # 16 registers of half the width
+
+
+def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
+    """The tile shapes that exist for a type, fewest rows first."""
+    table = WIDE_TILES if isa == "avx512_vnni" else NARROW_TILES
+    return table["float" if LAYOUTS[dtype].block == 1 else "int"]
+
+
+def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
+    """The tile for m rows: no wider than m, and the least work when the last tile overlaps the one before."""
+    fitting = [t for t in tiles(dtype, isa) if t[0] <= m]
+    return min(fitting, key=lambda t: -(-m // t[0]) * (t[0] + 2))

@@ -1,0 +1,81 @@
+"""Weights times activations. A weight has its output rows first, as GGUF stores it: y = x · wᵀ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from graph.dtype import DTYPES, DType
+from graph.op import Array, Case, Weight, op, require
+from graph.tensor import Shape, Tensor
+
+ACT_BLOCK = 32  # activations that share a scale in `q8_act`
+# What `quantize_act` makes: 32 int8 values, their scale and three forms of their sum (backends/cpu/kernels/layout.py).
+DTYPES["q8_act"] = DType("q8_act", ACT_BLOCK, 48)
+
+
+@op
+def linear(x: Array, w: Array) -> Array:
+    """x (T, K) · w (N, K) transposed."""
+    return x @ w.T
+
+
+@linear.shape
+def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
+    require(len(x.shape) == 2 and len(w.shape) == 2, "linear", "wants x (T, K) and w (N, K)", x, w)
+    require(x.shape[1] == w.shape[1], "linear", "rows of x and of w differ in length", x, w)
+    require(x.dtype == "f32", "linear", "x must be f32", x, w)
+    return (x.shape[0], w.shape[0]), x.dtype
+
+
+# A backend may round the activations of a quantised weight to 8 bits per block of 32: an error of at most max|x| / 254
+# per element, which a dot product of n elements averages out to well under 1 % of the largest result.
+linear.tolerance = 1e-2
+
+
+@op
+def quantize_act(x: Array) -> Array:
+    """x (T, K) rounded to 127 steps of the largest magnitude in each 32 consecutive elements of a row."""
+    blocks = x.reshape(*x.shape[:-1], -1, ACT_BLOCK)
+    scale = np.abs(blocks).max(-1, keepdims=True) / 127
+    return (np.rint(blocks / np.where(scale == 0, 1, scale)) * scale).reshape(x.shape)
+
+
+@quantize_act.shape
+def _(x: Tensor) -> tuple[Shape, str]:
+    require(x.dtype == "f32", "quantize_act", "x must be f32", x)
+    require(x.shape[-1] % ACT_BLOCK == 0, "quantize_act", f"rows must be a multiple of {ACT_BLOCK} long", x)
+    return x.shape, "q8_act"
+
+
+@op
+def linear_q8(xq: Array, w: Array) -> Array:
+    """`linear` of activations that are already quantised and a quantised weight."""
+    return xq @ w.T
+
+
+@linear_q8.shape
+def _(xq: Tensor, w: Tensor) -> tuple[Shape, str]:
+    require(len(xq.shape) == 2 and len(w.shape) == 2, "linear_q8", "wants x (T, K) and w (N, K)", xq, w)
+    require(xq.shape[1] == w.shape[1], "linear_q8", "rows of x and of w differ in length", xq, w)
+    require(xq.dtype == "q8_act", "linear_q8", "x must be q8_act", xq, w)
+    require(DTYPES[w.dtype].quantised, "linear_q8", "w must be quantised", xq, w)
+    return (xq.shape[0], w.shape[0]), "f32"
+
+
+def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator], Case]:
+    return lambda r: ([r.normal(size=(t, k)), Weight(r.normal(size=(n, k)), dtype)], {})
+
+
+for _dtype, _k in {"f32": 37, "f16": 50, "bf16": 65}.items():
+    for _t, _n in ((1, 33), (3, 16), (8, 5), (17, 100)):
+        linear.case(_case(_dtype, _t, _n, _k))
+for _dtype in (name for name, d in DTYPES.items() if d.quantised and name != "q8_act"):
+    for _t, _n in ((1, 33), (2, 16), (5, 7), (9, 48), (33, 20)):
+        linear.case(_case(_dtype, _t, _n, 512))
+
+
+@linear.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 12)), r.normal(size=(21, 12))], {}  # a weight that is not a constant

@@ -1,0 +1,38 @@
+"""Rows of a table by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from graph.dtype import DTYPES
+from graph.op import Array, Case, Weight, op, require
+from graph.tensor import Shape, Tensor
+
+
+@op
+def get_rows(table: Array, ids: Array) -> Array:
+    """table (N, K) at ids (T,), as f32 whatever the table's type."""
+    return table[ids]
+
+
+@get_rows.shape
+def _(table: Tensor, ids: Tensor) -> tuple[Shape, str]:
+    require(len(table.shape) == 2 and len(ids.shape) == 1, "get_rows", "wants table (N, K) and ids (T,)", table, ids)
+    require(ids.dtype == "i32", "get_rows", "ids must be i32", table, ids)
+    return (*ids.shape, table.shape[1]), "f32"
+
+
+@get_rows.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(7, 3)), np.array([1, 5, 1], np.int32)], {}
+
+
+def _case(dtype: str) -> Callable[[np.random.Generator], Case]:
+    ids = np.array([0, 36, 5, 17, 5], np.int32)
+    return lambda r: ([Weight(r.normal(size=(37, 512)), dtype), ids], {})
+
+
+for _dtype in (name for name, d in DTYPES.items() if name not in ("i32", "u32", "q8_act")):
+    get_rows.case(_case(_dtype))
