@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from operator import add
 
 import tokenizers
 from tokenizers.models import BPE
@@ -28,24 +27,30 @@ class BpeTokenizer(Tokenizer):
     """llama.cpp's BPE tokenizer."""
 
     def __init__(self, vocab: Vocab, merges: list[tuple[str, str]]) -> None:
-        pre = vocab.pre
+        self.vocab, pre = vocab, vocab.pre
         ids = _in_unicode(vocab.ids)
         # Symbols that are no tokens may still merge and stand between others. `tokenizers` knows no such symbols,
         # so they get ids past the vocabulary, which then become what llama.cpp makes of them: the ids of those of
         # their bytes that are tokens.
         self._extra: list[list[int]] = []
-        firsts, seconds = zip(*merges, strict=True) if merges else ((), ())
-        symbols = {*firsts, *seconds, *map(add, firsts, seconds), *(_BYTE_OF_CHAR if pre.byte_level else ())}
-        for symbol in sorted(symbols.difference(ids)):
-            ids[symbol] = len(vocab.tokens) + len(self._extra)
-            self._extra.append([vocab.ids[char] for char in symbol if char in vocab.ids] if pre.byte_level else [])
-        model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
+        self._add_symbols(ids, set(_BYTE_OF_CHAR) if pre.byte_level else set())
+        try:
+            model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
+        except Exception:  # nothing more precise is raised for merges outside the vocabulary; looking first costs 0.2 s
+            self._add_symbols(ids, {symbol for a, b in merges for symbol in (a, b, a + b)})
+            model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
         steps: list[PreTokenizer] = [Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
         if pre.byte_level:
             steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.pre_tokenizer = Sequence(steps)
         super().__init__(vocab)
+
+    def _add_symbols(self, ids: dict[str, int], symbols: set[str]) -> None:
+        known = self.vocab.ids
+        for symbol in sorted(symbols.difference(ids)):
+            ids[symbol] = len(self.vocab.tokens) + len(self._extra)
+            self._extra.append([known[c] for c in symbol if c in known] if self.vocab.pre.byte_level else [])
 
     def _encode_text(self, text: str) -> list[int]:
         if self.vocab.pre.byte_level:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ _EOG_TEXTS = (
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
+_PAIR = methodcaller("partition", " ")  # tokens have no spaces: Ġ or ▁ stands for them
 _HARMONY_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # always shown
 
 
@@ -124,7 +126,7 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
     tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(_texts(metadata, "tokens"))]
     if not tokens:
         raise VocabError(f"{_KEY}tokens is empty")
-    scores = [float(x) for x in _numbers(metadata, "scores", len(tokens), 0.0)]
+    scores: list[float] = _numbers(metadata, "scores", len(tokens), 0.0).astype(np.float64).tolist()
     types = _numbers(metadata, "token_type", len(tokens), 1).astype(np.int64)
     attrs: list[int] = np.where((types >= 0) & (types <= 6), _ATTR_OF_TYPE[np.clip(types, 0, 6)], 0).tolist()
     ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
@@ -165,12 +167,7 @@ def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     if f"{_KEY}merges" not in metadata and _get(metadata, "pre", str, "") == "kimi-k2":
         return []
     merges = dict.fromkeys(_texts(metadata, "merges"))
-    return [(a, b) for a, space, b in [m.partition(" ") if m[:1] != " " else _cut(m) for m in merges] if space]
-
-
-def _cut(merge: str) -> tuple[str, str, str]:
-    first, space, second = merge[1:].partition(" ")
-    return merge[0] + first, space, second
+    return [(a, b) for a, space, b in map(_PAIR, merges) if space]
 
 
 def _get(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
