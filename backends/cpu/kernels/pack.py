@@ -72,5 +72,112 @@ def fill_q8_0(layout):
     return fill
 
 
-FILL = {"q8_0": fill_q8_0}
-_ = u8p
+def fill_32(layout):
+    """q4_0 … q5_1. Block: f16 d, [f16 m], [u32: bit j belongs to element j], 16 bytes of nibbles."""
+    high, coarse = layout.high, layout.coarse
+
+    @njit(inline="always")
+    def fill(block, out, i, r, n_blocks):
+        halves = u16p(out + n_blocks * (256 + high) + i * coarse)
+        halves[r] = u16p(block)[0]
+        nibbles = block + coarse // 16
+        if coarse == 64:
+            halves[16 + r] = u16p(block)[1]
+        if high:
+            bits = u32p(nibbles)[0]
+            nibbles += 4
+            to = u8p(out + n_blocks * 256 + i * 64 + r * 4)
+            for t in range(4):  # element 4·step + t is bit `step` of byte t
+                byte = 0
+                for step in range(8):
+                    byte |= ((bits >> (4 * step + t)) & 1) << step
+                to[t] = byte
+        for v in range(4):
+            u32p(out + i * 256 + r * 4)[16 * v] = u32p(nibbles)[v]
+
+    return fill
+
+
+@njit(inline="always")
+def nibbles_of(low, high, shift):
+    """Four bytes of our order: the nibbles of `low` at `shift` (0 or 4) below those of `high`."""
+    return ((low >> shift) & 0x0F0F0F0F) | (((high >> shift) & 0x0F0F0F0F) << 4)
+
+
+def fill_k45(layout):
+    """q4_k, q5_k. Block: f16 d, dmin, 12 bytes of 6-bit scales and mins, [32 bytes: bit s is sub-block s], 128 bytes.
+
+    Of each 32 bytes of nibbles, the low ones are one sub-block of 32 and the high ones the next.
+    """
+    high = layout.high
+
+    @njit(inline="always")
+    def fill(block, out, i, r, n_blocks):
+        halves = u16p(out + n_blocks * (256 + high + 32) + i * 64)
+        halves[r], halves[16 + r] = u16p(block)[0], u16p(block)[1]
+        s, h, q = u8p(block + 4), u8p(block + 16), u32p(block + 16 + high // 2)
+        for sub in range(8):
+            j = i * 8 + sub
+            fine = u8p(out + n_blocks * (256 + high) + j * 32)
+            if sub < 4:
+                fine[r], fine[16 + r] = s[sub] & 63, s[sub + 4] & 63
+            else:
+                fine[r] = (s[sub + 4] & 15) | ((s[sub - 4] >> 6) << 4)
+                fine[16 + r] = (s[sub + 4] >> 4) | ((s[sub] >> 6) << 4)
+            to = u32p(out + j * 256 + r * 4)
+            shift = sub % 2 * 4
+            for v in range(4):
+                to[16 * v] = nibbles_of(q[sub // 2 * 8 + v], q[sub // 2 * 8 + v + 4], shift)
+            if high:
+                bits = u8p(out + n_blocks * 256 + j * 64 + r * 4)
+                for t in range(4):
+                    byte = 0
+                    for step in range(8):
+                        byte |= ((h[4 * step + t] >> sub) & 1) << step
+                    bits[t] = byte
+
+    return fill
+
+
+def fill_q6_k(layout):
+    """Block: 128 bytes of nibbles, 64 bytes of high bit pairs, 16 i8 scales, f16 d.
+
+    Each half (128 elements) has 64 + 32 bytes: element 32·s + l takes the low (s < 2) or high nibble of byte
+    32·(s mod 2) + l, and bits 2s of byte l.
+    """
+
+    @njit(inline="always")
+    def fill(block, out, i, r, n_blocks):
+        u16p(out + n_blocks * (256 + 128 + 32) + i * 32)[r] = u16p(block)[104]
+        scales = u8p(block + 192)
+        for sub in range(8):
+            j = i * 8 + sub
+            part, s = sub // 4, sub % 4
+            fine = u8p(out + n_blocks * (256 + 128) + j * 32)
+            fine[r], fine[16 + r] = scales[2 * sub], scales[2 * sub + 1]
+            q = u32p(block + part * 64 + s % 2 * 32)
+            h = u32p(block + 128 + part * 32)
+            to = u32p(out + j * 256 + r * 4)
+            pairs = u32p(out + n_blocks * 256 + j * 128 + r * 4)
+            shift = s // 2 * 4
+            for v in range(4):
+                to[16 * v] = nibbles_of(q[v], q[v + 4], shift)
+            for v in range(2):
+                word = 0
+                for step in range(4):
+                    word |= ((h[4 * v + step] >> (2 * s)) & 0x03030303) << (2 * step)
+                pairs[16 * v] = word
+
+    return fill
+
+
+FILL = {
+    "q8_0": fill_q8_0,
+    "q4_0": fill_32,
+    "q4_1": fill_32,
+    "q5_0": fill_32,
+    "q5_1": fill_32,
+    "q4_k": fill_k45,
+    "q5_k": fill_k45,
+    "q6_k": fill_q6_k,
+}
