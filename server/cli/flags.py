@@ -53,9 +53,12 @@ class Flag:
         object.__setattr__(self, "off_names", tuple(self.off.split()))
 
     @property
+    def long(self) -> str:
+        return next((n for n in self.all_names if n.startswith("--")), self.all_names[0])
+
+    @property
     def dest(self) -> str:
-        long = next((n for n in self.all_names if n.startswith("--")), self.all_names[0])
-        return long.lstrip("-").replace("-", "_")
+        return self.long.lstrip("-").replace("-", "_")
 
     @property
     def takes_value(self) -> bool:
@@ -110,7 +113,7 @@ def _walk(flags: Sequence[Flag], argv: Sequence[str]) -> Iterable[tuple[Flag, st
         elif not rest:
             raise UsageError(f"{name} expects a value ({f.metavar})")
         elif rest[-1].partition("=")[0] in by_name:
-            raise UsageError(f"{name} expects a value ({f.metavar}); if {rest[-1]!r} is meant, write {key}={rest[-1]}")
+            raise UsageError(f"{name} expects a value ({f.metavar}); if {rest[-1]!r} is meant, write {f.long}={rest[-1]}")
         else:
             yield f, name, rest.pop()
 

@@ -1,0 +1,167 @@
+"""The command line as a user meets it: each command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*args: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_", "PYTHONWARNINGS"))}
+    path = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "server.cli", *args],
+        input=stdin,
+        capture_output=True,
+        timeout=120,
+        env=env | {"PYTHONPATH": path} | environ,
+    )
+
+
+def one_line_error(*args: str, code: int, stdin: bytes = b"", **environ: str) -> str:
+    got = run(*args, stdin=stdin, **environ)
+    text = got.stderr.decode()
+    assert got.returncode == code, text
+    assert got.stdout == b""
+    assert text.startswith("logitless: ")
+    assert text.endswith("\n")
+    assert text.count("\n") == 1, text
+    return text[len("logitless: ") : -1]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    got = run("synth", "--shape", "tiny", "--type", "Q8_0", "-o", str(path))
+    assert got.returncode == 0, got.stderr
+    return path
+
+
+def test_help_and_version() -> None:
+    got = run("--help")
+    assert got.returncode == 0
+    for command in ("serve", "generate", "bench", "plan", "devices", "selftest", "tokenize", "synth"):
+        assert f"  {command} " in got.stdout.decode()
+        assert run(command, "--help").stdout.startswith(b"usage: logitless " + command.encode())
+    assert run("--version").stdout.startswith(b"logitless ")
+    assert run("serve", "--version").stdout.startswith(b"logitless ")
+    assert run().returncode == 2
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["tokenize", "--help"], ["serve", "--help"]])
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    code = f"import sys; from server.cli.main import main; main({argv!r}); print([m for m in {HEAVY!r} if m in sys.modules])"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=True, timeout=60)
+    assert got.stdout.decode().splitlines()[-1] == "[]"
+
+
+HEAVY = ("numpy", "numba", "llvmlite", "aiohttp", "asyncio", "rich", "gguf")
+
+
+def test_tokenize_imports_neither_kernels_nor_http(tiny_model: Path) -> None:
+    code = (
+        "import sys; from server.cli.main import main; "
+        f"main(['tokenize', '-m', {str(tiny_model)!r}]); "
+        "print([m for m in ('numba', 'llvmlite', 'aiohttp') if m in sys.modules])"
+    )
+    got = subprocess.run([sys.executable, "-c", code], input=b"a", capture_output=True, cwd=ROOT, check=True, timeout=60)
+    assert got.stdout.decode().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["sever"], 2, ["sever", "serve"]),
+        (["serve", "--prt", "1"], 2, ["--prt", "--port"]),
+        (["serve", "--port", "-1"], 2, ["--port", "-1"]),
+        (["serve", "-t", "0"], 2, ["-t", "'0'"]),
+        (["serve", "-ub", "0"], 2, ["-ub"]),
+        (["serve", "-c", "99999999999"], 2, ["-c"]),
+        (["serve", "-ctk", "q4_0"], 2, ["-ctk", "q8_0"]),
+        (["serve", "--device", "cuda"], 2, ["--device", "cpu"]),
+        (["serve", "--temp", "hot"], 2, ["--temp"]),
+        (["--lora", "x.gguf"], 1, ["not supported yet: --lora"]),
+        (["serve", "--model_draft", "x.gguf"], 1, ["not supported yet: --model_draft"]),
+        (["serve", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
+        (["generate", "-m", "/does/not/exist.gguf", "-p", "x"], 1, ["/does/not/exist.gguf"]),
+        (["bench", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
+        (["plan", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
+        (["selftest", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
+        (["tokenize", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
+        (["tokenize"], 2, ["-m"]),
+        (["generate"], 2, ["-m"]),
+        (["synth", "--type", "Q9_9", "-o", "x"], 2, ["--type", "Q8_0"]),
+        (["synth", "--shape", "9T", "-o", "x"], 2, ["--shape", "135M"]),
+        (["synth"], 2, ["-o"]),
+        (["synth", "--shape", "tiny", "-o", "/no/such/folder/x.gguf"], 1, ["/no/such/folder"]),
+    ],
+)
+def test_errors_are_one_line(argv: list[str], code: int, words: list[str]) -> None:
+    line = one_line_error(*argv, code=code)
+    assert all(word in line for word in words), line
+
+
+def test_environment_is_read_and_named() -> None:
+    assert "LLAMA_ARG_PORT" in one_line_error("serve", code=2, LLAMA_ARG_PORT="x")
+    assert "/from/env.gguf" in one_line_error("tokenize", code=1, LLAMA_ARG_MODEL="/from/env.gguf")
+    assert "/from/cli.gguf" in one_line_error("tokenize", "-m", "/from/cli.gguf", code=1, LLAMA_ARG_MODEL="/from/env")
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "truncated", "folder"])
+@pytest.mark.parametrize("command", ["tokenize", "plan", "serve"])
+def test_broken_files_are_one_line(command: str, damage: str, tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    if damage == "folder":
+        path.mkdir()
+    else:
+        whole = tiny_model.read_bytes()
+        path.write_bytes({"empty": b"", "text": b"no model at all", "truncated": whole[: len(whole) // 2]}[damage])
+    assert "broken.gguf" in one_line_error(command, "-m", str(path), code=1)
+
+
+def test_devices() -> None:
+    found = json.loads(run("devices", "--json").stdout)["devices"]
+    assert [d["name"] for d in found if d["available"]] == ["cpu"]
+    assert b"not built into this version" in run("devices").stdout
+    assert run("serve", "--list-devices").stdout == run("devices").stdout
+
+
+def test_synth_is_deterministic(tiny_model: Path, tmp_path: Path) -> None:
+    again, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    assert run("synth", "--shape", "TINY", "--type", "q8_0", "-o", str(again)).returncode == 0
+    assert run("synth", "--shape", "tiny", "--type", "Q8_0", "--seed", "1", "-o", str(other)).returncode == 0
+    assert again.read_bytes() == tiny_model.read_bytes() != other.read_bytes()
+
+
+def test_tokenize_options(shared_data: Path) -> None:
+    model = str(shared_data / "vocabs" / "ggml-vocab-llama-spm.gguf")
+    plain = run("tokenize", "-m", model, stdin=b"Hello world\n").stdout
+    assert plain == b"15043 3186 13\n"
+    assert run("tokenize", "-m", model, "--json", stdin=b"Hello world\n").stdout == b"[15043, 3186, 13]\n"
+    assert run("tokenize", "-m", model, "--add-special", stdin=b"Hello world\n").stdout == b"1 " + plain
+    assert run("tokenize", "-m", model, "--parse_special", stdin=b"<s>").stdout == b"1\n"
+    assert b"1\n" != run("tokenize", "-m", model, stdin=b"<s>").stdout
+    assert run("tokenize", "-m", model, stdin=b"").stdout == b"\n"
+    assert run("tokenize", "-m", model, stdin=b"\xff\xfe").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["bert-bge", "gpt-2", "llama-spm", "mpt", "qwen2", "starcoder"])
+def test_tokenize_agrees_with_llama_cpp(shared_data: Path, name: str) -> None:
+    model = shared_data / "vocabs" / f"ggml-vocab-{name}.gguf"
+    texts = Path(f"{model}.inp").read_bytes().split(b"\n__ggml_vocab_test__\n")
+    expected = Path(f"{model}.out").read_bytes().split(b"\n")
+    for text, ids in list(zip(texts, expected, strict=False))[::9]:
+        assert run("tokenize", "-m", str(model), stdin=text).stdout.split() == ids.split(), text
+
+
+def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
+    command = f'"{sys.executable}" -m server.cli tokenize -m "{tiny_model}" | true'
+    got = subprocess.run(command, shell=True, input=b"a " * 100_000, capture_output=True, cwd=ROOT, timeout=60)
+    assert got.stderr == b""

@@ -1,0 +1,132 @@
+"""The parser of flags: names, negatives, environment, limits, suggestions."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.cli import help, options
+from server.cli.flags import CliError, Flag, UsageError, choice, number, parse, text, whole, wholes, words
+from server.cli.main import COMMANDS
+
+FLAGS = (
+    Flag("-m --model", "", text, None, env="LLAMA_ARG_MODEL"),
+    Flag("-c --ctx-size", "", whole(0, 4096), 512, env="LLAMA_ARG_CTX_SIZE"),
+    Flag("--slots", "", default=True, env="LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"),
+    Flag("--stop", "", text, None, many=True),
+    Flag("--api-key", "", words, None, env="LLAMA_API_KEY", many=True),
+    Flag("-fa --flash-attn", "", text, None, optional=("auto", "on", "off"), status="ignored"),
+    Flag("--lora", "", text, status="later"),
+    Flag("--cache-reuse", "", text, status="later", off_values=("0",), env="LLAMA_ARG_CACHE_REUSE"),
+)
+
+
+def test_defaults() -> None:
+    got = parse(FLAGS, [], {})
+    assert (got.model, got.ctx_size, got.slots, got.stop, got.notices) == (None, 512, True, [], [])
+
+
+@pytest.mark.parametrize("words", [["-c", "7"], ["--ctx-size", "7"], ["--ctx_size", "7"], ["--ctx_size=7"]])
+def test_spellings_of_a_flag(words: list[str]) -> None:
+    assert parse(FLAGS, words, {}).ctx_size == 7
+
+
+def test_underscores_in_values_stay() -> None:
+    assert parse(FLAGS, ["--model=a_b", "--stop", "c_d"], {}).model == "a_b"
+
+
+def test_command_line_beats_environment() -> None:
+    environ = {"LLAMA_ARG_CTX_SIZE": "9", "LLAMA_ARG_MODEL": "x", "LLAMA_API_KEY": "a,b"}
+    got = parse(FLAGS, ["-c", "7", "--api-key", "c", "--api-key", "d"], environ)
+    assert (got.ctx_size, got.model, got.api_key) == (7, "x", ["c", "d"])
+    assert parse(FLAGS, [], environ).api_key == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "expected"),
+    [
+        ({"LLAMA_ARG_ENDPOINT_SLOTS": "0"}, [], False),
+        ({"LLAMA_ARG_ENDPOINT_SLOTS": "on"}, [], True),
+        ({"LLAMA_ARG_NO_ENDPOINT_SLOTS": "1"}, [], False),
+        ({"LLAMA_ARG_NO_ENDPOINT_SLOTS": "1"}, ["--slots"], True),
+        ({}, ["--no_slots"], False),
+        ({}, ["--no-slots", "--slots"], True),
+    ],
+)
+def test_switches(environ: dict[str, str], argv: list[str], expected: bool) -> None:
+    assert parse(FLAGS, argv, environ).slots is expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--ctx-sise", "3"], "unknown flag: --ctx-sise (did you mean --ctx-size?)"),
+        (["--zzzzzz"], "unknown flag: --zzzzzz"),
+        (["model.gguf"], "unexpected argument: model.gguf"),
+        (["-c"], "-c expects a value (N)"),
+        (["-m", "--slots"], "-m expects a value (N); if '--slots' is meant, write -m=--slots"),
+        (["--slots=1"], "--slots takes no value"),
+        (["-c", "-5"], "-c: '-5' is not a whole number from 0 to 4096"),
+        (["-c", "9" * 5000], f"-c: '{'9' * 5000}' is not a whole number from 0 to 4096"),
+        (["--ctx_size", "1e3"], "--ctx_size: '1e3' is not a whole number from 0 to 4096"),
+    ],
+)
+def test_wrong_usage(argv: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(FLAGS, argv, {})
+    assert str(caught.value) == line.replace("-m=--slots", "--model=--slots")
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({"LLAMA_ARG_CTX_SIZE": "x"}, "LLAMA_ARG_CTX_SIZE: 'x' is not a whole number from 0 to 4096"),
+        ({"LLAMA_ARG_ENDPOINT_SLOTS": "maybe"}, "LLAMA_ARG_ENDPOINT_SLOTS: 'maybe' is not one of 1, 0,"),
+    ],
+)
+def test_wrong_environment_names_the_variable(environ: dict[str, str], line: str) -> None:
+    with pytest.raises(UsageError, match=line[:40]):
+        parse(FLAGS, [], environ)
+
+
+def test_flags_of_llama_server() -> None:
+    got = parse(FLAGS, ["-fa", "-c", "3", "-fa", "on", "--cache-reuse", "0"], {})
+    assert got.ctx_size == 3
+    assert len(got.notices) == 3
+    for argv, environ in ((["--lora", "f"], {}), ([], {"LLAMA_ARG_CACHE_REUSE": "256"})):
+        with pytest.raises(CliError, match="^not supported yet: ") as caught:
+            parse(FLAGS, argv, environ)
+        assert caught.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (whole(1, 8, or_minus_one="all"), ["1", "8", "-1"], ["0", "9", "-2", "", "x", "1.0"]),
+        (number(), ["1", "-2.5", "1e9"], ["nan", "inf", "", "x"]),
+        (number(0, 1), ["0", "1", "0.5"], ["1.1", "-1"]),
+        (choice("f16", "q8_0"), ["f16", "Q8_0"], ["q4_0", ""]),
+        (wholes(1, 8), ["1", "1,4, 8"], ["", "1,,2", "0", "1,x"]),
+    ],
+)
+def test_kinds(kind: object, good: list[str], bad: list[str]) -> None:
+    assert callable(kind)
+    for value in good:
+        kind(value)
+    for value in bad:
+        with pytest.raises(ValueError, match=r"^is not "):
+            kind(value)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
+def test_tables(command: object) -> None:
+    """Names are unique within a command, and the help mentions every flag in lines of at most 100 columns."""
+    groups = getattr(options, command.name.upper())  # type: ignore[attr-defined]
+    flags = [f for g in groups for f in g.flags]
+    names = [n for f in flags for n in (*f.all_names, *f.off_names)]
+    assert len(names) == len(set(names))
+    assert len({f.dest for f in flags}) == len(flags)
+    shown = help.of_command(command.name, "Summary.", groups)  # type: ignore[attr-defined]
+    assert all(name in shown for name in names)
+    assert max(map(len, shown.splitlines())) <= 100
+    assert all(f.help for f in flags if f.status == "works")
+    parse(flags, [], {})
