@@ -112,8 +112,10 @@ class Plan:
         root = root_of(t)[0]
         if root.op == "state":
             b = self.placement.homes.get(root.name, 0)
+        elif root.op == "feed":
+            b = self._feed_places[root.name][0][0]
         else:
-            b = self.placement.backend_of[id(root)]
+            b = self.placement.backend_of[id(t)]
         raw = self._session.backends[b].download(self.place(t, b), t.nbytes)
         kind = DTYPES[t.dtype].numpy
         return np.array(raw).view(kind).reshape(t.shape) if kind is not None else np.array(raw)

@@ -23,7 +23,7 @@ class Tensor:
     src: tuple[Tensor, ...]
     shape: Shape
     dtype: str = "f32"
-    attrs: Mapping[str, Any] = field(default=NO_ATTRS)
+    attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
     name: str = ""
 
     @property

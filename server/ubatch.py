@@ -51,3 +51,11 @@ class StepResult:
 
 class StepFailed(Exception):
     """The device could not run this step; nothing of it counts."""
+
+
+def bucket(n: int) -> int:
+    """The size that a plan is made for: 1…8 as they are, then four sizes an octave (10, 12, 14, 16, 20, 24, …)."""
+    if n <= 8:
+        return n
+    step = 1 << ((n - 1).bit_length() - 3)
+    return -(-n // step) * step
