@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from graph.allocate import Layout, layout, root_of
 from graph.backend import Backend, Buffer, Bytes, Place, Program
-from graph.dtype import DTYPES
+from graph.dtype import DTYPES, nbytes
 from graph.partition import TRANSFER, Placement, partition
 from graph.tensor import Tensor, state
 
@@ -53,7 +54,7 @@ class Plan:
                 self._steps.append(self._transfer(segment.nodes[0]))
             else:
                 b = segment.backend
-                program: Program = backends[b].compile(segment.nodes, lambda t, b=b: self.place(t, b))
+                program: Program = backends[b].compile(segment.nodes, partial(self.place, b=b))
                 self._steps.append(program.run)
 
     def _place_leaves(self) -> None:
@@ -94,8 +95,13 @@ class Plan:
         start, end = self.place(t.src[0], source_b), self.place(t, t.attrs["to"])
         return lambda: destination.upload(end, source.download(start, t.nbytes))
 
-    def run(self, feeds: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Values of the fetches. Each feed must have its shape; KeyError or ValueError names the one that does not."""
+    def run(
+        self, feeds: Mapping[str, npt.NDArray[Any]], rows: Sequence[int | None] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """Values of the fetches. Each feed must have its shape; KeyError or ValueError names the one that does not.
+
+        `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
+        """
         backends = self._session.backends
         for name, leaf in self.feeds.items():
             value = np.ascontiguousarray(feeds[name], DTYPES[leaf.dtype].numpy)
@@ -106,9 +112,10 @@ class Plan:
                 backends[b].upload(place, data)
         for step in self._steps:
             step()
-        return [self._fetch(t) for t in self.placement.fetches]
+        wanted = rows if rows is not None else [None] * len(self.placement.fetches)
+        return [self._fetch(t, n) for t, n in zip(self.placement.fetches, wanted, strict=True)]
 
-    def _fetch(self, t: Tensor) -> npt.NDArray[Any]:
+    def _fetch(self, t: Tensor, rows: int | None) -> npt.NDArray[Any]:
         root = root_of(t)[0]
         if root.op == "state":
             b = self.placement.homes.get(root.name, 0)
@@ -116,9 +123,12 @@ class Plan:
             b = self._feed_places[root.name][0][0]
         else:
             b = self.placement.backend_of[id(t)]
-        raw = self._session.backends[b].download(self.place(t, b), t.nbytes)
+        shape = t.shape if rows is None else (rows, *t.shape[1:])
+        if rows is not None and not (t.shape and 0 <= rows <= t.shape[0]):
+            raise ValueError(f"{rows} rows wanted of {t!r}")
+        raw = np.array(self._session.backends[b].download(self.place(t, b), nbytes(t.dtype, shape)))
         kind = DTYPES[t.dtype].numpy
-        return np.array(raw).view(kind).reshape(t.shape) if kind is not None else np.array(raw)
+        return raw.view(kind).reshape(shape) if kind is not None else raw
 
 
 class Session:
@@ -217,15 +227,21 @@ class Session:
         self.n_plans_built += 1
         return Plan(self, placement, arenas)
 
-    def run(self, key: Hashable, build: Build, feeds: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Run the plan kept under this key, built at first use; the least recently used plan is dropped at the limit."""
+    def run(
+        self,
+        key: Hashable,
+        build: Build,
+        feeds: Mapping[str, npt.NDArray[Any]],
+        rows: Sequence[int | None] | None = None,
+    ) -> list[npt.NDArray[Any]]:
+        """Run the plan kept under this key, built at first use; at the limit the least recently used one is dropped."""
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
                 del self._plans[next(iter(self._plans))]
             plan = self.plan(build)
         self._plans[key] = plan
-        return plan.run(feeds)
+        return plan.run(feeds, rows)
 
     def close(self) -> None:
         self._plans.clear()
