@@ -1,0 +1,343 @@
+"""Chat templates: six real ones with expectations worked out by hand, the built-in ones, the sandbox and its limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.chat_template import CHATML, ChatTemplate, ChatTemplateError, builtin_names, from_metadata
+from models.tokenizer import from_metadata as tokenizer_from
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "Hi"}
+ASSISTANT = {"role": "assistant", "content": "Hello"}
+USER2 = {"role": "user", "content": "Bye"}
+TURNS = [SYSTEM, USER, ASSISTANT, USER2]
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number", "description": "left "}}},
+    },
+}
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+ANSWER = {"role": "tool", "tool_call_id": "abcdefghi", "content": "2"}
+
+GEMMA = "google-gemma-2-2b-it"
+HERMES = "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"
+LLAMA = "meta-llama-Llama-3.2-3B-Instruct"
+MISTRAL = "mistralai-Mistral-Nemo-Instruct-2407"
+PHI = "microsoft-Phi-3.5-mini-instruct"
+QWEN = "Qwen-Qwen3-0.6B"
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture
+def real(shared_data: Path) -> Any:
+    return lambda name: template((shared_data / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
+
+
+# -- real templates
+
+
+def test_gemma_has_no_system_role_so_the_user_says_it(real: Any) -> None:
+    gemma = real(GEMMA)
+    assert gemma.render(TURNS) == (
+        "<s><start_of_turn>user\nBe brief.\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
+        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert gemma.render([SYSTEM]) == "<s><start_of_turn>user\nBe brief.<end_of_turn>\n<start_of_turn>model\n"
+    with pytest.raises(ChatTemplateError, match=r"^the chat template says: Conversation roles must alternate"):
+        gemma.render([USER, USER2])
+
+
+def test_phi(real: Any) -> None:
+    phi = real(PHI)
+    assert phi.render(TURNS) == (
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n<|user|>\nBye<|end|>\n"
+        "<|assistant|>\n"
+    )
+    assert phi.render([USER, ASSISTANT], add_generation_prompt=False) == (
+        "<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n</s>"
+    )
+
+
+def test_qwen(real: Any) -> None:
+    qwen = real(QWEN)
+    assert qwen.render([SYSTEM, USER]) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    thoughtless = qwen.render([USER], enable_thinking=False)
+    assert thoughtless == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def test_qwen_with_tools(real: Any) -> None:
+    text = real(QWEN).render([SYSTEM, USER, CALLED, ANSWER], tools=[TOOL])
+    head, _, rest = text.partition("# Tools")
+    assert head == "<|im_start|>system\nBe brief.\n\n"
+    assert (
+        '<tools>\n{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": '
+        '"object", "properties": {"a": {"type": "number", "description": "left "}}}}}\n</tools>'
+    ) in rest
+    assert rest.endswith(
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_llama(real: Any) -> None:
+    llama = real(LLAMA)
+    assert llama.render(TURNS, date_string="1 May 2025") == (
+        "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 1 May "
+        "2025\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+        "Bye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    called = llama.render([USER, CALLED, ANSWER], tools=[TOOL], date_string="x")
+    assert called.endswith(
+        '\n            "properties": {\n                "a": {\n                    "type": "number",\n'
+        '                    "description": "left "\n                }\n            }\n        }\n    }\n}\n\nHi'
+        '<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{"name": "add", "parameters": {"a": 1}}<|eot_id|>'
+        '<|start_header_id|>ipython<|end_header_id|>\n\n"2"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'
+    )
+    with pytest.raises(ChatTemplateError, match="only supports single tool-calls at once"):
+        llama.render([USER, CALLED | {"tool_calls": [CALL, CALL]}])
+
+
+def test_todays_date_is_there_when_a_template_asks(real: Any) -> None:
+    text = real(LLAMA).render([USER])
+    day, month, year = text.split("Today Date: ")[1].split("\n")[0].split()
+    assert (len(day), len(month)) == (2, 3)
+    assert int(year) >= 2025
+
+
+def test_mistral(real: Any) -> None:
+    mistral = real(MISTRAL)
+    assert mistral.render(TURNS) == "<s>[INST]Hi[/INST]Hello</s>[INST]Be brief.\n\nBye[/INST]"
+    assert mistral.render([USER, CALLED, ANSWER], tools=[TOOL]) == (
+        '<s>[AVAILABLE_TOOLS][{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": '
+        '{"type": "object", "properties": {"a": {"type": "number", "description": "left "}}}}}][/AVAILABLE_TOOLS]'
+        '[INST]Hi[/INST][TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]</s>'
+        '[TOOL_RESULTS]{"content": 2, "call_id": "abcdefghi"}[/TOOL_RESULTS]'
+    )
+    with pytest.raises(ChatTemplateError, match="length 9"):
+        mistral.render([USER, ANSWER | {"tool_call_id": "1"}])
+
+
+def test_hermes(real: Any) -> None:
+    text = real(HERMES).render([USER, CALLED, ANSWER, ANSWER], tools=[TOOL])
+    assert text.startswith("<s><|im_start|>system\nYou are a function calling AI model.")
+    assert (
+        '{"type": "function", "function": {"name": "add", "description": "add(a: float) - Adds.\n\n'
+        '    Args:\n        a(float): left", "parameters": {"type": "object"'
+    ) in text
+    assert text.endswith(
+        '<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
+        "</tool_call><|im_end|>\n<|im_start|>tool\n<tool_response>\n2\n</tool_response>\n<tool_response>\n2\n"
+        "</tool_response><|im_end|><|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "able"),
+    [
+        (GEMMA, ""),
+        (PHI, "system_role"),
+        (LLAMA, "system_role tools tool_calls object_arguments"),
+        (QWEN, "system_role tools tool_calls parallel_tool_calls object_arguments"),
+        (MISTRAL, "system_role tools tool_calls parallel_tool_calls object_arguments"),
+        (HERMES, "system_role tools tool_calls parallel_tool_calls object_arguments"),
+    ],
+)
+def test_what_real_templates_can_do(name: str, able: str, real: Any) -> None:
+    caps = real(name).caps
+    assert {cap for cap, able in caps.items() if able} == {
+        f"supports_{cap}" for cap in ["string_content", *able.split()]
+    }
+    assert len(caps) == 8
+
+
+# -- built-in templates
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
+            "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        ("llama2", "[INST] Be brief.\nHi [/INST]Hello</s>[INST] Bye [/INST]"),
+        ("llama2-sys", "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]Hello</s>[INST] Bye [/INST]"),
+        ("llama2-sys-bos", "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]Hello</s><s>[INST] Bye [/INST]"),
+        ("mistral-v1", " [INST] Be brief.\n\nHi [/INST] Hello</s> [INST] Bye [/INST]"),
+        ("mistral-v3", "[INST] Be brief.\n\nHi[/INST] Hello</s>[INST] Bye[/INST]"),
+        ("mistral-v3-tekken", "[INST]Be brief.\n\nHi[/INST]Hello</s>[INST]Bye[/INST]"),
+        ("mistral-v7", "[SYSTEM_PROMPT] Be brief.[/SYSTEM_PROMPT][INST] Hi[/INST] Hello</s>[INST] Bye[/INST]"),
+        (
+            "gemma",
+            "<start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"
+            "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+        ),
+        ("vicuna", "Be brief.\n\nUSER: Hi\nASSISTANT: Hello</s>\nUSER: Bye\nASSISTANT:"),
+        ("deepseek3", "Be brief.\n\n<｜User｜>Hi<｜Assistant｜>Hello<｜end▁of▁sentence｜><｜User｜>Bye<｜Assistant｜>"),
+    ],
+)
+def test_built_in_templates(name: str, text: str) -> None:
+    assert template(name).render(TURNS) == text
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_every_built_in_template_writes_every_message(name: str) -> None:
+    text = template(name).render(TURNS)
+    places = [text.index(str(message["content"])) for message in TURNS]
+    assert places == sorted(places)
+    assert "{" not in text
+
+
+def test_from_metadata(shared_data: Path) -> None:
+    values = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [b"<unk>", b"<s>", b"</s>"],
+        "tokenizer.ggml.token_type": [2, 3, 3],
+    }
+    tokenizer = tokenizer_from(values)
+    assert from_metadata(values, tokenizer).source == CHATML
+    values["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    values["tokenizer.chat_template.tool_use"] = "tools: {{ tools | length }}"
+    chat = from_metadata(values, tokenizer)
+    assert chat.render([USER]) == "<s>Hi</s>"
+    assert chat.render([USER], tools=[TOOL]) == "tools: 1"
+    assert from_metadata(values, tokenizer, "phi3").render([USER]) == "<|user|>\nHi<|end|>\n<|assistant|>\n"
+    assert from_metadata(values, tokenizer, "plain").render([USER]) == "plain"
+
+
+# -- adjustments
+
+
+def test_contents_become_what_the_template_takes() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    chat = template("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    assert chat.render([{"role": "user", "content": parts}, {"role": "assistant", "content": None}]) == "[a\nb][]"
+    typed = template("{% for m in messages %}[{% for p in m.content %}{{ p.text }},{% endfor %}]{% endfor %}")
+    assert (typed.caps["supports_string_content"], typed.caps["supports_typed_content"]) == (False, True)
+    assert typed.render([{"role": "user", "content": parts}, USER]) == "[a,b,][Hi,]"
+    both = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}"
+    caps = template(both + "{% endif %}{% endfor %}").caps
+    assert caps["supports_string_content"]
+    assert caps["supports_typed_content"]
+
+
+def test_messages_are_left_alone_and_roles_mapped() -> None:
+    messages = [{"role": "developer", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": []}]
+    chat = template("{% for m in messages %}{{ m.role }}{{ m.tool_calls is defined }}{{ m.content }} {% endfor %}")
+    assert chat.render(messages) == "systemFalsex assistantFalse "
+    assert messages == [{"role": "developer", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": []}]
+
+
+def test_arguments_stay_text_where_the_template_adds_them_to_text() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    chat = template(source)
+    assert not chat.caps["supports_object_arguments"]
+    assert chat.caps["supports_parallel_tool_calls"]
+    calls = [CALL, {"id": "b", "function": {"name": "é", "arguments": {"x": "é"}}}]
+    assert chat.render([CALLED | {"tool_calls": calls}]) == 'add{"a": 1}é{"x": "é"}'
+
+
+def test_invalid_arguments_are_left_to_the_template(real: Any) -> None:
+    call = {"id": "abcdefghi", "function": {"name": "add", "arguments": "{oops"}}
+    assert '"arguments": {oops}' in real(QWEN).render([USER, CALLED | {"tool_calls": [call]}])
+
+
+def test_reasoning_that_is_kept_shows() -> None:
+    chat = template("{% for m in messages %}{{ m.reasoning_content or '' }}{{ m.content }}{% endfor %}")
+    assert chat.caps["supports_preserve_reasoning"]
+
+
+# -- the language
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb"),
+        (
+            "{% for i in [0, 1, 2, 3] %}{% if i == 1 %}"
+            "{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "02",
+        ),
+        (
+            "{% for i in [1, 2] %}{{ loop.index }}{{ loop.length }}{{ loop.last }} {% else %}none{% endfor %}",
+            "12False 22True ",
+        ),
+        ("{% for i in [] %}{{ i }}{% else %}none{% endfor %}", "none"),
+        ("{% generation %}a{{ 1 + 1 }}{% endgeneration %}b", "a2b"),
+        ("{{ {'é<': ['&', none, true]} | tojson }}", '{"é<": ["&", null, true]}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": 2\n}'),
+        ("{{ '<b>' }}{{ missing }}", "<b>"),
+        ("{{ 'ab' * 2 + 'c' }}{{ 2 ** 3 }}{{ [1] + [2] }}", "ababc8[1, 2]"),
+        ("{% macro f(x) %}{% for y in x %}{{ y }}{% endfor %}{% endmacro %}{{ f('ab') }}", "ab"),
+        ("{{ enable_thinking }}{{ add_generation_prompt }}{{ tools is defined }}", "TrueTrueFalse"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+    ],
+)
+def test_language(source: str, text: str) -> None:
+    assert template(source).render([USER]) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('no\n good') }}", "the chat template says: no good"),
+        ("{{ missing.field }}", "the chat template fails: 'missing' is undefined"),
+        ("{{ 1 + 'a' }}", "the chat template fails: unsupported operand"),
+        ("{{ ''.__class__.__mro__ }}", "the chat template fails: access to attribute '__class__'"),
+        ("{{ messages.append(1) }}", "the chat template fails: "),
+        ("{{ missing | tojson }}", "the chat template fails: Object of type Undefined is not JSON serializable"),
+        ("{% for i in range(10**6) %}{% endfor %}", "the chat template fails: Range too big"),
+        ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "the chat template writes more than"),
+        ("{{ ('x' * 99999) * 99999 }}", "the chat template makes a value longer than"),
+        ("{{ 99999 * ('x' * 99999) }}", "the chat template makes a value longer than"),
+        ("{{ 9 ** 9999999 }}", "the chat template computes a number that is too large"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template recurses too deeply"),
+    ],
+)
+def test_failures_are_one_line(source: str, message: str) -> None:
+    with pytest.raises(ChatTemplateError) as caught:
+        template(source).render([USER])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_loops_that_write_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.chat_jinja.MAX_SECONDS", 0.01)
+    loop = "{% for i in range(99999) %}"
+    with pytest.raises(ChatTemplateError, match=r"^the chat template runs longer than 0.01 s$"):
+        template(loop + loop + "{% endfor %}{% endfor %}").render([USER])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("\n{% if %}", "the chat template, line 2: Expected an expression, got 'end of statement block'"),
+        ("{{ x | nonsense }}", "the chat template, line 1: No filter named 'nonsense'."),
+        ("{% for x in y %}", "the chat template, line 1: Unexpected end of template."),
+    ],
+)
+def test_templates_that_do_not_parse(source: str, message: str) -> None:
+    with pytest.raises(ChatTemplateError) as caught:
+        template(source)
+    assert str(caught.value).startswith(message)
