@@ -1,0 +1,59 @@
+"""What the command line tells the server: one frozen value, read by HTTP and by the parser of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from server.sampling import SamplingParams
+
+BUILD_INFO = "b1-logitless"  # llama-server's clients expect "b", then a build number
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Settings of one server; names follow llama-server's flags."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0: any free one; the log line shows which
+    model_path: str = ""
+    alias: str = ""  # "": the model's path
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    n_parallel: int = 4
+    n_predict: int = -1  # what a request gets that does not say, and the most that it can have (-1: no limit)
+    n_keep: int = 0
+    cache_prompt: bool = True
+    backend_sampling: bool = True
+    reverse_prompts: tuple[str, ...] = ()
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    api_keys: tuple[str, ...] = ()
+    api_prefix: str = ""
+    cors_origins: str = "*"  # "*": any; "localhost": this machine's names; else a comma list
+    timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
+    max_body: int = 64 << 20  # bytes
+    sse_ping_interval: int = 30  # seconds of silence before a comment line keeps a stream alive; -1: never
+    metrics: bool = False
+    slots: bool = True
+    props: bool = False  # whether POST /props is allowed
+    ui: bool = True
+    prefill_assistant: bool = True
+    verbose: bool = False
+
+    @property
+    def model(self) -> str:
+        """The name that responses carry."""
+        return self.alias or self.model_path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What /props and /v1/models tell about the loaded model."""
+
+    n_ctx: int  # the longest sequence of one slot, as the scheduler enforces it
+    n_ctx_train: int = 0
+    n_vocab: int = 0
+    n_embd: int = 0
+    n_params: int = 0
+    nbytes: int = 0
+    vocab_type: int = 0
+    ftype: str = ""

@@ -1,0 +1,199 @@
+"""The aiohttp application: routes, who may enter, how refusals look; and running it until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from server.config import ServerConfig
+from server.errors import NotFound, RequestError, ServerFault, Unauthorized
+from server.http import generate, info, text
+from server.http.context import CONTEXT, Context, error_response
+from server.http.metrics import metrics
+from server.service import Service
+
+log = logging.getLogger("logitless.http")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_GET: dict[str, Handler] = {
+    "/health": info.health,
+    "/v1/health": info.health,
+    "/models": info.models,
+    "/v1/models": info.models,
+    "/v1/models/{id:.+}": info.model,
+    "/props": info.props,
+    "/slots": info.slots,
+    "/metrics": metrics,
+    "/lora-adapters": text.lora_adapters,
+}
+_POST: dict[str, Handler] = {
+    "/completion": generate.native_completion,
+    "/completions": generate.native_completion,
+    "/v1/completions": generate.openai_completion,
+    "/chat/completions": generate.chat_completion,
+    "/v1/chat/completions": generate.chat_completion,
+    "/tokenize": text.tokenize,
+    "/detokenize": text.detokenize,
+    "/apply-template": text.apply_template,
+    "/props": info.change_props,
+    "/slots/{id}": info.slot_action,
+    "/lora-adapters": text.lora_adapters,
+}
+_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/", "/index.html"})
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def make_app(service: Service, config: ServerConfig) -> web.Application:
+    """The application; it may be run before the model has loaded, and answers 503 until then."""
+    app = web.Application(client_max_size=config.max_body, middlewares=[_guard])
+    app[CONTEXT] = Context(service, config)
+    prefix = config.api_prefix.rstrip("/")
+    for path, handler in _GET.items():
+        app.router.add_get(prefix + path, handler)
+    for path, handler in _POST.items():
+        app.router.add_post(prefix + path, handler)
+    if config.ui:
+        app.router.add_get(f"{prefix}/", info.page)
+        app.router.add_get(f"{prefix}/index.html", info.page)
+    app.on_response_prepare.append(_add_headers)
+    return app
+
+
+async def serve(service: Service, config: ServerConfig) -> None:
+    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what loading the model raised."""
+    runner = web.AppRunner(
+        make_app(service, config),
+        handler_cancellation=True,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=0.5,
+    )
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):  # no signals on this platform's loop: Ctrl+C raises KeyboardInterrupt
+            loop.add_signal_handler(number, signalled.set)
+    await runner.setup()
+    stopping = asyncio.create_task(signalled.wait())
+    loading = asyncio.create_task(_loaded(service))
+    try:
+        site = web.TCPSite(runner, config.host, config.port)
+        await site.start()
+        log.info("listening on %s", address(runner, config.host))
+        await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            await stopping
+        log.info("shutting down")
+        await site.stop()
+    finally:
+        for task in (stopping, loading):
+            task.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+        await service.stop(4.0)
+        await runner.cleanup()
+
+
+async def _loaded(service: Service) -> None:
+    served = await service.loaded()
+    log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)
+
+
+def address(runner: web.AppRunner, host: str) -> str:
+    """The URL that the server listens on, with the port that was chosen."""
+    port = runner.addresses[0][1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@web.middleware
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Preflights and keys first; then every exception becomes an error object of one line."""
+    try:
+        if request.method == "OPTIONS":
+            return _preflight(request)
+        _authorize(request)
+        return await handler(request)
+    except RequestError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _http_error(request, error)
+    except Exception as error:
+        log.error(
+            "%s %s failed: %s: %s",
+            request.method,
+            request.path,
+            type(error).__name__,
+            " ".join(str(error).split()),
+            exc_info=log.isEnabledFor(logging.DEBUG),
+        )
+        return error_response(ServerFault("internal error; the server's log has the reason"))
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
+    if error.status == 404:
+        return error_response(NotFound(f"no such endpoint: {request.path}"))
+    refused = RequestError(error.reason)
+    refused.code = error.status
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        refused.message = f"{request.method} is not allowed here"
+    elif isinstance(error, web.HTTPRequestEntityTooLarge):
+        refused.message = f"the request is larger than {request.app[CONTEXT].config.max_body} bytes"
+    response = error_response(refused)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+def _authorize(request: web.Request) -> None:
+    config = request.app[CONTEXT].config
+    if not config.api_keys or request.path.removeprefix(config.api_prefix.rstrip("/")) in _PUBLIC:
+        return
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
+    raw = given.encode("utf-8", "surrogateescape")
+    matches = [hmac.compare_digest(raw, key.encode()) for key in config.api_keys]  # all of them, in constant time
+    if not any(matches):
+        raise Unauthorized("Invalid API Key")
+
+
+def _preflight(request: web.Request) -> web.Response:
+    headers = {"Access-Control-Allow-Methods": "GET, POST", "Access-Control-Allow-Headers": "*"}
+    if _origin(request):
+        headers["Access-Control-Allow-Credentials"] = "true"
+    return web.Response(headers=headers)
+
+
+def _origin(request: web.Request) -> str:
+    """The value of Access-Control-Allow-Origin, or "" where none is allowed."""
+    origin = request.headers.get("Origin", "")
+    allowed = request.app[CONTEXT].config.cors_origins
+    if allowed == "*":
+        return origin
+    if not origin:
+        return ""
+    if allowed == "localhost":
+        with suppress(ValueError):
+            host = urlsplit(origin if "//" in origin else f"//{origin}").hostname
+            return origin if host in _LOCAL else ""
+        return ""
+    return origin if origin in [item.strip() for item in allowed.split(",")] else ""
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "logitless"
+    origin = _origin(request)
+    if origin:
+        response.headers["Access-Control-Allow-Origin"] = origin
+        response.headers["Access-Control-Allow-Credentials"] = "true"
+        response.headers["Vary"] = "Origin"

@@ -1,0 +1,83 @@
+"""What every handler needs: the service, the settings, a request's body, and JSON out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from server.config import ServerConfig
+from server.errors import RequestError, Unavailable
+from server.fields import json_object
+from server.parse import RequestParser
+from server.service import Served, Service
+
+T = TypeVar("T")
+_LARGE = 1 << 16  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
+
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+class RequestTimeout(RequestError):
+    """408: the client did not send its request in time."""
+
+    code = 408
+
+
+class Context:
+    """The application's state: one per server."""
+
+    def __init__(self, service: Service, config: ServerConfig) -> None:
+        self.service = service
+        self.config = config
+        self._parser: RequestParser | None = None
+
+    @property
+    def served(self) -> Served:
+        """The loaded model, or 503."""
+        if self.service.served is None:
+            raise Unavailable("Loading model")
+        return self.service.served
+
+    @property
+    def parser(self) -> RequestParser:
+        """The parser of requests for the loaded model."""
+        if self._parser is None:
+            self._parser = RequestParser(self.served.tokenizer, self.config)
+        return self._parser
+
+    async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
+        """`parse` of the request's JSON body; beside the event loop when the body is large."""
+        try:
+            async with asyncio.timeout(self.config.timeout):
+                raw = await request.read()
+        except TimeoutError:
+            raise RequestTimeout("the request did not arrive in time") from None
+        if len(raw) < _LARGE:
+            return parse(json_object(raw))
+        return await asyncio.to_thread(lambda: parse(json_object(raw)))
+
+
+CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
+
+
+def json_response(data: object, status: int = 200) -> web.Response:
+    """`data` as JSON."""
+    body = encode_json(data).encode("utf-8", "replace")
+    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    """The error as llama-server and OpenAI's API show it."""
+    return {"error": {"code": error.code, "message": error.message, "type": error.type, **error.extra}}
+
+
+def error_response(error: RequestError) -> web.Response:
+    """A refusal."""
+    response = json_response(error_object(error), error.code)
+    if error.code == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response

@@ -1,0 +1,146 @@
+"""Endpoints that tell about the server: health, models, properties, slots, and the page for people."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+
+from server.config import BUILD_INFO
+from server.errors import InvalidRequest, NotFound, NotSupported, Unavailable
+from server.http.context import CONTEXT, Context, json_response
+from server.http.reply import generation_settings
+from server.requests import CompletionRequest
+
+_STARTED = int(time.time())
+
+
+async def health(request: web.Request) -> web.Response:
+    """GET /health: 503 while loading."""
+    _ = request.app[CONTEXT].served
+    return json_response({"status": "ok"})
+
+
+async def models(request: web.Request) -> web.Response:
+    """GET /v1/models: a list of one, with the older `models` beside it as llama-server has."""
+    return json_response({"object": "list", "data": [_model(request.app[CONTEXT])]})
+
+
+async def model(request: web.Request) -> web.Response:
+    """GET /v1/models/{id}."""
+    context = request.app[CONTEXT]
+    data = _model(context)
+    if request.match_info["id"] not in (data["id"], *data["aliases"]):
+        raise NotFound(f"no such model: {request.match_info['id']}")
+    return json_response(data)
+
+
+def _model(context: Context) -> dict[str, Any]:
+    info, config = context.served.info, context.config
+    return {
+        "id": config.model,
+        "aliases": list(config.aliases or ([config.alias] if config.alias else [])),
+        "tags": list(config.tags),
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "logitless",
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "meta": {
+            "vocab_type": info.vocab_type,
+            "n_vocab": info.n_vocab,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.nbytes,
+        },
+    }
+
+
+async def props(request: web.Request) -> web.Response:
+    """GET /props."""
+    context = request.app[CONTEXT]
+    served, config, tokenizer = context.served, context.config, context.served.tokenizer
+
+    def text(id: int | None) -> str:
+        return "" if id is None else tokenizer.piece(id).decode("utf-8", "replace")
+
+    default = CompletionRequest((), config.defaults, n_predict=config.n_predict, stop=config.reverse_prompts)
+    others = {"n_keep": config.n_keep, "backend_sampling": config.backend_sampling}
+    return json_response(
+        {
+            "default_generation_settings": {
+                "params": generation_settings(default, others),
+                "n_ctx": served.info.n_ctx,
+            },
+            "total_slots": config.n_parallel,
+            "model_alias": config.alias,
+            "model_path": config.model_path,
+            "model_ftype": served.info.ftype,
+            "modalities": {"vision": False, "audio": False},
+            "endpoint_slots": config.slots,
+            "endpoint_props": config.props,
+            "endpoint_metrics": config.metrics,
+            "ui": config.ui,
+            "webui": config.ui,
+            "chat_template": served.template.source if served.template else "",
+            "chat_template_caps": dict(served.template.caps) if served.template else {},
+            "bos_token": text(tokenizer.bos_id),
+            "eos_token": text(tokenizer.eos_id),
+            "build_info": BUILD_INFO,
+            "is_sleeping": False,
+        }
+    )
+
+
+async def change_props(request: web.Request) -> web.Response:
+    """POST /props: allowed by --props; there is nothing to change yet."""
+    context = request.app[CONTEXT]
+    if not context.config.props:
+        raise NotSupported("this server does not allow changing its properties; start it with --props")
+    await context.parsed(request, lambda body: body)
+    return json_response({"success": True})
+
+
+async def slots(request: web.Request) -> web.Response:
+    """GET /slots."""
+    context = request.app[CONTEXT]
+    if not context.config.slots:
+        raise NotSupported("this server does not show its slots; start it with --slots")
+    served = context.served
+    shown = await context.service.ask(lambda scheduler: [_slot(slot, context) for slot in scheduler.slots])
+    if request.query.get("fail_on_no_slot") and all(slot["is_processing"] for slot in shown):
+        raise Unavailable("no slot available")
+    return json_response([{**slot, "n_ctx": served.info.n_ctx} for slot in shown])
+
+
+async def slot_action(request: web.Request) -> web.Response:
+    """POST /slots/{id}?action=erase."""
+    context = request.app[CONTEXT]
+    _ = context.served
+    action = request.query.get("action", "")
+    if action in ("save", "restore"):
+        raise NotSupported(f"action '{action}' is not supported yet")
+    if action != "erase":
+        raise InvalidRequest("query 'action': must be save, restore or erase")
+    text = request.match_info["id"]
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < context.config.n_parallel):
+        raise InvalidRequest(f"no slot {text[:20]!r}: this server has {context.config.n_parallel}")
+    n_erased = await context.service.ask(lambda scheduler: scheduler.erase_slot(int(text)))
+    return json_response({"id_slot": int(text), "n_erased": n_erased})
+
+
+@cache
+def _page() -> bytes:
+    return files("server").joinpath("http/page.html").read_bytes()
+
+
+async def page(request: web.Request) -> web.Response:
+    """GET /: a page to try the model with; it needs nothing from other servers."""
+    return web.Response(body=_page(), content_type="text/html", charset="utf-8")
+
+
+def _slot(slot: Any, context: Context) -> dict[str, Any]:
+    raise NotImplementedError

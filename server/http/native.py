@@ -1,0 +1,86 @@
+"""The shape of POST /completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.http.probabilities import entries
+from server.http.reply import Reply, Result, quoted, sse, timings
+from server.requests import Finished, Progress, Token
+
+
+class NativeReply(Reply):
+    """llama-server's own completion object, or an array of them."""
+
+    def whole(self) -> object:
+        shown = []
+        for result in self.chosen():
+            data = self.native(result)
+            if self.options.top is not None:
+                probs = [token.prob for token in self.probable(result) if token.prob is not None]
+                data["completion_probabilities"] = entries(
+                    probs, self.tokenizer, self.options.top, result.request.sampling.post_sampling_probs
+                )
+            shown.append(self._selected(data))
+        return shown if self.options.many else shown[0]
+
+    def token(self, result: Result, token: Token) -> str:
+        result.n_tokens += 1
+        if token.prob is None and not self.options.timings_per_token:  # the hot path
+            return (
+                f'data: {{"index":{result.index},"content":{quoted(token.text)},"tokens":[{token.id}],"stop":false,'
+                f'"id_slot":{result.request.id_slot},"tokens_predicted":{result.n_tokens},'
+                f'"tokens_evaluated":{len(result.request.prompt)}}}\n\n'
+            )
+        data = self._chunk(result, token.text, [token.id])
+        if token.prob is not None and self.options.top is not None:
+            data["completion_probabilities"] = entries(
+                [token.prob], self.tokenizer, self.options.top, result.request.sampling.post_sampling_probs
+            )
+        if self.options.timings_per_token and token.timings is not None:
+            data["timings"] = timings(token.timings)
+        return sse(data)
+
+    def progress(self, result: Result, progress: Progress) -> str:
+        return sse({**self._chunk(result, "", []), "prompt_progress": progress_object(progress)})
+
+    def finish(self, result: Result, finished: Finished) -> str:
+        result.finished = finished
+        rest = sse(self._chunk(result, finished.text, [])) if finished.text else ""
+        return rest + sse(self._selected(self.native(result)))
+
+    def _chunk(self, result: Result, text: str, tokens: list[int]) -> dict[str, Any]:
+        return {
+            "index": result.index,
+            "content": text,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": result.request.id_slot,
+            "tokens_predicted": result.n_tokens,
+            "tokens_evaluated": len(result.request.prompt),
+        }
+
+    def _selected(self, data: dict[str, Any]) -> dict[str, Any]:
+        """`response_fields`: only these; a path with slashes is looked up and shown under its whole name."""
+        if not self.options.response_fields:
+            return data
+        selected = {}
+        for path in self.options.response_fields:
+            value: Any = data
+            for name in path.split("/"):
+                if not isinstance(value, dict) or name not in value:
+                    break
+                value = value[name]
+            else:
+                selected[path] = value
+        return selected
+
+
+def progress_object(progress: Progress) -> dict[str, Any]:
+    """llama-server's `prompt_progress`."""
+    return {
+        "total": progress.total,
+        "cache": progress.cache,
+        "processed": progress.processed,
+        "time_ms": progress.time_ms,
+    }

@@ -1,0 +1,212 @@
+"""The shapes of OpenAI's completions and chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.config import ServerConfig
+from server.http.context import encode_json
+from server.http.native import progress_object
+from server.http.probabilities import LegacyLogprobs, entries, within
+from server.http.reply import Reply, Result, quoted, sse, timings
+from server.parse import Job
+from server.requests import Finished, Progress, Token, TokenProb
+from server.service import Served
+
+
+class OpenAIReply(Reply):
+    """What both have in common: chunks with `choices`, then usage, then [DONE]."""
+
+    text_open = ""  # of a choice in a chunk, up to the text
+    text_close = "}"
+
+    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+        super().__init__(job, served, config)
+        self._head = 'data: {"choices":[{"finish_reason":null,"index":'
+        self._tail = f"],{encode_json({**self.common, 'object': self.chunk_object})[1:]}\n\n"
+        self._plain = self.options.top is None and not self.options.timings_per_token
+
+    def choice(self, result: Result) -> dict[str, Any]:
+        """One whole result."""
+        raise NotImplementedError
+
+    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
+        """One result's part of a chunk; text None: nothing was added."""
+        raise NotImplementedError
+
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+        """The probabilities of the next tokens of a result."""
+        raise NotImplementedError
+
+    def opening(self, result: Result) -> str:
+        """What comes before everything else of a result."""
+        return self.chunk([self.delta(result, result.prefix, None)]) if result.prefix else ""
+
+    def whole(self) -> object:
+        chosen = self.chosen()
+        data = {
+            "choices": [self.choice(result) for result in chosen],
+            **self.common,
+            "object": self.object,
+            "usage": self.usage(),
+            "timings": timings(chosen[0].finished.timings),
+        }
+        if self.options.verbose:
+            data["__verbose"] = self.native(chosen[0])
+        return data
+
+    def chunk(self, choices: list[dict[str, Any]], **extra: Any) -> str:
+        """One event of the stream."""
+        return sse({"choices": choices, **self.common, "object": self.chunk_object, **extra})
+
+    def token(self, result: Result, token: Token) -> str:
+        if self._plain and result.opened:  # the hot path
+            if not token.text:
+                return ""
+            return f"{self._head}{result.index},{self.text_open}{quoted(token.text)}{self.text_close}{self._tail}"
+        opening = self._open(result)
+        if self.options.top is not None:
+            result.held.append(token)
+        if not token.text:
+            return opening
+        extra = {}
+        if self.options.timings_per_token and token.timings is not None:
+            extra["timings"] = timings(token.timings)
+        return opening + self._told(result, token.text, **extra)
+
+    def progress(self, result: Result, progress: Progress) -> str:
+        return self._open(result) + self.chunk(
+            [self.delta(result, None, None)], prompt_progress=progress_object(progress)
+        )
+
+    def finish(self, result: Result, finished: Finished) -> str:
+        result.finished = finished
+        text = self._open(result)
+        if finished.stop_type == "word":
+            result.held = within(result.held, finished.text, self.tokenizer)
+        result.held = self.without_end(result.held, finished)
+        if finished.text or result.held:
+            text += self._told(result, finished.text)
+        return text + self.chunk([self.delta(result, None, finish_reason(finished))], **self.last_extra(result))
+
+    def last_extra(self, result: Result) -> dict[str, Any]:
+        """What a result's last chunk carries beside its choice."""
+        extra: dict[str, Any] = {}
+        if self.options.verbose:
+            extra["__verbose"] = self.native(result)
+        if not self.options.include_usage or len(self.results) > 1:
+            extra["timings"] = timings(result.finished.timings)
+        return extra
+
+    def ending(self) -> str:
+        done = "data: [DONE]\n\n"
+        if not self.options.include_usage:
+            return done
+        extra = {"timings": timings(self.results[0].finished.timings)} if len(self.results) == 1 else {}
+        return self.chunk([], usage=self.usage(), **extra) + done
+
+    def _probs(self, result: Result) -> list[TokenProb]:
+        tokens = self.without_end(self.probable(result), result.finished)
+        return [token.prob for token in tokens if token.prob is not None]
+
+    def _open(self, result: Result) -> str:
+        if result.opened:
+            return ""
+        result.opened = True
+        return self.opening(result)
+
+    def _told(self, result: Result, text: str, **extra: Any) -> str:
+        """A chunk with `text` and the probabilities of the tokens since the last one."""
+        delta = self.delta(result, text, None)
+        if self.options.top is not None:
+            delta["logprobs"] = self.logprobs(result, [t.prob for t in result.held if t.prob is not None])
+            result.held.clear()
+        return self.chunk([delta], **extra)
+
+
+class CompletionReply(OpenAIReply):
+    """POST /v1/completions."""
+
+    id_prefix = "cmpl-"
+    object = chunk_object = "text_completion"
+    text_open = '"logprobs":null,"text":'
+
+    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+        super().__init__(job, served, config)
+        self._legacy: dict[int, LegacyLogprobs] = {}
+
+    def choice(self, result: Result) -> dict[str, Any]:
+        logprobs = None
+        if self.options.top is not None:
+            probs = self._probs(result)
+            logprobs = self.logprobs(result, probs)
+            if result.prefix:
+                legacy = self._new_legacy(result)
+                prompt = legacy.of_prompt(result.request.prompt, result.finished.prompt_probs, result.prefix)
+                rest = legacy.of(probs)
+                logprobs = {name: prompt[name] + rest[name] for name in prompt}
+        return {
+            "text": result.prefix + result.content,
+            "index": result.index,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(result.finished),
+        }
+
+    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
+        return {"finish_reason": finish_reason, "index": result.index, "logprobs": None, "text": text or ""}
+
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+        legacy = self._legacy.get(result.index)
+        if legacy is None:
+            legacy = self._legacy[result.index] = self._new_legacy(result)
+            legacy.skip(result.prefix)
+        return legacy.of(probs)
+
+    def last_extra(self, result: Result) -> dict[str, Any]:
+        extra = super().last_extra(result)
+        if len(self.results) == 1 and not self.options.include_usage:  # as llama-server's last chunk
+            extra["usage"] = self.usage()
+        return extra
+
+    def _new_legacy(self, result: Result) -> LegacyLogprobs:
+        return LegacyLogprobs(self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
+
+
+class ChatReply(OpenAIReply):
+    """POST /v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    text_open = '"delta":{"content":'
+    text_close = "}}"
+
+    def opening(self, result: Result) -> str:
+        delta = {"role": "assistant", "content": None}
+        role = self.chunk([{"finish_reason": None, "index": result.index, "delta": delta}])
+        return role + super().opening(result)
+
+    def choice(self, result: Result) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "finish_reason": finish_reason(result.finished),
+            "index": result.index,
+            "message": {"role": "assistant", "content": result.prefix + result.content},
+        }
+        if self.options.top is not None:
+            probs = self._probs(result)
+            data["logprobs"] = self.logprobs(result, probs)
+        return data
+
+    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
+        content = {} if text is None else {"content": text}
+        return {"finish_reason": finish_reason, "index": result.index, "delta": content}
+
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+        post = result.request.sampling.post_sampling_probs
+        return {"content": entries(probs, self.tokenizer, self.options.top or 0, post)}
+
+
+def finish_reason(finished: Finished) -> str:
+    """OpenAI's word for why a generation ended."""
+    return "length" if finished.stop_type == "limit" else "stop"

@@ -1,0 +1,234 @@
+"""JSON bodies of completion requests → typed requests and what the reply must look like. Every 400 names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from models.tokenizer import Tokenizer
+from server.config import ServerConfig
+from server.errors import InvalidRequest
+from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
+from server.parse_sampling import parse_sampling
+from server.requests import CompletionRequest
+
+MAX_TOP = 1024  # log-probabilities beside the chosen token
+MAX_BEST_OF = 20
+MAX_RESULTS = 2048  # of one HTTP request
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """How the results are to be shown."""
+
+    stream: bool = False
+    include_usage: bool = False
+    many: bool = False  # native: reply with an array even for one result
+    n: int = 1  # results shown per prompt
+    best_of: int = 1  # results computed per prompt
+    top: int | None = None  # log-probabilities to show beside the chosen token; None: no probabilities at all
+    return_tokens: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
+    response_fields: tuple[str, ...] = ()
+    verbose: bool = False
+    sse_ping_interval: int = 30
+    prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
+    settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The generations of one HTTP request: `options.best_of` for each prompt, prompt by prompt."""
+
+    requests: tuple[CompletionRequest, ...]
+    options: ReplyOptions
+
+
+class RequestParser:
+    """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call it."""
+
+    def __init__(self, tokenizer: Tokenizer, config: ServerConfig) -> None:
+        self.tokenizer = tokenizer
+        self.config = config
+
+    def native(self, body: Mapping[str, Any]) -> Job:
+        """POST /completion."""
+        fields = Fields(body)
+        top = fields.integer("n_probs", "logprobs", default=0, low=0, high=MAX_TOP)
+        prompts, many = self.prompts(body)
+        return self.job(fields, [self.tokens(prompt) for prompt in prompts], many=many, top=top or None)
+
+    def openai(self, body: Mapping[str, Any]) -> Job:
+        """POST /v1/completions, with what llama-server refuses: echo, best_of."""
+        fields = Fields(body)
+        if fields.text("suffix"):
+            unsupported("suffix")
+        if body.get("logprobs") is False:  # some clients send chat's form
+            body = {**body, "logprobs": None}
+            fields = Fields(body)
+        name, value = fields.find("n_probs", "logprobs")
+        top = None if value is None else int(limited(name, as_integer(name, value), 0, MAX_TOP, False))
+        if name == "n_probs" and top == 0:
+            top = None
+        n = self._n(fields)
+        best_of = fields.integer("best_of", default=n, low=n, high=max(n, MAX_BEST_OF), hard=True)
+        if best_of > n and fields.boolean("stream"):
+            refuse("best_of", "cannot be streamed when it is more than n")
+        echo = fields.boolean("echo")
+        if echo and top is not None and fields.boolean("stream"):
+            refuse("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
+        prompts, many = self.prompts(body)
+        tokens = [self.tokens(prompt) for prompt in prompts]
+        prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
+        return self.job(fields, tokens, many=many, top=top, best_of=best_of, prefixes=prefixes, prompt_probs=echo)
+
+    def job(
+        self,
+        fields: Fields,
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        many: bool = False,
+        top: int | None = None,
+        best_of: int | None = None,
+        prefixes: tuple[str, ...] = (),
+        prompt_probs: bool = False,
+    ) -> Job:
+        """The requests for these prompts, with every field that all endpoints share."""
+        refuse_unsupported(fields)
+        config = self.config
+        n = self._n(fields)
+        best_of = best_of or n
+        if len(prompts) * best_of > MAX_RESULTS:
+            refuse("prompt", f"one request has at most {MAX_RESULTS} results, not {len(prompts) * best_of}")
+        n_probs = 0 if top is None else max(1, top)
+        if best_of > n:
+            n_probs = max(1, n_probs)
+        sampling = parse_sampling(fields, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
+        n_predict = fields.integer(
+            "n_predict", "max_completion_tokens", "max_tokens", default=config.n_predict, low=-1, hard=True
+        )
+        if config.n_predict >= 0 and not 0 <= n_predict <= config.n_predict:
+            n_predict = config.n_predict
+        request = CompletionRequest(
+            prompt=(),
+            sampling=sampling,
+            n_predict=n_predict,
+            stop=self._stop(fields),
+            ignore_eos=fields.boolean("ignore_eos"),
+            cache_prompt=fields.boolean("cache_prompt", config.cache_prompt),
+            id_slot=fields.integer("id_slot", default=-1, low=-1, high=config.n_parallel - 1, hard=True),
+            n_indent=fields.integer("n_indent", default=0, low=0, hard=True),
+            t_max_predict_ms=max(0.0, fields.number("t_max_predict_ms", default=0.0, low=-1, hard=True)),
+            prompt_logprobs=top if prompt_probs else None,
+            return_progress=fields.boolean("return_progress"),
+        )
+        options = ReplyOptions(
+            stream=fields.boolean("stream"),
+            include_usage=Fields(fields.object("stream_options")).boolean("include_usage"),
+            many=many or n > 1,
+            n=n,
+            best_of=best_of,
+            top=top,
+            return_tokens=fields.boolean("return_tokens"),
+            timings_per_token=fields.boolean("timings_per_token"),
+            return_progress=request.return_progress,
+            response_fields=tuple(as_text("response_fields", f) for f in fields.array("response_fields") or ()),
+            verbose=fields.boolean("verbose", config.verbose),
+            sse_ping_interval=fields.integer(
+                "sse_ping_interval", default=config.sse_ping_interval, low=-1, high=INT_MAX, hard=True
+            ),
+            prefixes=prefixes,
+            settings={
+                "n_keep": fields.integer("n_keep", default=config.n_keep, low=-1, hard=True),
+                "n_discard": fields.integer("n_discard", default=0, low=0, hard=True),
+                "n_cache_reuse": fields.integer("n_cache_reuse", default=0, low=0, hard=True),
+                "backend_sampling": fields.boolean("backend_sampling", config.backend_sampling),
+            },
+        )
+        requests = []
+        for prompt in prompts:
+            for i in range(best_of):
+                varied = sampling  # the results of one prompt have seeds that count up, as llama-server's
+                if i and sampling.seed not in (-1, 0xFFFFFFFF):
+                    varied = replace(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF)
+                requests.append(replace(request, prompt=prompt, sampling=varied))
+        return Job(tuple(requests), options)
+
+    # -- prompts
+
+    def prompts(self, body: Mapping[str, Any]) -> tuple[list[object], bool]:
+        """The prompts of `prompt`, and whether it was a list of them."""
+        value = body.get("prompt")
+        if value is None:
+            raise InvalidRequest("field 'prompt': is required")
+        if not isinstance(value, list):
+            return [value], False
+        if not value:
+            refuse("prompt", "must not be an empty array")
+        flat = not any(isinstance(item, list | dict) for item in value)
+        if flat and any(not isinstance(item, str) for item in value):  # tokens, or tokens and texts: one prompt
+            return [value], False
+        return value, True
+
+    def tokens(self, prompt: object) -> tuple[int, ...]:
+        """The token ids of one prompt; an empty one becomes the BOS where the vocabulary has it."""
+        ids: list[int] = []
+        if isinstance(prompt, dict):
+            if prompt.get("multimodal_data"):
+                unsupported("prompt", "multimodal_data needs a model with media, which this is not")
+            prompt = as_text("prompt", prompt.get("prompt_string"))
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        elif isinstance(prompt, list):
+            for i, item in enumerate(prompt):
+                if isinstance(item, str):
+                    ids += self.tokenizer.encode(item, add_special=i == 0, parse_special=True)
+                    continue
+                id = as_integer("prompt", item)
+                if not 0 <= id < self.tokenizer.n_vocab:
+                    refuse("prompt", f"token {str(id)[:20]} is outside the vocabulary of {self.tokenizer.n_vocab}")
+                ids.append(id)
+        else:
+            refuse("prompt", f"expected a string or an array of tokens, got {article(prompt)}")
+        if not ids and self.tokenizer.bos_id is not None:
+            ids = [self.tokenizer.bos_id]
+        if not ids:
+            refuse("prompt", "must not be empty: this vocabulary has no BOS token to start with")
+        return tuple(ids)
+
+    def _shown(self, prompt: object, ids: tuple[int, ...]) -> str:
+        """What `echo` puts in front: the text as it was given, or that of the tokens."""
+        if isinstance(prompt, dict):
+            prompt = prompt["prompt_string"]
+        return prompt if isinstance(prompt, str) else self.tokenizer.pieces(ids).decode("utf-8", "replace")
+
+    def _n(self, fields: Fields) -> int:
+        return fields.integer("n_cmpl", "n", default=1, low=1, high=self.config.n_parallel, hard=True)
+
+    def _stop(self, fields: Fields) -> tuple[str, ...]:
+        _, value = fields.find("stop")
+        words: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
+        return tuple(text for word in words if (text := as_text("stop", word))) or self.config.reverse_prompts
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """501 for what would change the result and is not there yet: better than a silent ignore."""
+    for name in ("grammar", "json_schema", "grammar_triggers", "tools", "functions", "lora"):
+        if fields.body.get(name):
+            unsupported(name)
+    if fields.body.get("json_schema") is not None:  # {} allows any JSON, which is a constraint too
+        unsupported("json_schema")
+    if fields.boolean("grammar_lazy"):
+        unsupported("grammar_lazy")
+    if fields.body.get("tool_choice") not in (None, "none", "auto"):
+        unsupported("tool_choice", "needs tools, which are not supported yet")
+    kind = fields.object("response_format").get("type", "text")
+    if kind in ("json_object", "json_schema"):
+        unsupported("response_format")
+    if kind != "text":
+        refuse("response_format", "type must be text, json_object or json_schema")
+    for name, value in fields.body.items():
+        if name.startswith("speculative.") and value and (name, value) != ("speculative.type", "none"):
+            unsupported(name)

@@ -1,0 +1,278 @@
+"""The engine's thread and its asyncio side: requests go in by an inbox, one step's events come back by one call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from models.chat_template import ChatTemplate
+from models.tokenizer import Tokenizer
+from server.config import ModelInfo
+from server.errors import RequestError, Unavailable
+from server.latency import Latencies
+from server.requests import CompletionRequest, Event, Failed, Finished, Token
+from server.stream import Stream
+
+log = logging.getLogger("logitless.service")
+T = TypeVar("T")
+
+
+class Scheduler(Protocol):
+    """What the service needs of `server.scheduler.Scheduler`; everything is called on the engine's thread."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def submit(self, request: CompletionRequest) -> Any: ...
+
+    def cancel(self, seq: Any) -> None: ...
+
+    def step(self) -> list[tuple[Any, Event]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One loaded model and everything that a request needs of it."""
+
+    scheduler: Any
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    info: ModelInfo
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """One sequence that runs for a stream; belongs to the engine's thread."""
+
+    sequence: Any
+    stream: Stream
+    index: int
+    submitted: float
+    last_token: float = 0.0
+
+
+class Service:
+    """Owns the engine's thread. Every method is for the event loop's thread, except those marked."""
+
+    def __init__(self) -> None:
+        self.latency = Latencies()
+        self.served: Served | None = None  # None: still loading
+        self._loop: asyncio.AbstractEventLoop
+        self._loaded: asyncio.Future[Served]
+        self._ended: asyncio.Future[None]
+        self._streams: set[Stream] = set()
+        self._drained: asyncio.Event
+        self._accepting = True
+        self._stopping = False
+        self._inbox: deque[Callable[[Any], None]] = deque()
+        self._wake = threading.Event()
+        self._tickets: dict[int, _Ticket] = {}  # by id() of the sequence; the engine thread's
+        self._thread: threading.Thread | None = None
+
+    def start(self, build: Callable[[], Served]) -> None:
+        """Load the model on the engine's thread; returns at once."""
+        self._loop = asyncio.get_running_loop()
+        self._loaded = self._loop.create_future()
+        self._loaded.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error counts as seen
+        self._ended = self._loop.create_future()
+        self._drained = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(build,), name="engine", daemon=True)
+        self._thread.start()
+
+    async def loaded(self) -> Served:
+        """Wait for the model; raises what `build` raised."""
+        return await asyncio.shield(self._loaded)
+
+    async def submit(self, requests: Sequence[CompletionRequest]) -> Stream:
+        """Queue requests, all or none. Raises the RequestError of the first that cannot be served."""
+        if self.served is None:
+            raise Unavailable("Loading model")
+        if not self._accepting:
+            raise Unavailable("the server is shutting down")
+        stream = Stream(self, len(requests))
+        admitted: asyncio.Future[None] = self._loop.create_future()
+        self._streams.add(stream)
+        self._post(lambda scheduler: self._admit(scheduler, requests, stream, admitted))
+        try:
+            await admitted
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def ask(self, question: Callable[[Any], T]) -> T:
+        """The answer of `question(scheduler)`, put between two steps."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def put(scheduler: Any) -> None:
+            try:
+                self._tell(_resolve, answer, question(scheduler), None)
+            except Exception as error:
+                self._tell(_resolve, answer, None, error)
+
+        self._post(put)
+        return await answer
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop the stream's sequences."""
+        self.forget(stream)
+        self._post(lambda scheduler: self._cancel(scheduler, stream))
+
+    def forget(self, stream: Stream) -> None:
+        """The stream needs nothing more."""
+        self._streams.discard(stream)
+        if not self._streams and not self._accepting:
+            self._drained.set()
+
+    async def stop(self, timeout: float = 5.0) -> None:
+        """Refuse new requests, let running ones finish for most of `timeout`, cancel the rest, end the thread."""
+        self._accepting = False
+        if self._thread is None:
+            return
+        deadline = self._loop.time() + timeout
+        if self._streams:
+            try:
+                async with asyncio.timeout(timeout * 0.6):
+                    await self._drained.wait()
+            except TimeoutError:
+                failed = Failed(Unavailable.code, Unavailable.type, "the server is shutting down")
+                for stream in list(self._streams):
+                    stream.fail(failed)
+                    self.cancel(stream)
+        self._stopping = True
+        self._wake.set()
+        try:
+            async with asyncio.timeout_at(max(deadline - 0.5, self._loop.time())):
+                await self._ended
+        except TimeoutError:
+            log.warning("the engine is still busy; leaving it behind")
+
+    def _post(self, call: Callable[[Any], None]) -> None:
+        self._inbox.append(call)
+        self._wake.set()
+
+    def _load_done(self, served: Served) -> None:
+        self.served = served
+        self._loaded.set_result(served)
+
+    # -- on the engine's thread
+
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # the loop was closed under us
+            self._stopping = True
+
+    def _run(self, build: Callable[[], Served]) -> None:
+        try:
+            served = build()
+            self._tell(self._load_done, served)
+            while not self._stopping:
+                self._wake.clear()  # before the inbox is read: what comes later wakes us
+                while self._inbox:
+                    self._inbox.popleft()(served.scheduler)
+                if served.scheduler.idle:
+                    self._wake.wait()
+                else:
+                    self._step(served.scheduler)
+        except BaseException as error:
+            log.debug("the engine's thread ended", exc_info=True)
+            self._tell(_reject, self._loaded, error)
+        finally:
+            self._tell(_resolve, self._ended, None, None)
+
+    def _admit(
+        self, scheduler: Any, requests: Sequence[CompletionRequest], stream: Stream, admitted: asyncio.Future[None]
+    ) -> None:
+        now = time.perf_counter()
+        try:
+            for index, request in enumerate(requests):
+                sequence = scheduler.submit(request)
+                self._tickets[id(sequence)] = _Ticket(sequence, stream, index, now)
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                log.error("submit failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
+            self._cancel(scheduler, stream)
+            self._tell(_resolve, admitted, None, error)
+        else:
+            self._tell(_resolve, admitted, None, None)
+
+    def _cancel(self, scheduler: Any, stream: Stream) -> None:
+        for key, ticket in list(self._tickets.items()):
+            if ticket.stream is stream:
+                del self._tickets[key]
+                self._drop(scheduler, ticket)
+
+    def _drop(self, scheduler: Any, ticket: _Ticket) -> None:
+        try:
+            scheduler.cancel(ticket.sequence)
+        except Exception as error:
+            log.error("cancel failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
+
+    def _step(self, scheduler: Any) -> None:
+        began = time.perf_counter()
+        try:
+            events = scheduler.step()
+        except Exception as error:
+            log.error("step failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
+            self._fail_all(scheduler)
+            return
+        now = time.perf_counter()
+        self.latency.step.observe(now - began)
+        deliveries: list[tuple[Stream, int, Event]] = []
+        for sequence, event in events:
+            ticket = self._tickets.get(id(sequence))
+            if ticket is not None:
+                self._observe(ticket, event, now)
+                deliveries.append((ticket.stream, ticket.index, event))
+        if deliveries:
+            self._tell(_deliver, deliveries)
+
+    def _observe(self, ticket: _Ticket, event: Event, now: float) -> None:
+        if isinstance(event, Token):
+            if ticket.last_token:
+                self.latency.inter_token.observe(now - ticket.last_token)
+            else:
+                self.latency.first_token.observe(now - ticket.submitted)
+            ticket.last_token = now
+        elif isinstance(event, Finished | Failed):
+            del self._tickets[id(ticket.sequence)]
+            if isinstance(event, Finished):
+                worked = (event.timings.prompt_ms + event.timings.predicted_ms) / 1000
+                self.latency.queue.observe(max(0.0, now - ticket.submitted - worked))
+
+    def _fail_all(self, scheduler: Any) -> None:
+        """A step broke in a way that nobody foresaw: its requests end with 500, and the next ones are served."""
+        failed = Failed(500, "server_error", "the step that computed this request failed")
+        tickets, self._tickets = list(self._tickets.values()), {}
+        for ticket in tickets:
+            self._drop(scheduler, ticket)
+        self._tell(_deliver, [(ticket.stream, ticket.index, failed) for ticket in tickets])
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _deliver(deliveries: list[tuple[Stream, int, Event]]) -> None:
+    for stream, index, event in deliveries:
+        stream.push(index, event)
+
+
+def _resolve(future: asyncio.Future[Any], value: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
+
+
+def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
+    _resolve(future, None, error)

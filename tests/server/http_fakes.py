@@ -1,0 +1,238 @@
+"""A model without a model: a byte tokenizer, a template, and a scheduler whose answers follow from the prompt.
+
+A prompt that contains "say:" is answered with what follows it, then the end token; any other with the alphabet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from string import ascii_lowercase
+from typing import Any, ClassVar
+
+import aiohttp
+from aiohttp import web
+from openai import AsyncOpenAI
+
+from models.chat_template import ChatTemplateError
+from server.config import ModelInfo, ServerConfig
+from server.errors import ExceedsContext
+from server.http import make_app
+from server.requests import CompletionRequest, Event, Finished, Progress, Timings, Token, TokenProb
+from server.service import Served, Service
+
+N_CTX = 512
+BOS, EOS, HELLO = 256, 257, 258
+
+
+class FakeTokenizer:
+    """Bytes, <s>, </s>, and one longer token."""
+
+    n_vocab, bos_id, eos_id, add_bos, add_space_prefix = 259, BOS, EOS, True, False
+    eog_ids = frozenset({EOS})
+    special: ClassVar = {BOS: b"<s>", EOS: b"</s>"}
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        ids = [BOS] if add_special and self.bos_id is not None else []
+        raw = text.encode("utf-8", "replace")
+        while raw:
+            for id, piece in (*(self.special.items() if parse_special else ()), (HELLO, b"hello")):
+                if raw.startswith(piece):
+                    ids.append(id)
+                    raw = raw[len(piece) :]
+                    break
+            else:
+                ids.append(raw[0])
+                raw = raw[1:]
+        return ids
+
+    def piece(self, id: int, *, special: bool = True) -> bytes:
+        if id in self.special:
+            return self.special[id] if special else b""
+        return b"hello" if id == HELLO else bytes([id])
+
+    def pieces(self, ids: Iterable[int], *, special: bool = True) -> bytes:
+        return b"".join(self.piece(id, special=special) for id in ids)
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> bytes:
+        return self.pieces(ids, special=special)
+
+
+class FakeTemplate:
+    """<role>content</role> for every message."""
+
+    source = "{{ fake }}"
+    caps: ClassVar = {"supports_tools": False}
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        if any(message["role"] == "villain" for message in messages):
+            raise ChatTemplateError("villains may not speak")
+        text = "".join(f"[{m['role']}]{m['content']}[/]" for m in messages)
+        return "<s>" + "".join(map(str, kwargs.values())) + text + ("[assistant]" if add_generation_prompt else "")
+
+
+@dataclass
+class FakeSequence:
+    """One generation."""
+
+    request: CompletionRequest
+    slot: int
+    script: list[int]
+    raw: bytes = b""
+    n_sent: int = 0  # characters
+    n_tokens: int = 0
+    started: bool = False
+
+
+@dataclass
+class FakeScheduler:
+    """One token per sequence and step. With a gate, a step waits until the test lets it go."""
+
+    n_parallel: int = 4
+    gate: threading.Semaphore | None = None
+    running: list[FakeSequence] = field(default_factory=list)
+    cancelled: list[FakeSequence] = field(default_factory=list)
+    n_cancelled: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    requests: list[CompletionRequest] = field(default_factory=list)
+    numbers: Any = field(default_factory=count)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running
+
+    def submit(self, request: CompletionRequest) -> FakeSequence:
+        text = self.tokenizer.pieces(request.prompt)
+        if len(request.prompt) > N_CTX:
+            raise ExceedsContext(
+                f"the request exceeds the available context size ({N_CTX} tokens)",
+                n_prompt_tokens=len(request.prompt),
+                n_ctx=N_CTX,
+            )
+        if b"submit-boom" in text:
+            raise RuntimeError("submit broke\nin two lines")
+        _, said, answer = text.partition(b"say:")
+        script = [*self.tokenizer.encode(answer.split(b"[/]")[0].decode(), add_special=False), EOS] if said else []
+        sequence = FakeSequence(request, next(self.numbers) % self.n_parallel, script)
+        self.requests.append(request)
+        self.running.append(sequence)
+        return sequence
+
+    def cancel(self, seq: FakeSequence) -> None:
+        if seq in self.running:
+            self.running.remove(seq)
+            self.cancelled.append(seq)
+            self.n_cancelled.release()
+
+    def step(self) -> list[tuple[FakeSequence, Event]]:
+        if self.gate is not None:
+            self.gate.acquire()
+        if any(b"step-boom" in self.tokenizer.pieces(s.request.prompt) for s in self.running):
+            raise RuntimeError("the device is on fire\nTraceback (most recent call last)")
+        return [(s, event) for s in list(self.running) for event in self._advance(s)]
+
+    def _advance(self, s: FakeSequence) -> list[Event]:
+        request, n_prompt = s.request, len(s.request.prompt)
+        events: list[Event] = []
+        if not s.started:
+            s.started = True
+            if request.return_progress:
+                events.append(Progress(n_prompt, 0, n_prompt, 1.5))
+        if s.n_tokens == request.n_predict:
+            return [*events, self._finish(s, "limit")]
+        id = s.script[s.n_tokens] if s.script else ord(ascii_lowercase[s.n_tokens % 26])
+        s.n_tokens += 1
+        if id == EOS:
+            return [*events, Token(id, "", self._prob(request, id)), self._finish(s, "eos")]
+        s.raw += self.tokenizer.piece(id)
+        try:
+            text = s.raw.decode()
+        except UnicodeDecodeError as error:
+            text = s.raw[: error.start].decode()
+        for stop in request.stop:
+            where = text.find(stop)
+            if where >= 0:
+                return [*events, Token(id, "", self._prob(request, id)), self._finish(s, "word", stop, text[:where])]
+        held = max((n for stop in request.stop for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+        fresh, s.n_sent = text[s.n_sent : len(text) - held], len(text) - held
+        events.append(Token(id, fresh, self._prob(request, id), Timings(0, n_prompt, 2.0, s.n_tokens, 1.0)))
+        if s.n_tokens == request.n_predict or n_prompt + s.n_tokens >= N_CTX:
+            events.append(self._finish(s, "limit", text=text))
+        return events
+
+    def _finish(self, s: FakeSequence, stop_type: str, word: str = "", text: str = "") -> Finished:
+        self.running.remove(s)
+        n_prompt, k = len(s.request.prompt), s.request.prompt_logprobs
+        probs = [self._top(id, k) for id in s.request.prompt[1:]] if k is not None else []
+        return Finished(
+            stop_type, word, text[s.n_sent :], False, False, n_prompt, 0, s.n_tokens, n_prompt + s.n_tokens, s.slot, 42,
+            Timings(0, n_prompt, 2.0, s.n_tokens, 4.0), (None, *probs) if k is not None else (),
+        )  # fmt: skip
+
+    def _prob(self, request: CompletionRequest, id: int) -> TokenProb | None:
+        if not request.sampling.n_probs:
+            return None
+        prob = self._top(id, request.sampling.n_probs)
+        if request.sampling.post_sampling_probs:
+            return replace(prob, value=0.5, top=tuple((i, 0.5) for i, _ in prob.top))
+        return prob
+
+    def _top(self, id: int, n: int) -> TokenProb:
+        top = [(id, -0.5 - id / 1000), *((i, -float("inf")) for i in range(200, 220))]
+        return TokenProb(id, -0.5 - id / 1000, tuple(top[:n]))
+
+    def erase_slot(self, slot: int) -> int:
+        return 7 + slot
+
+
+@dataclass
+class Running:
+    """A server on a real port, its scheduler, and clients of it."""
+
+    url: str
+    scheduler: FakeScheduler
+    service: Service
+    http: aiohttp.ClientSession
+    openai: AsyncOpenAI
+
+    async def get(self, path: str, **kwargs: Any) -> tuple[int, Any]:
+        async with self.http.get(self.url + path, **kwargs) as reply:
+            return reply.status, await reply.json()
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any]:
+        kwargs = kwargs if "data" in kwargs else {"json": body, **kwargs}
+        async with self.http.post(self.url + path, **kwargs) as reply:
+            return reply.status, await reply.json()
+
+
+@asynccontextmanager
+async def running(
+    config: ServerConfig | None = None, scheduler: FakeScheduler | None = None, **settings: Any
+) -> AsyncIterator[Running]:
+    """Start a server, and end it."""
+    config = replace(config or ServerConfig(model_path="fake.gguf"), **settings)
+    scheduler = scheduler or FakeScheduler(config.n_parallel)
+    service = Service()
+    info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
+    service.start(lambda: Served(scheduler, FakeTokenizer(), FakeTemplate(), info))  # type: ignore[arg-type]
+    await service.loaded()
+    runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    key = config.api_keys[0] if config.api_keys else "none"
+    try:
+        async with (
+            aiohttp.ClientSession() as http,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as openai,
+        ):
+            yield Running(url, scheduler, service, http, openai)
+    finally:
+        if scheduler.gate is not None:
+            scheduler.gate.release(1000)
+        await service.stop(2.0)
+        await runner.cleanup()
