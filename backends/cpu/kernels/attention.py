@@ -32,24 +32,22 @@ def attention(dtype, head_size, group_size):
     page_bytes = page_nbytes(dtype, size)
     max_rows = TOKENS * group
 
-    @njit(inline="always")
-    def weigh(s, row, m, l, corr, lo, hi, scale, cap):
-        """Scores of a row → weights in place; updates its running maximum, sum and correction."""
+    @njit
+    def weigh(s, m, corr, row, lo, hi, scale, cap):
+        """Scores of a row → weights in place; updates its running maximum and says how much the past shrinks."""
         best = np.float32(-np.inf)
         for c in range(16):
-            x = s[row * 16 + c] * scale
+            x = s[c] * scale
             if cap != np.float32(0):
                 x = cap * tanh_f32(x / cap)
             x = x if (c >= lo) & (c < hi) else np.float32(-np.inf)
-            s[row * 16 + c] = x
+            s[c] = x
             best = max_f32(best, x)
         new = max_f32(m[row], best)
         for c in range(16):
-            s[row * 16 + c] = exp_f32(s[row * 16 + c] - new)
-        k = exp_f32(m[row] - new)
-        corr[row] = k
+            s[c] = exp_f32(s[c] - new)
+        corr[row] = exp_f32(m[row] - new)
         m[row] = new
-        return k
 
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
@@ -61,7 +59,7 @@ def attention(dtype, head_size, group_size):
         m_at = o_at + max_rows * size * 4
         l_at = m_at + max_rows * 4
         corr_at = l_at + max_rows * 4
-        q, s, o, m, l, corr = f32p(q_at), f32p(s_at), f32p(o_at), f32p(m_at), f32p(l_at), f32p(corr_at)
+        q, o, m, l, corr = f32p(q_at), f32p(o_at), f32p(m_at), f32p(l_at), f32p(corr_at)
         for unit in range(begin, end):
             h = unit % kv_heads
             first = unit // kv_heads * TOKENS
@@ -100,19 +98,20 @@ def attention(dtype, head_size, group_size):
                                 other = pos[first + r // group]
                                 if other < page * 16 + 15 or (window > 0 and other - window + 1 > page * 16):
                                     whole = False
+                        count = TILE if whole else 1
                         if whole:
+                            lo, hi = 0, 16
                             tile_scores(q_at + row * size * 4, a[1] + at, s_at + row * 64)
-                            for r in range(row, row + TILE):
-                                k = weigh(s, r, m, l, corr, 0, 16, scale, cap)
-                                l[r] = l[r] * k + total(s_at + r * 64)
-                            tile_sum(s_at + row * 64, a[2] + at, o_at + row * size * 4, corr_at + row * 4, 0, 16)
-                            row += TILE
                         else:
                             one_scores(q_at + row * size * 4, a[1] + at, s_at + row * 64)
-                            k = weigh(s, row, m, l, corr, lo, hi, scale, cap)
-                            l[row] = l[row] * k + total(s_at + row * 64)
+                        for r in range(row, row + count):
+                            weigh(f32p(s_at + r * 64), m, corr, r, lo, hi, scale, cap)
+                            l[r] = l[r] * corr[r] + total(s_at + r * 64)
+                        if whole:
+                            tile_sum(s_at + row * 64, a[2] + at, o_at + row * size * 4, corr_at + row * 4, 0, 16)
+                        else:
                             one_sum(s_at + row * 64, a[2] + at, o_at + row * size * 4, corr_at + row * 4, lo, hi)
-                            row += 1
+                        row += count
                 for t in range(n):
                     y = f32p(a[6] + ((first + t) * kv_heads + h) * group * size * 4)
                     for g in range(group):
@@ -158,7 +157,7 @@ def store_k(dtype):
     return run
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _block_scale(x, j):
     """max|x| / 127 of the j-th 32 elements: q8_0's scale."""
     top = np.float32(0)

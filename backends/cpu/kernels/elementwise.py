@@ -9,12 +9,12 @@ from backends.cpu.kernels.registry import bits_f32, f32p, kernel
 from numba import njit
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _add(a, b):
     return a + b
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _mul(a, b):
     return a * b
 
@@ -43,12 +43,12 @@ def binary(name):
     return run
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _silu(x):
     return x / (np.float32(1) + exp_f32(-x))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def _gelu(x):
     inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (np.float32(1) + tanh_f32(inner))

@@ -68,7 +68,7 @@ def _fma_f64(typingctx, x, y, z):
     return types.float64(types.float64, types.float64, types.float64), codegen
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def exp_f32(x):
     """eˣ: +0 from -104 down to -inf, +inf from 88.73 up, subnormal results included; NaN gives NaN."""
     x = np.float32(-105) if x < np.float32(-105) else x
@@ -85,7 +85,7 @@ def exp_f32(x):
     return _ldexp(p, t)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def exp_exact(x):
     """eˣ of a float32 computed in double and rounded once; the same limits as exp_f32, about three times the work."""
     v = np.float64(x)
@@ -105,7 +105,7 @@ def exp_exact(x):
     return np.float32(p * _scale_f64(t))
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def log_f32(x):
     """ln x: 0 gives -inf, a negative number or NaN gives NaN, +inf gives +inf; subnormals are exact."""
     small = x < np.float32(1.1754944e-38)
@@ -129,7 +129,7 @@ def log_f32(x):
     return value if x >= np.float32(0) else np.float32(np.nan)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def log_exact(x):
     """ln x of a float32 computed in double and rounded once; the same limits as log_f32."""
     small = x < np.float32(1.1754944e-38)
@@ -153,7 +153,7 @@ def log_exact(x):
     return value if x >= np.float32(0) else np.float32(np.nan)
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def tanh_f32(x):
     """tanh x: odd, ±1 beyond ±9.01; NaN gives NaN."""
     a = abs_f32(x)

@@ -61,7 +61,7 @@ def pack_floats(layout):
 def fill_q8_0(layout):
     """Block: f16 d, 32 i8."""
 
-    @njit(inline="always")
+    @njit(forceinline=True)
     def fill(block, out, i, r, n_blocks):
         to = u32p(out + i * 512 + r * 4)
         q = u32p(block + 2)
@@ -76,7 +76,7 @@ def fill_32(layout):
     """q4_0 … q5_1. Block: f16 d, [f16 m], [u32: bit j belongs to element j], 16 bytes of nibbles."""
     high, coarse = layout.high, layout.coarse
 
-    @njit(inline="always")
+    @njit(forceinline=True)
     def fill(block, out, i, r, n_blocks):
         halves = u16p(out + n_blocks * (256 + high) + i * coarse)
         halves[r] = u16p(block)[0]
@@ -98,7 +98,7 @@ def fill_32(layout):
     return fill
 
 
-@njit(inline="always")
+@njit(forceinline=True)
 def nibbles_of(low, high, shift):
     """Four bytes of our order: the nibbles of `low` at `shift` (0 or 4) below those of `high`."""
     return ((low >> shift) & 0x0F0F0F0F) | (((high >> shift) & 0x0F0F0F0F) << 4)
@@ -111,7 +111,7 @@ def fill_k45(layout):
     """
     high = layout.high
 
-    @njit(inline="always")
+    @njit(forceinline=True)
     def fill(block, out, i, r, n_blocks):
         halves = u16p(out + n_blocks * (256 + high + 32) + i * 64)
         halves[r], halves[16 + r] = u16p(block)[0], u16p(block)[1]
@@ -146,7 +146,7 @@ def fill_q6_k(layout):
     32·(s mod 2) + l, and bits 2s of byte l.
     """
 
-    @njit(inline="always")
+    @njit(forceinline=True)
     def fill(block, out, i, r, n_blocks):
         u16p(out + n_blocks * (256 + 128 + 32) + i * 32)[r] = u16p(block)[104]
         scales = u8p(block + 192)

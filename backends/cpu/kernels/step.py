@@ -98,7 +98,7 @@ write_fd = types.ExternalFunction("write", types.int64(types.int32, types.int64,
 def _walk():
     from numba import njit
 
-    @njit(inline="always")
+    @njit(forceinline=True)
     def walk(ctl, generation, thread):
         """This thread's part of one step; leaves at once when the step is over or was another one."""
         c = i64p(ctl)
