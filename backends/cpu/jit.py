@@ -133,7 +133,7 @@ def compile_kernel(name: str) -> bytes:
     family, *params = name.split(":")
     registry = importlib.import_module("backends.cpu.kernels.registry")
     for source in sorted(KERNEL_FOLDER.glob("*.py")):
-        if source.stem not in ("__init__", "registry"):
+        if family not in registry.KERNELS and source.stem != "__init__":
             importlib.import_module(f"backends.cpu.kernels.{source.stem}")
     if family not in registry.KERNELS:
         raise KernelError(f"there is no CPU kernel named {family!r}")
