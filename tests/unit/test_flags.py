@@ -93,7 +93,7 @@ def test_flags_of_llama_server() -> None:
     assert got.ctx_size == 3
     assert len(got.notices) == 3
     for argv, environ in ((["--lora", "f"], {}), ([], {"LLAMA_ARG_CACHE_REUSE": "256"})):
-        with pytest.raises(CliError, match="^not supported yet: ") as caught:
+        with pytest.raises(CliError, match=r"^not supported yet: ") as caught:
             parse(FLAGS, argv, environ)
         assert caught.value.code == 1
 

@@ -1,4 +1,4 @@
-"""The directions of DESIGN §2, read from the sources: who may import whom, how large a file may be, what is packaged."""
+"""The directions of DESIGN §2, read from the sources: who may import whom, how large a file is, what is packaged."""
 
 from __future__ import annotations
 

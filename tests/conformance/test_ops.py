@@ -1,0 +1,29 @@
+"""Every case of every op on every backend, from the registry: no op has a test of its own here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.backend import Backend
+from graph.conformance import OK, UNSUPPORTED, problems, register_all, run
+from graph.op import OPS
+
+register_all()
+
+
+@pytest.fixture(scope="module", params=["cpu-1", "cpu-2"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    made = CPUBackend(int(request.param[-1]))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in OPS if OPS[name].cases))
+def test_op_agrees_with_its_reference(name: str, backend: Backend) -> None:
+    outcomes = [run(problem, [backend]) for problem in problems(name)]
+    wrong = [f"{o.case}: {o.detail} (error {o.error:.2g})" for o in outcomes if o.status not in (OK, UNSUPPORTED)]
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(outcomes)} cases of {name} are wrong:", *wrong])
+    assert all(o.status == OK for o in outcomes), f"{backend.name} must be complete"

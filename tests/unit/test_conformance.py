@@ -1,0 +1,120 @@
+"""The judge itself: every kind of fault that a backend can have is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graph.ops.elementwise  # noqa: F401  (declares add)
+from graph.backend import Place
+from graph.conformance import OK, UNSUPPORTED, WRONG, difference, problems, register_all, run
+from graph.op import OPS
+from graph.tensor import Tensor
+
+register_all()
+Fault = Callable[[np.ndarray, np.ndarray], None]  # the right result and the memory from there on, as f32
+
+
+class FaultyBackend:
+    """Runs references in numpy, then lets a fault spoil what it wrote."""
+
+    name, alignment = "faulty", 64
+
+    def __init__(self, fault: Fault | None = None, refuses: str = "") -> None:
+        self.fault, self.refuses = fault, refuses
+
+    def supports(self, t: Tensor) -> bool:
+        return t.op != self.refuses
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        return t
+
+    def alloc(self, nbytes: int) -> Any:
+        return SimpleNamespace(nbytes=nbytes, array=np.zeros(nbytes, np.uint8))
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        return t.nbytes
+
+    def load(self, t: Tensor, raw: np.ndarray) -> Any:
+        return SimpleNamespace(nbytes=len(raw), array=np.array(raw))
+
+    def upload(self, place: Place, data: np.ndarray) -> None:
+        place.buffer.array[place.offset : place.offset + len(data)] = data
+
+    def download(self, place: Place, nbytes: int) -> np.ndarray:
+        return np.array(place.buffer.array[place.offset : place.offset + nbytes])
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+        def view(t: Tensor, n: int | None = None) -> np.ndarray:
+            at = place(t)
+            return at.buffer.array[at.offset : at.offset + (n or t.nbytes)].view(np.float32)
+
+        def execute() -> None:
+            for t in nodes:
+                result = OPS[t.op].reference(*(view(s).reshape(s.shape) for s in t.src), **t.attrs)
+                if self.fault is None:
+                    view(t)[:] = result.reshape(-1)
+                else:
+                    self.fault(result.reshape(-1), view(t, t.nbytes + 64))
+
+        return SimpleNamespace(run=execute)
+
+    def close(self) -> None: ...
+
+
+def right(result: np.ndarray, memory: np.ndarray) -> None:
+    memory[: len(result)] = result
+
+
+def one_off(result: np.ndarray, memory: np.ndarray) -> None:
+    memory[: len(result)] = result
+    memory[3] += 0.01
+
+
+def one_missing(result: np.ndarray, memory: np.ndarray) -> None:
+    memory[: len(result) - 1] = result[:-1]
+
+
+def far_beside(result: np.ndarray, memory: np.ndarray) -> None:
+    memory[: len(result)] = result
+    memory[-1] = 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "detail"),
+    [
+        (None, OK, ""),
+        (right, OK, ""),
+        (one_off, WRONG, "at (0, 3)"),
+        (one_missing, WRONG, "nan, expected"),
+        (far_beside, WRONG, "written after a buffer"),
+    ],
+)
+def test_faults_are_seen(fault: Fault | None, status: str, detail: str) -> None:
+    outcomes = [run(problem, [FaultyBackend(fault)]) for problem in problems("add")]  # type: ignore[list-item]
+    assert {o.status for o in outcomes} == {status}
+    assert all(detail in o.detail for o in outcomes[:1])
+
+
+def test_refused_ops_are_not_counted_as_passed() -> None:
+    outcomes = [run(problem, [FaultyBackend(refuses="add")]) for problem in problems("add")]  # type: ignore[list-item]
+    assert {o.status for o in outcomes} == {UNSUPPORTED}
+
+
+def test_odd_offsets_are_among_the_problems() -> None:
+    labels = [p.label for p in problems("add")]
+    assert any(label.endswith("at odd offsets") for label in labels)
+
+
+def test_difference() -> None:
+    inf, nan = np.inf, np.nan
+    assert difference(np.array([1.0, inf, nan]), np.array([1.0, inf, nan])) == (0.0, "at (0,): 1.0, expected 1.0")
+    assert difference(np.array([1.0, inf]), np.array([1.0, -inf]))[0] == inf
+    assert difference(np.array([1.0]), np.array([nan]))[0] == inf
+    assert difference(np.array([10.0, 1.0]), np.array([10.0, 2.0]))[0] == 0.1
+    assert difference(np.array([1000, 1]), np.array([1000, 2]))[0] == 1.0
+    assert difference(np.zeros(2), np.zeros(3))[0] == inf
