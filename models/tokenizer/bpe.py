@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
 from models.tokenizer.base import Tokenizer
 from models.tokenizer.pretokenizers import PRE_TOKENIZERS
-from models.tokenizer.vocab import Vocab
+from models.tokenizer.vocab import Vocab, is_unicode
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -28,7 +28,8 @@ class BpeTokenizer(Tokenizer):
 
     def __init__(self, vocab: Vocab, merges: list[tuple[str, str]]) -> None:
         self.vocab, pre = vocab, vocab.pre
-        ids = _in_unicode(vocab.ids)
+        # tokens that are not UTF-8 are in no text
+        ids = dict(vocab.ids) if is_unicode(vocab.ids) else {t: id for t, id in vocab.ids.items() if is_unicode([t])}
         # Symbols that are no tokens may still merge and stand between others. `tokenizers` knows no such symbols,
         # so they get ids past the vocabulary, which then become what llama.cpp makes of them: the ids of those of
         # their bytes that are tokens.
@@ -89,12 +90,3 @@ class BpeTokenizer(Tokenizer):
     def _newline_id(self) -> int | None:
         ids = self._encode_text("\n")
         return ids[0] if ids else self.pad_id
-
-
-def _in_unicode(ids: dict[str, int]) -> dict[str, int]:
-    """A copy without the tokens that are not UTF-8, which no text contains."""
-    try:
-        "".join(ids).encode()
-    except UnicodeEncodeError:
-        return {text: id for text, id in ids.items() if not any("\ud800" <= char <= "\udfff" for char in text)}
-    return dict(ids)

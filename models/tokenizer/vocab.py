@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from operator import methodcaller
@@ -167,7 +167,17 @@ def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     if f"{_KEY}merges" not in metadata and _get(metadata, "pre", str, "") == "kimi-k2":
         return []
     merges = dict.fromkeys(_texts(metadata, "merges"))
-    return [(a, b) for a, space, b in map(_PAIR, merges) if space]
+    pairs = [(a, b) for a, _, b in map(_PAIR, merges) if a and b]
+    return pairs if is_unicode(merges) else [pair for pair in pairs if is_unicode(pair)]
+
+
+def is_unicode(texts: Iterable[str]) -> bool:
+    """Whether all are proper Unicode, without bytes that are not UTF-8."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _get(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:

@@ -245,6 +245,15 @@ def test_bpe_symbols_outside_the_vocabulary_become_their_known_bytes() -> None:
     assert tokenizer.encode("azb", add_special=False) == [0, 1]
 
 
+def test_bpe_merges_and_tokens_that_make_no_sense_are_passed_over() -> None:
+    values = metadata([("a", 0.0, NORMAL), ("b", 0.0, NORMAL), ("ab", 0.0, NORMAL), ("c", 0.0, NORMAL)], "gpt2")
+    values["tokenizer.ggml.tokens"][3] = b"\xff"
+    values["tokenizer.ggml.merges"] = [b"\xff a", b"a ", b"ab", b" a b", b"", b"a b", b"a b"]
+    tokenizer = from_metadata(values)
+    assert tokenizer.encode("abc", add_special=False) == [2]
+    assert tokenizer.piece(3) == b"[UNK_BYTE_0xff\xff]"  # llama.cpp's mark for what is no byte of GPT-2's alphabet
+
+
 def test_ignore_merges_keeps_whole_words() -> None:
     tokens = ["a", "b", "c", "bc", "abc"]
     assert bpe(tokens, ["b c"], pre="llama-bpe").encode("abc", add_special=False) == [4]
