@@ -43,7 +43,7 @@ class Plan:
     def __init__(self, session: Session, placement: Placement, arenas: Layout) -> None:
         self._session, self.placement, self.layout = session, placement, arenas
         backends = session.backends
-        self._arena = [backends[i].alloc(size) if size else None for i, size in arenas.sizes.items()]
+        self._arena = [session.arena(i, size) for i, size in arenas.sizes.items()]
         self._feed_places: dict[str, list[tuple[int, Place]]] = {}
         self.feeds: dict[str, Tensor] = {}
         self._constants: dict[tuple[int, int], Place] = {}
@@ -141,6 +141,7 @@ class Session:
         self._states: dict[str, _State] = {}
         self._homes: dict[str, int] = {}
         self._plans: dict[Hashable, Plan] = {}
+        self._arenas: dict[int, Buffer] = {}
         self._max_plans = max_plans
         self.n_plans_built = 0
 
@@ -174,6 +175,14 @@ class Session:
                 if held.source is not None:
                     backend.upload(Place(held.buffers[b]), held.source())
         return held.buffers[b]
+
+    def arena(self, b: int, nbytes: int) -> Buffer | None:
+        """The scratch memory that all plans of a backend share, one run at a time. Growing it drops the kept plans."""
+        held = self._arenas.get(b)
+        if nbytes and (held is None or held.nbytes < nbytes):
+            self._plans.clear()
+            held = self._arenas[b] = self.backends[b].alloc(nbytes)
+        return held
 
     def _home(self, name: str) -> int:
         """The backend of a mutable state; the first one when no plan has decided yet."""
@@ -219,6 +228,11 @@ class Session:
             DeviceBytes(backend.name, weights[i], states[i], arenas.sizes.get(i, 0), feeds[i])
             for i, backend in enumerate(self.backends)
         ]
+
+    def reserve(self, build: Build) -> None:
+        """Make the arenas large enough for this graph, so that plans up to its size need no more memory."""
+        for b, nbytes in self.measure(build)[1].sizes.items():
+            self.arena(b, nbytes)
 
     def plan(self, build: Build) -> Plan:
         """A plan of its own, not kept."""
