@@ -113,7 +113,9 @@ def _walk(flags: Sequence[Flag], argv: Sequence[str]) -> Iterable[tuple[Flag, st
         elif not rest:
             raise UsageError(f"{name} expects a value ({f.metavar})")
         elif rest[-1].partition("=")[0] in by_name:
-            raise UsageError(f"{name} expects a value ({f.metavar}); if {rest[-1]!r} is meant, write {f.long}={rest[-1]}")
+            raise UsageError(
+                f"{name} expects a value ({f.metavar}); if {rest[-1]!r} is meant, write {f.long}={rest[-1]}"
+            )
         else:
             yield f, name, rest.pop()
 

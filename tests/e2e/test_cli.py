@@ -57,7 +57,10 @@ def test_help_and_version() -> None:
 
 @pytest.mark.parametrize("argv", [["--help"], ["tokenize", "--help"], ["serve", "--help"]])
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
-    code = f"import sys; from server.cli.main import main; main({argv!r}); print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = (
+        f"import sys; from server.cli.main import main; main({argv!r}); "
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=True, timeout=60)
     assert got.stdout.decode().splitlines()[-1] == "[]"
 
@@ -71,7 +74,9 @@ def test_tokenize_imports_neither_kernels_nor_http(tiny_model: Path) -> None:
         f"main(['tokenize', '-m', {str(tiny_model)!r}]); "
         "print([m for m in ('numba', 'llvmlite', 'aiohttp') if m in sys.modules])"
     )
-    got = subprocess.run([sys.executable, "-c", code], input=b"a", capture_output=True, cwd=ROOT, check=True, timeout=60)
+    got = subprocess.run(
+        [sys.executable, "-c", code], input=b"a", capture_output=True, cwd=ROOT, check=True, timeout=60
+    )
     assert got.stdout.decode().splitlines()[-1] == "[]"
 
 
@@ -147,7 +152,7 @@ def test_tokenize_options(shared_data: Path) -> None:
     assert run("tokenize", "-m", model, "--json", stdin=b"Hello world\n").stdout == b"[15043, 3186, 13]\n"
     assert run("tokenize", "-m", model, "--add-special", stdin=b"Hello world\n").stdout == b"1 " + plain
     assert run("tokenize", "-m", model, "--parse_special", stdin=b"<s>").stdout == b"1\n"
-    assert b"1\n" != run("tokenize", "-m", model, stdin=b"<s>").stdout
+    assert run("tokenize", "-m", model, stdin=b"<s>").stdout != b"1\n"
     assert run("tokenize", "-m", model, stdin=b"").stdout == b"\n"
     assert run("tokenize", "-m", model, stdin=b"\xff\xfe").returncode == 0
 
