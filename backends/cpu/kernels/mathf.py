@@ -44,9 +44,7 @@ _exponent = _unary(f32, f32, lambda b, x: b.sitofp(b.ashr(_reduced(b, x), ir.Con
 _mantissa = _unary(
     f32,
     f32,
-    lambda b, x: b.bitcast(
-        b.add(b.and_(_reduced(b, x), ir.Constant(I32, 0x7FFFFF)), ir.Constant(I32, ROOT_HALF)), F32
-    ),
+    lambda b, x: b.bitcast(b.add(b.and_(_reduced(b, x), ir.Constant(I32, 0x7FFFFF)), ir.Constant(I32, ROOT_HALF)), F32),
 )
 
 

@@ -1,0 +1,31 @@
+"""Instructions of the sampling ops."""
+
+from __future__ import annotations
+
+from backends.cpu.lowering import At, lower
+from backends.cpu.pool import Instruction
+from graph.ops.samplers import LAYOUT
+from graph.tensor import Tensor
+
+
+def scratch_nbytes(n_vocab: int) -> int:
+    """The layout of kernels/select.py: block maxima, two tables of floats, three of words, a histogram."""
+    size = -(-n_vocab // 64) * 64
+    return 512 + (size // 16 + 64) + size * (4 + 4 + 8 + 8 + 8) + 32768
+
+
+@lower("sample")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    logits, state, params, chain, *_ = t.src
+    rows, n_vocab = logits.shape
+    sizes = (n_vocab, rows, params.shape[1], chain.shape[1], state.shape[1], t.attrs.get("n_probs", 0), state.shape[0])
+    args = (*(at(s) for s in t.src), at(t), *sizes)
+    return [Instruction(f"sample:{LAYOUT}", args, rows, scratch=scratch_nbytes(n_vocab))]
+
+
+@lower("log_probs")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    logits, ids, targets = t.src
+    rows, n_vocab = logits.shape
+    args = (at(logits), at(ids), at(targets), at(t), n_vocab, ids.shape[1], t.attrs["n"])
+    return [Instruction("log_probs", args, rows, scratch=scratch_nbytes(n_vocab))]
