@@ -1,0 +1,310 @@
+"""A request's sampling settings, the state that one sequence keeps between tokens, and the arrays that the op wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.ops import samplers as s
+from server.repetition import Dry, Penalties, Vocabulary, find_breakers
+from server.rng import Generator, choose_seed
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+LETTERS = dict(zip("edskypmxta", (*DEFAULT_SAMPLERS, "adaptive_p"), strict=True))
+ALIASES = {
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "top-n-sigma": "top_n_sigma",
+    "typical-p": "typ_p",
+    "typical": "typ_p",
+    "typ-p": "typ_p",
+    "typ": "typ_p",
+    "min-p": "min_p",
+    "temp": "temperature",
+    "adaptive-p": "adaptive_p",
+}
+CODES = dict(
+    zip(
+        DEFAULT_SAMPLERS,
+        (s.PENALTIES, s.DRY, s.TOP_N_SIGMA, s.TOP_K, s.TYP_P, s.TOP_P, s.MIN_P, s.XTC, s.TEMPERATURE),
+        strict=True,
+    )
+)
+MAX_CHAIN = 16  # codes of a row, the 0 at its end included
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """llama-server's names and defaults."""
+
+    seed: int = -1  # -1 and 4294967295: a random one
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    typical_p: float = 1.0
+    repeat_last_n: int = 64  # -1: the context
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+
+    def active(self, sampler: str) -> bool:
+        """Whether a sampler of the chain does anything with these settings."""
+        return {
+            "penalties": self.repeat_last_n != 0
+            and (self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0),
+            "dry": self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0,
+            "top_n_sigma": self.top_n_sigma > 0,
+            "top_k": self.top_k > 0,
+            "typ_p": self.typical_p < 1,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+            "temperature": self.temperature != 1 or self.dynatemp_range > 0,
+            "adaptive_p": True,
+        }[sampler]
+
+
+def chain_from_names(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Samplers' proper names, from names and aliases or from a string of llama.cpp's letters. ValueError says which
+    is unknown."""
+    if isinstance(names, str):
+        unknown = [letter for letter in names if letter not in LETTERS]
+        chain = [LETTERS.get(letter, "") for letter in names]
+    else:
+        names = list(names)
+        unknown = [name for name in names if ALIASES.get(name, name) not in LETTERS.values()]
+        chain = [ALIASES.get(name, name) for name in names]
+    if unknown:
+        raise ValueError(f"unknown sampler {unknown[0][:32]!r}")
+    if len(chain) > MAX_CHAIN - 2:
+        raise ValueError(f"at most {MAX_CHAIN - 2} samplers can be chained")
+    return tuple(chain)
+
+
+def chain_codes(p: SamplingParams) -> list[int]:
+    """The chain as the op's codes, without what does nothing; a selection is last."""
+    cold = p.temperature <= 0
+    if p.mirostat:
+        if cold:
+            return [s.GREEDY]
+        heat = [s.TEMPERATURE] if p.temperature != 1 else []
+        return [*heat, s.MIROSTAT_1 if p.mirostat == 1 else s.MIROSTAT_2]
+    names = [name for name in p.samplers if p.active(name)]
+    codes = [CODES[name] for name in names if name != "adaptive_p"]
+    if "adaptive_p" in names:
+        return [*codes, s.ADAPTIVE]
+    if cold and p.dynatemp_range <= 0 and s.TEMPERATURE in codes and not {s.TYP_P, s.XTC} & set(codes):
+        # The likeliest token passes every filter, so only what changes logits matters, and what comes before that.
+        while codes and codes[-1] not in (s.PENALTIES, s.DRY):
+            codes.pop()
+        return [*codes, s.GREEDY]
+    return [*codes, s.DIST]
+
+
+def params_vector(p: SamplingParams) -> F32:
+    """The op's row of parameters; the state is kept."""
+    q = np.zeros(s.N_PARAMS, np.float32)
+    q[s.TEMP], q[s.RANGE], q[s.EXPONENT] = p.temperature, 0 if p.mirostat else p.dynatemp_range, p.dynatemp_exponent
+    q[s.K], q[s.P], q[s.LEAST_P], q[s.N_SIGMA] = min(p.top_k, 1 << 24), p.top_p, p.min_p, p.top_n_sigma
+    q[s.XTC_PROBABILITY], q[s.XTC_THRESHOLD], q[s.TYPICAL] = p.xtc_probability, p.xtc_threshold, p.typical_p
+    q[s.REPEAT], q[s.FREQUENCY], q[s.PRESENCE] = p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+    q[s.MIN_KEEP], q[s.TAU], q[s.ETA] = min(p.min_keep, 1 << 24), p.mirostat_tau, p.mirostat_eta
+    q[s.TARGET], q[s.DECAY] = p.adaptive_target, min(max(p.adaptive_decay, 0.0), 0.99)
+    q[s.RESET :] = np.nan
+    return q
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How to sample at one row of the logits."""
+
+    params: F32  # (N_PARAMS,)
+    chain: I32  # (MAX_CHAIN,)
+    draws: tuple[int, int, int, int]
+    kinds: Sequence[int] = ()
+    ids: Sequence[int] = ()
+    values: Sequence[float] = ()
+
+
+class RowSampler:
+    """One sequence's generators and history. `begin` with the prompt, then `feeds` and `accept` in turn.
+
+    `n_ctx` is what -1 means for the penalties' and DRY's windows.
+    """
+
+    def __init__(self, params: SamplingParams, vocab: Vocabulary, n_ctx: int) -> None:
+        p = self.params = params
+        self.seed = choose_seed(p.seed)
+        codes = chain_codes(p)
+        self._chain = np.zeros(MAX_CHAIN, np.int32)
+        self._chain[: len(codes)] = codes
+        self.stateful = bool({s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE} & set(codes))  # rejected drafts would change mu
+        self._vector = self._first = params_vector(p)
+        if self.stateful:
+            self._first = self._vector.copy()
+            rest = np.float32(1) - self._vector[s.DECAY]
+            adaptive = s.ADAPTIVE in codes
+            self._first[s.RESET] = np.float32(p.adaptive_target) / rest if adaptive else 2 * p.mirostat_tau
+            self._first[s.RESET + 1] = np.float32(1) / rest if adaptive else 0
+        self._dist = Generator(self.seed) if codes[-1] != s.GREEDY else None
+        self._xtc = Generator(self.seed) if s.XTC in codes else None
+        self._penalties: Penalties | None = None
+        self._dry: Dry | None = None
+        if s.PENALTIES in codes:
+            self._penalties = Penalties(n_ctx if p.repeat_last_n < 0 else p.repeat_last_n)
+        if s.DRY in codes:
+            window = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
+            breakers = find_breakers(vocab, p.dry_sequence_breakers)
+            self._dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
+        self._started = False
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The tokens before the first one to be sampled."""
+        if self._penalties:
+            for token in prompt[-self._penalties.last.maxlen :] if self._penalties.last.maxlen else ():
+                self._penalties.push(token)
+        if self._dry:
+            self._dry.begin(prompt)
+
+    def feeds(self) -> Row:
+        """The next token's row."""
+        return self._row(0, self._penalties, self._dry)
+
+    def draft_feeds(self, draft: Sequence[int]) -> list[Row]:
+        """Rows for the next token and for the one after each drafted token, to lie next to each other in one step.
+        Not for `stateful` samplers. Accept the words in order, up to the first that differs from the draft."""
+        rows = [self.feeds()]
+        penalties = self._penalties.copy() if self._penalties else None
+        dry = self._dry.copy() if self._dry else None
+        for i, token in enumerate(draft):
+            if penalties:
+                penalties.push(token)
+            if dry:
+                dry.push(token)
+            rows.append(self._row(i + 1, penalties, dry))
+        return rows
+
+    def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None) -> Row:
+        low, high = self._dist.peek(2, 2 * skip) if self._dist else (0, 0)
+        third = self._xtc.peek(1, skip)[0] if self._xtc else 0
+        vector = self._vector if self._started else self._first
+        bias = self.params.logit_bias
+        if not (bias or penalties or dry):
+            return Row(vector, self._chain, (low, high, third, 0))
+        ids = [id for id, _ in bias]
+        values = [value for _, value in bias]
+        kinds = [s.BIAS_ENTRY] * len(ids)
+        if penalties:
+            ids += penalties.counts
+            values += penalties.counts.values()
+            kinds += [s.PENALTY_ENTRY] * len(penalties.counts)
+        if dry:
+            found = dry.penalties()
+            ids += found
+            values += found.values()
+            kinds += [s.DRY_ENTRY] * len(found)
+        return Row(vector, self._chain, (low, high, third, 0), kinds, ids, values)
+
+    def accept(self, word: int) -> int:
+        """The op's word for this sequence's row: the token that it chose, which joins the history."""
+        word = int(word)
+        token = word & s.ID
+        self._started = True
+        if self._dist and not word & s.NO_DIST:
+            self._dist.advance(2)
+        if self._xtc and not word & s.NO_XTC:
+            self._xtc.advance(1)
+        if self._penalties:
+            self._penalties.push(token)
+        if self._dry:
+            self._dry.push(token)
+        return token
+
+
+class SamplingFeeds:
+    """The op's arrays for up to `capacity` rows; what `pack` returns are views, good until the next call."""
+
+    def __init__(self, capacity: int) -> None:
+        self.params = np.zeros((capacity, s.N_PARAMS), np.float32)
+        self.chain = np.zeros((capacity, MAX_CHAIN), np.int32)
+        self.draws = np.zeros((capacity, 4), np.uint32)
+        self.ptr = np.zeros(capacity + 1, np.int32)
+        self.slot = np.zeros(capacity, np.int32)
+        self.kinds, self.ids, self.values = np.zeros(16, np.int32), np.zeros(16, np.int32), np.zeros(16, np.float32)
+
+    def pack(self, rows: Sequence[Row | None], slots: Sequence[int], n_rows: int = 0) -> dict[str, npt.NDArray[Any]]:
+        """Feeds by the names of the op's sources, for n_rows (default: as many as there are) of which the rest, and
+        those that are None, have nothing to sample. The lists' length is a power of two of at least 16."""
+        n, n_rows = len(rows), max(n_rows, len(rows))
+        total = sum(len(row.ids) for row in rows if row is not None)
+        size = 16
+        while size < total:
+            size *= 2
+        if size > len(self.ids):
+            self.kinds, self.ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
+            self.values = np.zeros(size, np.float32)
+        at = 0
+        for r, row in enumerate(rows):
+            self.ptr[r] = at
+            if row is None:
+                self.chain[r, 0] = s.END
+                continue
+            self.params[r], self.chain[r], self.draws[r] = row.params, row.chain, row.draws
+            if row.ids:
+                end = at + len(row.ids)
+                self.kinds[at:end], self.ids[at:end], self.values[at:end] = row.kinds, row.ids, row.values
+                at = end
+        self.ptr[n : n_rows + 1] = at
+        self.chain[n:n_rows, 0] = s.END
+        self.slot[:n], self.slot[n:n_rows] = slots, -1
+        return {
+            "params": self.params[:n_rows],
+            "chain": self.chain[:n_rows],
+            "draws": self.draws[:n_rows],
+            "list_ptr": self.ptr[: n_rows + 1],
+            "list_kind": self.kinds[:size],
+            "list_id": self.ids[:size],
+            "list_value": self.values[:size],
+            "slot": self.slot[:n_rows],
+        }
+
+
+def split_probs(out: I32, n_probs: int) -> tuple[I32, F32, I32, F32]:
+    """The op's (R, 3 + 2n): candidates left (R,), probability of the chosen (R,), likeliest ids (R, n; -1: none) and
+    their probabilities (R, n)."""
+    numbers = out.view(np.float32)
+    return out[:, 1], numbers[:, 2], out[:, 3 : 3 + n_probs], numbers[:, 3 + n_probs :]
+
+
+def split_log_probs(out: F32, n: int) -> tuple[F32, I32, F32]:
+    """log_probs' (R, 1 + 2n): the targets' (R,), likeliest ids (R, n; -1: none) and theirs (R, n)."""
+    return out[:, 0], out[:, 1 : 1 + n].astype(np.int32), out[:, 1 + n :]
