@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels.attention_tile import BYTES, page_nbytes, row_sum, scores, weighted_sum
-from backends.cpu.kernels.mathf import exp_f32, tanh_f32
-from backends.cpu.kernels.registry import abs_f32, bits_f32, f32_to_f16, f16_to_f32, f32p, i8p, i32p, kernel, max_f32
+from backends.cpu.kernels.attention_tile import BYTES, page_nbytes, scores, softmax_step, weighted_sum
+from backends.cpu.kernels.registry import abs_f32, bits_f32, f32_to_f16, f32p, i8p, i32p, kernel, max_f32
 from backends.cpu.kernels.registry import rint_f32, u8p, u16p
 
 TOKENS = 8  # of a unit
@@ -23,31 +22,14 @@ TILE = 4  # query rows that share a page's keys
 def attention(dtype, head_size, group_size):
     """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits.
 
-    Scratch per thread: 8·G rows of (16 scores) and (maximum, sum, correction), G = query heads of a key head.
+    Scratch per thread: 8·G rows of q, 16 scores, sums, and (maximum, sum, correction), G = query heads of a key head.
     """
     size, group = int(head_size), int(group_size)
-    tile_scores, one_scores = scores(dtype, size, TILE), scores(dtype, size, 1)
-    tile_sum, one_sum = weighted_sum(dtype, size, TILE), weighted_sum(dtype, size, 1)
-    total = row_sum()
+    score4, score2, score1 = (scores(dtype, size, n) for n in (4, 2, 1))
+    weigh4, weigh2, weigh1 = (softmax_step(n) for n in (4, 2, 1))
+    sum4, sum2, sum1 = (weighted_sum(dtype, size, n) for n in (4, 2, 1))
     page_bytes = page_nbytes(dtype, size)
     max_rows = TOKENS * group
-
-    @njit
-    def weigh(s, m, corr, row, lo, hi, scale, cap):
-        """Scores of a row → weights in place; updates its running maximum and says how much the past shrinks."""
-        best = np.float32(-np.inf)
-        for c in range(16):
-            x = s[c] * scale
-            if cap != np.float32(0):
-                x = cap * tanh_f32(x / cap)
-            x = x if (c >= lo) & (c < hi) else np.float32(-np.inf)
-            s[c] = x
-            best = max_f32(best, x)
-        new = max_f32(m[row], best)
-        for c in range(16):
-            s[c] = exp_f32(s[c] - new)
-        corr[row] = exp_f32(m[row] - new)
-        m[row] = new
 
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
@@ -58,8 +40,8 @@ def attention(dtype, head_size, group_size):
         o_at = s_at + max_rows * 64
         m_at = o_at + max_rows * size * 4
         l_at = m_at + max_rows * 4
-        corr_at = l_at + max_rows * 4
-        q, o, m, l, corr = f32p(q_at), f32p(o_at), f32p(m_at), f32p(l_at), f32p(corr_at)
+        c_at = l_at + max_rows * 4
+        q, o, m, l = f32p(q_at), f32p(o_at), f32p(m_at), f32p(l_at)
         for unit in range(begin, end):
             h = unit % kv_heads
             first = unit // kv_heads * TOKENS
@@ -86,42 +68,48 @@ def attention(dtype, head_size, group_size):
                     at = (np.int64(table[page]) * kv_heads + h) * page_bytes
                     row = 0
                     while row < rows:
-                        p = pos[first + row // group]
-                        lo = max(0, p - window + 1 - page * 16) if window > 0 else 0
-                        hi = min(16, p + 1 - page * 16)
-                        if hi <= 0 or lo >= 16:
+                        lo, hi = visible(pos[first + row // group], page, window)
+                        if hi <= lo:
                             row += 1
                             continue
-                        whole = row + TILE <= rows
-                        for r in range(row, row + TILE):
-                            if whole:
-                                other = pos[first + r // group]
-                                if other < page * 16 + 15 or (window > 0 and other - window + 1 > page * 16):
-                                    whole = False
-                        count = TILE if whole else 1
-                        if whole:
-                            lo, hi = 0, 16
-                            tile_scores(q_at + row * size * 4, a[1] + at, s_at + row * 64)
+                        alike = 1  # rows that see the same cells of this page
+                        while alike < TILE and row + alike < rows:
+                            lo2, hi2 = visible(pos[first + (row + alike) // group], page, window)
+                            if lo2 != lo or hi2 != hi:
+                                break
+                            alike += 1
+                        alike = 4 if alike >= 4 else (2 if alike >= 2 else 1)
+                        x, s, y = q_at + row * size * 4, s_at + row * 64, o_at + row * size * 4
+                        mr, lr, cr = m_at + row * 4, l_at + row * 4, c_at + row * 4
+                        if alike == 4:
+                            score4(x, a[1] + at, s)
+                            weigh4(s, mr, lr, cr, lo, hi, scale, cap)
+                            sum4(s, a[2] + at, y, cr, lo, hi)
+                        elif alike == 2:
+                            score2(x, a[1] + at, s)
+                            weigh2(s, mr, lr, cr, lo, hi, scale, cap)
+                            sum2(s, a[2] + at, y, cr, lo, hi)
                         else:
-                            one_scores(q_at + row * size * 4, a[1] + at, s_at + row * 64)
-                        for r in range(row, row + count):
-                            weigh(f32p(s_at + r * 64), m, corr, r, lo, hi, scale, cap)
-                            l[r] = l[r] * corr[r] + total(s_at + r * 64)
-                        if whole:
-                            tile_sum(s_at + row * 64, a[2] + at, o_at + row * size * 4, corr_at + row * 4, 0, 16)
-                        else:
-                            one_sum(s_at + row * 64, a[2] + at, o_at + row * size * 4, corr_at + row * 4, lo, hi)
-                        row += count
+                            score1(x, a[1] + at, s)
+                            weigh1(s, mr, lr, cr, lo, hi, scale, cap)
+                            sum1(s, a[2] + at, y, cr, lo, hi)
+                        row += alike
                 for t in range(n):
-                    y = f32p(a[6] + ((first + t) * kv_heads + h) * group * size * 4)
+                    out = f32p(a[6] + ((first + t) * kv_heads + h) * group * size * 4)
                     for g in range(group):
                         r = t * group + g
                         for i in range(size):
-                            y[g * size + i] = o[r * size + i] / l[r]
+                            out[g * size + i] = o[r * size + i] / l[r]
                 first += n
 
     return run
 
+
+@njit(forceinline=True)
+def visible(position, page, window):
+    """The cells lo…hi−1 of a page that a token at this position sees."""
+    lo = position - window + 1 - page * 16 if window > 0 else 0
+    return max(0, lo), min(16, position + 1 - page * 16)
 
 
 @kernel("store_k")

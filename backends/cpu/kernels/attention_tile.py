@@ -12,6 +12,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from backends.cpu.kernels.emit_math import exp, fill, fma, larger, splat, tanh, tree, vector
+
 PAGE = 16
 F32, F16, I8, I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(64)
 BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
@@ -23,36 +25,20 @@ def page_nbytes(dtype: str, size: int) -> int:
     return size * PAGE * BYTES[dtype] + (size // 32 * PAGE * 2 if dtype == "q8_0" else 0)
 
 
-def _vector(n):
-    return ir.VectorType(F32, n)
-
-
 def _load(b, base, offset, dtype, n):
     """n elements at a byte offset, as f32."""
     kind = ir.VectorType(ELEMENT[dtype], n)
     value = b.load(b.bitcast(b.gep(base, [offset]), kind.as_pointer()))
     value.align = 1
     if dtype == "f16":
-        return b.fpext(value, _vector(n))
-    return b.sitofp(value, _vector(n)) if dtype == "q8_0" else value
-
-
-def _splat(b, scalar, n):
-    one = b.insert_element(ir.Constant(_vector(n), ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), n), [0] * n)
-    return b.shuffle_vector(one, ir.Constant(_vector(n), ir.Undefined), mask)
+        return b.fpext(value, vector(n))
+    return b.sitofp(value, vector(n)) if dtype == "q8_0" else value
 
 
 def _scalar(b, base, offset, kind=F32):
     value = b.load(b.bitcast(b.gep(base, [offset]), kind.as_pointer()))
     value.align = 1
     return value
-
-
-def _fma(b, x, y, z):
-    name = f"llvm.fma.v{x.type.count}f32"
-    f = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(x.type, [x.type] * 3), name)
-    return b.call(f, [x, y, z])
 
 
 def scores(dtype, size, rows):
@@ -63,7 +49,7 @@ def scores(dtype, size, rows):
         def codegen(ctx, b, sig, args):
             Q, K, OUT = (b.inttoptr(v, I8.as_pointer()) for v in args)
             c = lambda v: ir.Constant(I64, v)
-            zero = ir.Constant(_vector(PAGE), [0.0] * PAGE)
+            zero = ir.Constant(vector(PAGE), [0.0] * PAGE)
             ways = 4 if size % 4 == 0 else 2
             block = 32 if dtype == "q8_0" else size
             total = [zero] * rows
@@ -74,7 +60,7 @@ def scores(dtype, size, rows):
                 b.position_at_end(loop)
                 d = b.phi(I64)
                 d.add_incoming(c(start), entry)
-                acc = [[b.phi(_vector(PAGE)) for _ in range(ways)] for _ in range(rows)]
+                acc = [[b.phi(vector(PAGE)) for _ in range(ways)] for _ in range(rows)]
                 for way in (w for row in acc for w in row):
                     way.add_incoming(zero, entry)
                 new = [[None] * ways for _ in range(rows)]
@@ -82,8 +68,8 @@ def scores(dtype, size, rows):
                     at = b.add(d, c(w))
                     keys = _load(b, K, b.mul(at, c(PAGE * BYTES[dtype])), dtype, PAGE)
                     for r in range(rows):
-                        x = _splat(b, _scalar(b, Q, b.add(b.mul(at, c(4)), c(r * size * 4))), PAGE)
-                        new[r][w] = _fma(b, x, keys, acc[r][w])
+                        x = splat(b, _scalar(b, Q, b.add(b.mul(at, c(4)), c(r * size * 4))), PAGE)
+                        new[r][w] = fma(b, x, keys, acc[r][w])
                 following = b.add(d, c(ways))
                 d.add_incoming(following, b.block)
                 for r in range(rows):
@@ -96,11 +82,11 @@ def scores(dtype, size, rows):
                     whole = b.fadd(part[0], part[1]) if ways == 4 else part[0]
                     if dtype == "q8_0":
                         scale = _load(b, K, c(size * PAGE + start // 32 * PAGE * 2), "f16", PAGE)
-                        total[r] = _fma(b, whole, scale, total[r])
+                        total[r] = fma(b, whole, scale, total[r])
                     else:
                         total[r] = whole
             for r in range(rows):
-                b.store(total[r], b.bitcast(b.gep(OUT, [c(r * PAGE * 4)]), _vector(PAGE).as_pointer())).align = 4
+                b.store(total[r], b.bitcast(b.gep(OUT, [c(r * PAGE * 4)]), vector(PAGE).as_pointer())).align = 4
             return ctx.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.int64), codegen
@@ -123,23 +109,23 @@ def weighted_sum(dtype, size, rows):
             P, V, OUT, CORR = (b.inttoptr(x, I8.as_pointer()) for x in args[:4])
             LO, HI = args[4:]
             c = lambda x: ir.Constant(I64, x)
-            vector = _vector(width)
+            lanes = vector(width)
             for first in range(0, n_chunks, held):
                 chunks = range(first, min(n_chunks, first + held))
-                where = {(r, j): b.bitcast(b.gep(OUT, [c((r * size + j * width) * 4)]), vector.as_pointer())
+                where = {(r, j): b.bitcast(b.gep(OUT, [c((r * size + j * width) * 4)]), lanes.as_pointer())
                          for r in range(rows) for j in chunks}
                 start = {}
                 for (r, j), pointer in where.items():
                     value = b.load(pointer)
                     value.align = 4
-                    start[r, j] = b.fmul(value, _splat(b, _scalar(b, CORR, c(4 * r)), width))
+                    start[r, j] = b.fmul(value, splat(b, _scalar(b, CORR, c(4 * r)), width))
                 entry = b.block
                 loop, done = b.append_basic_block(f"sum{first}"), b.append_basic_block(f"summed{first}")
                 b.cbranch(b.icmp_signed("<", LO, HI), loop, done)
                 b.position_at_end(loop)
                 cell = b.phi(I64)
                 cell.add_incoming(LO, entry)
-                acc = {key: b.phi(vector) for key in where}
+                acc = {key: b.phi(lanes) for key in where}
                 for key in where:
                     acc[key].add_incoming(start[key], entry)
                 new = {}
@@ -150,9 +136,9 @@ def weighted_sum(dtype, size, rows):
                     if dtype == "q8_0":
                         at = b.add(b.mul(cell, c(size // 32 * 2)), c(size * PAGE + j * width // 32 * 2))
                         scale = b.fpext(_scalar(b, V, at, F16), F32)
-                        values = b.fmul(values, _splat(b, scale, width))
+                        values = b.fmul(values, splat(b, scale, width))
                     for r in range(rows):
-                        new[r, j] = _fma(b, _splat(b, weights[r], width), values, acc[r, j])
+                        new[r, j] = fma(b, splat(b, weights[r], width), values, acc[r, j])
                 following = b.add(cell, c(1))
                 cell.add_incoming(following, b.block)
                 for key in where:
@@ -161,7 +147,7 @@ def weighted_sum(dtype, size, rows):
                 last = b.block
                 b.position_at_end(done)
                 for key, pointer in where.items():
-                    result = b.phi(vector)
+                    result = b.phi(lanes)
                     result.add_incoming(start[key], entry)
                     result.add_incoming(new[key], last)
                     where[key] = (result, pointer)
@@ -174,24 +160,45 @@ def weighted_sum(dtype, size, rows):
     return tile
 
 
-def row_sum():
-    """intrinsic f(p): the sum of 16 floats as a fixed tree."""
+def softmax_step(rows):
+    """intrinsic f(s, m, l, corr, lo, hi, scale, cap): one page's scores → weights, in place, for `rows` rows.
+
+    Cells outside lo…hi−1 weigh 0. m, l and corr (a float per row) are the running maximum and sum, and the factor by
+    which this page's maximum shrinks what was summed before. cap 0 is none.
+    """
 
     @intrinsic
-    def total(typingctx, p):
+    def step(typingctx, s, m, l, corr, lo, hi, scale, cap):
         def codegen(ctx, b, sig, args):
-            v = b.load(b.inttoptr(args[0], _vector(PAGE).as_pointer()))
-            v.align = 4
-            n = PAGE
-            while n > 1:
-                n //= 2
-                index = ir.VectorType(ir.IntType(32), n)
-                undefined = ir.Constant(v.type, ir.Undefined)
-                low = b.shuffle_vector(v, undefined, ir.Constant(index, list(range(n))))
-                high = b.shuffle_vector(v, undefined, ir.Constant(index, list(range(n, 2 * n))))
-                v = b.fadd(low, high)
-            return b.extract_element(v, ir.Constant(ir.IntType(32), 0))
+            S, M, L, CORR = (b.inttoptr(x, I8.as_pointer()) for x in args[:4])
+            i32 = ir.IntType(32)
+            cells = ir.Constant(ir.VectorType(i32, PAGE), list(range(PAGE)))
+            lo, hi = (splat(b, b.trunc(x, i32), PAGE) for x in args[4:6])
+            seen = b.and_(b.icmp_signed(">=", cells, lo), b.icmp_signed("<", cells, hi))
+            scale, cap = splat(b, args[6], PAGE), splat(b, args[7], PAGE)
+            at = lambda base, r, size=4: b.gep(base, [ir.Constant(I64, r * size)])
+            pointers = [b.bitcast(at(S, r, PAGE * 4), vector(PAGE).as_pointer()) for r in range(rows)]
+            with b.if_then(b.fcmp_ordered("!=", args[7], ir.Constant(F32, 0.0)), likely=False):
+                for p in pointers:
+                    x = b.load(p)
+                    x.align = 4
+                    bounded = b.fmul(cap, tanh(b, b.fdiv(b.fmul(x, scale), cap)))
+                    b.store(b.fdiv(bounded, scale), p).align = 4
+            for r, p in enumerate(pointers):
+                x = b.load(p)
+                x.align = 4
+                x = b.select(seen, b.fmul(x, scale), fill(PAGE, float("-inf")))
+                old, total = _scalar(b, M, ir.Constant(I64, 4 * r)), _scalar(b, L, ir.Constant(I64, 4 * r))
+                top = larger(b, splat(b, old, 1), splat(b, tree(b, x, larger), 1))
+                new = b.extract_element(top, ir.Constant(i32, 0))
+                weights = exp(b, b.fsub(x, splat(b, new, PAGE)))
+                shrink = b.extract_element(exp(b, splat(b, b.fsub(old, new), 1)), ir.Constant(i32, 0))
+                b.store(weights, p).align = 4
+                whole = b.fadd(b.fmul(total, shrink), tree(b, weights, lambda b, u, v: b.fadd(u, v)))
+                for base, value in ((M, new), (L, whole), (CORR, shrink)):
+                    b.store(value, b.bitcast(at(base, r), F32.as_pointer()))
+            return ctx.get_dummy_value()
 
-        return types.float32(types.int64), codegen
+        return types.void(*[types.int64] * 6, types.float32, types.float32), codegen
 
-    return total
+    return step

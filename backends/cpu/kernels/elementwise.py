@@ -1,73 +1,54 @@
-"""Element by element; one row of the last axis a unit."""
+"""Element by element; one row of the last axis a unit. Results may take over a source's memory."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from backends.cpu.kernels.mathf import exp_f32, tanh_f32
+from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.registry import bits_f32, f32p, kernel
-from numba import njit
+
+BINARY = {"add": lambda b, x, s: b.fadd(*x), "mul": lambda b, x, s: b.fmul(*x)}
+SCALAR = {"add": lambda b, x, s: b.fadd(x[0], s[0]), "mul": lambda b, x, s: b.fmul(x[0], s[0])}
 
 
-@njit(forceinline=True)
-def _add(a, b):
-    return a + b
+def _silu(b, x):
+    n = x.type.count
+    return b.fdiv(x, b.fadd(m.fill(n, 1.0), m.exp(b, b.fsub(m.fill(n, -0.0), x))))
 
 
-@njit(forceinline=True)
-def _mul(a, b):
-    return a * b
-
-
-BINARY = {"add": _add, "mul": _mul}
-
-
-@kernel("binary")
-def binary(name):
-    """a: a, b, y, n, bytes between rows of b (0: one row for all, −1: one number for all)."""
-    f = BINARY[name]
-
-    def run(a, begin, end, scratch):
-        n, stride = a[3], a[4]
-        for r in range(begin, end):
-            x, y = f32p(a[0] + r * n * 4), f32p(a[2] + r * n * 4)
-            if stride < 0:
-                k = f32p(a[1])[0]
-                for i in range(n):
-                    y[i] = f(x[i], k)
-            else:
-                b = f32p(a[1] + r * stride)
-                for i in range(n):
-                    y[i] = f(x[i], b[i])
-
-    return run
-
-
-@njit(forceinline=True)
-def _silu(x):
-    return x / (np.float32(1) + exp_f32(-x))
-
-
-@njit(forceinline=True)
-def _gelu(x):
-    inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (np.float32(1) + tanh_f32(inner))
+def _gelu(b, x):
+    n = x.type.count
+    cube = b.fmul(b.fmul(x, x), x)
+    inner = b.fmul(m.fill(n, 0.7978845608028654), m.fma(b, m.fill(n, 0.044715), cube, x))
+    return b.fmul(b.fmul(m.fill(n, 0.5), x), b.fadd(m.fill(n, 1.0), m.tanh(b, inner)))
 
 
 ACTIVATIONS = {"silu": _silu, "gelu": _gelu}
 
 
+@kernel("binary")
+def binary(name):
+    """a: a, b, y, n, bytes between rows of b (0: one row for all, −1: one number for all)."""
+    both, one = m.elements(2, 0, BINARY[name]), m.elements(1, 1, SCALAR[name])
+
+    def run(a, begin, end, scratch):
+        n, stride = a[3], a[4]
+        for r in range(begin, end):
+            if stride < 0:
+                one(a[0] + r * n * 4, a[2] + r * n * 4, n, f32p(a[1])[0])
+            else:
+                both(a[0] + r * n * 4, a[1] + r * stride, a[2] + r * n * 4, n)
+
+    return run
+
+
 @kernel("unary")
 def unary(name):
     """a: x, y, n."""
-    f = ACTIVATIONS[name]
+    activate = m.elements(1, 0, lambda b, x, s: ACTIVATIONS[name](b, x[0]))
 
     def run(a, begin, end, scratch):
         n = a[2]
         for r in range(begin, end):
-            x, y = f32p(a[0] + r * n * 4), f32p(a[1] + r * n * 4)
-            for i in range(n):
-                y[i] = f(x[i])
+            activate(a[0] + r * n * 4, a[1] + r * n * 4, n)
 
     return run
 
@@ -75,14 +56,12 @@ def unary(name):
 @kernel("glu")
 def glu(name):
     """a: gate, up, y, n."""
-    f = ACTIVATIONS[name]
+    gated = m.elements(2, 0, lambda b, x, s: b.fmul(ACTIVATIONS[name](b, x[0]), x[1]))
 
     def run(a, begin, end, scratch):
         n = a[3]
         for r in range(begin, end):
-            gate, up, y = f32p(a[0] + r * n * 4), f32p(a[1] + r * n * 4), f32p(a[2] + r * n * 4)
-            for i in range(n):
-                y[i] = f(gate[i]) * up[i]
+            gated(a[0] + r * n * 4, a[1] + r * n * 4, a[2] + r * n * 4, n)
 
     return run
 
@@ -90,13 +69,12 @@ def glu(name):
 @kernel("scale")
 def scale():
     """a: x, y, n, factor bits."""
+    times = m.elements(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))
 
     def run(a, begin, end, scratch):
-        n, k = a[2], bits_f32(a[3])
+        n = a[2]
         for r in range(begin, end):
-            x, y = f32p(a[0] + r * n * 4), f32p(a[1] + r * n * 4)
-            for i in range(n):
-                y[i] = x[i] * k
+            times(a[0] + r * n * 4, a[1] + r * n * 4, n, bits_f32(a[3]))
 
     return run
 
@@ -104,12 +82,11 @@ def scale():
 @kernel("softcap")
 def softcap():
     """a: x, y, n, cap bits."""
+    bound = m.elements(1, 1, lambda b, x, s: b.fmul(s[0], m.tanh(b, b.fdiv(x[0], s[0]))))
 
     def run(a, begin, end, scratch):
-        n, cap = a[2], bits_f32(a[3])
+        n = a[2]
         for r in range(begin, end):
-            x, y = f32p(a[0] + r * n * 4), f32p(a[1] + r * n * 4)
-            for i in range(n):
-                y[i] = cap * tanh_f32(x[i] / cap)
+            bound(a[0] + r * n * 4, a[1] + r * n * 4, n, bits_f32(a[3]))
 
     return run

@@ -1,0 +1,129 @@
+"""Vector IR of any width: f32 arithmetic, exp and tanh, and a loop over elements that may run in place.
+
+Why not numba's own loops: LLVM turns those into vector code behind a check that inputs and output do not overlap, and
+an op that takes over its source's memory fails that check. A lane's result does not depend on the vector's width.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+LANES = 16
+
+
+def vector(n):
+    return ir.VectorType(F32, n)
+
+
+def fill(n, value):
+    """A constant of n lanes: f32 of a float, i32 of an int."""
+    return ir.Constant(ir.VectorType(F32 if isinstance(value, float) else I32, n), [value] * n)
+
+
+def splat(b, scalar, n):
+    kind = ir.VectorType(scalar.type, n)
+    one = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), fill(n, 0))
+
+
+def call(b, name, *args):
+    """An LLVM intrinsic of f32 vectors, by its name without the type."""
+    full = f"llvm.{name}.v{args[0].type.count}f32"
+    f = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(args[0].type, [args[0].type] * len(args)), full)
+    return b.call(f, args)
+
+
+def fma(b, x, y, z):
+    return call(b, "fma", x, y, z)
+
+
+def exp(b, x):
+    """eˣ within 1 ulp; 0 below −87.3 (where f32 becomes subnormal), +inf above 88.7, NaN for NaN."""
+    n = x.type.count
+    bounded = b.select(b.fcmp_ordered(">", x, fill(n, 88.8)), fill(n, 88.8), x)
+    t = fma(b, bounded, fill(n, 1.4426950408889634), fill(n, 12582912.0))  # the nearest integer in the low bits
+    k = b.fsub(t, fill(n, 12582912.0))
+    r = fma(b, k, fill(n, -0.693145751953125), bounded)
+    r = fma(b, k, fill(n, -1.428606765330187e-06), r)
+    p = fma(b, fill(n, 1.3930210e-3), r, fill(n, 8.3682816e-3))
+    for c in (4.1665453e-2, 1.6666464e-1, 0.5, 1.0, 1.0):
+        p = fma(b, p, r, fill(n, c))
+    # 2^k as 2^(k/2)·2^(k-k/2), because k = 128 is still finite for values just below the overflow
+    whole = b.sub(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 0x4B400000))
+    low = b.ashr(whole, fill(n, 1))
+    power = lambda e: b.bitcast(b.shl(b.add(e, fill(n, 127)), fill(n, 23)), vector(n))
+    value = b.fmul(b.fmul(p, power(low)), power(b.sub(whole, low)))
+    return b.select(b.fcmp_ordered("<", x, fill(n, -87.3)), fill(n, 0.0), value)
+
+
+def tanh(b, x):
+    """1 − 2/(e²ˣ + 1) for large |x|, an odd polynomial near 0 where that would cancel; within 3 ulp."""
+    n = x.type.count
+    size = call(b, "fabs", x)
+    far = b.fsub(fill(n, 1.0), b.fdiv(fill(n, 2.0), b.fadd(exp(b, b.fadd(size, size)), fill(n, 1.0))))
+    s = b.fmul(x, x)
+    p = fma(b, fill(n, -5.70498872745e-3), s, fill(n, 2.06390887954e-2))
+    for c in (-5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
+        p = fma(b, p, s, fill(n, c))
+    near = fma(b, b.fmul(p, s), size, size)
+    value = b.select(b.fcmp_ordered("<", size, fill(n, 0.625)), near, far)
+    return call(b, "copysign", value, x)
+
+
+def tree(b, v, combine):
+    """All lanes combined pairwise in a fixed tree, as a scalar."""
+    n = v.type.count
+    while n > 1:
+        n //= 2
+        index = lambda start, n=n: ir.Constant(ir.VectorType(I32, n), list(range(start, start + n)))
+        undefined = ir.Constant(v.type, ir.Undefined)
+        v = combine(b, b.shuffle_vector(v, undefined, index(0)), b.shuffle_vector(v, undefined, index(n)))
+    return b.extract_element(v, ir.Constant(I32, 0))
+
+
+def larger(b, x, y):
+    """The greater of each lane; the first where the second is NaN."""
+    return b.select(b.fcmp_ordered(">", y, x), y, x)
+
+
+def elements(n_inputs, n_scalars, formula):
+    """intrinsic f(inputs…, y, n, scalars…): y[i] = formula(b, [x[i] …], [scalar …]) for i < n, in vectors of 16.
+
+    Addresses are int64, scalars f32. y may be one of the inputs.
+    """
+
+    def emit(b, args):
+        pointers, count = args[: n_inputs + 1], args[n_inputs + 1]
+        scalars = args[n_inputs + 2 :]
+        whole = b.and_(count, ir.Constant(I64, -LANES))
+        for n, start, stop in ((LANES, ir.Constant(I64, 0), whole), (1, whole, count)):
+            entry, body, done = b.block, b.append_basic_block("elements"), b.append_basic_block("after")
+            b.cbranch(b.icmp_signed("<", start, stop), body, done)
+            b.position_at_end(body)
+            i = b.phi(I64)
+            i.add_incoming(start, entry)
+            at = [b.inttoptr(b.add(p, b.shl(i, ir.Constant(I64, 2))), vector(n).as_pointer()) for p in pointers]
+            values = []
+            for p in at[:-1]:
+                values.append(b.load(p))
+                values[-1].align = 4
+            b.store(formula(b, values, [splat(b, s, n) for s in scalars]), at[-1]).align = 4
+            following = b.add(i, ir.Constant(I64, n))
+            i.add_incoming(following, b.block)
+            b.cbranch(b.icmp_signed("<", following, stop), body, done)
+            b.position_at_end(done)
+
+    # numba wants to see the parameters by name
+    names = [f"x{i}" for i in range(n_inputs)] + ["y", "n"] + [f"s{i}" for i in range(n_scalars)]
+    signature = types.void(*[types.int64] * (n_inputs + 2), *[types.float32] * n_scalars)
+
+    def codegen(ctx, b, sig, args):
+        emit(b, args)
+        return ctx.get_dummy_value()
+
+    scope = {"signature": signature, "codegen": codegen}
+    exec(f"def run(typingctx, {', '.join(names)}): return signature, codegen", scope)  # noqa: S102
+    return intrinsic(scope["run"])
