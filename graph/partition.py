@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from graph.allocate import Roots, roots_of
 from graph.backend import Backend
-from graph.op import destination
+from graph.op import writes_of
 from graph.tensor import ALIASES, Tensor, toposort
 
 TRANSFER = "transfer"  # a copy of its source on another backend
@@ -60,14 +61,20 @@ def partition(
     """Place a graph. `homes`: mutable states that already live somewhere. ValueError names a node that nothing runs."""
     fetches = tuple(fetches)
     order = toposort(fetches)
+    roots = roots_of(order)
+    _check_bytes(order, fetches, roots)
     home = dict(homes or {})
-    pinned = _state_groups(order, backends, home)
+    pinned = _pin_states(order, roots, backends, home)
+    for f in fetches:
+        if _is_mutable(roots[id(f)][0]):
+            home.setdefault(roots[id(f)][0].name, 0)  # a state that is fetched and nothing else
+    everywhere: set[int] = set()  # leaves are wherever they are read, and so are their aliases
     produced: dict[int, int] = {}  # user's node → backend
     variants: dict[tuple[int, int], Tensor] = {}
     where: dict[int, int] = {}
 
     def on(t: Tensor, b: int) -> Tensor:
-        if t.is_leaf:
+        if id(t) in everywhere:
             return t
         found = variants.get((id(t), b))
         if found is None:
@@ -78,18 +85,20 @@ def partition(
         return found
 
     for t in order:
-        if t.is_leaf:
+        if t.is_leaf or (t.op in ALIASES and id(t.src[0]) in everywhere):
+            everywhere.add(id(t))
+            if not t.is_leaf:
+                where[id(t)] = home.get(roots[id(t)][0].name, 0)
             continue
-        if t.op in ALIASES and not t.src[0].is_leaf:
+        if t.op in ALIASES:
             b = produced[id(t.src[0])]
         else:
-            b = pinned.get(id(t), -1)
-            b = b if b >= 0 else _first(t, backends)
+            b = pinned[id(t)] if id(t) in pinned else _first(t, backends)
         src = tuple(on(s, b) for s in t.src)
         node = t if all(a is s for a, s in zip(src, t.src, strict=True)) else replace(t, src=src)
         node = backends[b].rewrite(node)
         stack = [node]
-        while stack:  # a rewrite may have made more than one node
+        while stack:  # a rewrite may have made more than one node; `variants` keeps them all alive, so ids stay theirs
             new = stack.pop()
             if not new.is_leaf and id(new) not in where:
                 where[id(new)] = b
@@ -97,10 +106,26 @@ def partition(
         produced[id(t)] = b
         variants[id(t), b] = node
 
-    placed = tuple(f if f.is_leaf else variants[id(f), produced[id(f)]] for f in fetches)
+    placed = tuple(f if id(f) in everywhere else variants[id(f), produced[id(f)]] for f in fetches)
     final = toposort(placed)
-    # `where` is by id: nodes that a rewrite dropped are dead by now and must not shadow others
     return Placement(placed, tuple(final), {id(t): where[id(t)] for t in final if not t.is_leaf}, home)
+
+
+def _is_mutable(t: Tensor) -> bool:
+    return t.op == "state" and not t.attrs["constant"]
+
+
+def _check_bytes(order: Sequence[Tensor], fetches: Sequence[Tensor], roots: Roots) -> None:
+    """Feeds, scalars and constants are never written, and how a backend keeps a constant is its own business."""
+    for t in order:
+        for i in writes_of(t):
+            root = roots[id(t.src[i])][0]
+            if root.is_leaf and not _is_mutable(root):
+                raise ValueError(f"{t!r} would overwrite {root!r}, which is not a mutable state")
+    for t in (*(t for t in order if t.op in ALIASES), *fetches):
+        root = roots[id(t)][0]
+        if root.op == "const" or (root.op == "state" and not _is_mutable(root)):
+            raise ValueError(f"{root!r} is a constant: it can be neither fetched nor taken apart")
 
 
 def _first(t: Tensor, backends: Sequence[Backend]) -> int:
@@ -110,50 +135,45 @@ def _first(t: Tensor, backends: Sequence[Backend]) -> int:
     raise ValueError(f"no device runs {t!r}: tried {', '.join(b.name for b in backends)}")
 
 
-def _state_groups(order: Sequence[Tensor], backends: Sequence[Backend], home: dict[str, int]) -> dict[int, int]:
-    """The backend of every node that touches a mutable state; new states get their home."""
-    state_of: dict[int, str] = {}  # the state whose bytes a tensor is
-    touching: dict[str, list[Tensor]] = {}
-    for t in order:
-        if t.op == "state":
-            if not t.attrs["constant"]:
-                state_of[id(t)] = t.name
-            continue
-        for s in t.src:
-            if id(s) in state_of:
-                touching.setdefault(state_of[id(s)], []).append(t)
-        owner = t.src[0] if t.op in ALIASES else destination(t)
-        if owner is not None and id(owner) in state_of:
-            state_of[id(t)] = state_of[id(owner)]
-
-    # states that meet in one node share their home
-    leader: dict[str, str] = {name: name for name in touching}
+def _pin_states(
+    order: Sequence[Tensor], roots: Roots, backends: Sequence[Backend], home: dict[str, int]
+) -> dict[int, int]:
+    """The backend of every node that touches a mutable state. States that meet in a node share a home."""
+    leader: dict[str, str] = {}
 
     def find(name: str) -> str:
-        while leader[name] != name:
+        while leader.setdefault(name, name) != name:
             name = leader[name]
         return name
 
-    met: dict[int, str] = {}
-    for name, nodes in touching.items():
-        for t in nodes:
-            if id(t) in met:
-                leader[find(name)] = find(met[id(t)])
-            met[id(t)] = name
-    groups: dict[str, list[str]] = {}
-    for name in touching:
-        groups.setdefault(find(name), []).append(name)
+    touching: list[tuple[Tensor, str]] = []
+    for t in order:
+        names = [root.name for s in t.src if _is_mutable(root := roots[id(s)][0])] if t.op not in ALIASES else []
+        for name in names:
+            leader[find(name)] = find(names[0])
+        if names:
+            touching.append((t, names[0]))
 
-    pinned: dict[int, int] = {}
-    for names in groups.values():
-        nodes = [t for name in names for t in touching[name] if t.op not in ALIASES]
-        known = {home[n] for n in names if n in home}
-        candidates = sorted(known) or range(len(backends))
-        b = next((b for b in candidates if all(backends[b].supports(t) for t in nodes)), None)
-        if b is None or len(known) > 1:
-            raise ValueError(f"no device runs everything that touches state {names[0]!r}")
-        for n in names:
-            home[n] = b
-        for t in nodes:
-            pinned[id(t)] = b
-    return pinned
+    members: dict[str, list[str]] = {}
+    for name in leader:
+        members.setdefault(find(name), []).append(name)
+    nodes: dict[str, list[Tensor]] = {name: [] for name in members}
+    for t, name in touching:
+        nodes[find(name)].append(t)
+    for group, names in members.items():
+        b = _home_of(names, nodes[group], backends, home)
+        home.update(dict.fromkeys(names, b))
+    return {id(t): home[name] for t, name in touching}
+
+
+def _home_of(names: list[str], nodes: list[Tensor], backends: Sequence[Backend], home: Mapping[str, int]) -> int:
+    """Where states that meet live: the first backend that runs all their nodes, unless they live somewhere already."""
+    known = {home[name]: name for name in names if name in home}
+    if len(known) > 1:
+        raise ValueError(f"states {', '.join(map(repr, known.values()))} meet in a node but are on different devices")
+    for b in known or range(len(backends)):
+        refused = next((t for t in nodes if not backends[b].supports(t)), None)
+        if refused is None:
+            return b
+    why = f"{backends[b].name} refuses {refused!r}"
+    raise ValueError(f"no device runs everything that touches state {names[0]!r}: {why}")

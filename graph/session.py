@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from graph.allocate import Layout, layout, root_of
+from graph.allocate import Layout, layout
 from graph.backend import Backend, Buffer, Bytes, Place, Program
 from graph.dtype import DTYPES, nbytes
 from graph.partition import TRANSFER, Placement, partition
-from graph.tensor import Tensor, state
+from graph.tensor import ALIASES, Tensor, state, toposort
 
 Build = Callable[[], Sequence[Tensor]]
+Array = npt.NDArray[Any]
 
 
 @dataclass
 class _State:
+    """`buffers` by backend: one for a mutable state, made when a plan has decided where it lives.
+
+    `initial` holds what is written to a mutable state before that.
+    """
+
     tensor: Tensor
     source: Callable[[], Bytes] | None
-    buffers: dict[int, Buffer] = field(default_factory=dict)  # by backend; one for a mutable state
+    buffers: dict[int, Buffer] = field(default_factory=dict)
+    initial: Bytes | None = None
+
+    def first_bytes(self) -> Bytes:
+        if self.initial is None:
+            given = self.source() if self.source is not None else np.zeros(self.tensor.nbytes, np.uint8)
+            if given.nbytes != self.tensor.nbytes:
+                raise ValueError(f"state {self.tensor.name!r}: {self.tensor.nbytes} bytes wanted, {given.nbytes} given")
+            self.initial = np.array(given)
+        return self.initial
 
 
 @dataclass(frozen=True)
@@ -37,56 +52,63 @@ class DeviceBytes:
     feeds: int
 
 
+def _leaf_uses(placement: Placement, arenas: Layout) -> list[tuple[Tensor, int]]:
+    """Every leaf with each backend that needs it: those that read it, and one for a leaf that is only fetched."""
+    uses: dict[tuple[int, int], tuple[Tensor, int]] = {}
+    for t in placement.order:
+        for s in t.src if t.op not in ALIASES else ():
+            leaf, b = arenas.roots[id(s)][0], placement.backend_of[id(t)]
+            if leaf.is_leaf:
+                uses[id(leaf), b] = leaf, b
+    read = {i for i, _ in uses}
+    for f in placement.fetches:
+        leaf = arenas.roots[id(f)][0]
+        if leaf.is_leaf and id(leaf) not in read:
+            b = placement.homes[leaf.name] if leaf.op == "state" else 0
+            uses[id(leaf), b] = leaf, b
+    return list(uses.values())
+
+
 class Plan:
     """One graph, ready to run as often as wanted. Made by `Session.plan`."""
 
     def __init__(self, session: Session, placement: Placement, arenas: Layout) -> None:
         self._session, self.placement, self.layout = session, placement, arenas
         backends = session.backends
-        self._arena = [session.arena(i, size) for i, size in arenas.sizes.items()]
-        self._feed_places: dict[str, list[tuple[int, Place]]] = {}
+        self._arena = [session.arena(b, size) for b, size in arenas.sizes.items()]
         self.feeds: dict[str, Tensor] = {}
+        self._feed_places: dict[str, dict[int, Place]] = {}  # by name and backend
         self._constants: dict[tuple[int, int], Place] = {}
-        self._place_leaves()
+        for leaf, b in _leaf_uses(placement, arenas):
+            if leaf.op == "feed":
+                if self.feeds.setdefault(leaf.name, leaf) is not leaf:
+                    raise ValueError(f"two feeds are named {leaf.name!r}")
+                self._feed_places.setdefault(leaf.name, {})[b] = Place(backends[b].alloc(max(leaf.nbytes, 1)))
+            elif leaf.op == "const":
+                value = np.array([leaf.attrs["value"]], DTYPES[leaf.dtype].numpy)
+                self._constants[id(leaf), b] = place = Place(backends[b].alloc(value.nbytes))
+                backends[b].upload(place, value.view(np.uint8))
+        self.programs: list[Program] = []
         self._steps: list[Callable[[], None]] = []
         for segment in placement.segments:
             if segment.nodes[0].op == TRANSFER:
                 self._steps.append(self._transfer(segment.nodes[0]))
             else:
                 b = segment.backend
-                program: Program = backends[b].compile(segment.nodes, partial(self.place, b=b))
-                self._steps.append(program.run)
-
-    def _place_leaves(self) -> None:
-        backends, backend_of = self._session.backends, self.placement.backend_of
-        for t in self.placement.order:
-            for s in t.src:
-                leaf = root_of(s)[0]
-                b = backend_of[id(t)]
-                if leaf.op == "feed":
-                    if self.feeds.setdefault(leaf.name, leaf) is not leaf:
-                        raise ValueError(f"two feeds are named {leaf.name!r}")
-                    places = self._feed_places.setdefault(leaf.name, [])
-                    if all(i != b for i, _ in places):
-                        places.append((b, Place(backends[b].alloc(max(leaf.nbytes, 1)))))
-                elif leaf.op == "const" and (id(leaf), b) not in self._constants:
-                    value = np.array([leaf.attrs["value"]], DTYPES[leaf.dtype].numpy)
-                    place = Place(backends[b].alloc(value.nbytes))
-                    backends[b].upload(place, value.view(np.uint8))
-                    self._constants[id(leaf), b] = place
+                self.programs.append(backends[b].compile(segment.nodes, partial(self.place, b=b)))
+                self._steps.append(self.programs[-1].run)
 
     def place(self, t: Tensor, b: int) -> Place:
         """Where t's bytes are, for a node that runs on backend b."""
-        root, offset = root_of(t)
+        root, offset = self.layout.roots[id(t)]
         if root.op == "feed":
-            base = next(p for i, p in self._feed_places[root.name] if i == b)
+            base = self._feed_places[root.name][b]
         elif root.op == "const":
             base = self._constants[id(root), b]
         elif root.op == "state":
             base = Place(self._session.buffer(root, b))
         else:
-            arena = self._arena[self.placement.backend_of[id(root)]]
-            base = Place(arena, self.layout.offsets[id(root)])
+            base = Place(self._arena[self.placement.backend_of[id(root)]], self.layout.offsets[id(root)])
         return Place(base.buffer, base.offset + offset) if offset else base
 
     def _transfer(self, t: Tensor) -> Callable[[], None]:
@@ -95,40 +117,50 @@ class Plan:
         start, end = self.place(t.src[0], source_b), self.place(t, t.attrs["to"])
         return lambda: destination.upload(end, source.download(start, t.nbytes))
 
-    def run(
-        self, feeds: Mapping[str, npt.NDArray[Any]], rows: Sequence[int | None] | None = None
-    ) -> list[npt.NDArray[Any]]:
-        """Values of the fetches. Each feed must have its shape; KeyError or ValueError names the one that does not.
+    def run(self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None) -> list[Array]:
+        """Values of the fetches, as they are at the end. ValueError names a feed that is missing or has a wrong shape.
 
         `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
         """
-        backends = self._session.backends
         for name, leaf in self.feeds.items():
-            value = np.ascontiguousarray(feeds[name], DTYPES[leaf.dtype].numpy)
-            if value.shape != leaf.shape:
-                raise ValueError(f"feed {name!r}: expected shape {leaf.shape}, got {value.shape}")
-            data = value.reshape(-1).view(np.uint8)
-            for b, place in self._feed_places[name]:
-                backends[b].upload(place, data)
+            self._upload(leaf, feeds.get(name))
         for step in self._steps:
             step()
         wanted = rows if rows is not None else [None] * len(self.placement.fetches)
         return [self._fetch(t, n) for t, n in zip(self.placement.fetches, wanted, strict=True)]
 
-    def _fetch(self, t: Tensor, rows: int | None) -> npt.NDArray[Any]:
-        root = root_of(t)[0]
+    def _upload(self, leaf: Tensor, given: Array | None) -> None:
+        if given is None:
+            raise ValueError(f"feed {leaf.name!r} is missing")
+        kind = np.dtype(DTYPES[leaf.dtype].numpy)
+        value = np.asarray(given)
+        if value.shape != leaf.shape:
+            raise ValueError(f"feed {leaf.name!r}: expected shape {leaf.shape}, got {value.shape}")
+        if value.dtype.kind == "f" and kind.kind != "f":
+            raise ValueError(f"feed {leaf.name!r}: expected {leaf.dtype}, got {value.dtype}")
+        data = np.asarray(value, kind, order="C").reshape(-1).view(np.uint8)
+        for b, place in self._feed_places[leaf.name].items():
+            self._session.backends[b].upload(place, data)
+
+    def _fetch(self, t: Tensor, rows: int | None) -> Array:
+        root = self.layout.roots[id(t)][0]
         if root.op == "state":
-            b = self.placement.homes.get(root.name, 0)
+            b = self.placement.homes[root.name]
         elif root.op == "feed":
-            b = self._feed_places[root.name][0][0]
+            b = next(iter(self._feed_places[root.name]))
         else:
             b = self.placement.backend_of[id(t)]
-        shape = t.shape if rows is None else (rows, *t.shape[1:])
         if rows is not None and not (t.shape and 0 <= rows <= t.shape[0]):
             raise ValueError(f"{rows} rows wanted of {t!r}")
-        raw = np.array(self._session.backends[b].download(self.place(t, b), nbytes(t.dtype, shape)))
-        kind = DTYPES[t.dtype].numpy
-        return raw.view(kind).reshape(shape) if kind is not None else raw
+        shape = t.shape if rows is None else (rows, *t.shape[1:])
+        return _values(self._session.backends[b].download(self.place(t, b), nbytes(t.dtype, shape)), t.dtype, shape)
+
+
+def _values(raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Array:
+    """A copy of bytes as numbers; block types stay bytes."""
+    kind = DTYPES[dtype].numpy
+    copy: Array = np.array(raw)
+    return copy.view(kind).reshape(shape) if kind is not None else copy
 
 
 class Session:
@@ -140,8 +172,8 @@ class Session:
         self.backends = list(backends)
         self._states: dict[str, _State] = {}
         self._homes: dict[str, int] = {}
-        self._plans: dict[Hashable, Plan] = {}
         self._arenas: dict[int, Buffer] = {}
+        self._plans: dict[Hashable, Plan] = {}
         self._max_plans = max_plans
         self.n_plans_built = 0
 
@@ -157,82 +189,101 @@ class Session:
         """A named state. `source` gives its first bytes (GGUF layout for constants); without one it is zero."""
         if name in self._states:
             raise ValueError(f"state {name!r} is defined twice")
+        if constant and source is None:
+            raise ValueError(f"constant {name!r} has no data")
         t = state(name, shape, dtype, constant=constant)
         self._states[name] = _State(t, source)
         return t
 
+    def _held(self, name: str) -> _State:
+        if name not in self._states:
+            raise KeyError(f"no state is named {name!r}")
+        return self._states[name]
+
     def buffer(self, t: Tensor, b: int) -> Buffer:
         """The memory of a state on a backend, made at first use."""
-        held = self._states[t.name]
+        held = self._held(t.name)
+        if (t.shape, t.dtype, t.attrs) != (held.tensor.shape, held.tensor.dtype, held.tensor.attrs):
+            raise ValueError(f"{t!r} is not what this session defined: {held.tensor!r}")
         if b not in held.buffers:
             backend = self.backends[b]
-            if t.attrs["constant"]:
-                if held.source is None:
-                    raise ValueError(f"constant {t.name!r} has no data")
+            if held.source is not None and t.attrs["constant"]:
                 held.buffers[b] = backend.load(t, held.source())
             else:
                 held.buffers[b] = backend.alloc(t.nbytes)
-                if held.source is not None:
-                    backend.upload(Place(held.buffers[b]), held.source())
+                if held.source is not None or held.initial is not None:
+                    backend.upload(Place(held.buffers[b]), held.first_bytes())
+                    held.initial = None
         return held.buffers[b]
 
-    def arena(self, b: int, nbytes: int) -> Buffer | None:
-        """The scratch memory that all plans of a backend share, one run at a time. Growing it drops the kept plans."""
+    def arena(self, b: int, size: int) -> Buffer | None:
+        """A backend's memory for what lives within one run. All plans share it, since they run one at a time.
+
+        A plan that needs more gets a larger one, and earlier plans keep theirs: plan (or `reserve`) the largest first.
+        """
         held = self._arenas.get(b)
-        if nbytes and (held is None or held.nbytes < nbytes):
-            self._plans.clear()
-            held = self._arenas[b] = self.backends[b].alloc(nbytes)
+        if size and (held is None or held.nbytes < size):
+            self._arenas[b] = held = self.backends[b].alloc(size)
         return held
 
-    def _home(self, name: str) -> int:
-        """The backend of a mutable state; the first one when no plan has decided yet."""
-        return self._homes.setdefault(name, 0)
+    def write(self, name: str, data: Array, offset: int = 0) -> None:
+        """Overwrite bytes of a mutable state from a byte offset. ValueError names a state that they do not fit."""
+        held = self._held(name)
+        t, raw = held.tensor, np.ascontiguousarray(data).reshape(-1)
+        if t.attrs["constant"]:
+            raise ValueError(f"state {name!r} is constant")
+        if raw.dtype != np.uint8 and raw.dtype != DTYPES[t.dtype].numpy:
+            raise ValueError(f"state {name!r} is {t.dtype}, got {raw.dtype}")
+        if offset < 0 or offset + raw.nbytes > t.nbytes:
+            raise ValueError(f"state {name!r} has {t.nbytes} bytes, got {raw.nbytes} at {offset}")
+        if name in self._homes:
+            b = self._homes[name]
+            self.backends[b].upload(Place(self.buffer(t, b), offset), raw.view(np.uint8))
+        else:
+            held.first_bytes()[offset : offset + raw.nbytes] = raw.view(np.uint8)
 
-    def write(self, name: str, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Overwrite bytes of a mutable state from a byte offset."""
-        b = self._home(name)
-        place = Place(self.buffer(self._states[name].tensor, b), offset)
-        self.backends[b].upload(place, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+    def read(self, name: str) -> Array:
+        """A copy of a state's values (bytes for block types)."""
+        held, b = self._held(name), self._homes.get(name)
+        t = held.tensor
+        if b is None:
+            return _values(held.first_bytes(), t.dtype, t.shape)
+        return _values(self.backends[b].download(Place(self.buffer(t, b)), t.nbytes), t.dtype, t.shape)
 
-    def read(self, name: str) -> npt.NDArray[Any]:
-        """A copy of a mutable state's values (bytes for block types)."""
-        t, b = self._states[name].tensor, self._home(name)
-        raw = np.array(self.backends[b].download(Place(self.buffer(t, b)), t.nbytes))
-        kind = DTYPES[t.dtype].numpy
-        return raw.view(kind).reshape(t.shape) if kind is not None else raw
+    def measure(self, build: Build, *, eval_order: str = "auto") -> tuple[Placement, Layout]:
+        """Placement and memory of a graph, with nothing allocated.
 
-    def measure(self, build: Build) -> tuple[Placement, Layout]:
-        """Placement and memory of a graph, with nothing allocated."""
+        `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory.
+        """
         placement = partition(build(), self.backends, self._homes)
         alignments = [b.alignment for b in self.backends]
-        arenas = layout(placement.order, lambda t: placement.backend_of[id(t)], alignments, placement.fetches)
-        return placement, arenas
+        choices = []
+        for reverse in {"left": [False], "right": [True], "auto": [False, True]}[eval_order]:
+            p = replace(placement, order=tuple(toposort(placement.fetches, reverse=reverse)))
+            choices.append((p, layout(p.order, lambda t: placement.backend_of[id(t)], alignments, p.fetches)))
+        return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
 
     def device_bytes(self, placement: Placement, arenas: Layout) -> list[DeviceBytes]:
         """What a measured graph needs on each device."""
         weights, states, feeds = ([0] * len(self.backends) for _ in range(3))
-        seen: set[tuple[int, int]] = set()
-        for t in placement.order:
-            for s in t.src:
-                leaf, b = root_of(s)[0], placement.backend_of[id(t)]
-                if (id(leaf), b) in seen:
-                    continue
-                seen.add((id(leaf), b))
-                if leaf.op == "state" and leaf.attrs["constant"]:
-                    weights[b] += self.backends[b].constant_nbytes(leaf)
-                elif leaf.op == "state":
-                    states[b] += leaf.nbytes
-                elif leaf.op == "feed":
-                    feeds[b] += leaf.nbytes
+        for leaf, b in _leaf_uses(placement, arenas):
+            if leaf.op == "state" and leaf.attrs["constant"]:
+                weights[b] += self.backends[b].constant_nbytes(leaf)
+            elif leaf.op == "state":
+                states[b] += leaf.nbytes
+            elif leaf.op == "feed":
+                feeds[b] += leaf.nbytes
         return [
             DeviceBytes(backend.name, weights[i], states[i], arenas.sizes.get(i, 0), feeds[i])
             for i, backend in enumerate(self.backends)
         ]
 
     def reserve(self, build: Build) -> None:
-        """Make the arenas large enough for this graph, so that plans up to its size need no more memory."""
-        for b, nbytes in self.measure(build)[1].sizes.items():
-            self.arena(b, nbytes)
+        """Get the arenas that this graph needs, so that smaller plans share them, and decide where its states live."""
+        placement, arenas = self.measure(build)
+        self._homes.update(placement.homes)
+        for b, size in arenas.sizes.items():
+            self.arena(b, size)
 
     def plan(self, build: Build) -> Plan:
         """A plan of its own, not kept."""
@@ -242,12 +293,8 @@ class Session:
         return Plan(self, placement, arenas)
 
     def run(
-        self,
-        key: Hashable,
-        build: Build,
-        feeds: Mapping[str, npt.NDArray[Any]],
-        rows: Sequence[int | None] | None = None,
-    ) -> list[npt.NDArray[Any]]:
+        self, key: Hashable, build: Build, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None
+    ) -> list[Array]:
         """Run the plan kept under this key, built at first use; at the limit the least recently used one is dropped."""
         plan = self._plans.pop(key, None)
         if plan is None:
@@ -260,5 +307,6 @@ class Session:
     def close(self) -> None:
         self._plans.clear()
         self._states.clear()
+        self._arenas.clear()
         for backend in self.backends:
             backend.close()

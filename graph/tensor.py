@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from graph.dtype import nbytes
+from graph.dtype import DTYPES, nbytes
 
 Shape = tuple[int, ...]
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
@@ -40,7 +40,9 @@ class Tensor:
 
 
 def feed(name: str, shape: Shape, dtype: str = "f32") -> Tensor:
-    """A value that the caller gives anew at every run."""
+    """A value that the caller gives anew at every run, as a numpy array."""
+    if DTYPES[dtype].numpy is None:
+        raise ValueError(f"feed {name!r}: numpy has no {dtype}")
     return Tensor("feed", (), shape, dtype, name=name)
 
 
@@ -54,53 +56,57 @@ def const(value: float, dtype: str = "f32") -> Tensor:
     return Tensor("const", (), (), dtype, {"value": value})
 
 
-def toposort(roots: Iterable[Tensor]) -> list[Tensor]:
+def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
     """Sources first, depth first from the roots in order; a write comes after every other reader of what it overwrites.
 
-    Iterative, linear in nodes and edges. ValueError when a node both reads and overwrites its own history.
+    `reverse` visits a node's sources from right to left: another valid order, which may need less memory. Iterative,
+    linear in nodes and edges. ValueError when a node both reads and overwrites its own history.
     """
     from graph.op import writes_of
 
     roots = list(roots)
-    seen: dict[int, Tensor] = {}
+    readers: dict[int, list[Tensor]] = {}  # by what they read, under whatever alias
+    writers: list[tuple[Tensor, Tensor]] = []  # (node, what it overwrites)
+    seen: set[int] = set()
     stack = list(reversed(roots))
     while stack:
         t = stack.pop()
-        if id(t) not in seen:
-            seen[id(t)] = t
-            stack.extend(reversed(t.src))
-    readers: dict[int, list[Tensor]] = {}
-    for t in seen.values():
-        for s in t.src:
-            readers.setdefault(id(s), []).append(t)
+        if id(t) in seen:
+            continue
+        seen.add(id(t))
+        stack.extend(reversed(t.src))
+        if t.op not in ALIASES:
+            for s in t.src:
+                readers.setdefault(id(_unaliased(s)), []).append(t)
+            writers.extend((t, _unaliased(t.src[i])) for i in writes_of(t))
     before: dict[int, list[Tensor]] = {}
-    for t in seen.values():
-        for i in writes_of(t):
-            before.setdefault(id(t), []).extend(r for r in readers[id(t.src[i])] if r is not t)
+    for t, overwritten in writers:
+        before.setdefault(id(t), []).extend(r for r in readers[id(overwritten)] if r is not t)
 
     order: list[Tensor] = []
-    mark: dict[int, int] = {}  # 1: being visited, 2: done
+    done: dict[int, bool] = {}  # False: being visited
     for root in roots:
         work = [(root, False)]
         while work:
             t, leaving = work.pop()
             if leaving:
-                mark[id(t)] = 2
+                done[id(t)] = True
                 order.append(t)
-                continue
-            if mark.get(id(t)) == 2:
-                continue
-            if mark.get(id(t)) == 1:
-                raise ValueError(f"{t!r} both reads and overwrites its own history")
-            mark[id(t)] = 1
-            work.append((t, True))
-            for s in (*reversed(before.get(id(t), [])), *reversed(t.src)):
-                state_of = mark.get(id(s))
-                if state_of == 1:
-                    raise ValueError(f"{s!r} both reads and overwrites its own history")
-                if state_of is None:
+            elif id(t) not in done:
+                done[id(t)] = False
+                work.append((t, True))
+                sources = t.src if reverse else tuple(reversed(t.src))
+                for s in (*before.get(id(t), ()), *sources):  # the last one is visited first
+                    if done.get(id(s)) is False:
+                        raise ValueError(f"{s!r} both reads and overwrites its own history")
                     work.append((s, False))
     return order
+
+
+def _unaliased(t: Tensor) -> Tensor:
+    while t.op in ALIASES:
+        t = t.src[0]
+    return t
 
 
 def dump(roots: Iterable[Tensor]) -> str:
