@@ -1,0 +1,111 @@
+"""Every gradient rule against central differences of the reference, in float64, on the cases of the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graph.autodiff import backward
+from graph.conformance import register_all
+from graph.evaluate import evaluate
+from graph.op import OPS, State, Weight
+from graph.ops.elementwise import add, mul, scale, silu, sum_to
+from graph.tensor import Tensor, const, feed, state
+
+register_all()
+CASES = [(name, i) for name in sorted(OPS) if OPS[name].vjp_rule for i in range(len(OPS[name].cases))]
+STEP = 1e-6
+
+
+def arrays_of(name: str, case: int) -> tuple[list[Any], dict[str, Any]]:
+    sources, attrs = OPS[name].cases[case](np.random.default_rng([1, case]))
+    return [s.array if isinstance(s, Weight | State) else np.asarray(s) for s in sources], attrs
+
+
+@pytest.mark.parametrize(("name", "case"), CASES, ids=[f"{name}-{i}" for name, i in CASES])
+def test_gradient_is_the_slope(name: str, case: int) -> None:
+    """⟨g, J v⟩ along one random direction per source."""
+    arrays, attrs = arrays_of(name, case)
+    feeds: dict[str, Any] = {f"x{i}": a for i, a in enumerate(arrays)}
+    leaves = [feed(n, a.shape, "f32" if a.dtype.kind == "f" else "i32") for n, a in feeds.items()]
+    y = OPS[name](*leaves, **attrs)
+    rng = np.random.default_rng([2, case])
+    feeds["g"] = rng.normal(size=y.shape)
+    loss = sum_to(mul(y, feed("g", y.shape)), shape=())
+    gradients = backward(loss, [leaf for leaf in leaves if leaf.dtype == "f32"])
+    assert gradients
+    for leaf, gradient in gradients.items():
+        direction = rng.normal(size=leaf.shape)
+        (slope,) = evaluate([gradient], feeds, {})
+        ahead, behind = (
+            evaluate([loss], {**feeds, leaf.name: feeds[leaf.name] + sign * STEP * direction}, {})[0]
+            for sign in (1, -1)
+        )
+        assert slope.shape == leaf.shape
+        np.testing.assert_allclose((slope * direction).sum(), (ahead - behind) / (2 * STEP), rtol=1e-6, atol=1e-7)
+
+
+def x_and_loss(shape: tuple[int, ...] = (3, 4)) -> tuple[Tensor, Tensor]:
+    x = feed("x", shape)
+    return x, sum_to(mul(silu(x), x), shape=())
+
+
+def test_a_parameter_read_twice_gets_the_sum() -> None:
+    x, loss = x_and_loss()
+    value = np.random.default_rng(0).normal(size=x.shape)
+    (got,) = evaluate([backward(loss, [x])[x]], {"x": value}, {})
+    s = 1 / (1 + np.exp(-value))
+    np.testing.assert_allclose(got, 2 * value * s + value**2 * s * (1 - s))
+
+
+def test_nodes_in_the_middle_may_be_parameters() -> None:
+    x = feed("x", (2,))
+    hidden = scale(x, factor=3.0)
+    loss = sum_to(mul(hidden, hidden), shape=())
+    gradients = backward(loss, [hidden, x])
+    at_hidden, at_x = evaluate([gradients[hidden], gradients[x]], {"x": np.array([1.0, 2.0])}, {})
+    np.testing.assert_allclose(at_hidden, [6, 12])
+    np.testing.assert_allclose(at_x, [18, 36])
+
+
+def test_no_influence_no_entry_and_no_zeros() -> None:
+    x, loss = x_and_loss()
+    other = state("w", (5,))
+    assert set(backward(loss, [x, other])) == {x}
+
+
+def test_the_loss_itself() -> None:
+    x = feed("x", ())
+    assert evaluate([backward(x, [x])[x]], {"x": np.array(4.0)}, {})[0] == 1.0
+
+
+def test_the_loss_must_be_a_scalar() -> None:
+    x = feed("x", (2,))
+    with pytest.raises(ValueError, match=r"scalar.*silu.*\[2\]"):
+        backward(silu(x), [x])
+
+
+def test_an_op_without_a_rule_is_named() -> None:
+    x = feed("x", (2, 3))
+    y = OPS["rms_norm_back"](x, x, eps=1e-5)
+    with pytest.raises(ValueError, match=r"rms_norm_back.*no gradient"):
+        backward(sum_to(y, shape=()), [x])
+    assert backward(sum_to(add(y, const(0.0)), shape=()), [feed("z", ())]) == {}  # nothing to go through it for
+
+
+def test_a_wrong_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OPS["silu"], "vjp_rule", lambda g, y, x: (sum_to(g, shape=()),))
+    x, loss = x_and_loss()
+    with pytest.raises(ValueError, match=r"gradient of silu .*shape \(\)"):
+        backward(loss, [x])
+
+
+def test_linear_in_the_size_of_the_graph() -> None:
+    """Ten thousand nodes, each read twice: quadratic or recursive work would not end."""
+    x = y = feed("x", (1,))
+    for _ in range(5000):
+        y = add(y, scale(y, factor=0.5))
+    gradient = backward(sum_to(y, shape=()), [x])[x]
+    assert gradient.shape == (1,)
