@@ -1,0 +1,195 @@
+"""The engine: one model on its devices, and the graph that a step of the scheduler runs.
+
+A step's graph is tokens → logits → sampled ids. Its plans are kept by bucketed sizes; everything else about a request
+(temperatures, page tables, uniforms, penalties) is fed. `Engine.step` must be called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.ops.attention import PAGE
+from graph.ops import samplers
+from graph.ops.select import log_probs, sample
+from graph.partition import Placement
+from graph.session import DeviceBytes, Session
+from graph.tensor import Tensor, feed
+from models.batch import KV_TYPES, Batch, PagedMemory
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+from server.devices import open_backends
+from server.pages import pool_size
+from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
+from server.ubatch import StepFailed, StepResult, UBatch, bucket
+
+MIN_COPIES = 8  # rows of the page-copy feed come in powers of two from here
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model is served; names follow llama-server's flags."""
+
+    n_ctx: int = 0  # cells in all; 0: the model's training context (times the slots when they do not share)
+    n_slots: int = 4
+    n_ubatch: int = 512
+    unified: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    threads: int = 0  # 0: every core of the process
+    devices: tuple[str, ...] = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a plan depends on: everything that is structure and not a value."""
+
+    n_tokens: int
+    n_out: int
+    n_copies: int = 0
+    n_list: int = 16  # entries of the sparse lists (biases, penalties)
+    n_top: int = 0
+    n_probs: int = 0
+
+
+class Engine:
+    """A loaded model. ModelFileError, DeviceError and ValueError say in one line why it cannot be loaded."""
+
+    def __init__(self, path: str | Path, options: EngineOptions | None = None) -> None:
+        self.options = options = options or EngineOptions()
+        self.gguf = GGUFFile.open(path)
+        self.hparams = h = hparams_of(self.gguf)
+        for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
+            if kind not in KV_TYPES:
+                raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
+            if kind == "q8_0" and h.head_dim % 32:
+                raise ValueError(f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {h.head_dim}")
+        share = 1 if options.unified else options.n_slots
+        self.n_ctx = options.n_ctx or h.n_ctx_train * share
+        self.n_ctx_slot = self.n_ctx // share
+        if self.n_ctx_slot < 1:
+            raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
+        self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
+        self.table_pages = -(-self.n_ctx_slot // PAGE)
+        self.session = Session(open_backends(options.devices, options.threads))
+        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot)
+        tables = (options.n_slots + 1, self.table_pages)
+        # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
+        self.memory = PagedMemory.define(self.session, h, self.n_pages + 1, tables, options.type_k, options.type_v)
+        self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
+        self._sampling = SamplingFeeds(64)
+
+    def load(self) -> None:
+        """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
+        self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
+        trash = np.full(self.table_pages, self.n_pages, np.int32)
+        self._write_table(self.options.n_slots, trash)
+        for n in {1, self.options.n_ubatch}:
+            self._run(Shape(n, 1), UBatch())
+        self.gguf.release()
+
+    # --- the graph ---------------------------------------------------------------------------------------------
+
+    def _build(self, shape: Shape) -> list[Tensor]:
+        batch = Batch.feeds(shape.n_tokens, shape.n_out, shape.n_copies)
+        logits = self.model.logits(batch, self.memory)
+        ids = sample(logits, self.sampler_state, *_sampling_feeds(shape.n_out, shape.n_list), n_probs=shape.n_probs)
+        fetches = [ids]
+        if shape.n_top:
+            fetches.append(log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1))
+        return fetches
+
+    def measure(self) -> tuple[Placement, list[DeviceBytes]]:
+        """What the largest ordinary step needs on each device, and what runs where; nothing is allocated."""
+        placement, arenas = self.session.measure(lambda: self._build(Shape(self.options.n_ubatch, self.options.n_slots)))
+        return placement, self.session.device_bytes(placement, arenas)
+
+    # --- a step ------------------------------------------------------------------------------------------------
+
+    def step(self, batch: UBatch) -> StepResult:
+        """Run one ubatch. StepFailed when the device cannot; then nothing of it counts."""
+        for slot, table in batch.tables.items():
+            self._write_table(slot, np.asarray(table, np.int32))
+        n_list = sum(len(row.ids) for row in batch.rows if row is not None)
+        shape = Shape(
+            bucket(len(batch.tokens)),
+            bucket(max(1, len(batch.out))),
+            _power_of_two(len(batch.copies), MIN_COPIES) if batch.copies else 0,
+            _power_of_two(n_list, 16),
+            1 + _power_of_two(batch.n_top - 1, 1) if batch.n_top > 1 else batch.n_top,
+            _power_of_two(batch.n_probs, 1) if batch.n_probs else 0,
+        )
+        try:
+            return self._run(shape, batch)
+        except (MemoryError, OSError) as error:
+            raise StepFailed(str(error) or type(error).__name__) from error
+
+    def _run(self, shape: Shape, batch: UBatch) -> StepResult:
+        n_out = len(batch.out)
+        feeds = self._feeds(shape, batch)
+        rows = [n_out] * (1 + (shape.n_top > 0))
+        fetched = self.session.run(shape, lambda: self._build(shape), feeds, rows)
+        words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
+        logprobs = top_ids = None
+        if shape.n_top:
+            chosen, top_ids, top = split_log_probs(fetched[1], shape.n_top - 1)
+            logprobs = np.concatenate([chosen[:, None], top], 1)
+        return StepResult(
+            words[:, 0].view(np.uint32),
+            logprobs,
+            top_ids,
+            split_probs(words, shape.n_probs) if shape.n_probs else None,
+            sum(f.nbytes for f in fetched),
+        )
+
+    def _feeds(self, shape: Shape, batch: UBatch) -> dict[str, npt.NDArray[Any]]:
+        """The batch as arrays of the plan's size. Rows that fill it up are a sequence of their own, on the spare page."""
+        n, spare = len(batch.tokens), self.n_pages
+        fill = shape.n_tokens - n
+        if shape.n_out > len(self._sampling.slot):
+            self._sampling = SamplingFeeds(shape.n_out)
+        slots = [batch.slot[i] for i in batch.out]
+        sampling = self._sampling.pack(batch.rows, slots, shape.n_out)
+        feeds = {f"sample.{name}": array for name, array in sampling.items()}
+        feeds["tokens"] = np.array(batch.tokens + [0] * fill, np.int32)
+        feeds["pos"] = np.array(batch.pos + [0] * fill, np.int32)
+        feeds["slot"] = np.array(batch.slot + [self.options.n_slots] * fill, np.int32)
+        feeds["cells"] = np.array(batch.cells + [spare * PAGE] * fill, np.int32)
+        feeds["out"] = np.array(batch.out + [0] * (shape.n_out - len(batch.out)), np.int32)
+        if shape.n_copies:
+            copies = batch.copies + [(spare, spare)] * (shape.n_copies - len(batch.copies))
+            feeds["copies"] = np.array(copies, np.int32)
+        if shape.n_top:
+            feeds["targets"] = np.array(batch.targets + [0] * (shape.n_out - len(batch.targets)), np.int32)
+        return feeds
+
+    def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:
+        self.session.write("tables", pages, slot * self.table_pages * 4)
+
+    def close(self) -> None:
+        self.session.close()
+        self.gguf.close()
+
+
+def _sampling_feeds(n_rows: int, n_list: int) -> list[Tensor]:
+    """The sources of `sample` after logits and state, as SamplingFeeds packs them."""
+    shapes: list[tuple[str, tuple[int, ...], str]] = [
+        ("params", (n_rows, samplers.N_PARAMS), "f32"),
+        ("chain", (n_rows, MAX_CHAIN), "i32"),
+        ("draws", (n_rows, 4), "u32"),
+        ("list_ptr", (n_rows + 1,), "i32"),
+        ("list_kind", (n_list,), "i32"),
+        ("list_id", (n_list,), "i32"),
+        ("list_value", (n_list,), "f32"),
+        ("slot", (n_rows,), "i32"),
+    ]
+    return [feed(f"sample.{name}", shape, dtype) for name, shape, dtype in shapes]
+
+
+def _power_of_two(n: int, least: int) -> int:
+    """The smallest power of two that is at least n and `least`."""
+    return max(least, 1 << (n - 1).bit_length() if n > 1 else 1)

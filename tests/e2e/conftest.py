@@ -1,0 +1,98 @@
+"""A real server in a process of its own, on a port of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ServerFactory = Callable[..., "Server"]
+
+
+class Server:
+    """`logitless serve` as a child process; `url` is its address once the model is loaded."""
+
+    def __init__(self, model: Path | None, *flags: str) -> None:
+        command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
+        if model is not None:
+            command += ["-m", str(model)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.log: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:  # ends with the process, so a failed start cannot hang
+            self.log.append(line)
+            if found := re.search(r"listening on (http://\S+)", line):
+                self.url = found.group(1)
+                break
+        else:
+            raise RuntimeError(f"the server ended: {''.join(self.log)}")
+        self.wait_until_loaded()
+
+    def wait_until_loaded(self) -> None:
+        """/health answers 503 while the model loads; each look takes as long as the server holds it."""
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=60):
+                    return
+            except urllib.error.HTTPError as error:
+                error.read()
+                if error.code != 503:
+                    raise
+                if self.process.poll() is not None:
+                    raise RuntimeError(f"the server ended: {''.join(self.log)}") from error
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return json.load(response)
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=60) as response:
+            text = response.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def stop(self) -> int:
+        self.process.terminate()
+        self.process.communicate(timeout=20)
+        return self.process.returncode
+
+
+@pytest.fixture()
+def serve() -> Iterator[ServerFactory]:
+    """Start servers; they end with the test."""
+    started: list[Server] = []
+
+    def start(model: Path | None, *flags: str) -> Server:
+        started.append(Server(model, *flags))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.process.terminate()
+    for server in started:
+        server.process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def serve_module() -> Iterator[ServerFactory]:
+    """The same, for servers that the tests of a file share."""
+    started: list[Server] = []
+
+    def start(model: Path | None, *flags: str) -> Server:
+        started.append(Server(model, *flags))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.process.terminate()
+    for server in started:
+        server.process.communicate(timeout=20)

@@ -1,0 +1,94 @@
+"""Recorded answers of llama.cpp and of a float64 reference, asked for again through the real port."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO_ROOT
+
+DATA = REPO_ROOT.parent / "shared" / "data"
+
+
+def recorded(pattern: str) -> list[Any]:
+    """One parameter per recorded file; one that skips, saying so, where the files are not there."""
+    files = sorted((DATA / "expected").glob(pattern))
+    if not files:
+        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no {pattern} beside the checkout"))]
+    return [pytest.param(f, id=f.name) for f in files]
+
+
+@pytest.mark.parametrize("file", recorded("*.gguf.json"))
+def test_prompt_ids_greedy_text_and_likelihood(serve: Any, file: Path) -> None:
+    expected = json.loads(file.read_text())
+    name = expected["file"]
+    server = serve(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32")
+    ids = server.post("/tokenize", {"content": expected["prompt"], "add_special": True})["tokens"]
+    assert ids == expected["prompt_ids"]
+
+    if any(kind in name for kind in ("F32", "F16", "stories260K.gguf")) and "BF16" not in name:
+        n = len(expected["greedy_ids"])
+        greedy = {"prompt": expected["prompt"], "n_predict": n, "temperature": 0, "return_tokens": True}
+        answer = server.post("/completion", greedy)
+        assert answer["tokens"] == expected["greedy_ids"]
+        assert (expected["prompt"] + answer["content"]).strip() == expected["greedy_text"].strip()
+
+    echo = {"prompt": expected["eval_ids"], "max_tokens": 0, "echo": True, "logprobs": 0}
+    likelihoods = server.post("/v1/completions", echo)["choices"][0]["logprobs"]["token_logprobs"]
+    assert likelihoods[0] is None
+    assert len(likelihoods) == len(expected["eval_ids"])
+    nll = -sum(likelihoods[1:]) / (len(likelihoods) - 1)
+    bound = 0.002 if any(kind in name for kind in ("F32", "F16", "stories260K.gguf")) else 0.01
+    assert nll == pytest.approx(expected["eval_mean_nll"], rel=bound)
+
+
+@pytest.mark.parametrize("file", recorded("sampling-*.json"))
+def test_the_same_seed_gives_llama_cpps_tokens(serve: Any, file: Path) -> None:
+    expected = json.loads(file.read_text())
+    server = serve(DATA / "models" / expected["model"], "-c", "512", "-ctk", "f32", "-ctv", "f32")
+    missed = []
+    for case in expected["cases"]:
+        if "grammar" in case["request"]:
+            continue  # constrained output is a feature of its own
+        answer = server.post("/completion", case["request"])
+        want = case["response"]
+        same = all(answer[k] == want[k] for k in ("content", "tokens", "stop_type", "stopping_word", "tokens_predicted"))
+        if not same:
+            missed.append(case["case"])
+            continue
+        compare_probabilities(answer, want)
+    assert len(missed) <= 1, missed
+
+
+def compare_probabilities(answer: dict[str, Any], want: dict[str, Any]) -> None:
+    for got, expected in zip(
+        answer.get("completion_probabilities", []), want.get("completion_probabilities", []), strict=True
+    ):
+        kind, top = ("prob", "top_probs") if "prob" in expected else ("logprob", "top_logprobs")
+        assert got["id"] == expected["id"]
+        assert got["token"] == expected["token"]
+        assert got["bytes"] == expected["bytes"]
+        assert got[kind] == pytest.approx(expected[kind], abs=2e-3)
+        assert [t["id"] for t in got[top]] == [t["id"] for t in expected[top]]
+        assert [t[kind] for t in got[top]] == pytest.approx([t[kind] for t in expected[top]], abs=2e-3)
+
+
+@pytest.mark.parametrize("file", recorded("arch-*.json"))
+def test_every_architecture_agrees_with_llama_cpp(serve: Any, file: Path) -> None:
+    expected = json.loads(file.read_text())
+    server = serve(DATA / "models" / expected["model"], "-c", "1024", "-ctk", "f32", "-ctv", "f32")
+    errors = []
+    for case in expected["cases"]:
+        answer = server.post("/completion", case["request"])
+        for step, want in enumerate(case["top_logprobs"]):
+            got = {t["id"]: t["logprob"] for t in answer["completion_probabilities"][step]["top_logprobs"]}
+            errors += [abs(got[i] - value) for i, value in want if i in got]
+            if answer["tokens"][step] != case["tokens"][step]:
+                break  # from here on the texts differ
+    mean, worst = sum(errors) / len(errors), max(errors)
+    assert mean < (0.002 if "F32" in file.name else 0.1), (mean, worst)
+    if "F32" in file.name:
+        assert worst < 0.02, (mean, worst)
+        assert len(errors) > 200
