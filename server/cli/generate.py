@@ -1,0 +1,77 @@
+"""`logitless generate`: one text continued on the terminal, by the scheduler and the engine without HTTP between."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli import load
+from server.cli.flags import CliError, UsageError
+
+if TYPE_CHECKING:
+    from server.requests import Timings
+    from server.scheduler import Scheduler
+
+
+def run(options: SimpleNamespace) -> int:
+    path = load.model_path(options, "generate")
+    if (options.prompt is None) == (options.file is None):
+        raise UsageError("generate: one of -p TEXT and -f FILE is required")
+    prompt = options.prompt if options.file is None else load.text_file(options.file)
+    from models import tokenizer
+    from server.requests import CompletionRequest
+
+    engine = load.open_engine(path, options)
+    vocabulary = tokenizer.from_metadata(engine.gguf.metadata, path=path)
+    sampling = load.sampling_defaults(options, vocabulary)
+    ids = vocabulary.encode(prompt) or [vocabulary.bos_id or 0]
+    load.load_weights(engine)
+    scheduler = load.make_scheduler(engine, vocabulary, options)
+    request = CompletionRequest(
+        tuple(ids),
+        sampling,
+        n_predict=options.predict,
+        stop=tuple(options.reverse_prompt),
+        ignore_eos=options.ignore_eos,
+        special=options.special,
+    )
+    if options.display_prompt:
+        show(prompt)
+    timings = stream(scheduler, request)
+    show("\n")
+    print(summary(timings), file=sys.stderr)
+    return 0
+
+
+def stream(scheduler: Scheduler, request: object) -> Timings:
+    """Show tokens as they come; the timings at the end."""
+    from server.requests import CompletionRequest, Failed, Finished, Token
+
+    assert isinstance(request, CompletionRequest)
+    scheduler.submit(request)
+    while not scheduler.idle:
+        for _, event in scheduler.step():
+            if isinstance(event, Token):
+                show(event.text)
+            elif isinstance(event, Failed):
+                raise CliError(event.message)
+            elif isinstance(event, Finished):
+                show(event.text)
+                return event.timings
+    raise CliError("the generation ended without a result")
+
+
+def show(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def summary(t: Timings) -> str:
+    """One line with counts and speeds."""
+
+    def part(n: int, ms: float) -> str:
+        return f"{n} tokens in {ms:.0f} ms" + (f" ({n / ms * 1000:.1f} per second)" if ms > 0 else "")
+
+    return f"prompt: {part(t.prompt_n, t.prompt_ms)}; generated: {part(t.predicted_n, t.predicted_ms)}"

@@ -1,0 +1,170 @@
+"""From flags to what a command runs: sampling defaults, engine options, the model file's header and vocabulary."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from models.errors import ModelFileError
+from server.cli.flags import CliError, UsageError
+from server.cli.options import SAMPLING
+
+if TYPE_CHECKING:
+    from models.hparams import Hparams
+    from models.tokenizer import Tokenizer
+    from server.engine import Engine, EngineOptions
+    from server.sampling import SamplingParams
+    from server.scheduler import Scheduler
+
+# flag → field of a request, where the names differ
+_FIELDS = {
+    "temp": "temperature",
+    "dynatemp_exp": "dynatemp_exponent",
+    "typical": "typical_p",
+    "mirostat_lr": "mirostat_eta",
+    "mirostat_ent": "mirostat_tau",
+}
+_APART = {"samplers", "sampler_seq", "dry_sequence_breaker", "logit_bias", "ignore_eos", "backend_sampling"}
+_BIAS = re.compile(r"(\d+)([+-].+)")
+
+
+def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> SamplingParams:
+    """The sampling flags, read by the very parser that reads a request's fields."""
+    from server.errors import InvalidRequest
+    from server.fields import Fields
+    from server.parse_sampling import parse_sampling
+    from server.sampling import SamplingParams
+
+    flags = [f.dest for f in SAMPLING.flags if f.dest not in _APART]
+    body = {_FIELDS.get(flag, flag): getattr(options, flag) for flag in flags}
+    body["samplers"] = options.sampler_seq or [name for name in re.split("[;,]", options.samplers) if name]
+    if options.dry_sequence_breaker:
+        body["dry_sequence_breakers"] = options.dry_sequence_breaker
+    body["ignore_eos"] = options.ignore_eos
+    try:
+        params = parse_sampling(Fields(body), SamplingParams(), tokenizer, 0)
+    except InvalidRequest as error:
+        line = error.message.replace("field 'samplers'", "--sampler-seq" if options.sampler_seq else "--samplers")
+        raise UsageError(line.replace("field '", "flag '")) from None
+    if options.dry_sequence_breaker == ["none"]:
+        params = replace(params, dry_sequence_breakers=())
+    bias = tuple(_bias(text, tokenizer.n_vocab) for text in options.logit_bias)
+    return replace(params, logit_bias=(*bias, *params.logit_bias))
+
+
+def _bias(text: str, n_vocab: int) -> tuple[int, float]:
+    found = _BIAS.fullmatch(text)
+    try:
+        token, value = int(found[1]), float(found[2])  # type: ignore[index]
+    except (TypeError, ValueError):
+        raise UsageError(f"--logit-bias: {text!r} is not a token id and a number, such as 15043+1") from None
+    if token >= n_vocab or math.isnan(value) or value == math.inf:
+        raise UsageError(f"--logit-bias: {text!r}: ids end at {n_vocab - 1}, and the bias is a number or -inf")
+    return token, value
+
+
+def n_threads(options: SimpleNamespace) -> int:
+    """The larger of -t and -tb; 0 means every core."""
+    asked = [n for n in (options.threads, options.threads_batch) if n is not None]
+    return 0 if -1 in asked else max(asked)
+
+
+def n_slots(options: SimpleNamespace) -> int:
+    n: int = getattr(options, "parallel", 1)
+    return 4 if n == -1 else n
+
+
+def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> EngineOptions:
+    """The engine's options; a context that does not fit into memory is refused, or made smaller if none was named."""
+    from graph.dtype import nbytes as bytes_of
+    from server.cli.devices import total_memory
+    from server.engine import EngineOptions
+
+    unified = getattr(options, "kv_unified", True)
+    row = (hparams.n_head_kv * hparams.head_dim,)
+    per_cell = hparams.n_layer * sum(
+        bytes_of(t, row) if row[0] % 32 == 0 else 4 * row[0] for t in (options.cache_type_k, options.cache_type_v)
+    )
+    room = int(0.9 * total_memory()) - 2 * nbytes  # weights are mapped, and held packed
+    n_ctx = options.ctx_size
+    if n_ctx * per_cell > max(room, 0) and n_ctx > 4096:
+        needed, has = n_ctx * per_cell / 2**30, max(room, 0) / 2**30
+        raise CliError(f"--ctx-size {n_ctx}: the KV cache would need {needed:.1f} GiB, and there is room for {has:.1f}")
+    if n_ctx == 0:
+        wanted = hparams.n_ctx_train * (1 if unified else n_slots(options))
+        fits = max(room // 2 // per_cell // 256 * 256, 4096)
+        n_ctx = min(wanted, fits)
+        if n_ctx < wanted:
+            print(f"logitless: context reduced from {wanted} to {n_ctx} tokens to fit into memory", file=sys.stderr)
+    return EngineOptions(
+        n_ctx=n_ctx,
+        n_slots=n_slots(options),
+        n_ubatch=min(options.ubatch_size, options.batch_size),
+        unified=unified,
+        type_k=options.cache_type_k,
+        type_v=options.cache_type_v,
+        threads=n_threads(options),
+        devices=(options.device,),
+    )
+
+
+def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
+    """The engine of a model, with nothing allocated yet. Wrong options are told in one line."""
+    from models.gguf_file import GGUFFile
+    from models.model import hparams_of
+    from server.engine import Engine
+
+    with GGUFFile.open(path) as gguf:
+        wanted = engine_options(options, hparams_of(gguf), gguf.size)
+    try:
+        return Engine(path, wanted)
+    except ModelFileError:
+        raise
+    except ValueError as error:
+        raise CliError(str(error)) from None
+
+
+def load_weights(engine: Engine) -> None:
+    """Bring the model to the device; says so when kernels have to be compiled for this machine first."""
+    from backends.cpu import jit
+
+    if jit.missing(["step"]):
+        print("compiling kernels for this machine (once; some twenty seconds)", file=sys.stderr, flush=True)
+    engine.load()
+
+
+def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespace) -> Scheduler:
+    from server.sampling import RowSampler
+    from server.scheduler import Scheduler
+
+    return Scheduler(
+        engine,
+        tokenizer,
+        n_slots=engine.options.n_slots,
+        n_ctx=engine.n_ctx,
+        n_ubatch=engine.options.n_ubatch,
+        n_batch=options.batch_size,
+        unified=engine.options.unified,
+        slot_prompt_similarity=getattr(options, "slot_prompt_similarity", 0.1),
+        make_sampler=lambda params, _: RowSampler(params, tokenizer, engine.n_ctx_slot),
+    )
+
+
+def model_path(options: SimpleNamespace, command: str) -> str:
+    if not options.model:
+        raise UsageError(f"{command}: -m FILE is required")
+    path: str = options.model
+    return path
+
+
+def text_file(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    except UnicodeDecodeError as error:
+        raise CliError(f"{path}: byte {error.start} is not UTF-8") from None

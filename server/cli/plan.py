@@ -1,0 +1,73 @@
+"""`logitless plan`: the memory that serving a model takes, and what runs where, with nothing allocated."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from server.cli import load
+
+
+def run(options: SimpleNamespace) -> int:
+    report = make(options)
+    print(json.dumps(report, indent=2) if options.json else as_text(report))
+    return 0
+
+
+def make(options: SimpleNamespace) -> dict[str, Any]:
+    """Bytes per device, and the ops that each runs in the largest ordinary step."""
+    path = load.model_path(options, "plan")
+    engine = load.open_engine(path, options)
+    placement, sizes = engine.measure()
+    names = [d.device for d in sizes]
+    ops: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for segment in placement.segments:
+        ops[names[segment.backend]].update(t.op for t in segment.nodes)
+    devices = [
+        {
+            "device": d.device,
+            "weights": d.weights,
+            "kv": d.states,
+            "arena": d.arena,
+            "feeds": d.feeds,
+            "total": d.weights + d.states + d.arena + d.feeds,
+            "ops": dict(sorted(ops[d.device].items())),
+        }
+        for d in sizes
+    ]
+    opts = engine.options
+    return {
+        "model": str(path),
+        "n_ctx": engine.n_ctx,
+        "n_slots": opts.n_slots,
+        "n_ubatch": opts.n_ubatch,
+        "type_k": opts.type_k,
+        "type_v": opts.type_v,
+        "devices": devices,
+        "segments": len(placement.segments),
+        "seams": len(placement.seams),
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['model']}: {report['n_ctx']} tokens of context for {report['n_slots']} slots, "
+        f"steps of up to {report['n_ubatch']} tokens, cache {report['type_k']}/{report['type_v']}",
+        "",
+        f"{'device':<10}{'weights':>14}{'KV cache':>14}{'arena':>14}{'feeds':>14}{'total':>14}",
+    ]
+    for d in report["devices"]:
+        columns = (mib(d[key]) for key in ("weights", "kv", "arena", "feeds", "total"))
+        lines.append(f"{d['device']:<10}" + "".join(f"{text:>14}" for text in columns))
+    lines.append("")
+    for d in report["devices"]:
+        counts = ", ".join(f"{op} × {n}" for op, n in d["ops"].items())
+        lines.append(f"{d['device']} runs {sum(d['ops'].values())} nodes: {counts or 'none'}")
+    lines.append(f"{report['segments']} segments, {report['seams']} copies between devices")
+    return "\n".join(lines)
+
+
+def mib(n: int) -> str:
+    return f"{n / 2**20:,.1f} MiB"

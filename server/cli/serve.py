@@ -1,0 +1,166 @@
+"""`logitless serve`: a model over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from server.cli import load
+from server.cli.flags import CliError
+
+if TYPE_CHECKING:
+    from models.chat_template import ChatTemplate
+    from models.gguf_file import GGUFFile
+    from models.tokenizer import Tokenizer
+    from server.config import ModelInfo, ServerConfig
+    from server.engine import Engine
+
+DEMO = ("15M", "Q8_0")  # shape and type of the model that is served when none is named
+
+
+def run(options: SimpleNamespace) -> int:
+    if options.list_devices:
+        from server.cli import devices
+
+        print(devices.as_text(devices.devices()))
+        return 0
+    import asyncio
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    path = Path(options.model) if options.model else demo_model()
+    try:
+        asyncio.run(_serve(options, path))
+    except OSError as error:
+        if error.errno and not error.filename:  # the address, not a file
+            reason = (error.strerror or str(error)).split(":")[-1].strip()
+            raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
+        raise
+    return 0
+
+
+async def _serve(options: SimpleNamespace, path: Path) -> None:
+    from models import tokenizer
+    from models.gguf_file import GGUFFile
+    from server.http.app import serve
+    from server.service import Served, Service
+
+    with GGUFFile.open(path) as gguf:  # whatever is wrong with the header is said before the port is taken
+        vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
+        template = chat_template(options, gguf, vocabulary)
+        config = server_config(options, path, vocabulary)
+        engine = load.open_engine(path, options)
+
+    def build() -> Served:
+        load.load_weights(engine)
+        return Served(
+            load.make_scheduler(engine, vocabulary, options), vocabulary, template, model_info(engine, vocabulary)
+        )
+
+    service = Service()
+    service.start(build)
+    await serve(service, config)
+
+
+def chat_template(options: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer) -> ChatTemplate:
+    from models.chat_template import ChatTemplateError, from_metadata
+
+    source, flag = options.chat_template, "--chat-template"
+    if options.chat_template_file:
+        source, flag = load.text_file(options.chat_template_file), "--chat-template-file"
+    try:
+        return from_metadata(gguf.metadata, vocabulary, source)
+    except ChatTemplateError as error:
+        if source is not None:
+            raise CliError(f"{flag}: {error}") from None
+        print(f"logitless: the model's chat template is not usable, ChatML stands in: {error}", file=sys.stderr)
+        return from_metadata({}, vocabulary)
+
+
+def model_info(engine: Engine, vocabulary: Tokenizer) -> ModelInfo:
+    from server.config import ModelInfo
+
+    h, gguf = engine.hparams, engine.gguf
+    return ModelInfo(
+        n_ctx=engine.n_ctx_slot,
+        n_ctx_train=h.n_ctx_train,
+        n_vocab=vocabulary.n_vocab,
+        n_embd=h.n_embd,
+        n_params=gguf.n_params,
+        nbytes=sum(t.nbytes for t in gguf.tensors.values()),
+        vocab_type=int(vocabulary.vocab_type),
+        ftype=ftype_name(gguf.metadata.get("general.file_type")),
+    )
+
+
+def ftype_name(number: Any) -> str:
+    """What `general.file_type` means, such as Q8_0."""
+    from gguf import LlamaFileType
+
+    try:
+        return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        return ""
+
+
+def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -> ServerConfig:
+    from server.config import ServerConfig
+
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        model_path=str(path),
+        alias=options.alias[0] if options.alias else "",
+        aliases=tuple(options.alias),
+        tags=tuple(options.tags),
+        n_parallel=load.n_slots(options),
+        n_predict=options.predict,
+        n_keep=options.keep,
+        cache_prompt=options.cache_prompt,
+        backend_sampling=options.backend_sampling,
+        reverse_prompts=tuple(options.reverse_prompt),
+        defaults=load.sampling_defaults(options, vocabulary),
+        api_keys=api_keys(options),
+        api_prefix=api_prefix(options.api_prefix),
+        cors_origins=options.cors_origins,
+        timeout=options.timeout,
+        metrics=options.metrics,
+        slots=options.slots,
+        props=options.props,
+        ui=options.ui,
+        prefill_assistant=options.prefill_assistant,
+        verbose=options.verbose,
+    )
+
+
+def api_keys(options: SimpleNamespace) -> tuple[str, ...]:
+    """The keys of --api-key and those of --api-key-file: one a line, # begins a comment."""
+    keys = list(options.api_key)
+    if options.api_key_file:
+        found = [line.strip() for line in load.text_file(options.api_key_file).splitlines()]
+        found = [line for line in found if line and not line.startswith("#")]
+        if not found:
+            raise CliError(f"--api-key-file: {options.api_key_file} has no key")
+        keys += found
+    return tuple(keys)
+
+
+def api_prefix(prefix: str) -> str:
+    return prefix if not prefix or prefix.startswith("/") else f"/{prefix}"
+
+
+def demo_model() -> Path:
+    """A small model with random weights, made once in the cache folder."""
+    from backends.cpu.jit import cache_folder
+    from models.synth import synthesize
+
+    shape, dtype = DEMO
+    path = cache_folder() / f"random-{shape}-{dtype}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        synthesize(path, shape, dtype)
+    print(f"no -m: serving {path}, a small model with random weights (its texts mean nothing)", file=sys.stderr)
+    return path

@@ -1,0 +1,106 @@
+"""What a run must move and multiply at the least: the arithmetic behind `limit_fraction`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.gguf_file import TensorInfo
+    from server.engine import Engine
+
+FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens that count, bytes that are read, and multiply-adds by the type that they can be done in."""
+
+    n_tokens: int
+    nbytes: float
+    int8_macs: float
+    f32_macs: float
+
+    def least_seconds(self, machine: Mapping[str, float]) -> float:
+        """At the machine's limits (giga per second): bytes or multiply-adds, whichever takes longer."""
+        reading = self.nbytes / machine["read_gb_s"]
+        computing = self.int8_macs / machine["int8_gmac_s"] + self.f32_macs / machine["f32_gmac_s"]
+        return max(reading, computing) / 1e9
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Of the matrices that every token passes (`layers`) and of the output matrix: bytes, and elements by type."""
+
+    layer_bytes: int
+    output_bytes: int
+    layer_int8: int
+    layer_f32: int
+    output_int8: int
+    output_f32: int
+
+
+def _weights(engine: Engine) -> _Weights:
+    tensors = engine.gguf.tensors
+    output = tensors.get("output.weight") or tensors["token_embd.weight"]
+    matrices = [t for name, t in tensors.items() if name.startswith("blk.") and len(t.shape) == 2]
+
+    def elements(of: list[TensorInfo], *, floats: bool) -> int:
+        return sum(t.shape[0] * t.shape[1] for t in of if (t.dtype in FLOATS) == floats)
+
+    return _Weights(
+        layer_bytes=sum(t.nbytes for t in matrices),
+        output_bytes=output.nbytes,
+        layer_int8=elements(matrices, floats=False),
+        layer_f32=elements(matrices, floats=True),
+        output_int8=elements([output], floats=False),
+        output_f32=elements([output], floats=True),
+    )
+
+
+def _cells_read(engine: Engine, n: int) -> int:
+    """Cells that n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part."""
+    h = engine.hparams
+    n_local = sum(h.is_local(layer) for layer in range(h.n_layer))
+    everything = n * (n + 1) // 2
+    w = min(h.window or n, n)
+    local = w * (w + 1) // 2 + (n - w) * w
+    return (h.n_layer - n_local) * everything + n_local * local
+
+
+def _cell_bytes(engine: Engine) -> float:
+    """Bytes of one cell of one layer, keys and values."""
+    sizes = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
+    h, options = engine.hparams, engine.options
+    return h.n_head_kv * h.head_dim * (sizes[options.type_k] + sizes[options.type_v])
+
+
+def _attention_macs(engine: Engine, cells: int) -> int:
+    """Keys by queries and probabilities by values, in f32."""
+    return 2 * engine.hparams.n_head * engine.hparams.head_dim * cells
+
+
+def prompt_work(engine: Engine, n_prompt: int, n_batch: int) -> Work:
+    """Prompts of n tokens, with logits for the last token of each. Each step reads the weights once."""
+    w, n = _weights(engine), n_prompt * n_batch
+    steps = -(-n // engine.options.n_ubatch)
+    attention = n_batch * _attention_macs(engine, _cells_read(engine, n_prompt))
+    return Work(
+        n_tokens=n,
+        nbytes=steps * w.layer_bytes + w.output_bytes,
+        int8_macs=n * w.layer_int8 + n_batch * w.output_int8,
+        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + attention,
+    )
+
+
+def decode_work(engine: Engine, n_gen: int, n_batch: int) -> Work:
+    """n steps of one token of each sequence, from an empty context: every step reads all weights and cells."""
+    w, n = _weights(engine), n_gen * n_batch
+    cells = n_batch * _cells_read(engine, n_gen)
+    return Work(
+        n_tokens=n,
+        nbytes=n_gen * (w.layer_bytes + w.output_bytes) + cells * _cell_bytes(engine),
+        int8_macs=n * (w.layer_int8 + w.output_int8),
+        f32_macs=n * (w.layer_f32 + w.output_f32) + _attention_macs(engine, cells),
+    )
