@@ -30,6 +30,8 @@ class Vocabulary(Protocol):
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
 
+    def __hash__(self) -> int: ...
+
 
 class Penalties:
     """How often each token occurs among the last n (none for n = 0)."""
@@ -177,7 +179,7 @@ class Dry:
                 if len(tail) > best and tuple(recent[at + 1 : at + 1 + len(tail)].tolist()) == tail:
                     best = len(tail)
             if best >= 0:
-                return len(recent) - 1 - at - best
+                return len(recent) - 1 - int(at) - best
         return len(recent)
 
     def penalties(self) -> dict[int, float]:
@@ -195,7 +197,7 @@ class Dry:
         for token, length in zip(recent[at + 1].tolist(), lengths[at].tolist(), strict=True):
             longest[token] = max(longest.get(token, 0), min(length, limit))
         return {
-            token: float(np.float32(self.multiplier * self.base ** self._exponent(length)))
+            token: float(np.float32(self.multiplier * math.pow(self.base, self._exponent(length))))
             for token, length in longest.items()
             if not self.breakers.is_single(token)
         }

@@ -137,6 +137,7 @@ def typical(c: Candidates, q: Floats) -> None:
 
 
 def top_n_sigma(c: Candidates, q: Floats) -> None:
+    """Mask what lies further than n standard deviations below the greatest; the order stays (llama.cpp #22645)."""
     if not q[N_SIGMA] > 0 or len(c) <= 1:
         return
     f, alive = c.logits.dtype.type, c.logits[~np.isneginf(c.logits)]
@@ -144,7 +145,6 @@ def top_n_sigma(c: Candidates, q: Floats) -> None:
         mean = f(alive.mean(dtype=np.float64))
         std = np.sqrt(f(np.square((alive - mean).astype(np.float64)).mean()))
         c.logits = np.where(c.logits < c.logits.max() - f(q[N_SIGMA]) * std, f(-np.inf), c.logits)
-    c.sort()
 
 
 def xtc(c: Candidates, q: Floats) -> None:
@@ -196,7 +196,7 @@ def greedy(c: Candidates) -> int:
 
 
 def dist(c: Candidates, u: float) -> int:
-    """The first candidate whose running sum reaches u times the whole."""
+    """The first candidate whose running sum reaches u times the whole. Draws even when there is only one."""
     e = c.weights()
     run = np.cumsum(e, dtype=np.float64)
     c.p = (e / run[-1]).astype(e.dtype) if run[-1] > 0 else e
@@ -204,7 +204,7 @@ def dist(c: Candidates, u: float) -> int:
 
 
 def discrete(c: Candidates, u: float) -> int:
-    """std::discrete_distribution over p."""
+    """std::discrete_distribution over p, which draws nothing when there is only one."""
     assert c.p is not None
     total = c.p.sum(dtype=np.float64)
     run = np.cumsum(c.p / total if total > 0 else np.ones(len(c)), dtype=np.float64)
@@ -306,8 +306,8 @@ def sample_row(
         else:
             break
     if code == DIST:
-        chosen = dist(c, u)
-    elif code == MIROSTAT_1:
+        return c, dist(c, u), flags & ~NO_DIST
+    if code == MIROSTAT_1:
         chosen, state[0] = mirostat_1(c, q, state[0], u, n_vocab)
     elif code == MIROSTAT_2:
         chosen, state[0] = mirostat_2(c, q, state[0], u)

@@ -325,7 +325,8 @@ def sample_row(s, q, chain_at, dist_at, xtc_at, entries, begin, end, state_at):
             break
     if code == codes.DIST:
         dist(s, u)
-    elif code == codes.ADAPTIVE:
+        return flags & ~np.int64(NO_DIST)
+    if code == codes.ADAPTIVE:
         adaptive(s, q[codes.TARGET], q[codes.DECAY], state, u)
     elif code == codes.MIROSTAT_1 or code == codes.MIROSTAT_2:
         if code == codes.MIROSTAT_1:

@@ -328,14 +328,13 @@ def top_n_sigma(s, n_sigma):
     least = key_of(top - n_sigma * std)
     if w[DENSE]:
         _listed(s, collect(w[X], w[V], w[BLOCKS], least, w[LIST]), 0)
-        sort(w[LIST], w[N], w[TMP], True)
-        w[SORTED] = 1
         return
-    make_sorted(s)
-    i = 1
-    while i < w[N] and key_part(words[i]) >= least:
-        i += 1
-    w[N] = i
+    count = 0
+    for i in range(w[N]):
+        if key_part(words[i]) >= least:
+            words[count] = words[i]
+            count += 1
+    w[N] = max(count, 1)
 
 
 @helper

@@ -1,0 +1,43 @@
+"""The sampling ops' CPU kernels on plain arrays, for the tests beside it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import backends.cpu.lower_select  # noqa: F401  (registers its rules)
+from backends.cpu.lowering import LOWERINGS
+from backends.cpu.pool import Pool, Table
+from graph.op import State
+from graph.ops import select
+from graph.tensor import Tensor, feed
+
+DTYPES = {
+    "sample": ("f32", "f32", "f32", "i32", "u32", "i32", "i32", "i32", "f32", "i32"),
+    "log_probs": ("f32", "i32", "i32"),
+}
+NUMPY = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
+
+
+@functools.cache
+def pool(n_threads: int = 1) -> Pool:
+    return Pool(n_threads)
+
+
+def typed(op: str, sources: Sequence[Any]) -> list[np.ndarray]:
+    """Fresh arrays of the op's own types."""
+    kinds = [NUMPY[kind] for kind in DTYPES[op]]
+    return [np.array(a.array if isinstance(a, State) else a, k, order="C") for a, k in zip(sources, kinds, strict=True)]
+
+
+def run(op: str, arrays: Sequence[np.ndarray], n_threads: int = 1, **attrs: int) -> np.ndarray:
+    """The kernel's result; like the reference it writes the state among the arrays."""
+    sources = [feed(str(i), a.shape, kind) for i, (a, kind) in enumerate(zip(arrays, DTYPES[op], strict=True))]
+    t: Tensor = getattr(select, op)(*sources, **attrs)
+    out = np.zeros(t.shape, NUMPY[t.dtype])
+    at = {id(s): a.ctypes.data for s, a in zip(sources, arrays, strict=True)} | {id(t): out.ctypes.data}
+    pool(n_threads).run(Table(LOWERINGS[op](t, lambda s: at[id(s)])))
+    return out
