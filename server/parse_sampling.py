@@ -41,19 +41,6 @@ _INTEGERS: dict[str, tuple[int, int, bool]] = {
     "mirostat": (0, 2, False),
     "min_keep": (0, INT_MAX, True),
 }
-_LETTERS = {  # llama-server's one-letter names of samplers
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
-}
 _TOKEN_ID = re.compile(r"\s*[+-]?\d+")
 
 
@@ -87,18 +74,12 @@ def parse_sampling(fields: Fields, defaults: SamplingParams, tokenizer: Tokenize
 
 
 def _samplers(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        unknown = [letter for letter in value if letter not in _LETTERS]
-        names = [_LETTERS.get(letter, letter) for letter in value]
-    elif isinstance(value, list):
-        unknown = []
-        names = [as_text("samplers", item) for item in value]
-    else:
+    if isinstance(value, list):
+        value = [as_text("samplers", item) for item in value]
+    elif not isinstance(value, str):
         refuse("samplers", f"expected an array of names or a string of letters, got {article(value)}")
-    if unknown:
-        refuse("samplers", f"unknown sampler {unknown[0][:32]!r}")
     try:
-        return tuple(chain_from_names(names))
+        return chain_from_names(value)
     except ValueError as error:
         refuse("samplers", str(error))
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from models.chat_template import ChatTemplate
 from models.tokenizer import Tokenizer
@@ -19,28 +19,19 @@ from server.latency import Latencies
 from server.requests import CompletionRequest, Event, Failed, Finished, Token
 from server.stream import Stream
 
+if TYPE_CHECKING:
+    from server.scheduler import Scheduler
+    from server.sequence import Sequence as Generation
+
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
-
-
-class Scheduler(Protocol):
-    """What the service needs of `server.scheduler.Scheduler`; everything is called on the engine's thread."""
-
-    @property
-    def idle(self) -> bool: ...
-
-    def submit(self, request: CompletionRequest) -> Any: ...
-
-    def cancel(self, seq: Any) -> None: ...
-
-    def step(self) -> list[tuple[Any, Event]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """One loaded model and everything that a request needs of it."""
 
-    scheduler: Any
+    scheduler: Scheduler
     tokenizer: Tokenizer
     template: ChatTemplate | None
     info: ModelInfo
@@ -50,7 +41,7 @@ class Served:
 class _Ticket:
     """One sequence that runs for a stream; belongs to the engine's thread."""
 
-    sequence: Any
+    sequence: Generation
     stream: Stream
     index: int
     submitted: float
@@ -70,7 +61,7 @@ class Service:
         self._drained: asyncio.Event
         self._accepting = True
         self._stopping = False
-        self._inbox: deque[Callable[[Any], None]] = deque()
+        self._inbox: deque[Callable[[Scheduler], None]] = deque()
         self._wake = threading.Event()
         self._tickets: dict[int, _Ticket] = {}  # by id() of the sequence; the engine thread's
         self._thread: threading.Thread | None = None
@@ -106,11 +97,11 @@ class Service:
             raise
         return stream
 
-    async def ask(self, question: Callable[[Any], T]) -> T:
+    async def ask(self, question: Callable[[Scheduler], T]) -> T:
         """The answer of `question(scheduler)`, put between two steps."""
         answer: asyncio.Future[T] = self._loop.create_future()
 
-        def put(scheduler: Any) -> None:
+        def put(scheduler: Scheduler) -> None:
             try:
                 self._tell(_resolve, answer, question(scheduler), None)
             except Exception as error:
@@ -153,7 +144,7 @@ class Service:
         except TimeoutError:
             log.warning("the engine is still busy; leaving it behind")
 
-    def _post(self, call: Callable[[Any], None]) -> None:
+    def _post(self, call: Callable[[Scheduler], None]) -> None:
         self._inbox.append(call)
         self._wake.set()
 
@@ -177,7 +168,7 @@ class Service:
                 self._wake.clear()  # before the inbox is read: what comes later wakes us
                 while self._inbox:
                     self._inbox.popleft()(served.scheduler)
-                if served.scheduler.idle:
+                if served.scheduler.idle or not self._tickets:  # what no one waits for need not run
                     self._wake.wait()
                 else:
                     self._step(served.scheduler)
@@ -188,7 +179,11 @@ class Service:
             self._tell(_resolve, self._ended, None, None)
 
     def _admit(
-        self, scheduler: Any, requests: Sequence[CompletionRequest], stream: Stream, admitted: asyncio.Future[None]
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[CompletionRequest],
+        stream: Stream,
+        admitted: asyncio.Future[None],
     ) -> None:
         now = time.perf_counter()
         try:
@@ -203,25 +198,25 @@ class Service:
         else:
             self._tell(_resolve, admitted, None, None)
 
-    def _cancel(self, scheduler: Any, stream: Stream) -> None:
+    def _cancel(self, scheduler: Scheduler, stream: Stream) -> None:
         for key, ticket in list(self._tickets.items()):
             if ticket.stream is stream:
                 del self._tickets[key]
                 self._drop(scheduler, ticket)
 
-    def _drop(self, scheduler: Any, ticket: _Ticket) -> None:
+    def _drop(self, scheduler: Scheduler, ticket: _Ticket) -> None:
         try:
             scheduler.cancel(ticket.sequence)
         except Exception as error:
             log.error("cancel failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
 
-    def _step(self, scheduler: Any) -> None:
+    def _step(self, scheduler: Scheduler) -> None:
         began = time.perf_counter()
         try:
             events = scheduler.step()
         except Exception as error:
             log.error("step failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
-            self._fail_all(scheduler)
+            self._fail_running(scheduler)
             return
         now = time.perf_counter()
         self.latency.step.observe(now - began)
@@ -247,11 +242,13 @@ class Service:
                 worked = (event.timings.prompt_ms + event.timings.predicted_ms) / 1000
                 self.latency.queue.observe(max(0.0, now - ticket.submitted - worked))
 
-    def _fail_all(self, scheduler: Any) -> None:
+    def _fail_running(self, scheduler: Scheduler) -> None:
         """A step broke in a way that nobody foresaw: its requests end with 500, and the next ones are served."""
         failed = Failed(500, "server_error", "the step that computed this request failed")
-        tickets, self._tickets = list(self._tickets.values()), {}
+        tickets = [ticket for ticket in self._tickets.values() if ticket.sequence.slot is not None]
+        tickets = tickets or list(self._tickets.values())
         for ticket in tickets:
+            del self._tickets[id(ticket.sequence)]
             self._drop(scheduler, ticket)
         self._tell(_deliver, [(ticket.stream, ticket.index, failed) for ticket in tickets])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -56,43 +58,60 @@ async def _run(request: web.Request, context: Context, job: Job, reply: Reply) -
 async def _stream(request: web.Request, context: Context, stream: Stream, reply: Reply) -> web.StreamResponse:
     response = web.StreamResponse(headers=_SSE_HEADERS)
     await response.prepare(request)
-    interval = reply.options.sse_ping_interval
+    timeout = context.config.timeout
+    writer = _Writer(response)
+    attendant = asyncio.create_task(_attend(request, writer, reply.options.sse_ping_interval, timeout))
     try:
-        while events := await _next(stream, interval, response, context.config.timeout):
+        while events := await stream.batch():
             text = "".join([_event_text(reply, index, event) for index, event in events])
             failed = next((event for _, event in events if isinstance(event, Failed)), None)
             if failed is not None:
                 text += sse(error_object(failure(failed)))
             if text:
-                await _write(response, text, context.config.timeout)
+                await writer.write(text)
             if failed is not None:
                 return response
-        await _write(response, reply.ending(), context.config.timeout)
+        await writer.write(reply.ending())
         await response.write_eof()
-    except (ConnectionError, TimeoutError):
+    except ConnectionError:
         log.debug("the client of %s went away", request.path)
-        if request.transport is not None:
-            request.transport.abort()
     except Exception as error:  # the reply has begun: the error can only be told in it
         log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
-        await _write(response, sse(error_object(ServerFault("internal error"))), context.config.timeout)
+        with suppress(ConnectionError):
+            await writer.write(sse(error_object(ServerFault("internal error"))))
+    finally:
+        attendant.cancel()
     return response
 
 
-async def _next(stream: Stream, interval: int, response: web.StreamResponse, timeout: float) -> list[tuple[int, Event]]:
-    """The next events; a comment line goes out whenever nothing has for `interval` seconds."""
-    while interval > 0:
-        try:
-            async with asyncio.timeout(interval):
-                return await stream.batch()
-        except TimeoutError:
-            await _write(response, ":\n\n", timeout)
-    return await stream.batch()
+class _Writer:
+    """Writes to a stream and remembers when, so that the hot path needs no timers of its own."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        self._response = response
+        self.n_writes = 0
+        self.since: float | None = None  # the write in progress waits for the client since then
+
+    async def write(self, text: str) -> None:
+        """Send text; waits while the client does not read."""
+        self.n_writes += 1
+        self.since = time.monotonic()
+        await self._response.write(text.encode("utf-8", "replace"))
+        self.since = None
 
 
-async def _write(response: web.StreamResponse, text: str, timeout: float) -> None:
-    async with asyncio.timeout(timeout):  # a client that does not read
-        await response.write(text.encode("utf-8", "replace"))
+async def _attend(request: web.Request, writer: _Writer, interval: int, timeout: float) -> None:
+    """Keep a silent stream alive with comment lines; drop a client that does not read for too long."""
+    n_writes = -1
+    while request.transport is not None:
+        await asyncio.sleep(interval if interval > 0 else timeout)
+        if writer.since is not None:
+            if time.monotonic() - writer.since >= timeout:
+                request.transport.abort()
+        elif writer.n_writes == n_writes and interval > 0:
+            with suppress(ConnectionError):
+                await writer.write(":\n\n")
+        n_writes = writer.n_writes
 
 
 def _event_text(reply: Reply, index: int, event: Event) -> str:

@@ -14,6 +14,7 @@ from server.errors import InvalidRequest, NotFound, NotSupported, Unavailable
 from server.http.context import CONTEXT, Context, json_response
 from server.http.reply import generation_settings
 from server.requests import CompletionRequest
+from server.sequence import Slot
 
 _STARTED = int(time.time())
 
@@ -109,11 +110,11 @@ async def slots(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     if not context.config.slots:
         raise NotSupported("this server does not show its slots; start it with --slots")
-    served = context.served
+    _ = context.served
     shown = await context.service.ask(lambda scheduler: [_slot(slot, context) for slot in scheduler.slots])
     if request.query.get("fail_on_no_slot") and all(slot["is_processing"] for slot in shown):
         raise Unavailable("no slot available")
-    return json_response([{**slot, "n_ctx": served.info.n_ctx} for slot in shown])
+    return json_response(shown)
 
 
 async def slot_action(request: web.Request) -> web.Response:
@@ -142,5 +143,31 @@ async def page(request: web.Request) -> web.Response:
     return web.Response(body=_page(), content_type="text/html", charset="utf-8")
 
 
-def _slot(slot: Any, context: Context) -> dict[str, Any]:
-    raise NotImplementedError
+def _slot(slot: Slot, context: Context) -> dict[str, Any]:
+    """One item of /slots; what was asked for is there once the slot has been used."""
+    data: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "speculative": False,
+        "is_processing": slot.is_processing,
+    }
+    if slot.sequence is None:
+        return data
+    data |= {
+        "id_task": slot.id_task,
+        "n_prompt_tokens": slot.n_prompt_tokens,
+        "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
+        "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
+        "params": generation_settings(slot.sequence.request, {}),
+        "next_token": [
+            {
+                "has_next_token": slot.has_next_token,
+                "has_new_line": slot.has_new_line,
+                "n_remain": slot.n_remain,
+                "n_decoded": slot.n_decoded,
+            }
+        ],
+    }
+    if context.config.verbose:
+        data["prompt"] = context.served.tokenizer.pieces(slot.sequence.request.prompt).decode("utf-8", "replace")
+    return data

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,6 +11,9 @@ from prometheus_client.registry import Collector
 
 from server.errors import NotSupported
 from server.http.context import CONTEXT, Context
+from server.stats import SchedulerStats
+
+Table = tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...]
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -25,6 +27,48 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
+_LLAMACPP: Table = (  # name, kind, help, value
+    ("prompt_tokens_total", "counter", "Prompt tokens evaluated.", lambda s: s.prompt_tokens),
+    ("prompt_seconds_total", "counter", "Time spent on prompts.", lambda s: s.prompt_seconds),
+    ("tokens_predicted_total", "counter", "Tokens generated.", lambda s: s.tokens_predicted),
+    ("tokens_predicted_seconds_total", "counter", "Time spent on generation.", lambda s: s.predicted_seconds),
+    ("n_decode_total", "counter", "Runs of the device.", lambda s: s.n_decode),
+    ("n_tokens_max", "counter", "The longest sequence so far.", lambda s: s.n_tokens_max),
+    ("prompt_tokens_seconds", "gauge", "Prompt tokens per second.", lambda s: _per(s.prompt_tokens, s.prompt_seconds)),
+    (
+        "predicted_tokens_seconds",
+        "gauge",
+        "Generated tokens per second.",
+        lambda s: _per(s.tokens_predicted, s.predicted_seconds),
+    ),
+    ("requests_processing", "gauge", "Requests that run.", lambda s: s.requests_processing),
+    ("requests_deferred", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
+    ("n_busy_slots_per_decode", "gauge", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
+)
+_OURS: Table = (
+    ("cached_tokens_total", "counter", "Prompt tokens taken from the cache.", lambda s: s.prompt_tokens_cached),
+    (
+        "cache_hit_ratio",
+        "gauge",
+        "Share of prompt tokens taken from the cache.",
+        lambda s: _per(s.prompt_tokens_cached, s.prompt_tokens_cached + s.prompt_tokens),
+    ),
+    ("recomputed_tokens_total", "counter", "Tokens evaluated again after a pause.", lambda s: s.recomputed_tokens),
+    ("preemptions_total", "counter", "Sequences paused for lack of pages.", lambda s: s.preemptions),
+    ("failed_steps_total", "counter", "Runs that the device refused.", lambda s: s.n_failed_steps),
+    ("bytes_read_total", "counter", "Bytes that came back from the device.", lambda s: s.bytes_read),
+    (
+        "bytes_read_per_token",
+        "gauge",
+        "Bytes that came back per generated token.",
+        lambda s: _per(s.bytes_read, s.tokens_predicted),
+    ),
+    ("kv_pages_used", "gauge", "Pages of the KV cache in use, by sequences or prefixes.", lambda s: s.kv_pages_used),
+    ("kv_pages_cached", "gauge", "Of these, pages that only keep a prefix.", lambda s: s.kv_pages_cached),
+    ("kv_pages_free", "gauge", "Pages of the KV cache that are free.", lambda s: s.kv_pages_free),
+)
+
+
 class _Server(Collector):
     """Reads the counters where they are."""
 
@@ -32,8 +76,13 @@ class _Server(Collector):
         self._context = context
 
     def collect(self) -> Iterable[Metric]:
+        stats = self._context.served.scheduler.stats
+        for prefix, table in (("llamacpp", _LLAMACPP), ("logitless", _OURS)):
+            for name, kind, text, value in table:
+                metric = Metric(f"{prefix}:{name}", text, kind)
+                metric.add_sample(f"{prefix}:{name}", {}, value(stats))
+                yield metric
         latency = self._context.service.latency
-        yield from _scheduler_metrics(self._context.served.scheduler)
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", latency.first_token),
             ("inter_token_seconds", "Between two tokens of one request.", latency.inter_token),
@@ -43,11 +92,5 @@ class _Server(Collector):
             yield HistogramMetricFamily(f"logitless:{name}", text, histogram.cumulative(), histogram.total)
 
 
-def _one(name: str, kind: str, text: str, value: float) -> Metric:
-    metric = Metric(name, text, kind)
-    metric.add_sample(name, {}, value)
-    return metric
-
-
-def _scheduler_metrics(scheduler: Any) -> Iterable[Metric]:
-    yield _one("llamacpp:x", "gauge", "x", 0)
+def _per(value: float, whole: float) -> float:
+    return value / whole if whole else 0.0

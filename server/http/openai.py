@@ -24,7 +24,7 @@ class OpenAIReply(Reply):
     def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._head = 'data: {"choices":[{"finish_reason":null,"index":'
-        self._tail = f"],{encode_json({**self.common, 'object': self.chunk_object})[1:]}\n\n"
+        self._tail = f"],{encode_json({**self.common, 'object': self.chunk_kind})[1:]}\n\n"
         self._plain = self.options.top is None and not self.options.timings_per_token
 
     def choice(self, result: Result) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class OpenAIReply(Reply):
         data = {
             "choices": [self.choice(result) for result in chosen],
             **self.common,
-            "object": self.object,
+            "object": self.kind,
             "usage": self.usage(),
             "timings": timings(chosen[0].finished.timings),
         }
@@ -58,7 +58,7 @@ class OpenAIReply(Reply):
 
     def chunk(self, choices: list[dict[str, Any]], **extra: Any) -> str:
         """One event of the stream."""
-        return sse({"choices": choices, **self.common, "object": self.chunk_object, **extra})
+        return sse({"choices": choices, **self.common, "object": self.chunk_kind, **extra})
 
     def token(self, result: Result, token: Token) -> str:
         if self._plain and result.opened:  # the hot path
@@ -129,7 +129,7 @@ class CompletionReply(OpenAIReply):
     """POST /v1/completions."""
 
     id_prefix = "cmpl-"
-    object = chunk_object = "text_completion"
+    kind = chunk_kind = "text_completion"
     text_open = '"logprobs":null,"text":'
 
     def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
@@ -177,8 +177,8 @@ class ChatReply(OpenAIReply):
     """POST /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
     text_open = '"delta":{"content":'
     text_close = "}}"
 

@@ -45,8 +45,8 @@ class Reply:
     """One HTTP reply: the job's results, in the order of its prompts."""
 
     id_prefix = ""
-    object = ""
-    chunk_object = ""
+    kind = ""  # the value of "object"
+    chunk_kind = ""
 
     def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
         self.options: ReplyOptions = job.options

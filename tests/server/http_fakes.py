@@ -5,13 +5,15 @@ A prompt that contains "say:" is answered with what follows it, then the end tok
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from string import ascii_lowercase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -22,8 +24,11 @@ from server.config import ModelInfo, ServerConfig
 from server.errors import ExceedsContext
 from server.http import make_app
 from server.requests import CompletionRequest, Event, Finished, Progress, Timings, Token, TokenProb
+from server.sequence import Slot
 from server.service import Served, Service
+from server.stats import SchedulerStats
 
+T = TypeVar("T")
 N_CTX = 512
 BOS, EOS, HELLO = 256, 257, 258
 
@@ -74,17 +79,33 @@ class FakeTemplate:
         return "<s>" + "".join(map(str, kwargs.values())) + text + ("[assistant]" if add_generation_prompt else "")
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeSequence:
     """One generation."""
 
     request: CompletionRequest
-    slot: int
+    id: int
+    slot: Slot
     script: list[int]
     raw: bytes = b""
     n_sent: int = 0  # characters
-    n_tokens: int = 0
+    n_generated: int = 0
+    n_cached: int = 0
     started: bool = False
+    done: bool = False
+    has_new_line: bool = False
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def n_computed(self) -> int:
+        return self.n_prompt + self.n_generated if self.started else 0
+
+    @property
+    def n_remain(self) -> int:
+        return max(-1, self.request.n_predict - self.n_generated)
 
 
 @dataclass
@@ -99,6 +120,10 @@ class FakeScheduler:
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     requests: list[CompletionRequest] = field(default_factory=list)
     numbers: Any = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.slots = [Slot(i, N_CTX) for i in range(self.n_parallel)]
+        self.stats = SchedulerStats()
 
     @property
     def idle(self) -> bool:
@@ -116,7 +141,10 @@ class FakeScheduler:
             raise RuntimeError("submit broke\nin two lines")
         _, said, answer = text.partition(b"say:")
         script = [*self.tokenizer.encode(answer.split(b"[/]")[0].decode(), add_special=False), EOS] if said else []
-        sequence = FakeSequence(request, next(self.numbers) % self.n_parallel, script)
+        number = next(self.numbers)
+        slot = self.slots[number % self.n_parallel]
+        sequence = FakeSequence(request, number, slot, script)
+        slot.sequence = sequence  # type: ignore[assignment]
         self.requests.append(request)
         self.running.append(sequence)
         return sequence
@@ -124,6 +152,7 @@ class FakeScheduler:
     def cancel(self, seq: FakeSequence) -> None:
         if seq in self.running:
             self.running.remove(seq)
+            seq.done = True
             self.cancelled.append(seq)
             self.n_cancelled.release()
 
@@ -141,10 +170,12 @@ class FakeScheduler:
             s.started = True
             if request.return_progress:
                 events.append(Progress(n_prompt, 0, n_prompt, 1.5))
-        if s.n_tokens == request.n_predict:
+        if s.n_generated == request.n_predict:
             return [*events, self._finish(s, "limit")]
-        id = s.script[s.n_tokens] if s.script else ord(ascii_lowercase[s.n_tokens % 26])
-        s.n_tokens += 1
+        id = s.script[s.n_generated] if s.script else ord(ascii_lowercase[s.n_generated % 26])
+        s.n_generated += 1
+        self.stats.tokens_predicted += 1
+        self.stats.bytes_read += 4
         if id == EOS:
             return [*events, Token(id, "", self._prob(request, id)), self._finish(s, "eos")]
         s.raw += self.tokenizer.piece(id)
@@ -158,19 +189,28 @@ class FakeScheduler:
                 return [*events, Token(id, "", self._prob(request, id)), self._finish(s, "word", stop, text[:where])]
         held = max((n for stop in request.stop for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
         fresh, s.n_sent = text[s.n_sent : len(text) - held], len(text) - held
-        events.append(Token(id, fresh, self._prob(request, id), Timings(0, n_prompt, 2.0, s.n_tokens, 1.0)))
-        if s.n_tokens == request.n_predict or n_prompt + s.n_tokens >= N_CTX:
+        events.append(Token(id, fresh, self._prob(request, id), Timings(0, n_prompt, 2.0, s.n_generated, 1.0)))
+        if s.n_generated == request.n_predict or n_prompt + s.n_generated >= N_CTX:
             events.append(self._finish(s, "limit", text=text))
         return events
 
     def _finish(self, s: FakeSequence, stop_type: str, word: str = "", text: str = "") -> Finished:
         self.running.remove(s)
+        s.done = True
         n_prompt, k = len(s.request.prompt), s.request.prompt_logprobs
         probs = [self._top(id, k) for id in s.request.prompt[1:]] if k is not None else []
         return Finished(
-            stop_type, word, text[s.n_sent :], False, False, n_prompt, 0, s.n_tokens, n_prompt + s.n_tokens, s.slot, 42,
-            Timings(0, n_prompt, 2.0, s.n_tokens, 4.0), (None, *probs) if k is not None else (),
-        )  # fmt: skip
+            stop_type,
+            word,
+            text[s.n_sent :],
+            n_prompt=n_prompt,
+            n_predicted=s.n_generated,
+            n_in_cache=n_prompt + s.n_generated,
+            id_slot=s.slot.id,
+            seed=42,
+            timings=Timings(0, n_prompt, 2.0, s.n_generated, 4.0),
+            prompt_probs=(None, *probs) if k is not None else (),
+        )
 
     def _prob(self, request: CompletionRequest, id: int) -> TokenProb | None:
         if not request.sampling.n_probs:
@@ -196,7 +236,11 @@ class Running:
     scheduler: FakeScheduler
     service: Service
     http: aiohttp.ClientSession
-    openai: AsyncOpenAI
+    key: str = "none"
+
+    @cached_property
+    def openai(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
 
     async def get(self, path: str, **kwargs: Any) -> tuple[int, Any]:
         async with self.http.get(self.url + path, **kwargs) as reply:
@@ -206,6 +250,15 @@ class Running:
         kwargs = kwargs if "data" in kwargs else {"json": body, **kwargs}
         async with self.http.post(self.url + path, **kwargs) as reply:
             return reply.status, await reply.json()
+
+
+async def while_stepping(gate: threading.Semaphore, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, letting one step after the other go until it is there."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        gate.release()
+        await asyncio.wait([task], timeout=0.01)
+    return task.result()
 
 
 @asynccontextmanager
@@ -226,11 +279,11 @@ async def running(
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     key = config.api_keys[0] if config.api_keys else "none"
     try:
-        async with (
-            aiohttp.ClientSession() as http,
-            AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as openai,
-        ):
-            yield Running(url, scheduler, service, http, openai)
+        async with aiohttp.ClientSession() as http:
+            server = Running(url, scheduler, service, http, key)
+            yield server
+            if "openai" in server.__dict__:
+                await server.openai.close()
     finally:
         if scheduler.gate is not None:
             scheduler.gate.release(1000)
