@@ -1,0 +1,151 @@
+"""What one device run means for its sequences: new tokens, their text and probabilities, and who is done."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from server.fill import prompt_rows
+from server.kv_cache import KvCache
+from server.requests import Event, Finished, Progress, Token, TokenProb
+from server.sequence import Sequence
+from server.stats import SchedulerStats
+from server.ubatch import PAGE, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a sequence is done."""
+
+    type: str  # "eos" | "limit" | "word"
+    word: str = ""
+    truncated: bool = False
+
+
+class Committer:
+    """Hands out the results of device runs."""
+
+    __slots__ = ("_cache", "_eog_ids", "_stats")
+
+    def __init__(self, cache: KvCache, eog_ids: Container[int], stats: SchedulerStats) -> None:
+        self._cache = cache
+        self._eog_ids = eog_ids
+        self._stats = stats
+
+    def commit(
+        self, group: list[tuple[Sequence, int]], result: StepResult, now: float, events: list[tuple[Sequence, Event]]
+    ) -> list[tuple[Sequence, Stop]]:
+        """Count the group's tokens as computed and add its events; returns the sequences that are done."""
+        stats = self._stats
+        stats.n_decode += 1
+        stats.busy_slots += len(group)
+        stats.bytes_read += result.bytes_read
+        ids: list[int] = result.ids.tolist()
+        done: list[tuple[Sequence, Stop]] = []
+        row = 0
+        for seq, n in group:
+            if seq.request.prompt_logprobs is not None:
+                for p in prompt_rows(seq, n):
+                    n_top = seq.request.prompt_logprobs
+                    seq.prompt_probs.append(_pre_sampling(result, row, n_top, seq.tokens[p + 1]))
+                    row += 1
+            seq.n_computed += n
+            seq.table_sent = True
+            if seq.copy is not None:
+                self._cache.copied(seq)
+            if seq.n_computed - seq.sealed >= PAGE:
+                assert seq.slot is not None
+                self._cache.seal(seq, seq.slot)
+            if len(seq.tokens) == seq.n_prompt:
+                self._prompt(seq, now, events)
+            if seq.n_computed < len(seq.tokens):
+                continue
+            if not seq.samples:
+                done.append((seq, Stop("limit")))
+                continue
+            stop = self._token(seq, ids[row], result, row, now, events)
+            row += 1
+            if stop is not None:
+                done.append((seq, stop))
+        return done
+
+    def _prompt(self, seq: Sequence, now: float, events: list[tuple[Sequence, Event]]) -> None:
+        seq.t_first = seq.t_last = now
+        if seq.request.return_progress:
+            time_ms = (now - seq.t_start) * 1000
+            events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_computed, time_ms)))
+        if seq.n_computed == seq.n_prompt:
+            self._stats.prompt_tokens += seq.n_prompt - seq.n_cached
+            self._stats.prompt_seconds += now - seq.t_start
+
+    def _token(
+        self, seq: Sequence, word: int, result: StepResult, row: int, now: float, events: list[tuple[Sequence, Event]]
+    ) -> Stop | None:
+        request, stats = seq.request, self._stats
+        assert seq.slot is not None
+        id = seq.sampler.accept(word)
+        seq.tokens.append(id)
+        n_tokens = len(seq.tokens)
+        stats.tokens_predicted += 1
+        stats.predicted_seconds += now - seq.t_last
+        if n_tokens > stats.n_tokens_max:
+            stats.n_tokens_max = n_tokens
+        seq.t_last = now
+        prob: TokenProb | None = None
+        if seq.n_probs:
+            prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(result, row, seq.n_probs, id)
+        if id in self._eog_ids and not request.ignore_eos:
+            events.append((seq, Token(id, "", prob, seq.timings())))
+            return Stop("eos")
+        text, word_found = seq.decoder.push(id)
+        events.append((seq, Token(id, text, prob, seq.timings())))
+        if word_found is not None:
+            stop = Stop("word", word_found)
+        elif n_tokens >= seq.slot.n_ctx:
+            stop = Stop("limit", truncated=True)
+        elif n_tokens - seq.n_prompt == request.n_predict or seq.decoder.ended:
+            stop = Stop("limit")
+        else:
+            stop = None
+        if "\n" in text:
+            seq.has_new_line = True
+            if stop is None and 0 < request.t_max_predict_ms < (now - seq.t_first) * 1000:
+                stop = Stop("limit")
+        return stop
+
+
+def finished(seq: Sequence, stop: Stop) -> Finished:
+    """The last event of a sequence that still has its cells."""
+    text = seq.decoder.finish()
+    seq.has_new_line = seq.has_new_line or "\n" in text
+    return Finished(
+        stop_type=stop.type,
+        stopping_word=stop.word,
+        text=text,
+        truncated=stop.truncated,
+        has_new_line=seq.has_new_line,
+        n_prompt=seq.n_prompt,
+        n_cached=seq.n_cached,
+        n_predicted=seq.n_generated,
+        n_in_cache=seq.n_computed,
+        id_slot=-1 if seq.slot is None else seq.slot.id,
+        seed=seq.sampler.seed,
+        timings=seq.timings(),
+        prompt_probs=() if seq.request.prompt_logprobs is None else tuple(seq.prompt_probs),
+    )
+
+
+def _pre_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
+    """Log-probabilities of the row's target and of the n best tokens, before any filter."""
+    assert result.logprobs is not None
+    assert result.top_ids is not None
+    values: list[float] = result.logprobs[row, : n + 1].tolist()
+    return TokenProb(id, values[0], tuple(zip(result.top_ids[row, :n].tolist(), values[1:], strict=True)))
+
+
+def _post_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
+    """Probabilities after the filters; tokens that they removed are not among the n best."""
+    assert result.probs is not None
+    _, chosen, ids, probs = result.probs
+    top = zip(ids[row, :n].tolist(), probs[row, :n].tolist(), strict=True)
+    return TokenProb(id, float(chosen[row]), tuple((token, p) for token, p in top if p > 0))

@@ -1,0 +1,71 @@
+"""The arrays of one device run, from who pays how many tokens."""
+
+from __future__ import annotations
+
+from server.sequence import Sequence
+from server.ubatch import PAGE, UBatch
+
+
+def bucket_floor(n: int) -> int:
+    """The largest batch size with a plan of its own (see server.ubatch.bucket) that n tokens fill without padding."""
+    if n <= 8:
+        return max(1, n)
+    unit = 1 << (n.bit_length() - 3)
+    return n // unit * unit
+
+
+def fill(group: list[tuple[Sequence, int]]) -> UBatch:
+    """The next n tokens of each sequence. Their pages are in the tables already."""
+    batch = UBatch()
+    tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
+    for seq, n in group:
+        assert seq.slot is not None
+        start = seq.n_computed
+        table = seq.table
+        id = seq.slot.id
+        if not seq.table_sent:
+            batch.tables[id] = table
+            if seq.copy is not None:
+                batch.copies.append(seq.copy)
+        if n == 1:
+            tokens.append(seq.tokens[start])
+            pos.append(start)
+            slots.append(id)
+            cells.append(table[start // PAGE] * PAGE + start % PAGE)
+        else:
+            tokens += seq.tokens[start : start + n]
+            pos += range(start, start + n)
+            slots += [id] * n
+            cells += [table[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
+        if seq.request.prompt_logprobs is not None:
+            _ask_for_prompt(batch, seq, n)
+        if start + n == len(seq.tokens) and seq.samples:
+            _ask_for_token(batch, seq)
+    return batch
+
+
+def prompt_rows(seq: Sequence, n: int) -> range:
+    """The positions among the sequence's next n whose logits are still needed for the prompt's log-probabilities."""
+    if seq.request.prompt_logprobs is None:
+        return range(0)
+    return range(max(seq.n_computed, len(seq.prompt_probs) - 1), min(seq.n_computed + n, seq.n_prompt - 1))
+
+
+def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
+    first = len(batch.tokens) - n - seq.n_computed  # the row of position 0, as it were
+    for p in prompt_rows(seq, n):
+        batch.out.append(first + p)
+        batch.rows.append(None)
+        batch.targets.append(seq.tokens[p + 1])
+    batch.n_top = max(batch.n_top, 1 + (seq.request.prompt_logprobs or 0))
+
+
+def _ask_for_token(batch: UBatch, seq: Sequence) -> None:
+    batch.out.append(len(batch.tokens) - 1)
+    batch.rows.append(seq.sampler.feeds())
+    batch.targets.append(-1)
+    if seq.n_probs:
+        if seq.post_sampling_probs:
+            batch.n_probs = max(batch.n_probs, seq.n_probs)
+        else:
+            batch.n_top = max(batch.n_top, 1 + seq.n_probs)

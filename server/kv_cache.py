@@ -1,0 +1,89 @@
+"""The KV cache as sequences see it: attach a known prefix, grow, let go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from server.pages import Pages, n_pages_for
+from server.prefix import PrefixCache, Tail
+from server.sequence import Sequence, Slot
+from server.ubatch import PAGE
+
+
+class KvCache:
+    """Gives sequences their pages and keeps what they leave behind."""
+
+    __slots__ = ("pages", "prefixes")
+
+    def __init__(self, n_pages: int) -> None:
+        self.pages = Pages(n_pages)
+        self.prefixes = PrefixCache(self.pages)
+
+    @property
+    def n_available(self) -> int:
+        """Pages that can be had without taking any from a sequence."""
+        return self.prefixes.n_available
+
+    def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> None:
+        """Start an empty table with what is known of the sequence's first `limit` tokens."""
+        prefixes = self.prefixes
+        path, n_more, source = prefixes.match(seq.tokens, limit, tails)
+        for node in path:
+            prefixes.acquire(node.page)
+            node.owners |= 1 << slot.id
+            seq.table.append(node.page)
+        seq.node = path[-1] if path else prefixes.root
+        seq.sealed = seq.n_computed = len(path) * PAGE
+        if n_more:
+            prefixes.acquire(source)
+            if prefixes.n_available:
+                page = prefixes.allocate()
+                seq.copy = source, page
+            elif prefixes.claim(source):
+                page = source  # nobody else needs it: write on where the match ends
+            else:
+                prefixes.release(source)
+                n_more = 0
+        if n_more:
+            seq.table.append(page)
+            seq.n_computed += n_more
+        seq.table_sent = False
+
+    def grow(self, seq: Sequence, n: int) -> int:
+        """Find cells for the next n tokens; returns for how many there are some."""
+        missing = n_pages_for(seq.n_computed + n) - len(seq.table)
+        if missing > 0:
+            for _ in range(min(missing, self.prefixes.n_available)):
+                seq.table.append(self.prefixes.allocate())
+            seq.table_sent = False
+        return min(n, len(seq.table) * PAGE - seq.n_computed)
+
+    def copied(self, seq: Sequence) -> None:
+        """The device has done the sequence's copy."""
+        if seq.copy is not None:
+            self.prefixes.release(seq.copy[0])
+            seq.copy = None
+
+    def seal(self, seq: Sequence, slot: Slot) -> None:
+        """Make the pages known that have become full."""
+        while seq.sealed + PAGE <= seq.n_computed:
+            i = seq.sealed // PAGE
+            tokens = tuple(seq.tokens[seq.sealed : seq.sealed + PAGE])
+            seq.node = self.prefixes.seal(seq.node, tokens, seq.table[i], 1 << slot.id)
+            if seq.node.page != seq.table[i]:  # another sequence was faster: share its page, the bits are the same
+                seq.table[i] = seq.node.page
+                seq.table_sent = False
+            seq.sealed += PAGE
+
+    def release(self, seq: Sequence, slot: Slot) -> None:
+        """Let go of all pages. What they hold stays known until the pages are needed."""
+        if seq.copy is not None:  # then the last page has no content yet
+            self.copied(seq)
+        elif seq.sealed < seq.n_computed:
+            tokens = tuple(seq.tokens[seq.sealed : seq.n_computed])
+            self.prefixes.keep(seq.node, tokens, seq.table[seq.sealed // PAGE], 1 << slot.id)
+        for page in reversed(seq.table):
+            self.prefixes.release(page)
+        seq.table = []
+        seq.node = self.prefixes.root
+        seq.sealed = seq.n_computed = 0

@@ -1,0 +1,50 @@
+"""Who owns which page of the KV cache: a free list and reference counts, no tensors."""
+
+from __future__ import annotations
+
+from server.ubatch import PAGE
+
+
+def n_pages_for(n_tokens: int) -> int:
+    """The pages that hold so many tokens of one sequence."""
+    return -(-n_tokens // PAGE)
+
+
+def pool_size(n_ctx: int, n_slots: int, *, unified: bool) -> int:
+    """The pages of a cache of n_ctx cells. The engine has one more, with this id, for rows that pad a batch."""
+    if unified:
+        return n_pages_for(n_ctx)
+    return n_slots * n_pages_for(n_ctx // n_slots)
+
+
+class Pages:
+    """A pool of pages. A page is free, or has a reference from each table, cache node and copy that needs it."""
+
+    __slots__ = ("free", "n_pages", "refs")
+
+    def __init__(self, n_pages: int) -> None:
+        self.n_pages = n_pages
+        self.refs = [0] * n_pages
+        self.free = list(range(n_pages - 1, -1, -1))  # a stack: allocation is deterministic and prefers warm pages
+
+    @property
+    def n_used(self) -> int:
+        return self.n_pages - len(self.free)
+
+    def take(self) -> int:
+        """A free page, with one reference."""
+        page = self.free.pop()
+        self.refs[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more owner."""
+        self.refs[page] += 1
+
+    def drop(self, page: int) -> int:
+        """One owner less; the references that are left. Without any the page is free."""
+        left = self.refs[page] - 1
+        self.refs[page] = left
+        if left == 0:
+            self.free.append(page)
+        return left

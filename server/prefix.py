@@ -1,0 +1,176 @@
+"""Prefixes that the KV cache already holds, found by token content, whoever computed them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from server.pages import Pages
+from server.ubatch import PAGE
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """How many leading tokens are equal. Compares slices, so it runs at C speed."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # a[:low] == b[:low] and a[:high] != b[:high]
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+class Node:
+    """A page with known content: these tokens after those of its ancestors. Only a full page has children."""
+
+    __slots__ = ("children", "owners", "page", "parent", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.page = page
+        self.children: dict[tuple[int, ...], Node] = {}
+        self.owners = 0  # a bit for each slot whose sequences have had it
+
+
+Tail = tuple[Node, tuple[int, ...], int]  # a page that is still being written: (what precedes it, its tokens, page)
+
+
+class PrefixCache:
+    """A radix tree of pages over `Pages`. The tree holds one reference to each page in it.
+
+    A page that nobody but the tree needs is *idle* and may be evicted. `idle` is ordered by last use, and owners let go
+    of their deepest page first, so a child always stands before its parent there: the oldest idle node is a leaf.
+    """
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.root = Node(None, (), -1)
+        self.idle: OrderedDict[Node, None] = OrderedDict()
+        self._node_of: list[Node | None] = [None] * pages.n_pages
+
+    @property
+    def n_available(self) -> int:
+        """Pages that `allocate` can give without taking any from a sequence."""
+        return len(self.pages.free) + len(self.idle)
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [node for node in self._node_of if node is not None]
+
+    def allocate(self) -> int:
+        """A page for writing, with one reference: a free one, else that of the prefix not used for longest."""
+        if not self.pages.free:
+            self._remove(next(iter(self.idle)))
+        return self.pages.take()
+
+    def match(self, tokens: list[int], limit: int, tails: Iterable[Tail] = ()) -> tuple[list[Node], int, int]:
+        """The longest known prefix of tokens[:limit]: nodes of full pages, then n tokens that begin one more page."""
+        node = self.root
+        path: list[Node] = []
+        while (len(path) + 1) * PAGE <= limit:
+            start = len(path) * PAGE
+            child = node.children.get(tuple(tokens[start : start + PAGE]))
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        start = len(path) * PAGE
+        rest = tuple(tokens[start : min(limit, start + PAGE)])
+        best, page = 0, -1
+        if rest:
+            for child in node.children.values():
+                n = _common(rest, child.tokens)
+                if n > best:
+                    best, page = n, child.page
+            for parent, written, tail_page in tails:
+                if parent is node:
+                    n = _common(rest, written)
+                    if n > best:
+                        best, page = n, tail_page
+        return path, best, page
+
+    def acquire(self, page: int) -> None:
+        """One more owner of a page; it is not idle any more."""
+        if self.pages.refs[page] == 1:
+            node = self._node_of[page]
+            if node is not None:
+                del self.idle[node]
+        self.pages.share(page)
+
+    def release(self, page: int) -> None:
+        """One owner less. Owners of several pages of a sequence release the deepest first."""
+        if self.pages.drop(page) == 1:
+            node = self._node_of[page]
+            if node is not None:
+                self.idle[node] = None
+
+    def claim(self, page: int) -> bool:
+        """Take a page away from the tree if the caller is its only other owner; it may then be written to."""
+        node = self._node_of[page]
+        if node is None or node.children or self.pages.refs[page] != 2:
+            return False
+        self._detach(node)
+        self.pages.drop(page)
+        return True
+
+    def seal(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
+        """Make the caller's full page known. If its content is known already the caller gets that page in its place."""
+        known = parent.children.get(tokens)
+        if known is not None:
+            self.acquire(known.page)
+            self.release(page)
+            known.owners |= owner
+            return known
+        return self._insert(parent, tokens, page, owner)
+
+    def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> None:
+        """Make the last, partly filled page of a sequence that ends known, unless a known page begins like it."""
+        n = len(tokens)
+        for child in parent.children.values():
+            if child.tokens[:n] == tokens:
+                if child in self.idle:
+                    self.idle.move_to_end(child)
+                return
+        self._insert(parent, tokens, page, owner)
+
+    def forget(self, owner: int) -> None:
+        """Drop what only this slot's sequences have had."""
+        for node in self.nodes:
+            node.owners &= ~owner
+        for node in list(self.idle):  # children come before their parents
+            if not node.owners and not node.children:
+                self._remove(node)
+
+    def _insert(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
+        for child in list(parent.children.values()):  # shorter pages with the same beginning are of no more use
+            if child in self.idle and len(child.tokens) < len(tokens) and child.tokens == tokens[: len(child.tokens)]:
+                self._remove(child)
+        node = Node(parent, tokens, page)
+        node.owners = owner
+        parent.children[tokens] = node
+        self._node_of[page] = node
+        self.pages.share(page)
+        return node
+
+    def _remove(self, node: Node) -> None:
+        del self.idle[node]
+        self._detach(node)
+        self.pages.drop(node.page)
+
+    def _detach(self, node: Node) -> None:
+        if node.parent is not None:
+            del node.parent.children[node.tokens]
+        self._node_of[node.page] = None

@@ -1,0 +1,353 @@
+"""Who runs when: admit → fill → step → commit, without threads, clocks of its own, or devices."""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from models.tokenizer import StreamDecoder, Tokenizer
+from server.commit import Committer, finished
+from server.decoder import Decoder
+from server.errors import ExceedsContext, InvalidRequest, Unavailable
+from server.fill import bucket_floor, fill
+from server.kv_cache import KvCache
+from server.pages import n_pages_for, pool_size
+from server.prefix import common_prefix
+from server.requests import CompletionRequest, Event, Failed, Progress
+from server.sampling import RowSampler, SamplingParams
+from server.sequence import Sampler, Sequence, Slot
+from server.stats import SchedulerStats
+from server.ubatch import PAGE, StepFailed, StepResult, UBatch
+
+Events = list[tuple[Sequence, Event]]
+Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
+
+
+class Engine(Protocol):
+    """What the scheduler needs of a device."""
+
+    def step(self, batch: UBatch, /) -> StepResult:
+        """Run one batch; raises StepFailed."""
+
+
+class Scheduler:
+    """Shares one device and one KV cache among requests.
+
+    Sequences are ordered by age, the order of arrival. Whatever is scarce (pages, a device that fails), the oldest one
+    goes on; a younger one may have to wait, but it loses nothing that cannot be computed again to the same bits.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        vocab: Tokenizer,
+        *,
+        n_slots: int,
+        n_ctx: int,
+        n_ubatch: int = 512,
+        n_batch: int = 2048,
+        unified: bool = True,
+        slot_prompt_similarity: float = 0.1,
+        prompt_chunk: int = 128,
+        clock: Callable[[], float] = time.perf_counter,
+        make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
+        on_step: Callable[[UBatch, StepResult, float], None] | None = None,
+    ) -> None:
+        """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run."""
+        self.engine = engine
+        self.vocab = vocab
+        self.n_ubatch = min(n_ubatch, n_batch)
+        self.prompt_chunk = max(1, prompt_chunk)
+        self.slot_prompt_similarity = slot_prompt_similarity
+        self.clock = clock
+        self.make_sampler = make_sampler or (lambda params, n_ctx: RowSampler(params, vocab, n_ctx))
+        self.on_step = on_step
+        self.stats = SchedulerStats()
+        self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified))
+        self.slots = [Slot(i, n_ctx if unified else n_ctx // n_slots) for i in range(n_slots)]
+        self._committer = Committer(self.cache, vocab.eog_ids, self.stats)
+        self.queue: deque[Sequence] = deque()  # without a seat, oldest first
+        self.running: list[Sequence] = []  # with a seat, oldest first
+        self._n_submitted = 0
+        self._n_seated = 0
+        self._n_released = 0  # times that a sequence gave up pages
+        self._n_steps = 0
+        self._limit = self.n_ubatch  # tokens of a batch; smaller for a while after the device failed
+        self._count()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.queue)
+
+    @property
+    def idle(self) -> bool:
+        return not self.has_work
+
+    def submit(self, request: CompletionRequest) -> Sequence:
+        """Queue a request. Raises the RequestError for one that can never be served."""
+        n_prompt = len(request.prompt)
+        if n_prompt == 0:
+            raise InvalidRequest("prompt: must not be empty")
+        if not -1 <= request.id_slot < len(self.slots):
+            raise InvalidRequest(f"id_slot: must be -1 or below {len(self.slots)}, not {request.id_slot}")
+        n_ctx = self.slots[request.id_slot].n_ctx  # the same for all
+        if n_prompt >= n_ctx:
+            raise ExceedsContext(
+                f"request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it",
+                n_prompt_tokens=n_prompt,
+                n_ctx=n_ctx,
+            )
+        sampler = self.make_sampler(request.sampling, n_ctx)
+        sampler.begin(request.prompt)
+        decoder = Decoder(StreamDecoder(self.vocab, special=request.special), request.stop, request.n_indent)
+        seq = Sequence(self._n_submitted, request, sampler, decoder, self.cache.prefixes.root)
+        self._n_submitted += 1
+        self.queue.append(seq)
+        self._count()
+        return seq
+
+    def cancel(self, seq: Sequence) -> None:
+        """End a sequence without an event. Its slot and its pages are free at once."""
+        if seq.done:
+            return
+        if seq.slot is None:
+            self.queue.remove(seq)
+            seq.done = True
+        else:
+            self._leave(seq)
+        self._count()
+
+    def erase_slot(self, id: int) -> int:
+        """Forget the prompts of a slot; returns how many tokens its last sequence had in the cache."""
+        if not 0 <= id < len(self.slots):
+            raise InvalidRequest(f"id_slot: must be below {len(self.slots)}, not {id}")
+        slot = self.slots[id]
+        if slot.is_processing:
+            raise Unavailable(f"slot {id} is processing a request")
+        n_erased = len(slot.cached)
+        slot.cached = []
+        self.cache.prefixes.forget(1 << id)
+        self._count()
+        return n_erased
+
+    def step(self) -> Events:
+        """Admit, then run one batch and hand out what came of it. [] when idle."""
+        if not (self.running or self.queue):
+            return []
+        events: Events = []
+        self._n_steps += 1
+        self._admit(events)
+        plan = self._plan()
+        while plan:  # once, unless the device fails: then the same work in smaller batches
+            group, plan = self._split(plan)
+            batch = fill(group)
+            began = self.clock()
+            try:
+                result = self.engine.step(batch)
+            except StepFailed as error:
+                plan = self._step_failed(group, plan, error, events)
+                continue
+            now = self.clock()
+            for seq, stop in self._committer.commit(group, result, now, events):
+                events.append((seq, finished(seq, stop)))
+                self._leave(seq)
+            self._limit = min(self.n_ubatch, 2 * self._limit)
+            if self.on_step is not None:
+                self.on_step(batch, result, now - began)
+        self._count()
+        return events
+
+    # -- admit
+
+    def _admit(self, events: Events) -> None:
+        """Seats for queued sequences, and pages for those that have none, in order of age."""
+        if self.queue and len(self.running) < len(self.slots):
+            for seq in list(self.queue):
+                slot = self._choose_slot(seq)
+                if slot is not None:
+                    self.queue.remove(seq)
+                    self._seat(seq, slot)
+                if len(self.running) == len(self.slots):
+                    break
+        older = False  # does an older one have pages?
+        for seq in self.running:
+            if not seq.started and not self._start(seq, older, events):
+                return
+            older = True
+
+    def _choose_slot(self, seq: Sequence) -> Slot | None:
+        """A free seat: the one asked for, else that of the most similar prompt, else the one not used for longest."""
+        if seq.request.id_slot >= 0:
+            slot = self.slots[seq.request.id_slot]
+            return None if slot.is_processing else slot
+        free = [slot for slot in self.slots if not slot.is_processing]
+        if not free:
+            return None
+        common, _, similar = max((common_prefix(seq.tokens, slot.cached), -slot.last_used, slot.id) for slot in free)
+        if common > self.slot_prompt_similarity * seq.n_prompt > 0:
+            return self.slots[similar]
+        return min(free, key=lambda slot: slot.last_used)
+
+    def _seat(self, seq: Sequence, slot: Slot) -> None:
+        seq.slot = slot
+        slot.sequence = seq
+        self._n_seated += 1
+        slot.last_used = self._n_seated
+        insort(self.running, seq, key=_age)
+
+    def _start(self, seq: Sequence, older: bool, events: Events) -> bool:
+        """Give a sequence its first pages, if all of its tokens have room beside the older ones' pages."""
+        slot = seq.slot
+        assert slot is not None
+        if older and seq.refused_at == self._n_released:
+            return False
+        started = [other for other in self.running if other.started]
+        tails = [tail for other in started if (tail := other.tail()) is not None]
+        self.cache.attach(seq, slot, self._reusable(seq, slot), tails)
+        if older and self.cache.n_available < sum(_missing(other) for other in (*started, seq)):
+            self.cache.release(seq, slot)
+            seq.refused_at = self._n_released
+            return False
+        seq.started = True
+        if seq.resumed:
+            self.stats.recomputed_tokens += max(0, seq.n_lost - seq.n_computed)
+        else:
+            seq.t_start = seq.t_first = seq.t_last = self.clock()
+            seq.n_cached = seq.n_computed
+            self.stats.prompt_tokens_cached += seq.n_cached
+            if seq.request.return_progress:
+                events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_cached, 0.0)))
+        return True
+
+    def _reusable(self, seq: Sequence, slot: Slot) -> int:
+        """How many leading tokens may come from the cache: never all, for the last one's logits are needed."""
+        limit = len(seq.tokens) - 1
+        if seq.request.prompt_logprobs is not None:
+            limit = min(limit, len(seq.prompt_probs) - 1)  # the logits of later ones are needed too
+        if seq.resumed:
+            return limit
+        if not seq.request.cache_prompt:
+            return 0
+        if seq.request.id_slot >= 0:
+            return min(limit, common_prefix(seq.tokens, slot.cached))
+        return limit
+
+    # -- fill
+
+    def _plan(self) -> Plan:
+        """One-token debts first, then prompts in order of arrival."""
+        plan: Plan = []
+        prompts: list[Sequence] = []
+        for seq in self.running:
+            if seq.started:
+                if len(seq.tokens) - seq.n_computed == 1:
+                    plan.append((seq, 1))
+                else:
+                    prompts.append(seq)
+        n_most = max(1, self.n_ubatch - bool(prompts))
+        if len(plan) > n_most:
+            plan = sorted(plan, key=lambda part: part[0].served)[:n_most]  # those that waited longest
+        if prompts:
+            total = min(self.n_ubatch, len(plan) + self.prompt_chunk) if plan else self.n_ubatch
+            left = max(bucket_floor(total), len(plan) + 1) - len(plan)
+            for seq in prompts:
+                n = min(len(seq.tokens) - seq.n_computed, left)
+                plan.append((seq, n))
+                left -= n
+                if left == 0:
+                    break
+        for seq, n in plan:
+            if len(seq.table) * PAGE < seq.n_computed + n:
+                return self._reserve(plan)
+        return plan
+
+    def _reserve(self, plan: Plan) -> Plan:
+        """Find pages for what is planned, the oldest first; what finds none waits."""
+        granted: dict[Sequence, int] = {}
+        for seq, n in sorted(plan, key=lambda part: part[0].id):
+            if not seq.started:  # preempted by an older one just now
+                continue
+            missing = n_pages_for(seq.n_computed + n) - len(seq.table)
+            while self.cache.n_available < missing and (youngest := self._youngest()) is not seq:
+                self._preempt(youngest)
+            granted[seq] = self.cache.grow(seq, n)
+        return [(seq, granted[seq]) for seq, _ in plan if granted.get(seq)]
+
+    def _youngest(self) -> Sequence:
+        return next(seq for seq in reversed(self.running) if seq.started)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a sequence's pages. It keeps its seat, where its sampler may have state, and starts again later."""
+        assert seq.slot is not None
+        seq.n_lost = max(seq.n_lost, seq.n_computed)
+        seq.resumed = True
+        self._release(seq, seq.slot)
+        self.stats.preemptions += 1
+
+    # -- step
+
+    def _split(self, plan: Plan) -> tuple[Plan, Plan]:
+        """As much of the plan as a batch may hold, and the rest."""
+        left = self._limit
+        group: Plan = []
+        for i, (seq, n) in enumerate(plan):
+            if left == 0:
+                return group, plan[i:]
+            group.append((seq, min(n, left)))  # the rest of a prompt is owed in the next step
+            left -= min(n, left)
+            seq.served = self._n_steps
+        return group, []
+
+    def _step_failed(self, group: Plan, rest: Plan, error: StepFailed, events: Events) -> Plan:
+        """Halve the batch, older sequences first. One that fails alone, with a single token, has failed."""
+        self.stats.n_failed_steps += 1
+        n_tokens = sum(n for _, n in group)
+        if n_tokens == 1:
+            seq = group[0][0]
+            self._leave(seq)
+            events.append((seq, Failed(500, "server_error", f"the device could not compute this request: {error}")))
+            return rest
+        self._limit = n_tokens // 2
+        return sorted(group + rest, key=lambda part: part[0].id)
+
+    # -- leave
+
+    def _leave(self, seq: Sequence) -> None:
+        """Give up the seat and the pages."""
+        slot = seq.slot
+        assert slot is not None
+        if seq.started:
+            self._release(seq, slot)
+        seq.done = True
+        self.running.remove(seq)
+        self._n_seated += 1
+        slot.last_used = self._n_seated
+
+    def _release(self, seq: Sequence, slot: Slot) -> None:
+        """Give up the pages."""
+        n_valid = seq.n_computed if seq.copy is None else seq.sealed
+        slot.cached = seq.tokens[:n_valid]
+        self.cache.release(seq, slot)
+        self._n_released += 1
+        seq.started = False
+
+    def _count(self) -> None:
+        """Bring the gauges up to date."""
+        stats, prefixes = self.stats, self.cache.prefixes
+        stats.requests_processing = len(self.running)
+        stats.requests_deferred = len(self.queue)
+        stats.kv_pages_free = len(prefixes.pages.free)
+        stats.kv_pages_used = prefixes.pages.n_used
+        stats.kv_pages_cached = len(prefixes.idle)
+
+
+def _missing(seq: Sequence) -> int:
+    """The pages that it needs to get to its next token."""
+    return n_pages_for(len(seq.tokens)) - len(seq.table)
+
+
+def _age(seq: Sequence) -> int:
+    return seq.id

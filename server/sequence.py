@@ -1,0 +1,184 @@
+"""The tokens of one generation, and the seat that it runs in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from server.decoder import Decoder
+from server.prefix import Node
+from server.requests import CompletionRequest, Timings, TokenProb
+from server.sampling import Row, SamplingParams
+from server.ubatch import PAGE
+
+
+class Sampler(Protocol):
+    """What a sequence needs of server.sampling.RowSampler. `feeds` is the same until `accept`."""
+
+    seed: int
+
+    def begin(self, prompt: tuple[int, ...], /) -> None: ...
+
+    def feeds(self) -> Row: ...
+
+    def accept(self, word: int, /) -> int: ...
+
+
+class Sequence:
+    """One request on its way: it *owes* tokens that are not in the cache yet, and every step pays some.
+
+    `table` holds a reference to each of its pages. A sequence is started while it has a table: one that was preempted
+    has lost its pages and nothing else, and owes all of its tokens again.
+    """
+
+    __slots__ = (
+        "copy",
+        "decoder",
+        "done",
+        "has_new_line",
+        "id",
+        "n_cached",
+        "n_computed",
+        "n_lost",
+        "n_probs",
+        "n_prompt",
+        "node",
+        "post_sampling_probs",
+        "prompt_probs",
+        "refused_at",
+        "request",
+        "resumed",
+        "sampler",
+        "samples",
+        "sealed",
+        "served",
+        "slot",
+        "started",
+        "t_first",
+        "t_last",
+        "t_start",
+        "table",
+        "table_sent",
+        "tokens",
+    )
+
+    def __init__(self, id: int, request: CompletionRequest, sampler: Sampler, decoder: Decoder, root: Node) -> None:
+        self.id = id  # grows with arrival: the smaller the older
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.n_prompt = len(request.prompt)
+        self.n_computed = 0  # leading tokens whose K and V are in the cache
+        self.n_cached = 0  # those of the prompt that were there when it began
+        self.sampler = sampler
+        self.decoder = decoder
+        self.slot: Slot | None = None
+        self.done = False
+        self.has_new_line = False
+        self.prompt_probs: list[TokenProb | None] = [None]
+        self.samples = request.n_predict != 0
+        self.n_probs = max(0, request.sampling.n_probs)
+        self.post_sampling_probs = request.sampling.post_sampling_probs
+        # The cache.
+        self.table: list[int] = []
+        self.table_sent = False  # the engine knows the table as it is
+        self.node = root  # the last page of the table with known content
+        self.sealed = 0  # tokens in pages with known content
+        self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
+        # Scheduling.
+        self.started = False
+        self.resumed = False  # has been preempted
+        self.n_lost = 0  # tokens that it had computed then
+        self.refused_at = -1  # when it last found too few pages to start
+        self.served = 0  # the step that last took tokens of it
+        # Seconds by the scheduler's clock.
+        self.t_start = 0.0  # its first tokens went to the device
+        self.t_first = 0.0  # the prompt was done
+        self.t_last = 0.0  # the last token came
+
+    @property
+    def owed(self) -> int:
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def is_processing(self) -> bool:
+        return self.slot is not None and not self.done
+
+    @property
+    def n_remain(self) -> int:
+        """Tokens that may still be generated; -1: no limit but the context's."""
+        limit = self.request.n_predict
+        return -1 if limit < 0 else max(0, limit - self.n_generated)
+
+    def tail(self) -> tuple[Node, tuple[int, ...], int] | None:
+        """The page that it is writing, as a prefix that others may copy."""
+        if self.sealed == self.n_computed or self.copy is not None:  # a copy that is still due has no content
+            return None
+        return self.node, tuple(self.tokens[self.sealed : self.n_computed]), self.table[self.sealed // PAGE]
+
+    def timings(self) -> Timings:
+        n_prompt = self.n_prompt
+        return Timings(
+            self.n_cached,
+            n_prompt - self.n_cached,
+            (self.t_first - self.t_start) * 1000,
+            len(self.tokens) - n_prompt,
+            (self.t_last - self.t_first) * 1000,
+        )
+
+
+class Slot:
+    """A seat for one sequence. It remembers the last one: which tokens of it were cached, and what /slots shows."""
+
+    __slots__ = ("cached", "id", "last_used", "n_ctx", "sequence")
+
+    def __init__(self, id: int, n_ctx: int) -> None:
+        self.id = id
+        self.n_ctx = n_ctx
+        self.sequence: Sequence | None = None  # the one that runs here, or the last one that did
+        self.cached: list[int] = []  # tokens of the last one that were in the cache when it ended
+        self.last_used = 0  # the larger the later
+
+    @property
+    def is_processing(self) -> bool:
+        return self.sequence is not None and not self.sequence.done
+
+    @property
+    def id_task(self) -> int:
+        return -1 if self.sequence is None else self.sequence.id
+
+    @property
+    def params(self) -> SamplingParams | None:
+        return None if self.sequence is None else self.sequence.request.sampling
+
+    @property
+    def has_next_token(self) -> bool:
+        return self.is_processing
+
+    @property
+    def has_new_line(self) -> bool:
+        return self.sequence is not None and self.sequence.has_new_line
+
+    @property
+    def n_decoded(self) -> int:
+        return 0 if self.sequence is None else self.sequence.n_generated
+
+    @property
+    def n_remain(self) -> int:
+        return -1 if self.sequence is None else self.sequence.n_remain
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        return 0 if self.sequence is None else self.sequence.n_prompt
+
+    @property
+    def n_prompt_tokens_cache(self) -> int:
+        return 0 if self.sequence is None else self.sequence.n_cached
+
+    @property
+    def n_prompt_tokens_processed(self) -> int:
+        if self.sequence is None:
+            return 0
+        return max(0, min(self.sequence.n_computed, self.sequence.n_prompt) - self.sequence.n_cached)

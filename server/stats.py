@@ -1,0 +1,28 @@
+"""What the scheduler counts: the numbers behind /metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Totals since the start, and gauges as they were after the last change."""
+
+    prompt_tokens: int = 0  # of prompts, evaluated for the first time
+    prompt_tokens_cached: int = 0  # of prompts, taken from the cache
+    recomputed_tokens: int = 0  # evaluated again because their sequence was preempted
+    prompt_seconds: float = 0.0
+    tokens_predicted: int = 0
+    predicted_seconds: float = 0.0
+    n_decode: int = 0  # device runs that succeeded
+    n_failed_steps: int = 0
+    busy_slots: int = 0  # sequences in a batch, summed over device runs
+    preemptions: int = 0
+    bytes_read: int = 0  # that came back from the device
+    n_tokens_max: int = 0  # the longest sequence so far
+    requests_processing: int = 0
+    requests_deferred: int = 0
+    kv_pages_used: int = 0  # by sequences and by cached prefixes
+    kv_pages_cached: int = 0  # of these, by prefixes that no sequence needs
+    kv_pages_free: int = 0
