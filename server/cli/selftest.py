@@ -1,0 +1,125 @@
+"""`logitless selftest`: does a device compute what the ops' declarations say?"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from server.cli import load
+from server.cli.flags import UsageError
+
+if TYPE_CHECKING:
+    from graph.backend import Bytes
+    from graph.conformance import Outcome
+    from graph.tensor import Tensor
+    from server.engine import Engine
+
+DEFAULTS = {
+    "ctx_size": 128,
+    "parallel": 2,
+    "batch_size": 64,
+    "ubatch_size": 64,
+    "threads_batch": None,
+    "cache_type_k": "f16",
+    "cache_type_v": "f16",
+}
+
+
+def run(options: SimpleNamespace) -> int:
+    from graph.conformance import WRONG
+
+    outcomes = list(of_model(options) if options.model else of_registry(options))
+    if options.json:
+        ops = [
+            {
+                "op": o.op,
+                "case": o.case,
+                "status": o.status,
+                "error": o.error if math.isfinite(o.error) else None,
+                **({"detail": o.detail} if o.detail else {}),
+            }
+            for o in outcomes
+        ]
+        print(json.dumps({"device": options.device, "ops": ops}))
+    else:
+        print(as_text(outcomes))
+    return 1 if any(o.status == WRONG for o in outcomes) else 0
+
+
+def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
+    """Every case of every op, or of those named."""
+    from graph.conformance import register_all, run_all
+    from graph.op import OPS
+    from server.devices import open_backends
+
+    register_all()
+    for name in options.op:
+        if name not in OPS:
+            raise UsageError(f"--op: there is no op {name!r}; the ops are {', '.join(sorted(OPS))}")
+    backends = open_backends((options.device,), max(options.threads, 0))
+    yield from run_all(backends[:1], options.op)
+
+
+def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
+    """Each kind of node of the model's graph once, for steps of one token and of many."""
+    from dataclasses import replace
+
+    from graph.conformance import run
+    from graph.graph_cases import graph_problems
+
+    engine = load.open_engine(options.model, SimpleNamespace(**(DEFAULTS | vars(options))))
+    done: set[tuple[str, str]] = set()
+
+    def weight(name: str) -> Bytes | None:
+        return engine.gguf.bytes_of(name) if name in engine.gguf.tensors else None
+
+    for n_tokens in (1, 32):
+        roots, feeds = step_graph(engine, n_tokens)
+        for op, problem in graph_problems(roots, feeds, weight):
+            if (op, problem.label) not in done and (not options.op or op in options.op):
+                done.add((op, problem.label))
+                yield replace(run(problem, engine.session.backends[:1]), op=op)
+
+
+def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, Any]]:
+    """The graph of a step of one sequence, and feeds that fit it."""
+    from server.cli.bench import greedy
+    from server.engine import Shape
+    from server.ubatch import UBatch
+
+    positions, n_out = list(range(n_tokens)), min(n_tokens, 4)
+    batch = UBatch(
+        tokens=[i % engine.hparams.n_vocab for i in positions],
+        pos=positions,
+        slot=[0] * n_tokens,
+        cells=positions,
+        out=positions[-n_out:],
+        rows=[greedy()] * n_out,
+        targets=[-1] * n_out,
+    )
+    shape = Shape(n_tokens, n_out)
+    return engine._build(shape), engine._feeds(shape, batch)
+
+
+def as_text(outcomes: list[Outcome]) -> str:
+    """One line per op, and one for each case that is wrong."""
+    from graph.conformance import OK, UNSUPPORTED, WRONG
+    from graph.op import OPS
+
+    lines = []
+    for name in dict.fromkeys(o.op for o in outcomes):
+        of_op = [o for o in outcomes if o.op == name]
+        counts = [f"{sum(o.status == s for o in of_op)} {s}" for s in (OK, WRONG, UNSUPPORTED)]
+        shown = ", ".join(c for c in counts if not c.startswith("0 "))
+        worst = max((o.error for o in of_op if o.status != UNSUPPORTED), default=0.0)
+        limit = f"{OPS[name].tolerance:.0e}"
+        if OPS[name].tolerance_quantised:
+            limit += f" ({OPS[name].tolerance_quantised:.0e} with quantised weights)"
+        lines.append(f"{name:<18}{shown:<24}worst error {worst:.1e} of at most {limit}")
+        lines += [f"    wrong: {o.case}: {o.detail}" for o in of_op if o.status == WRONG]
+    n_wrong = sum(o.status == WRONG for o in outcomes)
+    lines.append(f"{len(outcomes)} cases, {n_wrong} wrong")
+    return "\n".join(lines)
