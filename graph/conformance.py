@@ -1,8 +1,9 @@
 """Does a backend compute what an op's declaration says? Cases become small graphs, run twice: reference and backend.
 
 The reference runs in float64 on the very numbers that the backend is given. The backend's memory is filled with NaN
-beforehand and has guard bytes on both sides, so that an element that nobody wrote, or a write beside the result, is
-seen. Each case also runs with its sources at odd offsets (rows of larger arrays), where it has sources that can be so.
+beforehand and has guard bytes on both sides, so that an element that nobody wrote, a write beside the result, or a
+change of an input is seen. Each case also runs with its sources at odd offsets (rows of larger arrays), where it has
+sources that can be so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from graph.dtype import DTYPES, nbytes
 from graph.evaluate import evaluate
 from graph.op import OPS, State, Weight
 from graph.session import Session
-from graph.tensor import ALIASES, Tensor, const, feed
+from graph.tensor import ALIASES, Tensor, const, feed, toposort
 
 GUARD = 256  # bytes before and after every buffer; a multiple of any alignment
 FILL = 0xFF  # NaN in every float type, -1 in the integer types
@@ -51,7 +52,6 @@ class Problem:
     feeds: dict[str, Array] = field(default_factory=dict)
     constants: dict[str, tuple[Tensor, Bytes]] = field(default_factory=dict)
     states: dict[str, tuple[Tensor, Array]] = field(default_factory=dict)
-    written: frozenset[str] = frozenset()
 
 
 def register_all() -> None:
@@ -70,7 +70,8 @@ def problems(op_name: str, seed: int = 0) -> Iterator[Problem]:
             problem = Problem("", (), OPS[op_name].tolerance)
             src = [_source(problem, f"s{j}", s, odd) for j, s in enumerate(sources)]
             node = OPS[op_name](*src, **attrs)
-            problem.written = frozenset(f"s{j}" for j in OPS[op_name].writes)
+            if any(DTYPES[t.dtype].quantised for t in src):
+                problem.tolerance = max(problem.tolerance, OPS[op_name].tolerance_quantised)
             problem.label = f"#{i} {describe(node)}" + (" at odd offsets" if odd else "")
             problem.roots = (_fetchable(node),)
             yield problem
@@ -173,19 +174,20 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     if not any(all(b.supports(t) for t in problem.roots) for b in backends):
         return replace(outcome, status=UNSUPPORTED)
     expected = evaluate(problem.roots, problem.feeds, stored)
-    got = session.plan(lambda: problem.roots).run(problem.feeds)
+    inputs = [t for t in toposort(problem.roots) if t.op == "feed"]
+    fetched = session.plan(lambda: [*problem.roots, *inputs]).run(problem.feeds)
+    got, after = fetched[: len(problem.roots)], fetched[len(problem.roots) :]
     worst = 0.0
     pairs = [(f"result {t.op}", e, decode(g, t)) for t, e, g in zip(problem.roots, expected, got, strict=True)]
-    pairs += [
-        (f"state {name}", stored[name], decode(session.read(name), t))
-        for name, (t, _) in problem.states.items()
-        if name in problem.written
-    ]
+    pairs += [(f"state {name}", stored[name], decode(session.read(name), t)) for name, (t, _) in problem.states.items()]
     for what, wanted, found in pairs:
         error, detail = difference(np.asarray(wanted), found)
         worst = max(worst, error)
         if error > problem.tolerance:
             return replace(outcome, status=WRONG, error=error, detail=f"{what}: {detail}")
+    for t, values in zip(inputs, after, strict=True):
+        if values.tobytes() != np.ascontiguousarray(problem.feeds[t.name], values.dtype).tobytes():
+            return replace(outcome, status=WRONG, error=worst, detail=f"the input {t.name} was modified")
     for b in guarded:
         if detail := b.damage():
             return replace(outcome, status=WRONG, error=worst, detail=detail)

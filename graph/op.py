@@ -49,6 +49,7 @@ class Op:
         self.cases: list[Callable[[np.random.Generator], Case]] = []
         self.inplace: tuple[int, ...] = ()  # sources whose memory the result may take over, element by element
         self.tolerance = 1e-5  # of a backend against the float64 reference, relative to the largest magnitude
+        self.tolerance_quantised = 0.0  # the same where a source is of a block type, if that is more
         if self.name in OPS:
             raise ValueError(f"op {self.name} declared twice")
         OPS[self.name] = self

@@ -100,6 +100,22 @@ def test_faults_are_seen(fault: Fault | None, status: str, detail: str) -> None:
     assert all(detail in o.detail for o in outcomes[:1])
 
 
+class SpoilsSource(FaultyBackend):
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+        def execute() -> None:
+            super_program.run()
+            at = place(nodes[0].src[0])
+            at.buffer.array[at.offset] ^= 1
+
+        super_program = super().compile(nodes, place)
+        return SimpleNamespace(run=execute)
+
+
+def test_changed_inputs_are_seen() -> None:
+    outcome = run(next(problems("add")), [SpoilsSource()])
+    assert (outcome.status, outcome.detail) == (WRONG, "the input s0 was modified")
+
+
 def test_refused_ops_are_not_counted_as_passed() -> None:
     outcomes = [run(problem, [FaultyBackend(refuses="add")]) for problem in problems("add")]  # type: ignore[list-item]
     assert {o.status for o in outcomes} == {UNSUPPORTED}
