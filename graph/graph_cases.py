@@ -16,8 +16,8 @@ from graph.tensor import ALIASES, Tensor, feed, toposort
 
 def graph_problems(
     roots: Iterable[Tensor], feeds: Mapping[str, Array], constant: Callable[[str], Bytes | None], seed: int = 0
-) -> Iterator[tuple[str, Problem]]:
-    """(op, problem) for each node that differs from all before it in op, attributes or its sources' types and shapes.
+) -> Iterator[Problem]:
+    """A problem for each node that differs from all before it in op, attributes or its sources' types and shapes.
 
     Leaves have their real values: feeds, and constants as GGUF bytes (None: random ones). What other nodes would
     compute, and floating states, are random normal numbers; integer states are 0, 1, 2...
@@ -35,7 +35,7 @@ def graph_problems(
         rule = OPS[node.op]
         quantised = any(DTYPES[s.dtype].quantised for s in node.src)
         tolerance = max(rule.tolerance, rule.tolerance_quantised) if quantised else rule.tolerance
-        problem = Problem(describe(node), (), tolerance)
+        problem = Problem(node.op, describe(node), (), tolerance)
         leaves: dict[int, Tensor] = {}
         src = []
         for i, s in enumerate(node.src):
@@ -43,7 +43,7 @@ def graph_problems(
                 leaves[id(s)] = _leaf(problem, f"s{i}", s, feeds, constant, rng)
             src.append(leaves[id(s)])
         problem.roots = (rule(*src, **node.attrs),)
-        yield node.op, problem
+        yield problem
 
 
 def _root(t: Tensor) -> tuple[Tensor, int]:

@@ -65,8 +65,6 @@ def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
 
 def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     """Each kind of node of the model's graph once, for steps of one token and of many."""
-    from dataclasses import replace
-
     from graph.conformance import run
     from graph.graph_cases import graph_problems
 
@@ -78,10 +76,10 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
 
     for n_tokens in (1, 32):
         roots, feeds = step_graph(engine, n_tokens)
-        for op, problem in graph_problems(roots, feeds, weight):
-            if (op, problem.label) not in done and (not options.op or op in options.op):
-                done.add((op, problem.label))
-                yield replace(run(problem, engine.session.backends[:1]), op=op)
+        for problem in graph_problems(roots, feeds, weight):
+            if (problem.op, problem.label) not in done and (not options.op or problem.op in options.op):
+                done.add((problem.op, problem.label))
+                yield run(problem, engine.session.backends[:1])
 
 
 def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, Any]]:

@@ -1,0 +1,7 @@
+"""docs/SUPPORT.md says what the registries say."""
+
+from server.cli import support
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert support.PAGE.read_text(encoding="utf-8") == support.page(), "run scripts/support"

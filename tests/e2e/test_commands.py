@@ -1,0 +1,124 @@
+"""The commands that run a model, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*args: str) -> subprocess.CompletedProcess[bytes]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-m", "server.cli", *args], capture_output=True, timeout=300, env=env, check=False
+    )
+
+
+def json_of(*args: str, code: int = 0) -> Any:
+    got = run(*args)
+    assert got.returncode == code, got.stderr.decode()
+    return json.loads(got.stdout)
+
+
+@pytest.fixture(scope="module")
+def mini_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("models") / "mini.gguf"
+    assert run("synth", "--shape", "mini", "--type", "Q8_0", "-o", str(path)).returncode == 0
+    return str(path)
+
+
+def test_generate_is_deterministic_and_shows_timings(mini_model: str) -> None:
+    flags = ("generate", "-m", mini_model, "-p", "Hello", "-n", "12", "-t", "2")
+    greedy = [run(*flags, "--temp", "0") for _ in range(2)]
+    assert greedy[0].returncode == 0, greedy[0].stderr.decode()
+    assert greedy[0].stdout == greedy[1].stdout
+    assert b"prompt: " in greedy[0].stderr
+    assert b"generated: 12 tokens" in greedy[0].stderr
+    seeded = [run(*flags, "--seed", seed).stdout for seed in ("1", "1", "2")]
+    assert seeded[0] == seeded[1] != seeded[2]
+    one_thread = run(*flags[:-1], "1", "--temp", "0")
+    assert one_thread.stdout == greedy[0].stdout
+
+
+def test_generate_reads_a_file(mini_model: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Hello")
+    flags = ("generate", "-m", mini_model, "-n", "4", "--temp", "0")
+    assert run(*flags, "-f", str(file)).stdout == run(*flags, "-p", "Hello").stdout
+    got = run(*flags, "-p", "Hello", "--display-prompt")
+    assert got.stdout.startswith(b"Hello")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--samplers", "nonsense"], ["--samplers", "nonsense"]),
+        (["--sampler-seq", "@"], ["--sampler-seq"]),
+        (["-l", "5:2"], ["--logit-bias"]),
+        (["-l", "999999+1"], ["--logit-bias"]),
+        (["-ctk", "q8_0", "-f", "x"], ["-p TEXT"]),
+    ],
+)
+def test_generate_refuses(mini_model: str, flags: list[str], words: list[str]) -> None:
+    got = run("generate", "-m", mini_model, "-p", "x", "-n", "1", *flags)
+    assert got.returncode == 2, got.stderr.decode()
+    assert got.stderr.count(b"\n") == 1
+    assert all(word in got.stderr.decode() for word in words), got.stderr.decode()
+
+
+def test_plan_counts_every_byte(mini_model: str) -> None:
+    flags = ("plan", "-m", mini_model, "--json", "-c", "1024", "-ctk", "f32", "-ctv", "f16")
+    plan = json_of(*flags)
+    (cpu,) = plan["devices"]
+    assert cpu["device"] == "cpu"
+    assert cpu["total"] == cpu["weights"] + cpu["kv"] + cpu["arena"] + cpu["feeds"]
+    cells = 1024 + 16  # one spare page
+    assert cpu["kv"] >= cells * 2 * 2 * 64 * (4 + 2)  # layers × KV heads × head × bytes
+    assert cpu["kv"] < 1.1 * cells * 2 * 2 * 64 * (4 + 2)
+    assert cpu["ops"]["attention"] == 2
+    assert json_of(*flags[:-4])["devices"][0]["kv"] < cpu["kv"]
+    assert json_of(*flags, "--no-alloc") == plan
+    assert "MiB" in run("plan", "-m", mini_model).stdout.decode()
+
+
+def test_a_context_that_cannot_fit_is_refused(mini_model: str) -> None:
+    got = run("plan", "-m", mini_model, "-c", str(2**30))
+    assert got.returncode == 1
+    assert got.stderr.startswith(b"logitless: --ctx-size 1073741824: ")
+
+
+def test_selftest_of_a_model(mini_model: str) -> None:
+    report = json_of("selftest", "-m", mini_model, "--json")
+    assert report["device"] == "cpu"
+    assert {o["status"] for o in report["ops"]} == {"ok"}
+    assert {"linear", "attention", "rms_norm", "sample"} <= {o["op"] for o in report["ops"]}
+    assert {"op", "case", "status", "error"} <= set(report["ops"][0])
+
+
+def test_selftest_of_named_ops() -> None:
+    report = json_of("selftest", "--op", "add", "--op", "reshape", "--json")
+    assert {o["op"] for o in report["ops"]} == {"add", "reshape"}
+    got = run("selftest", "--op", "nonsense")
+    assert got.returncode == 2
+    assert b"nonsense" in got.stderr
+
+
+def test_bench(mini_model: str) -> None:
+    report = json_of("bench", "-m", mini_model, "-p", "64", "-n", "8", "-b", "1,4", "-t", "1,2", "-r", "1", "--json")
+    assert set(report) == {"machine", "rows"}
+    assert set(report["machine"]) == {"read_gb_s", "int8_gmac_s", "f32_gmac_s"}
+    assert all(value > 0 for value in report["machine"].values())
+    tests = [(r["test"], r["batch"], r["threads"]) for r in report["rows"]]
+    assert sorted(tests) == sorted((t, b, n) for t in ("pp64", "tg8") for b in (1, 4) for n in (1, 2))
+    for row in report["rows"]:
+        assert set(row) == {"test", "batch", "threads", "tok_s", "limit_fraction"}
+        assert row["tok_s"] > 0
+        assert 0 < row["limit_fraction"] < 1.5
