@@ -1,0 +1,260 @@
+"""A device, a vocabulary and an oracle for the scheduler: every cell is checked, every token reproducible."""
+
+from __future__ import annotations
+
+import codecs
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from server.requests import CompletionRequest, Event, Failed, Finished, Token
+from server.sampling import SamplingParams
+from server.scheduler import Scheduler
+from server.sequence import Sequence
+from server.ubatch import PAGE, StepFailed, StepResult, UBatch
+
+PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]
+EOG = 0
+N_VOCAB = len(PIECES)
+POISON = 99  # a token that the device cannot compute
+
+
+class FakeVocab:
+    eog_ids = frozenset({EOG})
+
+    def piece(self, id: int, *, special: bool = True) -> bytes:
+        return b"" if id == EOG and not special else PIECES[id]
+
+
+def chain(previous: int, token: int) -> int:
+    """What a cell holds: like K and V it depends on every token up to its own."""
+    return zlib.crc32(token.to_bytes(4, "little"), previous)
+
+
+def next_id(content: int) -> int:
+    """The token that follows: an end token about once in sixty."""
+    mixed = zlib.crc32(b"next", content)
+    return EOG if mixed % 61 == 0 else 1 + (mixed >> 8) % (N_VOCAB - 1)
+
+
+class FakeSampler:
+    """Stands for RowSampler: the device's word is the id."""
+
+    def __init__(self, params: SamplingParams, n_ctx: int) -> None:
+        self.seed = params.seed
+        self.n_ctx = n_ctx
+        self.history: list[int] = []
+
+    def begin(self, prompt: list[int]) -> None:
+        assert not self.history
+        self.history += prompt
+
+    def feeds(self) -> Any:
+        return self
+
+    def accept(self, word: int) -> int:
+        self.history.append(word)
+        return word
+
+
+class FakeEngine:
+    """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.cells: list[tuple[int, int] | None] = [None] * (n_pages * PAGE)
+        self.tables: dict[int, list[int]] = {}
+        self.batches: list[UBatch] = []
+        self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
+
+    def step(self, batch: UBatch) -> StepResult:
+        n = len(batch.tokens)
+        assert 0 < n == len(batch.pos) == len(batch.slot) == len(batch.cells) == len(set(batch.cells))
+        assert len(batch.out) == len(batch.rows) == len(batch.targets)
+        self.tables.update({slot: list(table) for slot, table in batch.tables.items()})
+        assert not {to for _, to in batch.copies} & {source for source, _ in batch.copies}
+        assert len({to for _, to in batch.copies}) == len(batch.copies)
+        for source, to in batch.copies:
+            self.cells[to * PAGE : (to + 1) * PAGE] = self.cells[source * PAGE : (source + 1) * PAGE]
+        if self.fails(batch):
+            for cell in batch.cells:  # a failed step may leave anything where it was to write
+                self.cells[cell] = (-1, 0)
+            raise StepFailed("out of luck")
+        self.batches.append(batch)
+        contents: list[int] = []
+        for token, pos, slot, cell in zip(batch.tokens, batch.pos, batch.slot, batch.cells, strict=True):
+            assert cell == self.tables[slot][pos // PAGE] * PAGE + pos % PAGE
+            self.cells[cell] = pos, chain(self._content(slot, pos - 1), token)
+            contents.append(self._content(slot, pos))
+        ids = np.array([next_id(contents[i]) for i in batch.out], np.uint32)
+        targets = [id if target < 0 else target for id, target in zip(ids.tolist(), batch.targets, strict=True)]
+        logprobs = top_ids = probs = None
+        if batch.n_top:
+            row = np.arange(batch.n_top, dtype=np.float32)
+            logprobs = np.array([-np.float32(target) - row for target in targets], np.float32)
+            top_ids = np.tile(np.arange(1, batch.n_top, dtype=np.int32), (len(ids), 1))
+        if batch.n_probs:
+            ranks = np.tile(np.arange(batch.n_probs, dtype=np.int32), (len(ids), 1))
+            kept = np.where(ranks < 2, np.float32(0.5), np.float32(0))
+            probs = np.full(len(ids), 2, np.int32), np.full(len(ids), 0.5, np.float32), ranks, kept
+        return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
+
+    def _content(self, slot: int, pos: int) -> int:
+        if pos < 0:
+            return 0
+        cell = self.cells[self.tables[slot][pos // PAGE] * PAGE + pos % PAGE]
+        assert cell is not None
+        assert cell[0] == pos, f"slot {slot} sees position {cell[0]} at {pos}"
+        return cell[1]
+
+
+def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
+    """What every table shows is the sequence's own tokens, and every known prefix is what it claims to be."""
+    for seq in scheduler.running:
+        content = 0
+        for p in range(seq.n_computed if seq.copy is None else seq.sealed):
+            content = chain(content, seq.tokens[p])
+            assert engine.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
+    for node in scheduler.cache.prefixes.nodes:
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        assert path[-1] is scheduler.cache.prefixes.root
+        content = p = 0
+        for link in reversed(path[:-1]):
+            assert link.parent is not None
+            assert link.parent.children[link.tokens] is link
+            assert len(link.tokens) == PAGE or link is node
+            for i, token in enumerate(link.tokens):
+                content = chain(content, token)
+                assert engine.cells[link.page * PAGE + i] == (p, content)
+                p += 1
+
+
+def check_pages(scheduler: Scheduler) -> None:
+    """Every reference has an owner, every owner its reference; idle nodes are in an order to take leaves from."""
+    cache, pages = scheduler.cache.prefixes, scheduler.cache.pages
+    owners = [0] * pages.n_pages
+    for seq in scheduler.running:
+        assert seq.started or not seq.table
+        for page in seq.table:
+            owners[page] += 1
+        if seq.copy is not None:
+            assert seq.table[-1] == seq.copy[1] or seq.copy[1] in seq.table
+            owners[seq.copy[0]] += 1
+    for node in cache.nodes:
+        owners[node.page] += 1
+    assert owners == pages.refs
+    assert sorted(pages.free) == [page for page, n in enumerate(pages.refs) if n == 0]
+    order = {node: i for i, node in enumerate(cache.idle)}
+    assert set(order) == {node for node in cache.nodes if pages.refs[node.page] == 1}
+    for node, i in order.items():
+        assert all(order[child] < i for child in node.children.values())
+    for slot in scheduler.slots:
+        assert slot.is_processing == any(seq.slot is slot for seq in scheduler.running)
+    assert [seq.id for seq in scheduler.running] == sorted(seq.id for seq in scheduler.running)
+
+
+class Answer:
+    """The events of one request, put together as a client would."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [event for event in self.events if isinstance(event, Token)]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.events[-1], Finished), self.events[-1:]
+        assert not any(isinstance(event, Finished | Failed) for event in self.events[:-1])
+        return self.events[-1]
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens) + self.finished.text
+
+    def outcome(self) -> tuple[list[int], str, str, str, bool]:
+        end = self.finished
+        return self.ids, self.text, end.stop_type, end.stopping_word, end.truncated
+
+
+def oracle(request: CompletionRequest, n_ctx: int) -> tuple[list[int], str, str, str, bool]:
+    """What this request gets, whatever else the server does, from the definition."""
+    tokens = list(request.prompt)
+    content = 0
+    for token in tokens:
+        content = chain(content, token)
+    ids: list[int] = []
+    data = b""
+    if request.n_predict == 0:
+        return ids, "", "limit", "", False
+    while True:
+        id = next_id(content)
+        ids.append(id)
+        content = chain(content, id)
+        if id == EOG and not request.ignore_eos:
+            return ids, data.decode("utf-8", "replace"), "eos", "", False
+        data += PIECES[id] if id != EOG else b""
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+        found = [(text.find(stop), stop) for stop in request.stop if stop in text]
+        if found:
+            at, word = min(found, key=lambda pair: pair[0])
+            return ids, text[:at], "word", word, False
+        if len(tokens) + len(ids) >= n_ctx:
+            return ids, data.decode("utf-8", "replace"), "limit", "", True
+        if len(ids) == request.n_predict:
+            return ids, data.decode("utf-8", "replace"), "limit", "", False
+
+
+class Bench:
+    """A scheduler on the fakes, and what its clients have received."""
+
+    def __init__(self, *, n_slots: int = 4, n_ctx: int = 1024, **options: Any) -> None:
+        self.time = 0.0
+        self.engine = FakeEngine(0)
+        self.scheduler = Scheduler(
+            self.engine,
+            FakeVocab(),  # type: ignore[arg-type]
+            n_slots=n_slots,
+            n_ctx=n_ctx,
+            clock=self._clock,
+            make_sampler=FakeSampler,
+            **options,
+        )
+        self.engine.__init__(self.scheduler.cache.pages.n_pages)  # type: ignore[misc]
+        self.answers: dict[Sequence, Answer] = {}
+
+    def _clock(self) -> float:
+        self.time += 1 / 1024
+        return self.time
+
+    def submit(self, prompt: Iterable[int], **fields: Any) -> Sequence:
+        seq = self.scheduler.submit(CompletionRequest(tuple(prompt), **fields))
+        self.answers[seq] = Answer()
+        return seq
+
+    def step(self, n: int = 1) -> None:
+        for _ in range(n):
+            for seq, event in self.scheduler.step():
+                assert not any(isinstance(old, Finished | Failed) for old in self.answers[seq].events)
+                self.answers[seq].events.append(event)
+            check_pages(self.scheduler)
+            check_cells(self.scheduler, self.engine)
+
+    def drain(self, n_most: int = 5000) -> None:
+        while self.scheduler.has_work:
+            n_most -= 1
+            assert n_most, "does not end"
+            self.step()
+
+    def run(self, prompt: Iterable[int], **fields: Any) -> Answer:
+        seq = self.submit(prompt, **fields)
+        self.drain()
+        return self.answers[seq]

@@ -1,0 +1,159 @@
+"""Random lives of a scheduler with tiny pools: whatever happens, every request gets what it would get alone."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_fakes import N_VOCAB, POISON, Bench, oracle
+
+from server.requests import Failed
+from server.sequence import Sequence
+from server.ubatch import PAGE, UBatch
+
+STEMS = [[1 + (7 * i + stem) % (N_VOCAB - 1) for i in range(70)] for stem in range(3)]
+STOPS = ["", "\n", "ab", "é", "fgh", "a b", "bc\n  x"]
+
+
+class Life(RuleBasedStateMachine):
+    @initialize(
+        n_slots=st.integers(1, 5),
+        n_ctx=st.integers(20, 150),
+        n_ubatch=st.sampled_from([1, 2, 3, 7, 16, 33, 512]),
+        prompt_chunk=st.sampled_from([1, 5, 16, 128]),
+        unified=st.booleans(),
+    )
+    def begin(self, n_slots: int, n_ctx: int, n_ubatch: int, prompt_chunk: int, unified: bool) -> None:
+        if not unified:
+            n_ctx = max(n_ctx, 20 * n_slots)
+        self.bench = Bench(n_slots=n_slots, n_ctx=n_ctx, n_ubatch=n_ubatch, prompt_chunk=prompt_chunk, unified=unified)
+        self.n_ctx = self.bench.scheduler.slots[0].n_ctx
+        self.cancelled: set[Sequence] = set()
+        self.too_large = 1 << 30
+        self.bench.engine.fails = self.fails
+
+    def fails(self, batch: UBatch) -> bool:
+        return POISON in batch.tokens or len(batch.tokens) > self.too_large
+
+    @precondition(lambda self: len(self.bench.answers) < 14)
+    @rule(
+        stem=st.integers(0, 2),
+        n_stem=st.one_of(st.integers(0, 70), st.sampled_from([15, 16, 17, 31, 32, 33])),
+        rest=st.lists(st.integers(1, N_VOCAB - 1), max_size=20),
+        n_predict=st.one_of(st.integers(-1, 40), st.just(-1)),
+        stop=st.lists(st.sampled_from(STOPS), max_size=2),
+        pin=st.one_of(st.just(-1), st.integers(-1, 4)),
+        flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        poison=st.sampled_from([False] * 9 + [True]),
+        twice=st.booleans(),
+    )
+    def submit(
+        self,
+        stem: int,
+        n_stem: int,
+        rest: list[int],
+        n_predict: int,
+        stop: list[str],
+        pin: int,
+        flags: tuple[bool, bool, bool],
+        poison: bool,
+        twice: bool,
+    ) -> None:
+        prompt = (STEMS[stem][:n_stem] + rest + [POISON] * poison)[-(self.n_ctx - 1) :] or [1]
+        ignore_eos, cache_prompt, progress = flags
+        for _ in range(1 + twice):
+            self.bench.submit(
+                prompt,
+                n_predict=n_predict,
+                stop=tuple(text for text in stop if text),
+                id_slot=pin if pin < len(self.bench.scheduler.slots) else -1,
+                ignore_eos=ignore_eos,
+                cache_prompt=cache_prompt,
+                return_progress=progress,
+                prompt_logprobs=2 if n_stem % 5 == 0 else None,
+            )
+
+    @rule(n=st.integers(1, 12))
+    def step(self, n: int) -> None:
+        for _ in range(n):
+            self.one_step()
+
+    def one_step(self) -> None:
+        scheduler = self.bench.scheduler
+        streams = [  # those that need no page; others may have to wait for an older one's
+            (seq, len(seq.tokens))
+            for seq in scheduler.running
+            if seq.started and seq.owed == 1 and seq.n_computed < len(seq.table) * PAGE
+        ]
+        n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
+        oldest = scheduler.running[0] if scheduler.running else None
+        before = (oldest.n_computed, len(oldest.tokens)) if oldest else (0, 0)
+        self.bench.step()
+        fits = len(scheduler.slots) < scheduler.n_ubatch
+        if fits and scheduler.stats.preemptions == n_preempted:
+            for seq, n in streams:
+                assert seq.done or len(seq.tokens) > n, "a stream stood still"
+        still_oldest = scheduler.running[:1] == [oldest]  # else it is done, or a pinned older one got its seat
+        if oldest is not None and still_oldest and fits and scheduler.stats.n_failed_steps == n_failed:
+            assert (oldest.n_computed, len(oldest.tokens)) > before, "the oldest stood still"
+
+    @rule(n=st.sampled_from([1, 2, 5, 1 << 30]))
+    def device_shrinks(self, n: int) -> None:
+        self.too_large = n
+
+    @precondition(lambda self: self.bench.answers)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(list(self.bench.answers)[-6:]))
+        if not seq.done:
+            self.cancelled.add(seq)
+        self.bench.scheduler.cancel(seq)
+        self.bench.scheduler.cancel(seq)
+        assert seq.done
+        assert not seq.table
+
+    @rule(id=st.integers(0, 4))
+    def erase(self, id: int) -> None:
+        slots = self.bench.scheduler.slots
+        if id < len(slots) and not slots[id].is_processing:
+            self.bench.scheduler.erase_slot(id)
+            assert self.bench.scheduler.erase_slot(id) == 0
+
+    @invariant()
+    def cells_suffice(self) -> None:
+        for seq in self.bench.scheduler.running:
+            assert len(seq.table) * PAGE < self.n_ctx + PAGE
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        n_most = 20_000
+        while self.bench.scheduler.has_work:
+            self.one_step()
+            n_most -= 1
+            assert n_most, "does not end"
+        for seq, answer in self.bench.answers.items():
+            if seq in self.cancelled:
+                continue
+            if POISON in seq.request.prompt:
+                assert isinstance(answer.events[-1], Failed)
+                assert answer.events[-1].code == 500
+                continue
+            assert answer.outcome() == oracle(seq.request, self.n_ctx)
+            end = answer.finished
+            assert end.n_predicted == len(answer.ids)
+            assert end.n_in_cache == end.n_prompt + max(0, end.n_predicted - 1)
+            assert end.n_cached < end.n_prompt
+            if seq.request.prompt_logprobs is not None:
+                known = [prob and (prob.id, prob.value, len(prob.top)) for prob in end.prompt_probs]
+                assert known == [None, *((token, -token, 2) for token in seq.request.prompt[1:])]
+        pages = self.bench.scheduler.cache.pages
+        for slot in self.bench.scheduler.slots:
+            self.bench.scheduler.erase_slot(slot.id)
+        assert pages.n_used == 0, "a page leaked"
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
