@@ -1,7 +1,8 @@
 """Weights times activations, from node to instructions.
 
-A constant 2-D state is packed (weights.py). With a quantised one, activations are quantised too: `linear` becomes
-`linear_q8(quantize_act(x), w)`, and several weights that read the same x share one `quantize_act`.
+A constant 2-D state is packed (weights.py), and activations are packed to meet it (kernels/layout.py): `linear` becomes
+`linear_q8(quantize_act(x), w)` with a quantised weight, else `linear_f32(pack_act(x), w)`. Weights that read the same x
+share its packed form.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from backends.cpu.isa import isa
-from backends.cpu.kernels.layout import ACT_BLOCK, LANES, LAYOUTS, tile_for
+from backends.cpu.kernels.layout import ACT_BLOCK, LANES, LAYOUTS, MAX_TILE, panels, tile_for
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction
 from graph.dtype import DTYPES
-from graph.ops.linear import linear_q8, quantize_act
+from graph.op import Op
+from graph.ops.linear import linear_f32, linear_q8, pack_act, quantize_act
 from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
 CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
-ROWS_BYTES = 384 << 10  # activations that stay in the second-level cache while weights stream past them
+STRETCH_BYTES = 12 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
+K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
-_quantised: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()  # id(x): x (kept, so the id stays its), result
+_packed_acts: OrderedDict[tuple[int, str], tuple[Tensor, Tensor]] = OrderedDict()
 
 
 def packed(t: Tensor) -> bool:
@@ -28,56 +31,72 @@ def packed(t: Tensor) -> bool:
     return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 
+def packed_act(x: Tensor, how: Op) -> Tensor:
+    """how(x), the same node for the same x. The last few are remembered, with x itself so that its id stays its own."""
+    key = id(x), how.name
+    if key not in _packed_acts:
+        _packed_acts[key] = (x, how(x))
+        if len(_packed_acts) > 8:
+            _packed_acts.popitem(last=False)
+    return _packed_acts[key][1]
+
+
 @rewrite("linear")
 def _(t: Tensor) -> Tensor:
     x, w = t.src
-    if not packed(w) or not DTYPES[w.dtype].quantised:
-        return t
-    if id(x) not in _quantised:
-        _quantised[id(x)] = (x, quantize_act(x))
-        if len(_quantised) > 8:
-            _quantised.popitem(last=False)
-    return linear_q8(_quantised[id(x)][1], w, name=t.name)
+    if packed(w) and DTYPES[w.dtype].quantised:
+        return linear_q8(packed_act(x, quantize_act), w, name=t.name)
+    return linear_f32(packed_act(x, pack_act), w, name=t.name)
 
 
 @lower("quantize_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [Instruction("quantize_act", (at(t.src[0]), at(t)), t.nbytes // ACT_BLOCK, 64)]
+    m, k = t.shape
+    args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK))
+    return [Instruction("quantize_act", args, m * (k // 32), 64)]
+
+
+@lower("pack_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    m, k = t.shape
+    panel_rows, n_panels = panels(m, 4 * k)
+    args = (at(t.src[0]), at(t), m, k, panel_rows, n_panels)
+    return [Instruction("pack_act", args, n_panels * -(-k // K_OF_UNIT), max(1, 256 // min(m, panel_rows)))]
 
 
 @lower("linear_q8")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, w = t.src
-    k = w.shape[1]
-    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, k, k // 32, k // 32 * ACT_BLOCK)
+    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
 
 
-@lower("linear")
+@lower("linear_f32")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, w = t.src
     if packed(w):
-        return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], w.shape[1], 4 * w.shape[1])
-    m, (n, k) = t.shape[0], w.shape
+        return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
+    (m, n), k = t.shape, w.shape[1]
     rows = ROWS_OF_PLAIN if m >= ROWS_OF_PLAIN else 1
-    scratch = LANES * 4 * (k + rows)
-    return [Instruction(f"linear_rows:{rows}", (at(w), at(x), at(t), m, n, k), -(-n // LANES), 1, scratch)]
+    args = (at(w), at(x), at(t), m, n, k, *panels(m, 4 * k))
+    return [Instruction(f"linear_rows:{rows}", args, -(-n // LANES), 1, scratch=LANES * 4 * (k + rows))]
 
 
-def matmul(
-    dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], k: int, count: int, row_nbytes: int
-) -> list[Instruction]:
+def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], k: int) -> list[Instruction]:
     """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy."""
     m, n = shape
+    layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
-    group = LAYOUTS[dtype].group_nbytes(k)
-    row_block = max(mt, ROWS_BYTES // row_nbytes // mt * mt)
-    row_blocks = -(-m // row_block)
+    count, row_nbytes = (k, 4 * k) if layout.block == 1 else (k // 32, k // 32 * ACT_BLOCK)
+    panel_rows, n_panels = panels(m, row_nbytes)
+    group = layout.group_nbytes(k)
     groups = -(-n // LANES)
     strips = -(-groups // nt)
-    unit_macs = min(m, row_block) * nt * LANES * k
-    grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // unit_macs))
-    args = (*addresses, m, n, count, group, row_nbytes, row_block)
-    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, row_blocks * strips, grain, scratch=mt * nt * LANES * 4)]
+    rows = m if n_panels == 1 else panel_rows + MAX_TILE
+    grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, panel_rows) * nt * LANES * k)))
+    stretch = count if m <= mt else max(8, STRETCH_BYTES * count // (nt * group) // 8 * 8)  # 8 blocks of 32: a K block
+    args = (*addresses, m, n, count, stretch, group, panel_rows, n_panels)
+    scratch = (rows + mt) * nt * LANES * 4
+    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch)]
 
 
 @lower("get_rows")

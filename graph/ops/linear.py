@@ -11,8 +11,10 @@ from graph.op import Array, Case, Weight, op, require
 from graph.tensor import Shape, Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
-# What `quantize_act` makes: 32 int8 values, their scale and three forms of their sum (backends/cpu/kernels/layout.py).
-DTYPES["q8_act"] = DType("q8_act", ACT_BLOCK, 48)
+# What `quantize_act` and `pack_act` make, in an order of the backend's own (backends/cpu/kernels/layout.py):
+# 32 int8 values with their scale and forms of their sum; f32 values.
+DTYPES["q8_act"] = DType("q8_act", ACT_BLOCK, 52)
+DTYPES["f32_act"] = DType("f32_act", 1, 4)
 
 
 @op
@@ -29,9 +31,9 @@ def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
     return (x.shape[0], w.shape[0]), x.dtype
 
 
-# A backend may round the activations of a quantised weight to 8 bits per block of 32: an error of at most max|x| / 254
-# per element, which a dot product of n elements averages out to about 1 % of the largest result.
-linear.tolerance_quantised = 2e-2
+# A backend may round the activations of a quantised weight to 8 bits per block of 32: an error of up to max|x| / 254 an
+# element. That is 0.5 % of a typical result, and up to three times as much of the largest of only a few.
+linear.tolerance = 2e-2
 
 
 @op
@@ -64,6 +66,32 @@ def _(xq: Tensor, w: Tensor) -> tuple[Shape, str]:
     return (xq.shape[0], w.shape[0]), "f32"
 
 
+@op
+def pack_act(x: Array) -> Array:
+    """x (T, K) in the order that a backend's matmul likes."""
+    return x
+
+
+@pack_act.shape
+def _(x: Tensor) -> tuple[Shape, str]:
+    require(x.dtype == "f32", "pack_act", "x must be f32", x)
+    return x.shape, "f32_act"
+
+
+@op
+def linear_f32(xp: Array, w: Array) -> Array:
+    """`linear` of packed activations and a weight of floats."""
+    return xp @ w.T
+
+
+@linear_f32.shape
+def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
+    require(len(xp.shape) == 2 and len(w.shape) == 2, "linear_f32", "wants x (T, K) and w (N, K)", xp, w)
+    require(xp.shape[1] == w.shape[1], "linear_f32", "rows of x and of w differ in length", xp, w)
+    require(xp.dtype == "f32_act", "linear_f32", "x must be f32_act", xp, w)
+    return (xp.shape[0], w.shape[0]), "f32"
+
+
 def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator], Case]:
     return lambda r: ([r.normal(size=(t, k)), Weight(r.normal(size=(n, k)), dtype)], {})
 
@@ -71,7 +99,7 @@ def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator],
 for _dtype, _k in {"f32": 37, "f16": 50, "bf16": 65}.items():
     for _t, _n in ((1, 33), (3, 16), (8, 5), (17, 100)):
         linear.case(_case(_dtype, _t, _n, _k))
-for _dtype in (name for name, d in DTYPES.items() if d.quantised and name != "q8_act"):
+for _dtype in (name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")):
     for _t, _n in ((1, 33), (2, 16), (5, 7), (9, 48), (33, 20)):
         linear.case(_case(_dtype, _t, _n, 512))
 

@@ -34,5 +34,5 @@ def _case(dtype: str) -> Callable[[np.random.Generator], Case]:
     return lambda r: ([Weight(r.normal(size=(37, 512)), dtype), ids], {})
 
 
-for _dtype in (name for name, d in DTYPES.items() if name not in ("i32", "u32", "q8_act")):
+for _dtype in (name for name in DTYPES if name not in ("i32", "u32") and not name.endswith("_act")):
     get_rows.case(_case(_dtype))

@@ -34,6 +34,11 @@ def at(b, pointer, offset):
     return b.gep(pointer, [i64(offset) if isinstance(offset, int) else offset])
 
 
+def keep_order(b):
+    """The compiler, not the processor, may not move loads across: halves of a block would compete for registers."""
+    b.fence("seq_cst", "singlethread")
+
+
 def smaller(b, x, y):
     return b.select(b.icmp_signed("<", x, y), x, y)
 
@@ -120,8 +125,8 @@ def _half_of(b, value, h):
     return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
 
 
-def loop(b, count, start, body):
-    """`values = body(i, values)` for i in 0…count (at least once); returns the last values. `start` are the first."""
+def loop(b, begin, end, start, body):
+    """`values = body(i, values)` for i in begin…end (at least once); returns the last values. `start` are the first."""
     entry, block, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
     b.branch(block)
     b.position_at_end(block)
@@ -129,11 +134,11 @@ def loop(b, count, start, body):
     phis = [b.phi(v.type) for v in start]
     out = body(i, phis)
     following = b.add(i, i64(1))
-    i.add_incoming(i64(0), entry)
+    i.add_incoming(begin, entry)
     i.add_incoming(following, b.block)
     for phi, first, last in zip(phis, start, out, strict=True):
         phi.add_incoming(first, entry)
         phi.add_incoming(last, b.block)
-    b.cbranch(b.icmp_signed("<", following, count), block, done)
+    b.cbranch(b.icmp_signed("<", following, end), block, done)
     b.position_at_end(done)
     return out

@@ -25,8 +25,11 @@ step v+4 in its high half. One high bit: bit `step` of byte [r][t]. Two high bit
 The kernels read every signed type as unsigned with offset 128: a quant of b bits is shifted to the top of its byte
 (q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot.
 
-Activations (`q8_act`), per 32 k:
-    32 i8 quants · f32 scale · f32 scale·sum · i32 −128·(sum of the first 16) · i32 −128·sum
+Activations (M rows) are packed into panels of `panel_rows` rows, the last panel taking what is left: in a panel, all
+rows of the first block of k, then all rows of the next, so that a tile reads one place.
+    q8_act     [K/32][rows] of 52 bytes: 32 i8 quants, f32 scale, f32 scale · sum, i32 −128 · sum, and i32 −128 · sum of
+               the first 16 and of the second
+    f32_act    [K][rows] f32
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LANES = 16
-ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_HALF, ACT_OFFSET = 48, 32, 36, 40, 44  # bytes of a block, offsets in it
+ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_OFFSET, ACT_HALF = 52, 32, 36, 40, 44  # bytes of a block, offsets in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +74,36 @@ LAYOUTS: dict[str, Layout] = {
     "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2),
 }
 
-# Tiles (activation rows, groups): the widest that keeps accumulators in registers, and narrower ones for few rows.
-WIDE_TILES = {"int": ((1, 1), (2, 1), (4, 1), (8, 1), (12, 1)), "float": ((1, 4), (2, 4), (4, 4), (12, 2))}
-NARROW_TILES = {"int": ((1, 1), (2, 1), (4, 1)), "float": ((1, 2), (2, 2), (6, 1))}  # 16 registers of half the width
+# Tiles (activation rows, groups): the widest that keeps its sums in registers, and narrower ones for few rows.
+# "two" is q6_k, whose blocks have two scales: an output needs one more register.
+WIDE_TILES = {
+    "float": ((1, 4), (2, 4), (4, 4), (12, 2)),
+    "int": ((1, 1), (2, 1), (4, 1), (8, 1), (12, 1)),
+    "two": ((1, 1), (2, 1), (4, 1), (9, 1)),
+}
+NARROW_TILES = {  # 16 registers of half the width
+    "float": ((1, 2), (2, 2), (6, 1)),
+    "int": ((1, 1), (2, 1), (4, 1)),
+    "two": ((1, 1), (2, 1), (4, 1)),
+}
+MAX_TILE = 12
+PANEL_BYTES = 384 << 10  # activations that stay in the second-level cache while weights stream past them
+
+
+def panels(m: int, row_nbytes: int) -> tuple[int, int]:
+    """Rows of a panel, and how many panels: no panel but a lone one is narrower than the widest tile."""
+    rows = min(192, max(2, PANEL_BYTES // row_nbytes // MAX_TILE) * MAX_TILE)
+    return rows, max(1, -(-(m - MAX_TILE + 1) // rows))
 
 
 def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
     """The tile shapes that exist for a type, fewest rows first."""
     table = WIDE_TILES if isa == "avx512_vnni" else NARROW_TILES
-    return table["float" if LAYOUTS[dtype].block == 1 else "int"]
+    layout = LAYOUTS[dtype]
+    return table["float" if layout.block == 1 else "two" if layout.high == 128 else "int"]
 
 
 def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
-    """The tile for m rows: no wider than m, and the least work when the last tile overlaps the one before."""
+    """The tile for m rows: no wider than m, and the least work, as the last tile may overlap the one before."""
     fitting = [t for t in tiles(dtype, isa) if t[0] <= m]
-    return min(fitting, key=lambda t: -(-m // t[0]) * (t[0] + 2))
+    return min(fitting, key=lambda t: -(-m // t[0]) * (t[0] + 2))  # unpacking a weight costs about two rows' products

@@ -1,15 +1,16 @@
-"""y = x · wᵀ over packed weights (layout.py): `linear:<type>:<rows>x<groups>`, one tile shape a kernel.
+"""y = x · wᵀ of packed weights and packed activations (layout.py): `linear:<type>:<rows>x<groups>`, a tile each.
 
-A tile is `mt` activation rows × `nt` groups of 16 outputs; its accumulators stay in registers over the whole of K.
+A tile is `mt` activation rows × `nt` groups of 16 outputs; its accumulators stay in registers over a stretch of K.
 Each output is one chain of fused multiply-adds over k (over blocks of 32 for quantised types), whatever the tile, so
-the bits of a row do not depend on the rows beside it. A unit of work is one strip of `nt` groups for one block of
-activation rows; units of the same row block follow each other, so the rows stay in cache while weights stream.
-Tiles at an edge are moved back over their neighbour and compute it twice: same numbers, no special case.
+the bits of a row do not depend on the rows beside it. A unit of work is one strip of `nt` groups for one panel of
+activation rows; units of the same panel follow each other, so the rows stay in cache while weights stream. Within a
+unit, a stretch of weights small enough for the first-level cache meets all rows before the next; partial sums wait in
+scratch. Tiles at an edge are moved back over their neighbour and compute it twice: same numbers, no special case.
 """
 
 from __future__ import annotations
 
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
@@ -18,7 +19,7 @@ from backends.cpu.kernels.registry import f32p, kernel
 
 
 class Block:
-    """32 k of one group, in registers: `quants(step)` and, once the dots are there, `scales` and `min`."""
+    """32 k of one group, in registers: `quants(step)`, `scale` and `min`."""
 
     def __init__(self, b, layout, group, i, n_blocks):
         self.b, self.layout, self.biased = b, layout, not layout.mins
@@ -49,16 +50,16 @@ class Block:
             u = b.or_(u, e.bits_to(b, self.vector(1, step // 4), 4 + shift - 2 * (step % 4), 48 << shift))
         return u
 
-    def scales(self):
-        """f32 vectors: one for the block, or one for each half."""
+    def scale(self, part):
+        """f32: of the block, or (q6_k) of one of its halves."""
         b, layout = self.b, self.layout
         d = e.half(b, self.coarse)
         if layout.shift:
             d = b.fmul(d, e.each(2.0**-layout.shift))
         if not layout.fine:
-            return [d]
-        fine = [e.load(b, e.at(b, self.at[2], 16 * h), e.V16I8) for h in range(1 if layout.mins else 2)]
-        return [b.fmul(d, b.sitofp((b.zext if layout.mins else b.sext)(s, e.V16I), e.V16F)) for s in fine]
+            return d
+        fine = e.load(b, e.at(b, self.at[2], 16 * part), e.V16I8)
+        return b.fmul(d, b.sitofp((b.zext if layout.mins else b.sext)(fine, e.V16I), e.V16F))
 
     def min(self):
         b, layout = self.b, self.layout
@@ -70,142 +71,155 @@ class Block:
 
 
 def quant_tile(dtype, mt, nt):
-    """void(w, bytes of a group, last group, x, bytes of a row, y, y row stride, blocks of 32): quantised weights."""
+    """A tile of quantised weights: a loop over blocks of 32."""
     layout = LAYOUTS[dtype]
+    parts = 2 if layout.high == 128 else 1  # q6_k has a scale for each half of a block
+    biased = not layout.mins
 
     def block_of(b, i, acc, w, x, n_blocks):
         blocks = [Block(b, layout, group, i, n_blocks) for group in w]
-        xs = [e.at(b, row, b.mul(i, e.i64(ACT_BLOCK))) for row in x]
-        parts = 2 if layout.high == 128 else 1  # q6_k has a scale for each half of a block
-        biased = not layout.mins
-        pairs = [(n, j) for n in range(nt) for j in range(mt)]
-        sums = {}
+        xs = [e.at(b, x, ACT_BLOCK * j) for j in range(mt)]
+        pairs = [(j, n) for j in range(mt) for n in range(nt)]
+        terms = {}  # scale · integer dot
         for part in range(parts):
-            for j in range(mt):
-                offset = e.load(b, e.at(b, xs[j], ACT_OFFSET), e.I32, 4)
-                if parts == 2:
-                    first = e.load(b, e.at(b, xs[j], ACT_HALF), e.I32, 4)
-                    offset = b.sub(offset, first) if part else first
-                for n in range(nt):
-                    sums[n, j, part] = e.dot_start(b, offset, biased)
-        for step in range(8):
-            part = step * parts // 8
-            u = [block.quants(step) for block in blocks]
-            for j in range(mt):
-                x4 = e.load(b, e.at(b, xs[j], 4 * step), e.I32, 4)
-                for n in range(nt):
-                    sums[n, j, part] = e.dot(b, sums[n, j, part], u[n], x4, biased)
-        scales = [block.scales() for block in blocks]
-        mins = [block.min() if layout.mins else None for block in blocks]
-        out = []
-        for (n, j), a in zip(pairs, acc, strict=True):
-            if layout.mins:
-                a = e.fma(b, mins[n], e.splat(b, e.load(b, e.at(b, xs[j], ACT_SUM), e.F32, 4)), a)
-            t = b.fmul(b.sitofp(sums[n, j, 0], e.V16F), scales[n][0])
-            if parts == 2:
-                t = e.fma(b, b.sitofp(sums[n, j, 1], e.V16F), scales[n][1], t)
-            out.append(e.fma(b, t, e.splat(b, e.load(b, e.at(b, xs[j], ACT_SCALE), e.F32, 4)), a))
-        return out
+            offset = ACT_OFFSET if parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
+            starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
+            dots = {(j, n): starts[j] for j, n in pairs}
+            for step in range(8 // parts * part, 8 // parts * (part + 1)):
+                u = [block.quants(step) for block in blocks]
+                for j, row in enumerate(xs):
+                    x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
+                    for n in range(nt):
+                        dots[j, n] = e.dot(b, dots[j, n], u[n], x4, biased)
+            scales = [block.scale(part) for block in blocks]
+            for j, n in pairs:
+                d = b.sitofp(dots[j, n], e.V16F)
+                terms[j, n] = e.fma(b, d, scales[n], terms[j, n]) if part else b.fmul(d, scales[n])
+            if part < parts - 1:
+                e.keep_order(b)
+        if layout.mins:
+            mins = [block.min() for block in blocks]
+            sums = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
+            acc = [e.fma(b, mins[n], sums[j], a) for (j, n), a in zip(pairs, acc, strict=True)]
+        scales = [e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4)) for row in xs]
+        return [e.fma(b, terms[j, n], scales[j], a) for (j, n), a in zip(pairs, acc, strict=True)]
 
     return tile_of(block_of, mt, nt)
 
 
 def float_tile(dtype, mt, nt):
-    """The same for floats; the loop counts k."""
+    """A tile of floats: a loop over k."""
 
-    def element_of(b, i, acc, w, x, _k):
-        width = LAYOUTS[dtype].quants
+    def element_of(b, i, acc, w, x, _count):
         ws = []
         for group in w:
-            p = e.at(b, group, b.mul(i, e.i64(width)))
+            p = e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants)))
             if dtype == "f32":
                 ws.append(e.load(b, p, e.V16F, 4))
             elif dtype == "f16":
                 ws.append(e.half(b, p))
             else:
                 ws.append(b.bitcast(b.shl(b.zext(e.load(b, p, e.V16I16, 2), e.V16I), e.each(16)), e.V16F))
-        xs = [e.splat(b, e.load(b, e.at(b, row, b.mul(i, e.i64(4))), e.F32, 4)) for row in x]
-        return [e.fma(b, ws[n], xs[j], acc[n * mt + j]) for n in range(nt) for j in range(mt)]
+        out = []
+        for j in range(mt):
+            xj = e.splat(b, e.load(b, e.at(b, x, 4 * j), e.F32, 4))
+            out += [e.fma(b, ws[n], xj, acc[j * nt + n]) for n in range(nt)]
+        return out
 
     return tile_of(element_of, mt, nt)
 
 
 def tile_of(body, mt, nt):
-    """An intrinsic that runs `body` over k from zero accumulators and stores them."""
+    """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0."""
 
     @intrinsic
-    def tile(typingctx, w, group_nbytes, last, x, row_nbytes, y, ldy, count):
+    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, begin, end, count):
         def codegen(ctx, b, sig, a):
-            w0, x0, y0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5))
+            w0, x0, sums0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5))
             w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
-            x = [e.at(b, x0, b.mul(a[4], e.i64(j))) for j in range(mt)]
-            zeros = [e.each(0.0)] * (mt * nt)
-            acc = e.loop(b, a[7], zeros, lambda i, acc: body(b, i, acc, w, x, a[7]))
-            for n in range(nt):
-                for j in range(mt):
-                    offset = b.mul(b.add(b.mul(a[6], e.i64(j)), e.i64(16 * n)), e.i64(4))
-                    e.store(b, acc[n * mt + j], e.at(b, y0, offset), 4)
+            places = [e.at(b, sums0, 64 * i) for i in range(mt * nt)]
+            fresh = b.icmp_signed("==", a[6], e.i64(0))
+            start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
+
+            def step(i, acc):
+                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[8])
+
+            for value, place in zip(e.loop(b, a[6], a[7], start, step), places, strict=True):
+                e.store(b, value, place)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), codegen
+        return types.void(*[types.int64] * 9), codegen
 
     return tile
 
 
+def put(mt, nt):
+    """Sums of a tile → y, `columns` of them."""
+
+    @njit(forceinline=True)
+    def copy(sums, y, ldy, columns):
+        for j in range(mt):
+            part, row = f32p(sums + j * nt * 64), f32p(y + j * ldy * 4)
+            for c in range(columns):
+                row[c] = part[c]
+
+    return copy
+
+
 @kernel("linear")
 def linear(dtype, shape):
-    """a: w, x, y, m, n, count (blocks or k), bytes of a group, of an x row, rows of a row block. Scratch: a tile."""
+    """a: w, x, y, m, n, count (blocks or k), stretch of it, bytes of a group, panel rows, panels. Scratch: the sums."""
     mt, nt = (int(s) for s in shape.split("x"))
-    tile = (float_tile if LAYOUTS[dtype].block == 1 else quant_tile)(dtype, mt, nt)
+    plain = LAYOUTS[dtype].block == 1
+    tile, copy, x_nbytes = (float_tile if plain else quant_tile)(dtype, mt, nt), put(mt, nt), 4 if plain else ACT_BLOCK
 
     def run(a, begin, end, scratch):
-        w, x, y, m, n, count, group_nbytes, row_nbytes, row_block = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]
+        m, n, count, stretch, group_nbytes, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7], a[8], a[9]
         groups = (n + 15) // 16
         strips = (groups + nt - 1) // nt
         for unit in range(begin, end):
-            r0 = unit // strips * row_block
-            r1 = min(m, r0 + row_block)
-            g0 = max(0, min(unit % strips * nt, groups - nt))
-            last = groups - 1 - g0  # a weight of fewer groups than the tile repeats its last one
+            panel, strip = unit // strips, unit % strips
+            r0 = panel * panel_rows
+            rows = m - r0 if panel == n_panels - 1 else panel_rows
+            x = a[1] + r0 * count * x_nbytes
+            g0 = max(0, min(strip * nt, groups - nt))
+            w = a[0] + g0 * group_nbytes
+            for k0 in range(0, count, stretch):
+                k1 = min(count, k0 + stretch)
+                for r in range(0, rows, mt):
+                    xr = x + min(r, rows - mt) * x_nbytes
+                    tile(w, group_nbytes, groups - 1 - g0, xr, rows * x_nbytes, scratch + r * nt * 64, k0, k1, count)
             columns = min(n - g0 * 16, nt * 16)
-            whole = columns == nt * 16
-            for r in range(r0, r1, mt):
-                r = min(r, m - mt) if r + mt > m else r
-                if whole:
-                    out, ldy = y + (r * n + g0 * 16) * 4, n
-                else:
-                    out, ldy = scratch, nt * 16
-                tile(w + g0 * group_nbytes, group_nbytes, last, x + r * row_nbytes, row_nbytes, out, ldy, count)
-                if not whole:
-                    for j in range(mt):
-                        part, row = f32p(scratch + j * nt * 64), f32p(y + ((r + j) * n + g0 * 16) * 4)
-                        for c in range(columns):
-                            row[c] = part[c]
+            for r in range(0, rows, mt):
+                copy(scratch + r * nt * 64, a[2] + ((r0 + min(r, rows - mt)) * n + g0 * 16) * 4, n, columns)
 
     return run
 
 
 @kernel("linear_rows")
 def linear_rows(rows):
-    """Plain f32 weights (n, k), each group packed into scratch first. a: w, x, y, m, n, k. A group is a unit."""
+    """Plain f32 weights (n, k), each group packed into scratch first. a: w, x, y, m, n, k, panel rows, panels.
+
+    A group is a unit. Scratch: the group and a tile's sums.
+    """
     mt = int(rows)
-    tile = float_tile("f32", mt, 1)
+    tile, copy = float_tile("f32", mt, 1), put(mt, 1)
 
     def run(a, begin, end, scratch):
-        x, y, m, n, k = a[1], a[2], a[3], a[4], a[5]
-        packed, out = f32p(scratch), scratch + k * 64
+        m, n, k, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7]
+        packed, sums = f32p(scratch), scratch + k * 64
         for g in range(begin, end):
             columns = min(16, n - g * 16)
             w = f32p(a[0] + g * 16 * k * 4)
             for i in range(k):
                 for c in range(16):
                     packed[i * 16 + c] = w[min(c, columns - 1) * k + i]
-            for r in range(0, m, mt):
-                r = min(r, m - mt)
-                tile(scratch, 0, 0, x + r * k * 4, k * 4, out, 16, k)
-                for j in range(mt):
-                    part, row = f32p(out + j * 64), f32p(y + ((r + j) * n + g * 16) * 4)
-                    for c in range(columns):
-                        row[c] = part[c]
+            for panel in range(n_panels):
+                r0 = panel * panel_rows
+                rows = m - r0 if panel == n_panels - 1 else panel_rows
+                for r in range(0, rows, mt):
+                    r = min(r, rows - mt)
+                    tile(scratch, 0, 0, a[1] + (r0 * k + r) * 4, rows * 4, sums, 0, k, k)
+                    copy(sums, a[2] + ((r0 + r) * n + g * 16) * 4, n, columns)
 
     return run

@@ -1,42 +1,74 @@
-"""Activations to 8 bits: 32 values to a block of layout.py, one block a unit. NaN or inf make its scale NaN or inf."""
+"""Activations as the matmul reads them (layout.py): `quantize_act` to 8 bits, `pack_act` as they are, in panels.
+
+NaN or inf in a block of 32 make its scale, and so the results that it enters, NaN or inf.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM
 from backends.cpu.kernels.registry import bits_of, f32p, from_bits, i8p, i32p, kernel, max_f32, min_f32, rint_f32
 
 TINY = np.float32(2.0**-100)  # blocks below this are zero: 127 / max would overflow
+STRETCH = 64  # k of a unit of `pack_act`
+
+
+@njit(forceinline=True)
+def quantize_block(x, y):
+    q = i8p(y)
+    top = np.int32(0)  # of the bit patterns of |x|: they are ordered as the numbers, NaN above all
+    for i in range(32):
+        top = max(top, bits_of(x[i]) & np.int32(0x7FFFFFFF))
+    largest = from_bits(top)
+    if largest < TINY:
+        scale, inverse = np.float32(0), np.float32(0)
+    else:
+        scale, inverse = largest / np.float32(127), np.float32(127) / largest
+    for i in range(32):
+        q[i] = np.int8(np.int32(min_f32(max_f32(rint_f32(x[i] * inverse), np.float32(-127)), np.float32(127))))
+    first, second = np.int32(0), np.int32(0)
+    for i in range(16):
+        first += np.int32(q[i])
+        second += np.int32(q[16 + i])
+    f32p(y + ACT_SCALE)[0] = scale
+    f32p(y + ACT_SUM)[0] = scale * np.float32(first + second)
+    i32p(y + ACT_HALF)[0] = np.int32(-128) * first
+    i32p(y + ACT_HALF)[1] = np.int32(-128) * second
+    i32p(y + ACT_OFFSET)[0] = np.int32(-128) * (first + second)
 
 
 @kernel("quantize_act")
 def quantize_act():
-    """a: x (f32), y (q8_act)."""
+    """a: x, y, m, blocks of a row, panel rows, panels. A block of a row is a unit."""
 
     def run(a, begin, end, scratch):
-        for block in range(begin, end):
-            x, y = f32p(a[0] + block * 128), a[1] + block * ACT_BLOCK
-            q = i8p(y)
-            top = np.int32(0)  # of the bit patterns of |x|: they are ordered as the numbers, NaN above all
-            for i in range(32):
-                top = max(top, bits_of(x[i]) & np.int32(0x7FFFFFFF))
-            largest = from_bits(top)
-            if largest < TINY:
-                scale, inverse = np.float32(0), np.float32(0)
-            else:
-                scale, inverse = largest / np.float32(127), np.float32(127) / largest
-            first, total = np.int32(0), np.int32(0)
-            for i in range(32):
-                v = min_f32(max_f32(rint_f32(x[i] * inverse), np.float32(-127)), np.float32(127))
-                q[i] = np.int8(np.int32(v))
-            for i in range(16):
-                first += np.int32(q[i])
-            for i in range(32):
-                total += np.int32(q[i])
-            f32p(y + ACT_SCALE)[0] = scale
-            f32p(y + ACT_SUM)[0] = scale * np.float32(total)
-            i32p(y + ACT_HALF)[0] = np.int32(-128) * first
-            i32p(y + ACT_OFFSET)[0] = np.int32(-128) * total
+        m, count, panel_rows, n_panels = a[2], a[3], a[4], a[5]
+        for unit in range(begin, end):
+            row, i = unit // count, unit % count
+            panel = min(row // panel_rows, n_panels - 1)
+            r0 = panel * panel_rows
+            rows = m - r0 if panel == n_panels - 1 else panel_rows
+            quantize_block(f32p(a[0] + unit * 128), a[1] + (r0 * count + i * rows + row - r0) * ACT_BLOCK)
+
+    return run
+
+
+@kernel("pack_act")
+def pack_act():
+    """a: x, y, m, k, panel rows, panels. STRETCH elements of all rows of a panel are a unit."""
+
+    def run(a, begin, end, scratch):
+        m, k, panel_rows, n_panels = a[2], a[3], a[4], a[5]
+        stretches = (k + STRETCH - 1) // STRETCH
+        for unit in range(begin, end):
+            panel, k0 = unit // stretches, unit % stretches * STRETCH
+            r0 = panel * panel_rows
+            rows = m - r0 if panel == n_panels - 1 else panel_rows
+            x, y = f32p(a[0] + r0 * k * 4), f32p(a[1] + r0 * k * 4)
+            for i in range(k0, min(k, k0 + STRETCH)):
+                for r in range(rows):
+                    y[i * rows + r] = x[r * k + i]
 
     return run

@@ -1,0 +1,39 @@
+"""The limits that kernels are measured against, on this machine and with the pool's threads."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from backends.cpu.isa import isa
+from backends.cpu.pool import Instruction, Pool, Table
+
+READ_BYTES = 512 << 20
+UNIT_BYTES = 1 << 20
+ITERATIONS = 100_000  # of a unit of arithmetic: a fraction of a millisecond
+UNITS = 24  # a thread
+
+
+def measure(pool: Pool) -> dict[str, float]:
+    """Billions of bytes read and of multiply-adds done in a second: the best of three, in about a second altogether."""
+    chains = 12 if isa() == "avx512_vnni" else 5  # kernels/peaks.py
+    memory = np.ones(READ_BYTES, np.uint8)  # written, or every page would be the same page of zeros
+    units = UNITS * pool.n_threads
+    work = ITERATIONS * units * chains
+    return {
+        "read_gb_s": READ_BYTES / _best(pool, "peak_read", (memory.ctypes.data, UNIT_BYTES), READ_BYTES // UNIT_BYTES),
+        "int8_gmac_s": work * 64 / _best(pool, "peak_int8", (ITERATIONS,), units),
+        "f32_gmac_s": work * 16 / _best(pool, "peak_f32", (ITERATIONS,), units),
+    }
+
+
+def _best(pool: Pool, kernel: str, args: tuple[int, ...], n_units: int) -> float:
+    """Nanoseconds of the fastest of three runs."""
+    table = Table([Instruction(kernel, args, n_units, 1, scratch=64)])
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        pool.run(table)
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e9
