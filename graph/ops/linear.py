@@ -33,7 +33,7 @@ def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
 
 # A backend may round the activations of a quantised weight to 8 bits per block of 32: an error of up to max|x| / 254 an
 # element. That is 0.5 % of a typical result, and up to three times as much of the largest of only a few.
-linear.tolerance = 2e-2
+linear.tolerance_quantised = 2e-2
 
 
 @op

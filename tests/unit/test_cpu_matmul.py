@@ -158,7 +158,7 @@ def test_quantised_weights(pool: Pool, dtype: str) -> None:
             x = rng.normal(size=(m, k)).astype(np.float32)
             y = multiply(pool, x, packed, dtype, n)
             assert worst(y, rounded(pool, x) @ w.T) < 1e-6
-            assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance
+            assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
