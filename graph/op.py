@@ -44,7 +44,7 @@ class Op:
     ) -> None:
         self.name, self.reference, self.writes = reference.__name__, reference, writes
         self.returns_destination = returns_destination  # False: an op that also keeps a state (sample)
-        self.shape_rule: Callable[..., tuple[Shape, str]] = broadcast_shape
+        self.shape_rule: Callable[..., tuple[Shape, str]] = self.broadcast
         self.vjp_rule: Callable[..., tuple[Tensor | None, ...]] | None = None
         self.cases: list[Callable[[np.random.Generator], Case]] = []
         self.inplace: tuple[int, ...] = ()  # sources whose memory the result may take over, element by element
@@ -57,6 +57,13 @@ class Op:
     def __call__(self, *src: Tensor, name: str = "", **attrs: Any) -> Tensor:
         shape, dtype = self.shape_rule(*src, **attrs)
         return Tensor(self.name, src, shape, dtype, attrs, name)
+
+    def broadcast(self, *src: Tensor, **_: Any) -> tuple[Shape, str]:
+        """The shape rule of an op that declares none."""
+        try:
+            return tuple(np.broadcast_shapes(*(s.shape for s in src))), src[0].dtype
+        except ValueError:
+            raise ValueError(f"{self.name}: shapes cannot be broadcast (got {', '.join(map(repr, src))})") from None
 
     def shape(self, rule: Callable[..., tuple[Shape, str]]) -> None:
         self.shape_rule = rule
@@ -75,10 +82,6 @@ def op(reference: Callable[..., Array]) -> Op:
 def writing(*index: int, returns_destination: bool = True) -> Callable[[Callable[..., Array]], Op]:
     """An op that overwrites the given sources and returns the first of them (or, if told so, a result of its own)."""
     return lambda reference: Op(reference, index, returns_destination)
-
-
-def broadcast_shape(*src: Tensor, **_: Any) -> tuple[Shape, str]:
-    return tuple(np.broadcast_shapes(*(s.shape for s in src))), src[0].dtype
 
 
 def writes_of(t: Tensor) -> tuple[int, ...]:
