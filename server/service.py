@@ -126,7 +126,7 @@ class Service:
         self._accepting = False
         if self._thread is None:
             return
-        deadline = self._loop.time() + timeout
+        began = self._loop.time()
         if self._streams:
             try:
                 async with asyncio.timeout(timeout * 0.6):
@@ -139,7 +139,7 @@ class Service:
         self._stopping = True
         self._wake.set()
         try:
-            async with asyncio.timeout_at(max(deadline - 0.5, self._loop.time())):
+            async with asyncio.timeout_at(began + timeout * 0.9):
                 await self._ended
         except TimeoutError:
             log.warning("the engine is still busy; leaving it behind")
@@ -164,10 +164,12 @@ class Service:
         try:
             served = build()
             self._tell(self._load_done, served)
-            while not self._stopping:
+            while True:
                 self._wake.clear()  # before the inbox is read: what comes later wakes us
                 while self._inbox:
                     self._inbox.popleft()(served.scheduler)
+                if self._stopping:
+                    break
                 if served.scheduler.idle or not self._tickets:  # what no one waits for need not run
                     self._wake.wait()
                 else:
