@@ -8,13 +8,16 @@ and imports llvmlite only. Calling convention: numba's, `i32 f(ret*, exception*,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import os
+import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,8 @@ from backends.cpu.isa import isa
 KERNEL_FOLDER = Path(__file__).parent / "kernels"
 _lock = threading.RLock()
 _addresses: dict[str, int] = {}
-Progress = Callable[[str, int, int], None]  # kernel name, how many are done, how many there are to compile
+on_compile: Callable[[str], None] | None = None  # told the name of each kernel that has to be compiled
+SLOW = ("sample", "attention")  # kernels that take longest to compile: first in line
 
 
 class KernelError(RuntimeError):
@@ -51,7 +55,8 @@ def _folder() -> Path:
     for part in (metadata.version("numba"), metadata.version("llvmlite"), sys.version, llvm.get_host_cpu_name()):
         digest.update(part.encode())
     digest.update(llvm.get_host_cpu_features().flatten().encode() + isa().encode())
-    digest.update(Path(__file__).read_bytes())
+    for name in ("jit.py", "frontend.py"):
+        digest.update((KERNEL_FOLDER.parent / name).read_bytes())
     return cache_folder() / "cpu" / digest.hexdigest()[:16]
 
 
@@ -91,26 +96,23 @@ def address(name: str) -> int:
     return found
 
 
-def load(names: Iterable[str], progress: Progress | None = None) -> None:
+def load(names: Iterable[str]) -> None:
     """Make kernels ready: from the cache where possible, compiled (and kept) otherwise. KernelError names a failure."""
     with _lock:
         wanted = [n for n in dict.fromkeys(names) if n not in _addresses]
+        if not wanted:
+            return
+        absent = [n for n in wanted if not _path(n).exists()]
+        if absent:
+            _compile_apart(absent)
         objects: dict[str, bytes] = {}
-        missing = []
         for name in wanted:
             try:
                 objects[name] = _path(name).read_bytes()
-            except OSError:
-                missing.append(name)
-        for i, name in enumerate(missing):
-            if progress:
-                progress(name, i, len(missing))
-            objects[name] = compile_kernel(name)
-            _store(_path(name), objects[name])
-        if progress and missing:
-            progress("", len(missing), len(missing))
-        if not objects:
-            return
+            except OSError:  # not cached: the disk is full or read-only
+                _report(name)
+                objects[name] = compile_kernel(name)
+                _store(_path(name), objects[name])
         engine = _engine()
         for name in wanted:
             engine.add_object_file(llvm.ObjectFileRef.from_data(objects[name]))
@@ -121,6 +123,46 @@ def load(names: Iterable[str], progress: Progress | None = None) -> None:
                 _path(name).unlink(missing_ok=True)
                 raise KernelError(f"kernel {name}: the cached object has no such function (removed; start again)")
             _addresses[name] = found
+
+
+def _report(name: str) -> None:
+    if on_compile is not None:
+        on_compile(name)
+
+
+def _compile_apart(names: list[str]) -> None:
+    """Fill the cache with several processes, because numba compiles one kernel at a time in each."""
+    n_processes = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    if len(names) < 4 or n_processes < 2:
+        return
+    command = [sys.executable, "-m", "backends.cpu.jit"]
+    root = Path(__file__).parent.parent.parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    queue = deque(sorted(names, key=lambda n: n.split(":")[0] not in SLOW))
+    # a process takes kernels from its standard input, one a line, and answers each with a line
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        for _ in range(min(n_processes, len(names)))
+    ]
+
+    def feed(worker: subprocess.Popen[bytes]) -> None:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with contextlib.suppress(OSError), worker.stdin, worker.stdout:
+            while queue:
+                name = queue.popleft()
+                _report(name)
+                worker.stdin.write(name.encode() + b"\n")
+                worker.stdin.flush()
+                if not worker.stdout.readline():
+                    return  # it failed: `load` compiles what is missing itself, and says what is wrong
+        worker.wait()
+
+    threads = [threading.Thread(target=feed, args=(w,)) for w in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def missing(names: Iterable[str]) -> list[str]:
@@ -137,21 +179,14 @@ def compile_kernel(name: str) -> bytes:
             importlib.import_module(f"backends.cpu.kernels.{source.stem}")
     if family not in registry.KERNELS:
         raise KernelError(f"there is no CPU kernel named {family!r}")
-    from numba import njit, types
+    from backends.cpu.frontend import ir_of
 
-    function = registry.KERNELS[family](*params)
-    signature = getattr(function, "signature", None) or types.void(
-        types.CPointer(types.int64), types.int64, types.int64, types.int64
-    )
-    # Sums may be re-associated into vector lanes: a fixed order per kernel, the same for every row (DESIGN rule 6).
-    fastmath = getattr(function, "fastmath", {"reassoc", "contract", "nsz"})
-    compiled = njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)
-    entry = compiled.overloads[compiled.signatures[0]].fndesc.llvm_func_name
-    return _object_code(compiled.inspect_llvm(compiled.signatures[0]), entry, _symbol(name))
+    source, entry = ir_of(registry.KERNELS[family](*params))
+    return _object_code(source, entry, _symbol(name))
 
 
 def _object_code(source: str, entry: str, symbol: str) -> bytes:
-    """Everything but the entry becomes private, so numba's Python wrappers are dropped and nothing refers to numba."""
+    """Optimised machine code. All but the entry becomes private, so that callees are inlined or dropped."""
     module = llvm.parse_assembly(source)
     for function in module.functions:
         if not function.is_declaration and function.name != entry:
@@ -162,10 +197,10 @@ def _object_code(source: str, entry: str, symbol: str) -> bytes:
     main = module.get_function(entry)
     main.linkage = "external"
     main.name = symbol
-    builder = llvm.create_pass_builder(_target(), llvm.create_pipeline_tuning_options(speed_level=3))
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_global_dead_code_eliminate_pass()
-    passes.run(module, builder)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = llvm.create_pass_builder(_target(), options)
+    builder.getModulePassManager().run(module, builder)
     return bytes(_target().emit_object(module))
 
 
@@ -178,3 +213,15 @@ def _store(path: Path, data: bytes) -> None:
         os.replace(f.name, path)
     except OSError:
         return
+
+
+def _serve() -> None:
+    """The process that `_compile_apart` starts."""
+    for line in sys.stdin:
+        name = line.strip()
+        _store(_path(name), compile_kernel(name))
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,52 @@
+"""numba as a front end only: a Python function → unoptimised LLVM IR, its callees included.
+
+numba compiles every callee of a kernel to machine code of its own, with Python wrappers, and optimises each one again
+with all that it calls; we only want the IR, which `jit` optimises once, as a whole. For a kernel of 60 small functions
+that is 34 s or 6 s. numba has no option for it, so the steps that we do without are replaced while a kernel compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+
+def ir_of(function: Any) -> tuple[str, str]:
+    """(IR as text, name of the entry) of a kernel: `function` as kernels/registry.py describes it."""
+    from numba import njit, types
+    from numba.core.compiler_lock import global_compiler_lock
+
+    signature = getattr(function, "signature", None) or types.void(
+        types.CPointer(types.int64), types.int64, types.int64, types.int64
+    )
+    # Sums may be re-associated into vector lanes: a fixed order per kernel, the same for every row (DESIGN rule 6).
+    fastmath = getattr(function, "fastmath", {"reassoc", "contract", "nsz"})
+    with global_compiler_lock, _without_machine_code():
+        compiled = njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)
+        result = compiled.overloads[compiled.signatures[0]]
+        result.library._ensure_finalized()  # links the callees
+        return result.library.get_llvm_str(), result.fndesc.llvm_func_name
+
+
+@contextlib.contextmanager
+def _without_machine_code() -> Iterator[None]:
+    from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary, JITCPUCodegen
+    from numba.core.lowering import BaseLower
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, stand_in in (
+            (CPUCodeLibrary, "_optimize_functions", nothing),
+            (CPUCodeLibrary, "_optimize_final_module", nothing),
+            (JITCodeLibrary, "_finalize_specific", nothing),
+            (BaseLower, "create_cpython_wrapper", nothing),
+            (BaseLower, "create_cfunc_wrapper", nothing),
+            (JITCodeLibrary, "get_pointer_to_function", lambda *args: 1),  # of the wrapper; nobody calls it
+            (JITCPUCodegen, "set_env", nothing),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        yield
