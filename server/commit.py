@@ -94,11 +94,11 @@ class Committer:
         prob: TokenProb | None = None
         if seq.n_probs:
             prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(result, row, seq.n_probs, id)
-        if id in self._eog_ids and not request.ignore_eos:
-            events.append((seq, Token(id, "", prob, seq.timings())))
-            return Stop("eos")
-        text, word_found = seq.decoder.push(id)
+        is_end = id in self._eog_ids and not request.ignore_eos
+        text, word_found = ("", None) if is_end else seq.decoder.push(id)
         events.append((seq, Token(id, text, prob, seq.timings())))
+        if is_end:
+            return Stop("eos")
         if word_found is not None:
             stop = Stop("word", word_found)
         elif n_tokens >= seq.slot.n_ctx:

@@ -24,7 +24,7 @@ def fill(group: list[tuple[Sequence, int]]) -> UBatch:
         table = seq.table
         id = seq.slot.id
         if not seq.table_sent:
-            batch.tables[id] = table
+            batch.tables[id] = table  # a copy that is due comes with it
             if seq.copy is not None:
                 batch.copies.append(seq.copy)
         if n == 1:

@@ -249,7 +249,9 @@ class Scheduler:
                     prompts.append(seq)
         n_most = max(1, self.n_ubatch - bool(prompts))
         if len(plan) > n_most:
-            plan = sorted(plan, key=lambda part: part[0].served)[:n_most]  # those that waited longest
+            plan = sorted(plan, key=lambda part: part[0].served)[:n_most]  # those whose turn is longest ago
+            for seq, _ in plan:
+                seq.served = self._n_steps
         if prompts:
             total = min(self.n_ubatch, len(plan) + self.prompt_chunk) if plan else self.n_ubatch
             left = max(bucket_floor(total), len(plan) + 1) - len(plan)
@@ -292,13 +294,14 @@ class Scheduler:
     def _split(self, plan: Plan) -> tuple[Plan, Plan]:
         """As much of the plan as a batch may hold, and the rest."""
         left = self._limit
+        if sum([n for _, n in plan]) <= left:
+            return plan, []
         group: Plan = []
         for i, (seq, n) in enumerate(plan):
             if left == 0:
                 return group, plan[i:]
             group.append((seq, min(n, left)))  # the rest of a prompt is owed in the next step
             left -= min(n, left)
-            seq.served = self._n_steps
         return group, []
 
     def _step_failed(self, group: Plan, rest: Plan, error: StepFailed, events: Events) -> Plan:

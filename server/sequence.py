@@ -88,7 +88,7 @@ class Sequence:
         self.resumed = False  # has been preempted
         self.n_lost = 0  # tokens that it had computed then
         self.refused_at = -1  # when it last found too few pages to start
-        self.served = 0  # the step that last took tokens of it
+        self.served = 0  # the step in which it last had its turn, where a batch has too little room for all streams
         # Seconds by the scheduler's clock.
         self.t_start = 0.0  # its first tokens went to the device
         self.t_first = 0.0  # the prompt was done

@@ -87,15 +87,16 @@ class Life(RuleBasedStateMachine):
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
         oldest = scheduler.running[0] if scheduler.running else None
+        if oldest is not None and any(seq.id < oldest.id for seq in scheduler.queue):
+            oldest = None  # an older one may get the slot that it waits for, and run first
         before = (oldest.n_computed, len(oldest.tokens)) if oldest else (0, 0)
         self.bench.step()
         fits = len(scheduler.slots) < scheduler.n_ubatch
         if fits and scheduler.stats.preemptions == n_preempted:
             for seq, n in streams:
                 assert seq.done or len(seq.tokens) > n, "a stream stood still"
-        still_oldest = scheduler.running[:1] == [oldest]  # else it is done, or a pinned older one got its seat
-        if oldest is not None and still_oldest and fits and scheduler.stats.n_failed_steps == n_failed:
-            assert (oldest.n_computed, len(oldest.tokens)) > before, "the oldest stood still"
+        if oldest is not None and fits and scheduler.stats.n_failed_steps == n_failed:
+            assert oldest.done or (oldest.n_computed, len(oldest.tokens)) > before, "the oldest stood still"
 
     @rule(n=st.sampled_from([1, 2, 5, 1 << 30]))
     def device_shrinks(self, n: int) -> None:
