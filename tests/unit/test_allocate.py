@@ -195,15 +195,14 @@ def test_an_alias_keeps_its_source_alive() -> None:
     assert abs(plan.offsets[id(a)] - plan.offsets[id(b)]) >= 4 * ROW
 
 
-def test_unread_results_and_fetches() -> None:
+def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
     x = feed("x", (4, 16))
     held = silu(x)
     after = sum_to(scale(silu(held), factor=2.0), shape=(16,))
-    assert lay_out([held, after])[1].sizes[0] == 4 * ROW + 4 * ROW + ROW  # held stays, silu → scale in place, sum
-    # a sampling-like op: it writes a state, and nobody reads its result
-    order, plan = lay_out([after])
-    assert plan.sizes[0] == 4 * ROW + ROW
-    assert {id(t) for t in order if not t.is_leaf} == set(plan.offsets)
+    assert sizes(after) == 4 * ROW + ROW  # silu, silu and scale in one place
+    assert sizes(held, after) == 2 * 4 * ROW + ROW
+    unread = silu(x)
+    assert layout(toposort([unread, after]), lambda t: 0, [32], [after]).sizes[0] == sizes(after)
 
 
 # --- A1.8, A1.9 in place ---------------------------------------------------------------------------------------------
@@ -274,12 +273,7 @@ def test_feeds_and_states_have_no_place_in_an_arena() -> None:
 def test_a_write_to_an_ordinary_node_stays_in_its_memory() -> None:
     p = produced(4, 16)
     y = silu(copy_pages(p, feed("pairs", (1, 2), "i32")))
-    order, plan = lay_out([y])
-    assert plan.offsets == {id(p): 0, id(y): 0}
-    feeds = {"x": np.ones((3, 16)), "pairs": np.array([[1, 0]])}
-    (expected,) = evaluate([y], feeds, {}, np.float32)
-    assert (np.asarray(expected) > 0).all()  # row 1 went over the padding in row 0
-    del order
+    assert lay_out([y])[1].offsets == {id(p): 0, id(y): 0}
 
 
 # --- A1.12 several arenas --------------------------------------------------------------------------------------------

@@ -1,0 +1,87 @@
+"""A backend of references in numpy, f32, for tests: it can refuse ops and counts what it allocates and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graph.backend import Bytes, Place
+from graph.dtype import DTYPES
+from graph.op import OPS, destination
+from graph.tensor import Tensor
+
+Refuses = Collection[str] | Callable[[Tensor], bool]
+
+
+@dataclass
+class Memory:
+    array: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.array)
+
+
+class NumpyBackend:
+    """`refuses`: names of ops, or a predicate on nodes."""
+
+    alignment = 32
+
+    def __init__(self, name: str = "numpy", refuses: Refuses = ()) -> None:
+        self.name, self.refuses = name, refuses
+        self.allocated: list[int] = []
+        self.ran: list[str] = []
+        self.uploads = 0
+        self.closed = False
+
+    def supports(self, t: Tensor) -> bool:
+        return not (self.refuses(t) if callable(self.refuses) else t.op in self.refuses)
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        return t
+
+    def alloc(self, nbytes: int) -> Memory:
+        self.allocated.append(nbytes)
+        return Memory(np.zeros(nbytes, np.uint8))
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        return t.nbytes
+
+    def load(self, t: Tensor, raw: Bytes) -> Memory:
+        memory = self.alloc(len(raw))
+        memory.array[:] = raw
+        return memory
+
+    def upload(self, place: Place, data: Bytes) -> None:
+        self.uploads += 1
+        place.buffer.array[place.offset :][: len(data)] = data
+
+    def download(self, place: Place, nbytes: int) -> Bytes:
+        return place.buffer.array[place.offset :][:nbytes]  # type: ignore[no-any-return]
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> _Program:
+        return _Program(self, nodes, place)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _Program:
+    def __init__(self, backend: NumpyBackend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
+        self.backend, self.nodes = backend, nodes
+        self.places = {id(t): place(t) for node in nodes for t in (node, *node.src)}
+
+    def view(self, t: Tensor) -> Any:
+        at = self.places[id(t)]
+        raw = at.buffer.array[at.offset :][: t.nbytes]
+        return raw.view(DTYPES[t.dtype].numpy).reshape(t.shape)
+
+    def run(self) -> None:
+        for t in self.nodes:
+            self.backend.ran.append(t.op)
+            result = OPS[t.op].reference(*(self.view(s) for s in t.src), **t.attrs)
+            if destination(t) is None:
+                self.view(t)[...] = result

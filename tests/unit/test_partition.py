@@ -1,0 +1,289 @@
+"""Checklist A10: graphs on several backends give what one gives, and planning leaves the graph alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backends.cpu.backend import CPUBackend
+from graph.evaluate import evaluate
+from graph.ops.attention import copy_pages
+from graph.ops.elementwise import add, mul, scale, silu, sum_to
+from graph.ops.shape import pad_rows, reshape, slice_rows
+from graph.partition import TRANSFER, partition
+from graph.session import Session
+from graph.tensor import Tensor, dump, feed, state, toposort
+from models.synth import synthesize
+from tests.unit.numpy_backend import NumpyBackend
+from tests.unit.random_graphs import feeds_of, graphs
+from tests.unit.tiny_model import Tiny
+
+OPS_OF_GRAPHS = ("silu", "add", "mul", "glu", "rms_norm", "scale", "pad_rows", "sum_to")
+LLAMA_OPS = ("get_rows", "rms_norm", "linear", "rope_angles", "rope", "store_k", "attention", "silu", "mul", "add")
+X = {"x": np.arange(12, dtype=np.float32).reshape(3, 4)}
+
+
+def two(*refused: str) -> list[NumpyBackend]:
+    return [NumpyBackend("first", refused), NumpyBackend("second")]
+
+
+def values(session: Session, *roots: Tensor) -> list[Any]:
+    return session.plan(lambda: roots).run(X)
+
+
+# --- A10.1, A10.2 fallback and splits --------------------------------------------------------------------------------
+
+
+def test_an_op_that_is_refused_runs_on_the_next() -> None:
+    x = feed("x", (3, 4))
+    y = add(silu(scale(x, factor=2.0)), x)
+    alone, pair = [NumpyBackend()], two("silu")
+    expected = values(Session(alone), y)[0]
+    session = Session(pair)
+    plan = session.plan(lambda: [y])
+    assert plan.run(X)[0].tobytes() == expected.tobytes()
+    assert (pair[0].ran, pair[1].ran) == (["scale", "add"], ["silu"])
+    splits = [(s.backend, [t.op for t in s.nodes]) for s in plan.placement.segments]
+    assert splits == [(0, ["scale"]), (1, [TRANSFER]), (1, ["silu"]), (0, [TRANSFER]), (0, ["add"])]
+    assert [(t.src[0].op, t.attrs["to"]) for t in plan.placement.seams] == [("scale", 1), ("silu", 0)]
+
+
+def test_nobody_runs_it() -> None:
+    y = silu(feed("x", (3, 4)))
+    with pytest.raises(ValueError, match=r"no device runs <silu f32\[3, 4\]>: tried first, second"):
+        partition([y], [NumpyBackend("first", ("silu",)), NumpyBackend("second", ("silu",))])
+
+
+def test_one_copy_serves_all_readers() -> None:
+    x = feed("x", (3, 4))
+    s = silu(x)
+    y = add(add(scale(s, factor=2.0), scale(s, factor=3.0)), reshape(s, shape=(3, 4)))
+    placement = partition([y], two("scale"))
+    assert sum(t.src[0].op == "silu" for t in placement.seams) == 1
+
+
+def test_feeds_and_their_aliases_are_copied_by_nobody() -> None:
+    """They are uploaded to every backend that reads them."""
+    pair = two("silu")
+    x = feed("x", (3, 4))
+    row = slice_rows(reshape(x, shape=(6, 2)), start=2, stop=4)
+    session = Session(pair)
+    plan = session.plan(lambda: [silu(row), scale(row, factor=2.0)])
+    assert not plan.placement.seams
+    a, b = plan.run(X)
+    np.testing.assert_array_equal(b, 2 * X["x"].reshape(6, 2)[2:4])
+    np.testing.assert_allclose(a, b / 2 / (1 + np.exp(-b / 2)), rtol=1e-6)
+    assert [backend.uploads for backend in pair] == [1, 1]
+
+
+def test_an_alias_of_a_node_goes_where_its_reader_is() -> None:
+    x = feed("x", (3, 4))
+    row = slice_rows(silu(x), start=1, stop=3)
+    y, z = scale(row, factor=2.0), add(row, row)
+    expected = values(Session([NumpyBackend()]), y, z, row)
+    for got, e in zip(values(Session(two("scale")), y, z, row), expected, strict=True):
+        assert got.tobytes() == e.tobytes()
+
+
+# --- A10.3, A10.9 planning and running change nothing ----------------------------------------------------------------
+
+
+def test_a_second_evaluation_after_a_split_is_right() -> None:
+    x = feed("x", (3, 4))
+    y = mul(silu(add(x, x)), scale(silu(x), factor=0.5))
+    before, nodes = dump([y]), [(t, hash(t), t.src, t.attrs) for t in toposort([y])]
+    session = Session(two("silu", "mul"))
+    first, second = session.plan(lambda: [y]), session.plan(lambda: [y])
+    for scaling in (1, 3):
+        feeds = {"x": X["x"] * scaling}
+        (expected,) = evaluate([y], feeds, {}, np.float32)
+        for plan in (first, second, first):
+            assert plan.run(feeds)[0].tobytes() == expected.tobytes()
+    assert dump([y]) == before
+    assert [(t, hash(t), t.src, t.attrs) for t in toposort([y])] == nodes
+    assert dump(partition([y], session.backends).fetches) == dump(first.placement.fetches)
+
+
+@given(roots=graphs(), refused=st.lists(st.sets(st.sampled_from(OPS_OF_GRAPHS)), min_size=2, max_size=2))
+@settings(max_examples=60)
+def test_random_graphs_on_random_backends_keep_their_bits(roots: list[Tensor], refused: list[set[str]]) -> None:
+    feeds = feeds_of(roots)
+    backends = [NumpyBackend(str(i), ops) for i, ops in enumerate([*refused, set()])]
+    before = dump(roots)
+    plan = Session(backends).plan(lambda: roots)
+    for got, e in zip(plan.run(feeds), evaluate(roots, feeds, {}, np.float32), strict=True):
+        assert got.tobytes() == np.asarray(e, np.float32).tobytes()
+    assert dump(roots) == before
+    for i, backend in enumerate(backends[:2]):
+        assert not set(backend.ran) & refused[i]
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_that_both_sides_touch_stays_in_one_home() -> None:
+    pair = two("copy_pages")
+    session = Session(pair)
+    kv = session.define("kv", (3, 4))
+    session.write("kv", X["x"])
+    old = silu(kv)
+    new = scale(reshape(copy_pages(kv, feed("pairs", (1, 2), "i32")), shape=(12,)), factor=2.0)
+    plan = session.plan(lambda: [add(old, reshape(new, shape=(3, 4)))])
+    assert plan.placement.homes == {"kv": 1}
+    assert [t.op for t in plan.placement.seams] == [TRANSFER] * 2  # silu's and scale's results go to the add
+    feeds = {"pairs": np.array([[2, 0]])}
+    copied = X["x"].copy()
+    (first,) = plan.run(feeds)
+    copied[0] = copied[2]
+    s = X["x"] / (1 + np.exp(-X["x"]))
+    np.testing.assert_allclose(first, s + 2 * copied, rtol=1e-6)
+    np.testing.assert_array_equal(session.read("kv"), copied)
+    assert set(pair[0].ran) == {"add"}
+
+
+def test_a_home_is_kept_by_later_plans() -> None:
+    session = Session(two("copy_pages"))
+    kv = session.define("kv", (3, 4))
+    write = session.plan(lambda: [copy_pages(kv, feed("pairs", (1, 2), "i32"))])
+    read = session.plan(lambda: [silu(kv)])  # the first backend would run it
+    session.write("kv", X["x"])
+    write.run({"pairs": np.array([[2, 0]])})
+    (y,) = read.run({})
+    assert y[0].tobytes() == y[2].tobytes()
+    assert y[2, 3] > 0
+
+
+def test_states_that_cannot_meet_are_named() -> None:
+    a, b = state("a", (3, 4)), state("b", (3, 4))
+    with pytest.raises(ValueError, match="states 'a', 'b' meet in a node but are on different devices"):
+        partition([add(a, b)], two(), {"a": 0, "b": 1})
+    with pytest.raises(ValueError, match="everything that touches state 'a': first refuses <silu"):
+        partition([silu(a)], two("silu"), {"a": 0})
+    with pytest.raises(ValueError, match="everything that touches state 'a': second refuses <mul"):
+        partition([mul(silu(a), a)], [NumpyBackend("first", ("silu",)), NumpyBackend("second", ("mul",))])
+
+
+def test_constants_are_on_every_backend_that_reads_them() -> None:
+    pair = two("silu")
+    session = Session(pair)
+    w = session.define("w", (3, 4), source=lambda: X["x"].reshape(-1).view(np.uint8), constant=True)
+    placement, arenas = session.measure(lambda: [add(silu(w), w)])
+    assert [d.weights for d in session.device_bytes(placement, arenas)] == [48, 48]
+    expected = evaluate([add(silu(w), w)], {}, {"w": X["x"]}, np.float32)[0]
+    assert session.plan(lambda: [add(silu(w), w)]).run({})[0].tobytes() == expected.tobytes()
+
+
+# --- A10.5, A10.6 measuring allocates nothing ------------------------------------------------------------------------
+
+
+def test_measuring_reports_sizes_and_allocates_nothing() -> None:
+    pair = two("silu")
+    session = Session(pair)
+    kv = session.define("kv", (3, 4))
+    x = feed("x", (3, 4))
+    big = pad_rows(silu(x), before=0, after=61)
+    graph = [add(sum_to(big, shape=(1, 4)), copy_pages(kv, feed("pairs", (1, 2), "i32")))]
+    placement, arenas = session.measure(lambda: graph)
+    need = session.device_bytes(placement, arenas)
+    assert [backend.allocated for backend in pair] == [[], []]
+    assert [(d.device, d.weights, d.states, d.feeds) for d in need] == [("first", 0, 48, 8), ("second", 0, 0, 48)]
+    session.plan(lambda: graph)
+    for d, backend in zip(need, pair, strict=True):
+        assert d.arena in backend.allocated
+        assert sum(backend.allocated) == d.weights + d.states + d.feeds + d.arena
+
+
+def test_running_allocates_nothing_more() -> None:
+    backend = NumpyBackend()
+    session = Session([backend])
+    for i in range(3):
+        session.run("key", lambda: [silu(feed("x", (3, 4)))], X)
+        assert (i, session.n_plans_built, len(backend.allocated)) == (i, 1, 2)
+
+
+def test_order_of_evaluation_is_chosen_by_size() -> None:
+    x = feed("x", (4, 16))
+
+    def narrow(t: Tensor) -> Tensor:
+        return sum_to(t, shape=(1, 16))
+
+    light, heavy = pad_rows(x, before=3, after=0), narrow(silu(pad_rows(x, before=0, after=60)))
+    session = Session([NumpyBackend()])
+    for graph in (lambda: [add(light, heavy)], lambda: [add(heavy, light)]):
+        size = {order: session.measure(graph, eval_order=order)[1].sizes[0] for order in ("left", "right", "auto")}
+        assert size["left"] != size["right"]
+        assert size["auto"] == min(size.values())
+
+
+# --- a whole model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    synthesize(path, "tiny", "F32")
+    return path
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny: Path) -> np.ndarray[Any, Any]:
+    return Tiny.open(tiny, [NumpyBackend()]).oracle()
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[CPUBackend]:
+    backend = CPUBackend(2)
+    yield backend
+    backend.close()
+
+
+class Refusing:
+    """A backend that refuses chosen ops, and otherwise is another."""
+
+    def __init__(self, inner: CPUBackend, refused: set[str]) -> None:
+        self.inner, self.refused = inner, refused
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def supports(self, t: Tensor) -> bool:
+        return t.op not in self.refused
+
+
+@given(refused=st.lists(st.sets(st.sampled_from(LLAMA_OPS)), min_size=2, max_size=2))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_llama_in_pieces(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend, refused: list[set[str]]) -> None:
+    """The same kernels in any number of pieces give the same bits, and those are near the oracle's values."""
+    whole = Tiny.open(tiny, [cpu]).logits()
+    pieces = Tiny.open(tiny, [Refusing(cpu, refused[0]), Refusing(cpu, refused[1]), cpu]).logits()  # type: ignore[list-item]
+    np.testing.assert_allclose(pieces, oracle, atol=2e-5 * np.abs(oracle).max())
+    assert (pieces.argmax(1) == oracle.argmax(1)).all()
+    np.testing.assert_allclose(pieces, whole, atol=1e-6 * np.abs(oracle).max())
+    if not refused[0] | refused[1]:
+        assert pieces.tobytes() == whole.tobytes()
+
+
+def test_a_llama_on_cpu_and_numpy(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend) -> None:
+    first = NumpyBackend("other", ("linear", "attention"))
+    logits = Tiny.open(tiny, [first, cpu]).logits()
+    assert {"rms_norm", "rope", "silu"} <= set(first.ran)
+    np.testing.assert_allclose(logits, oracle, atol=2e-5 * np.abs(oracle).max())
+
+
+def test_an_arena_full_of_nan_changes_nothing(tiny: Path, cpu: CPUBackend) -> None:
+    """Nothing is read from the arena before it is written."""
+    clean = Tiny.open(tiny, [cpu])
+    expected = clean.logits()
+    dirty = Tiny.open(tiny, [cpu])
+    for n in (5, 1):
+        dirty.session.reserve(lambda n=n: dirty.build(n))
+    arena: Any = dirty.session.arena(0, 1)
+    arena.array[:] = 0xFF
+    assert dirty.logits().tobytes() == expected.tobytes()
+    assert dirty.session.n_plans_built == 2
