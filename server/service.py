@@ -138,6 +138,8 @@ class Service:
                     self.cancel(stream)
         self._stopping = True
         self._wake.set()
+        if self.served is None:  # loading cannot be interrupted, and leaves nothing undone
+            return
         try:
             async with asyncio.timeout_at(began + timeout * 0.9):
                 await self._ended
