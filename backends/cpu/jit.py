@@ -2,7 +2,7 @@
 
 A kernel is compiled once per machine: numba turns the function of `backends/cpu/kernels` into LLVM IR, LLVM into an
 object file, and the file is kept under the cache folder in a folder named by a hash of everything that it depends on
-(the kernels' sources, numba and LLVM, the processor and its features). A warm start maps those files in milliseconds
+(numba and LLVM, the processor and its features) and by one of the kernel's sources. A warm start maps those files in milliseconds
 and imports llvmlite only. Calling convention: numba's, `i32 f(ret*, exception*, a, begin, end, scratch)`.
 """
 
@@ -12,7 +12,9 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import importlib.metadata as metadata
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,17 +49,45 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _folder() -> Path:
+    """One for each machine and compiler."""
     digest = hashlib.sha256()
-    for source in sorted(KERNEL_FOLDER.glob("*.py")):
-        digest.update(source.name.encode() + source.read_bytes())
-    import importlib.metadata as metadata
-
     for part in (metadata.version("numba"), metadata.version("llvmlite"), sys.version, llvm.get_host_cpu_name()):
         digest.update(part.encode())
     digest.update(llvm.get_host_cpu_features().flatten().encode() + isa().encode())
-    for name in ("jit.py", "frontend.py"):
+    for name in ("jit.py", "frontend.py", "isa.py"):
         digest.update((KERNEL_FOLDER.parent / name).read_bytes())
     return cache_folder() / "cpu" / digest.hexdigest()[:16]
+
+
+@functools.cache
+def _sources() -> dict[str, tuple[bytes, list[str]]]:
+    """Every module of the kernels: its text, and the modules beside it that it imports."""
+    return {
+        path.stem: (text, re.findall(r"^from backends\.cpu\.kernels(?:\.| import )(\w+)", text.decode(), re.MULTILINE))
+        for path in sorted(KERNEL_FOLDER.glob("*.py"))
+        for text in [path.read_bytes()]
+    }
+
+
+@functools.cache
+def _module_of(family: str) -> str:
+    mark = f'@kernel("{family}")'.encode()
+    found = next((name for name, (text, _) in _sources().items() if mark in text), None)
+    if found is None:
+        raise KernelError(f"there is no CPU kernel named {family!r}")
+    return found
+
+
+@functools.cache
+def _digest(module: str) -> str:
+    """Of a module and all that it imports from beside it: a kernel is compiled anew when one of them changes."""
+    closure, stack = {module}, [module]
+    while stack:
+        for other in _sources()[stack.pop()][1]:
+            if other in _sources() and other not in closure:
+                closure.add(other)
+                stack.append(other)
+    return hashlib.sha256(b"".join(_sources()[name][0] for name in sorted(closure))).hexdigest()[:12]
 
 
 @functools.cache
@@ -84,7 +114,7 @@ def _symbol(name: str) -> str:
 
 
 def _path(name: str) -> Path:
-    return _folder() / (_symbol(name) + ".o")
+    return _folder() / f"{_symbol(name)}-{_digest(_module_of(name.split(':')[0]))}.o"
 
 
 def address(name: str) -> int:
@@ -173,12 +203,8 @@ def missing(names: Iterable[str]) -> list[str]:
 def compile_kernel(name: str) -> bytes:
     """Object code of one kernel."""
     family, *params = name.split(":")
+    importlib.import_module(f"backends.cpu.kernels.{_module_of(family)}")
     registry = importlib.import_module("backends.cpu.kernels.registry")
-    for source in sorted(KERNEL_FOLDER.glob("*.py")):
-        if family not in registry.KERNELS and source.stem != "__init__":
-            importlib.import_module(f"backends.cpu.kernels.{source.stem}")
-    if family not in registry.KERNELS:
-        raise KernelError(f"there is no CPU kernel named {family!r}")
     from backends.cpu.frontend import ir_of
 
     source, entry = ir_of(registry.KERNELS[family](*params))
