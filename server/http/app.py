@@ -99,7 +99,7 @@ async def serve(service: Service, config: ServerConfig) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
-        await service.stop(4.0)
+        await service.stop(2.5)
         await runner.cleanup()
 
 
