@@ -5,6 +5,7 @@ Block types keep the names and layouts of GGUF (`gguf.GGML_QUANT_SIZES`); plain 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ DTYPES: dict[str, DType] = {
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a contiguous tensor. ValueError when the last axis is not a whole number of blocks."""
     d = DTYPES[dtype]
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     if d.block > 1 and (not shape or shape[-1] % d.block):
         raise ValueError(f"{dtype} packs {d.block} elements, but the last axis of {shape} is not a multiple of that")
     return count // d.block * d.nbytes

@@ -36,6 +36,9 @@ class Placement:
     backend_of: Mapping[int, int]
     homes: Mapping[str, int]  # mutable state → its backend
 
+    def arena_of(self, t: Tensor) -> int:
+        return self.backend_of[id(t)]
+
     @property
     def segments(self) -> list[Segment]:
         """Runs of nodes on one backend; a transfer is a segment of its own, done by the session."""

@@ -257,10 +257,13 @@ class Session:
         """
         placement = partition(build(), self.backends, self._homes)
         alignments = [b.alignment for b in self.backends]
-        choices = []
-        for reverse in {"left": [False], "right": [True], "auto": [False, True]}[eval_order]:
-            p = replace(placement, order=tuple(toposort(placement.fetches, reverse=reverse)))
-            choices.append((p, layout(p.order, lambda t: placement.backend_of[id(t)], alignments, p.fetches)))
+        orders = {"left": placement.order} if eval_order != "right" else {}
+        if eval_order != "left":
+            orders["right"] = tuple(toposort(placement.fetches, reverse=True))
+        choices = [
+            (replace(placement, order=order), layout(order, placement.arena_of, alignments, placement.fetches))
+            for order in orders.values()
+        ]
         return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
 
     def device_bytes(self, placement: Placement, arenas: Layout) -> list[DeviceBytes]:
