@@ -36,6 +36,47 @@ def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
 linear.tolerance_quantised = 2e-2
 
 
+@linear.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
+    return matmul(g, w), matmul_tn(g, x)
+
+
+@op
+def matmul(a: Array, b: Array) -> Array:
+    """a (M, K) · b (K, N)."""
+    return a @ b
+
+
+@matmul.shape
+def _(a: Tensor, b: Tensor) -> tuple[Shape, str]:
+    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul", "wants a (M, K) and b (K, N)", a, b)
+    require(a.shape[1] == b.shape[0], "matmul", "columns of a and rows of b differ in number", a, b)
+    return (a.shape[0], b.shape[1]), a.dtype
+
+
+@matmul.vjp
+def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
+    return linear(g, b), matmul_tn(a, g)
+
+
+@op
+def matmul_tn(a: Array, b: Array) -> Array:
+    """a (K, M) transposed · b (K, N)."""
+    return a.T @ b
+
+
+@matmul_tn.shape
+def _(a: Tensor, b: Tensor) -> tuple[Shape, str]:
+    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul_tn", "wants a (K, M) and b (K, N)", a, b)
+    require(a.shape[0] == b.shape[0], "matmul_tn", "a and b differ in rows", a, b)
+    return (a.shape[1], b.shape[1]), a.dtype
+
+
+@matmul_tn.vjp
+def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
+    return linear(b, g), matmul(a, g)
+
+
 @op
 def quantize_act(x: Array) -> Array:
     """x (T, K) rounded to 127 steps of the largest magnitude in each 32 consecutive elements of a row."""
@@ -107,3 +148,18 @@ for _dtype in (name for name, d in DTYPES.items() if d.quantised and not name.en
 @linear.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 12)), r.normal(size=(21, 12))], {}  # a weight that is not a constant
+
+
+@matmul.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6)), r.normal(size=(6, 5))], {}
+
+
+@matmul.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 17)), Weight(r.normal(size=(17, 64)), "q8_0")], {}  # back through a weight
+
+
+@matmul_tn.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(6, 4)), r.normal(size=(6, 5))], {}

@@ -24,6 +24,35 @@ def _(table: Tensor, ids: Tensor) -> tuple[Shape, str]:
     return (*ids.shape, table.shape[1]), "f32"
 
 
+@get_rows.vjp
+def _(g: Tensor, y: Tensor, table: Tensor, ids: Tensor) -> tuple[Tensor | None, ...]:
+    return add_rows(g, ids, n=table.shape[0]), None
+
+
+@op
+def add_rows(rows: Array, ids: Array, *, n: int) -> Array:
+    """(n, K) of zeros with each of `rows` (T, K) added at its id."""
+    out = np.zeros((n, *rows.shape[1:]), rows.dtype)
+    np.add.at(out, ids, rows)
+    return out
+
+
+@add_rows.shape
+def _(rows: Tensor, ids: Tensor, n: int) -> tuple[Shape, str]:
+    require(rows.shape[:1] == ids.shape, "add_rows", "wants one id for each row", rows, ids)
+    return (n, *rows.shape[1:]), rows.dtype
+
+
+@add_rows.vjp
+def _(g: Tensor, y: Tensor, rows: Tensor, ids: Tensor, n: int) -> tuple[Tensor | None, ...]:
+    return get_rows(g, ids), None
+
+
+@add_rows.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(3, 4)), np.array([1, 5, 1], np.int32)], {"n": 7}
+
+
 @get_rows.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(7, 3)), np.array([1, 5, 1], np.int32)], {}
