@@ -6,6 +6,7 @@ A step's graph is tokens → logits → sampled ids. Its plans are kept by bucke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph.ops.attention import PAGE
+from graph.backend import Backend
 from graph.ops import samplers
+from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
 from graph.partition import Placement
 from graph.session import DeviceBytes, Session
@@ -22,7 +24,6 @@ from graph.tensor import Tensor, feed
 from models.batch import KV_TYPES, Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
-from server.devices import open_backends
 from server.pages import pool_size
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.ubatch import StepFailed, StepResult, UBatch, bucket
@@ -42,6 +43,20 @@ class EngineOptions:
     type_v: str = "f16"
     threads: int = 0  # 0: every core of the process
     devices: tuple[str, ...] = ("cpu",)
+
+
+class DeviceError(ValueError):
+    """A device that this version or this machine does not have; the message names it."""
+
+
+def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
+    """Backends in the order given; the CPU is added last when it is not named, because it runs every op."""
+    from backends.cpu.backend import CPUBackend
+
+    for name in names:
+        if name != "cpu":
+            raise DeviceError(f"device {name!r} is not available: this version runs on cpu")
+    return [CPUBackend(threads)]
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,9 @@ class Engine:
             if kind not in KV_TYPES:
                 raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
             if kind == "q8_0" and h.head_dim % 32:
-                raise ValueError(f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {h.head_dim}")
+                raise ValueError(
+                    f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {h.head_dim}"
+                )
         share = 1 if options.unified else options.n_slots
         self.n_ctx = options.n_ctx or h.n_ctx_train * share
         self.n_ctx_slot = self.n_ctx // share
@@ -105,7 +122,9 @@ class Engine:
 
     def measure(self) -> tuple[Placement, list[DeviceBytes]]:
         """What the largest ordinary step needs on each device, and what runs where; nothing is allocated."""
-        placement, arenas = self.session.measure(lambda: self._build(Shape(self.options.n_ubatch, self.options.n_slots)))
+        placement, arenas = self.session.measure(
+            lambda: self._build(Shape(self.options.n_ubatch, self.options.n_slots))
+        )
         return placement, self.session.device_bytes(placement, arenas)
 
     # --- a step ------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Compiled kernels, kept on disk as object code: `address("rms_norm")` is the entry of a native function.
 
 A kernel is compiled once per machine: numba turns the function of `backends/cpu/kernels` into LLVM IR, LLVM into an
-object file, and the file is kept under the cache folder in a folder named by a hash of everything that it depends on
-(numba and LLVM, the processor and its features) and by one of the kernel's sources. A warm start maps those files in milliseconds
-and imports llvmlite only. Calling convention: numba's, `i32 f(ret*, exception*, a, begin, end, scratch)`.
+object file, and the file is kept under the cache folder, named by hashes of what it depends on: numba, LLVM, the
+processor and its features, and the kernel's sources. A warm start maps those files in milliseconds and imports
+llvmlite only. Calling convention: numba's, `i32 f(ret*, exception*, a, begin, end, scratch)`.
 """
 
 from __future__ import annotations

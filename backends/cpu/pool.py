@@ -49,7 +49,12 @@ class Table:
         self.n = len(instructions)
         self.scratch = max((i.scratch for i in instructions), default=0)
         for row, start, ins in zip(self.words, starts, instructions, strict=False):
-            row[:4] = (jit.address(ins.kernel), self.blocks.ctypes.data + 8 * int(start), ins.n_units, max(1, ins.grain))
+            row[:4] = (
+                jit.address(ins.kernel),
+                self.blocks.ctypes.data + 8 * int(start),
+                ins.n_units,
+                max(1, ins.grain),
+            )
 
 
 class Pool:

@@ -47,7 +47,11 @@ def _(cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Shape, str]:
 def _store_case(shape: Shape, dtype: str) -> object:
     def make(r: np.random.Generator) -> Case:
         cells = np.array([17, 3, 40])
-        return [State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), r.normal(size=(3, 2, 8)), cells], {}
+        return [
+            State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype),
+            r.normal(size=(3, 2, 8)),
+            cells,
+        ], {}
 
     return make
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.cli import load
 from server.cli.flags import UsageError
+from server.cli.progress import COMPILING, show_compiling
 
 if TYPE_CHECKING:
     from graph.backend import Bytes
@@ -32,6 +33,7 @@ def run(options: SimpleNamespace) -> int:
     from graph.conformance import WRONG
 
     outcomes = list(of_model(options) if options.model else of_registry(options))
+    COMPILING.end()
     if options.json:
         ops = [
             {
@@ -53,12 +55,13 @@ def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
     """Every case of every op, or of those named."""
     from graph.conformance import register_all, run_all
     from graph.op import OPS
-    from server.devices import open_backends
+    from server.engine import open_backends
 
     register_all()
     for name in options.op:
         if name not in OPS:
             raise UsageError(f"--op: there is no op {name!r}; the ops are {', '.join(sorted(OPS))}")
+    show_compiling()
     backends = open_backends((options.device,), max(options.threads, 0))
     yield from run_all(backends[:1], options.op)
 

@@ -66,7 +66,7 @@ class Server:
         return self.process.returncode
 
 
-@pytest.fixture()
+@pytest.fixture
 def serve() -> Iterator[ServerFactory]:
     """Start servers; they end with the test."""
     started: list[Server] = []

@@ -9,9 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from conftest import REPO_ROOT
 
-DATA = REPO_ROOT.parent / "shared" / "data" / "models"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 STORY = "Once upon a time there was a little girl who lived in a house near the forest and"
 MODELS = ("stories260K.gguf", "stories260K-conv-F16.gguf", "stories260K-conv-Q8_0.gguf")
 
@@ -31,9 +30,7 @@ def requests() -> list[dict[str, Any]]:
     made = []
     for i in range(16):
         prompt = STORY[: 20 + 7 * (i % 8)] if i % 2 else f"The {i}th day was warm. " * (1 + i)
-        made.append(
-            {"prompt": prompt, "n_predict": 12 + 3 * i, "seed": 100 + i, "return_tokens": True, **mixed[i % 8]}
-        )
+        made.append({"prompt": prompt, "n_predict": 12 + 3 * i, "seed": 100 + i, "return_tokens": True, **mixed[i % 8]})
         if i % 3 == 0:
             made[-1]["n_probs"] = 4
     return made

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO_ROOT
 
-DATA = REPO_ROOT.parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def recorded(pattern: str) -> list[Any]:
@@ -54,7 +53,9 @@ def test_the_same_seed_gives_llama_cpps_tokens(serve: Any, file: Path) -> None:
             continue  # constrained output is a feature of its own
         answer = server.post("/completion", case["request"])
         want = case["response"]
-        same = all(answer[k] == want[k] for k in ("content", "tokens", "stop_type", "stopping_word", "tokens_predicted"))
+        same = all(
+            answer[k] == want[k] for k in ("content", "tokens", "stop_type", "stopping_word", "tokens_predicted")
+        )
         if not same:
             missed.append(case["case"])
             continue

@@ -24,18 +24,17 @@ OPENS_BACKENDS = ("server/engine.py", "server/cli/")
 ONLY_IN = {  # third-party module → the only places that may import it
     "aiohttp": ("server/http/",),
     "asyncio": ("server/",),
-    "numba": ("backends/cpu/kernels/", "backends/cpu/jit.py"),
+    "numba": ("backends/cpu/kernels/", "backends/cpu/frontend.py"),
     "llvmlite": ("backends/cpu/", "server/cli/devices.py"),
     "pyopencl": ("backends/opencl/",),
     "vulkan": ("backends/vulkan/",),
-    "sentencepiece": ("models/tokenizer/",),
     "tokenizers": ("models/tokenizer/",),
     "jinja2": ("models/",),
     "prometheus_client": ("server/",),
     "rich": ("server/cli/",),
 }
 GRAPH_IMPORTS = {"numpy", "gguf"}  # beside the standard library
-LAZY = {"numba": ("backends/cpu/jit.py",), "pyopencl": (), "vulkan": ()}  # may be imported inside functions only
+LAZY = {"numba": ("backends/cpu/frontend.py",), "pyopencl": (), "vulkan": ()}  # may be imported inside functions only
 NOT_NAMES = {"utils", "helpers", "common", "manager"}
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))

@@ -18,12 +18,15 @@ from server.sampling import RowSampler, SamplingFeeds, SamplingParams, split_log
 from tests.unit import sampling_kernel
 
 MODELS = ("stories260K", "prometheus-shakespeare-2.3M-F32")
-EXPECTED = {"stories260K": "stories260K.gguf.json", "prometheus-shakespeare-2.3M-F32": "prometheus-shakespeare-2.3M-F32.gguf.json"}
+EXPECTED = {
+    "stories260K": "stories260K.gguf.json",
+    "prometheus-shakespeare-2.3M-F32": "prometheus-shakespeare-2.3M-F32.gguf.json",
+}
 N_CASES = 24
 
 
 class Llama:
-    """A llama of F32 weights in numpy, one sequence: tokens in, logits of the last one out. State: the K and V so far."""
+    """A llama of F32 weights in numpy, one sequence: tokens in, logits of the last one out; remembers K and V."""
 
     def __init__(self, path: Path) -> None:
         reader = GGUFReader(path)

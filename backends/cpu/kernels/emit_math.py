@@ -32,7 +32,9 @@ def splat(b, scalar, n):
 def call(b, name, *args):
     """An LLVM intrinsic of f32 vectors, by its name without the type."""
     full = f"llvm.{name}.v{args[0].type.count}f32"
-    f = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(args[0].type, [args[0].type] * len(args)), full)
+    f = b.module.globals.get(full) or ir.Function(
+        b.module, ir.FunctionType(args[0].type, [args[0].type] * len(args)), full
+    )
     return b.call(f, args)
 
 
@@ -125,5 +127,5 @@ def elements(n_inputs, n_scalars, formula):
         return ctx.get_dummy_value()
 
     scope = {"signature": signature, "codegen": codegen}
-    exec(f"def run(typingctx, {', '.join(names)}): return signature, codegen", scope)  # noqa: S102
+    exec(f"def run(typingctx, {', '.join(names)}): return signature, codegen", scope)
     return intrinsic(scope["run"])
