@@ -49,9 +49,9 @@ DTYPES: dict[str, DType] = {
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a contiguous tensor. ValueError when the last axis is not a whole number of blocks."""
+    """Bytes of a contiguous tensor. ValueError when its rows (of a cache: its pages) are not whole blocks."""
     d = DTYPES[dtype]
-    count = math.prod(shape)
-    if d.block > 1 and (not shape or shape[-1] % d.block):
-        raise ValueError(f"{dtype} packs {d.block} elements, but the last axis of {shape} is not a multiple of that")
-    return count // d.block * d.nbytes
+    row = math.prod(shape[1:] if len(shape) > 2 else shape[-1:])
+    if d.block > 1 and (not shape or row % d.block):
+        raise ValueError(f"{dtype} packs {d.block} elements, but the rows of {shape} are not a multiple of that")
+    return math.prod(shape) // d.block * d.nbytes
