@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from models.errors import ModelFileError
 from server.cli.flags import CliError, UsageError
 from server.cli.options import SAMPLING
+from server.cli.progress import COMPILING, show_compiling
 
 if TYPE_CHECKING:
     from models.hparams import Hparams
@@ -121,6 +122,7 @@ def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
 
     with GGUFFile.open(path) as gguf:
         wanted = engine_options(options, hparams_of(gguf), gguf.size)
+    show_compiling()
     try:
         return Engine(path, wanted)
     except ModelFileError:
@@ -130,12 +132,9 @@ def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
 
 
 def load_weights(engine: Engine) -> None:
-    """Bring the model to the device; says so when kernels have to be compiled for this machine first."""
-    from backends.cpu import jit
-
-    if jit.missing(["step"]):
-        print("compiling kernels for this machine (once; some twenty seconds)", file=sys.stderr, flush=True)
+    """Bring the model to the device."""
     engine.load()
+    COMPILING.end()
 
 
 def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespace) -> Scheduler:

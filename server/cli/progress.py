@@ -1,0 +1,41 @@
+"""What the first start shows while kernels are compiled for this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+class CompileProgress:
+    """One line that counts kernels on a terminal; elsewhere a line at the first kernel and then every five seconds."""
+
+    def __init__(self) -> None:
+        self.n_kernels = 0
+        self._shown = float("-inf")
+
+    def __call__(self, kernel: str) -> None:
+        """A kernel is about to be compiled."""
+        self.n_kernels += 1
+        line = f"compiling kernels for this machine, once: {self.n_kernels}"
+        if sys.stderr.isatty():
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._shown >= 5:
+            self._shown = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Nothing more is compiled for now."""
+        if self.n_kernels and sys.stderr.isatty():
+            print(file=sys.stderr)
+        self.n_kernels = 0
+
+
+COMPILING = CompileProgress()
+
+
+def show_compiling() -> CompileProgress:
+    """From now on, kernels that are compiled are shown."""
+    from backends.cpu import jit
+
+    jit.on_compile = COMPILING
+    return COMPILING
