@@ -25,9 +25,9 @@ class Batch:
 
     @classmethod
     def feeds(cls, n_tokens: int, n_out: int, n_copies: int = 0) -> Batch:
-        parts = (feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells"))
+        tokens, pos, slot, cells = (feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells"))
         copies = feed("copies", (n_copies, 2), "i32") if n_copies else None
-        return cls(*parts, feed("out", (n_out,), "i32"), copies)
+        return cls(tokens, pos, slot, cells, feed("out", (n_out,), "i32"), copies)
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class Engine:
         )
 
     def _feeds(self, shape: Shape, batch: UBatch) -> dict[str, npt.NDArray[Any]]:
-        """The batch as arrays of the plan's size. Rows that fill it up are a sequence of their own, on the spare page."""
+        """The batch as arrays of the plan's size. Tokens that fill it up are a sequence on the spare page."""
         n, spare = len(batch.tokens), self.n_pages
         fill = shape.n_tokens - n
         if shape.n_out > len(self._sampling.slot):

@@ -39,7 +39,7 @@ class StepResult:
     """`ids[j]`: the word that the sample op returned for row j (see server.sampling.RowSampler.accept).
 
     `logprobs[j]`: value at the target, then n_top−1 values; `top_ids[j]`: their ids. `probs[j]`: post-sampling
-    (candidates, probability of the chosen token, ids, probabilities). Arrays are None when nothing of the kind was asked.
+    (candidates, probability of the chosen token, ids, probabilities). Arrays are None when nobody asked.
     """
 
     ids: npt.NDArray[np.uint32]

@@ -15,17 +15,18 @@ from unittest import mock
 
 def ir_of(function: Any) -> tuple[str, str]:
     """(IR as text, name of the entry) of a kernel: `function` as kernels/registry.py describes it."""
-    from numba import njit, types
+    import numba
     from numba.core.compiler_lock import global_compiler_lock
 
+    types: Any = numba.types
     signature = getattr(function, "signature", None) or types.void(
         types.CPointer(types.int64), types.int64, types.int64, types.int64
     )
     # Sums may be re-associated into vector lanes: a fixed order per kernel, the same for every row (DESIGN rule 6).
     fastmath = getattr(function, "fastmath", {"reassoc", "contract", "nsz"})
     with global_compiler_lock, _without_machine_code():
-        compiled = njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)
-        result = compiled.overloads[compiled.signatures[0]]
+        compiled = numba.njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)
+        result: Any = compiled.overloads[compiled.signatures[0]]
         result.library._ensure_finalized()  # links the callees
         return result.library.get_llvm_str(), result.fndesc.llvm_func_name
 

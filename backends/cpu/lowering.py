@@ -4,8 +4,10 @@
     def _(t, at): return [Instruction("rms_norm", (at(t.src[0]), at(t.src[1]), at(t), n, bits(eps)), n_units=rows)]
 
 `at(tensor)` is the tensor's address when the program runs: an arena offset, a feed's buffer, or a state's (constant
-2-D states are packed, see weights.py). An op without an entry runs as its numpy reference, outside the native call.
-A rewrite replaces a node by nodes that suit this backend (quantised activations, fused pairs) before memory is laid out.
+2-D states are packed, see weights.py). An op without an entry, or whose rule returns None because it has no kernel for
+these shapes or types, runs as its numpy reference, outside the native call.
+A rewrite replaces a node by nodes that suit this backend (quantised activations, fused pairs) before memory is laid
+out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from backends.cpu.pool import Instruction
 from graph.tensor import Tensor
 
 At = Callable[[Tensor], int]
-Lowering = Callable[[Tensor, At], list[Instruction]]
+Lowering = Callable[[Tensor, At], list[Instruction] | None]
 Rewrite = Callable[[Tensor], Tensor]
 LOWERINGS: dict[str, Lowering] = {}
 REWRITES: dict[str, Rewrite] = {}

@@ -11,8 +11,19 @@ import numpy as np
 from numba import njit
 
 from backends.cpu.kernels.attention_tile import BYTES, page_nbytes, scores, softmax_step, weighted_sum
-from backends.cpu.kernels.registry import abs_f32, bits_f32, f32_to_f16, f32p, i8p, i32p, kernel, max_f32
-from backends.cpu.kernels.registry import rint_f32, u8p, u16p
+from backends.cpu.kernels.registry import (
+    abs_f32,
+    bits_f32,
+    f32_to_f16,
+    f32p,
+    i8p,
+    i32p,
+    kernel,
+    max_f32,
+    rint_f32,
+    u8p,
+    u16p,
+)
 
 TOKENS = 8  # of a unit
 TILE = 4  # query rows that share a page's keys

@@ -112,8 +112,11 @@ def weighted_sum(dtype, size, rows):
             lanes = vector(width)
             for first in range(0, n_chunks, held):
                 chunks = range(first, min(n_chunks, first + held))
-                where = {(r, j): b.bitcast(b.gep(OUT, [c((r * size + j * width) * 4)]), lanes.as_pointer())
-                         for r in range(rows) for j in chunks}
+                where = {
+                    (r, j): b.bitcast(b.gep(OUT, [c((r * size + j * width) * 4)]), lanes.as_pointer())
+                    for r in range(rows)
+                    for j in chunks
+                }
                 start = {}
                 for (r, j), pointer in where.items():
                     value = b.load(pointer)

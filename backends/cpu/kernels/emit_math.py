@@ -32,9 +32,8 @@ def splat(b, scalar, n):
 def call(b, name, *args):
     """An LLVM intrinsic of f32 vectors, by its name without the type."""
     full = f"llvm.{name}.v{args[0].type.count}f32"
-    f = b.module.globals.get(full) or ir.Function(
-        b.module, ir.FunctionType(args[0].type, [args[0].type] * len(args)), full
-    )
+    kind = ir.FunctionType(args[0].type, [args[0].type] * len(args))
+    f = b.module.globals.get(full) or ir.Function(b.module, kind, full)
     return b.call(f, args)
 
 

@@ -34,7 +34,7 @@ def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _pointer(element: Any) -> Any:
-    @intrinsic  # type: ignore[misc]
+    @intrinsic
     def cast(typingctx: Any, address: Any) -> Any:
         pointer = types.CPointer(element)
 
@@ -53,7 +53,7 @@ i32p, u32p, i64p = _pointer(types.int32), _pointer(types.uint32), _pointer(types
 
 
 def _unary(result: Any, argument: Any, emit: Callable[[Any, Any], Any]) -> Any:
-    @intrinsic  # type: ignore[misc]
+    @intrinsic
     def convert(typingctx: Any, x: Any) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
             return emit(b, args[0])
@@ -80,20 +80,20 @@ def _llvm_f32(name: str, n_args: int) -> Any:
 
     if n_args == 1:
 
-        @intrinsic  # type: ignore[misc]
+        @intrinsic
         def call1(typingctx: Any, x: Any) -> Any:
             return types.float32(types.float32), lambda ctx, b, sig, args: b.call(declare(b), args)
 
         return call1
     if n_args == 2:
 
-        @intrinsic  # type: ignore[misc]
+        @intrinsic
         def call2(typingctx: Any, x: Any, y: Any) -> Any:
             return types.float32(types.float32, types.float32), lambda ctx, b, sig, args: b.call(declare(b), args)
 
         return call2
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic
     def call3(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
         signature = types.float32(types.float32, types.float32, types.float32)
         return signature, lambda ctx, b, sig, args: b.call(declare(b), args)

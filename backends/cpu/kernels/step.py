@@ -194,9 +194,9 @@ def worker():
                 continue
             idle = 0
             atomic_store(parked, 1)
-            if atomic_load(ctl) != last or atomic_load(ctl + STOP * 8):
-                if atomic_exchange(parked, 0) == 1:
-                    continue  # nobody saw us asleep: no byte is on its way
+            woken = atomic_load(ctl) != last or atomic_load(ctl + STOP * 8) != 0
+            if woken and atomic_exchange(parked, 0) == 1:
+                continue  # nobody saw us asleep: no byte is on its way
             read_fd(pipe, ctl + (PARKED + 8 * thread + 1) * 8, 1)
 
     run.signature = types.void(*[types.int64] * 4)
