@@ -88,7 +88,7 @@ def greedy(s):
             best = max(best, words[i])
         i64p(w[LIST])[0] = best
     i64p(w[LIST])[0] = best
-    w[N], w[DENSE], w[SORTED], w[CHOSEN] = 1, 0, 1, best
+    w[N], w[TOTAL], w[DENSE], w[SORTED], w[CHOSEN] = 1, 1, 0, 1, best
     i32p(s + TOP_BITS * 8)[0] = bits_of(logit_part(best))
     f64p(s)[TOTAL_WEIGHT] = 1.0
 
@@ -201,7 +201,10 @@ def mirostat_2(s, mu):
         total = np.float32(exps(s, top))
         e, x, words = f32p(w[E]), f32p(w[X]), i64p(w[LIST])
         count = 0
+        least = power(np.float32(2), -mu) * total
         for i in range(w[V]):
+            if e[i] < least * np.float32(0.9999):  # surely too surprising; near the limit, the surprise decides
+                continue
             if e[i] > np.float32(0) and not surprise(e[i] / total) > mu:
                 words[count] = candidate(key_of(x[i]), i)
                 count += 1
@@ -296,7 +299,8 @@ def sample_row(s, q, chain_at, dist_at, xtc_at, entries, begin, end, state_at):
         elif code == codes.DRY:
             change(s, 2, begin, end, kinds, ids, values, q[0], q[0], q[0])
         elif code == codes.TOP_N_SIGMA:
-            top_n_sigma(s, q[codes.N_SIGMA])
+            if q[codes.N_SIGMA] > np.float32(0):
+                top_n_sigma(s, q[codes.N_SIGMA])
         elif code == codes.TOP_K:
             if q[codes.K] > np.float32(0):
                 top_k(s, np.int64(min(q[codes.K], np.float32(w[V]))))

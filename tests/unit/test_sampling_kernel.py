@@ -1,0 +1,165 @@
+"""The sampling kernels against their definition, and the properties that must hold whatever the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph.ops import samplers as s
+from graph.ops import select
+from tests.unit import sampling_kernel
+from tests.unit.sampling_kernel import run, typed
+
+SELECTIONS = (s.GREEDY, s.DIST, s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE)
+
+
+def rows_of(r: np.random.Generator, n_rows: int, n_vocab: int) -> list[np.ndarray]:
+    """Sources of `sample` with any chain and parameters, sparse entries, and slots that neighbours may share."""
+    chain = np.zeros((n_rows, 12), np.int32)
+    params = np.stack([select.default_params() for _ in range(n_rows)])
+    for row, q in zip(chain, params, strict=True):
+        n = int(r.integers(0, 10))
+        row[:n] = r.integers(1, 10, n)
+        row[n] = r.choice(SELECTIONS)
+        q[s.TEMP] = r.choice([0.0, 0.3, 1.0, 1.7])
+        q[s.RANGE], q[s.EXPONENT] = r.choice([0.0, 0.4]), r.choice([1.0, 1.3])
+        q[s.K] = r.choice([0, 1, 5, 40, 300, 100000])
+        q[s.P], q[s.LEAST_P] = r.choice([0.1, 0.5, 0.9, 0.99, 1.0]), r.choice([0.0, 0.001, 0.05, 0.5])
+        q[s.N_SIGMA], q[s.TYPICAL] = r.choice([-1.0, 0.7, 2.0]), r.choice([0.3, 0.8, 1.0])
+        q[s.XTC_PROBABILITY], q[s.XTC_THRESHOLD] = r.choice([0.0, 0.5, 1.0]), r.choice([0.02, 0.2, 0.6])
+        q[s.REPEAT], q[s.FREQUENCY], q[s.PRESENCE] = r.choice([1.0, 1.3]), r.choice([0.0, 0.2]), r.choice([0.0, 0.5])
+        q[s.MIN_KEEP], q[s.TARGET] = r.choice([0, 0, 1, 7]), r.choice([-1.0, 0.2, 0.7])
+        q[s.RESET : s.RESET + 2] = r.choice([np.nan, 4.0]), r.choice([np.nan, 10.0])
+    counts = r.integers(0, 12, n_rows)
+    ptr = np.concatenate(([0], np.cumsum(counts)))
+    kinds = r.integers(0, 3, counts.sum() + 3)
+    ids = r.integers(0, n_vocab, len(kinds))
+    values = np.where(kinds == 1, r.integers(1, 4, len(kinds)), r.normal(size=len(kinds)))
+    values = np.where((kinds == 0) & (r.random(len(kinds)) < 0.3), -np.inf, values)
+    logits = r.normal(size=(n_rows, n_vocab)) * r.choice([0.5, 3.0, 8.0])
+    logits[r.random(logits.shape) < r.choice([0.0, 0.3])] = -np.inf
+    slots = np.maximum(np.arange(n_rows) // 2, 0) - (r.random(n_rows) < 0.3)
+    draws = r.integers(0, 2**32, (n_rows, 4), dtype=np.uint32)
+    state = np.full((n_rows + 1, s.N_STATE), 5.0)
+    return typed("sample", [logits, state, params, chain, draws, ptr, kinds, ids, values, slots])
+
+
+def copies(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [a.copy() for a in arrays]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 65, 300, 2500]))
+def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int) -> None:
+    arrays = rows_of(np.random.default_rng(seed), 6, n_vocab)
+    ours, theirs = copies(arrays), copies(arrays)
+    with np.errstate(all="ignore"):
+        expected = select.sample.reference(*theirs)
+    words = run("sample", ours)
+    same = words == expected
+    if not same.all():  # a rounding tie may fall the other way: tell it by moving the logits by a hair
+        near = copies(arrays)
+        near[0] *= np.float32(1 + 2e-6)
+        with np.errstate(all="ignore"):
+            moved = select.sample.reference(*near)
+        assert (same | (words == moved) | (expected != moved)).all()
+    else:
+        assert np.allclose(ours[1], theirs[1], rtol=1e-3, equal_nan=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_rows_result_does_not_depend_on_the_others(seed: int) -> None:
+    arrays = rows_of(np.random.default_rng(seed), 5, 700)
+    arrays[9][:] = np.arange(5)
+    together = run("sample", copies(arrays), n_threads=2)
+    logits, state, params, chain, draws, ptr, kinds, ids, values, slot = arrays
+    for r in range(5):
+        one = slice(r, r + 1)
+        lists = [a[ptr[r] : ptr[r + 1]].copy() for a in (kinds, ids, values)]
+        end = np.array([0, len(lists[0])], np.int32)
+        alone = [logits[one], state.copy(), params[one], chain[one], draws[one], end, *lists, slot[one]]
+        assert run("sample", [np.ascontiguousarray(a) for a in alone])[0, 0] == together[r, 0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf])
+@pytest.mark.parametrize("name", select.CASES)
+def test_impossible_logits_give_a_valid_token(name: str, bad: float) -> None:
+    sources, _ = select.make_case(np.random.default_rng(1), [name] * 2)
+    arrays = typed("sample", sources)
+    arrays[0][0] = bad
+    arrays[0][1, ::2] = bad
+    words = run("sample", arrays).view(np.uint32)
+    assert ((words & s.ID) < select.PERTURB).all()
+
+
+def test_an_empty_chain_is_id_0_and_draws_nothing() -> None:
+    arrays = typed("sample", select.make_case(np.random.default_rng(0), ["dist"])[0])
+    arrays[3][:] = 0
+    assert run("sample", arrays).view(np.uint32).tolist() == [[s.NO_DIST | s.NO_XTC]]
+
+
+def test_greedy_takes_the_lowest_id_of_equals() -> None:
+    arrays = typed("sample", select.make_case(np.random.default_rng(0), ["greedy"])[0])
+    arrays[5][:] = 0  # no entries
+    arrays[0][0, [401, 77, 300]] = 50
+    assert run("sample", arrays)[0, 0] & s.ID == 77
+
+
+def test_drafts_take_over_draws_that_were_left_over() -> None:
+    """Rows of one slot give what separate steps would, when the first consumes nothing of its uniform."""
+    arrays = typed("sample", select.make_case(np.random.default_rng(3), ["greedy", "dist", "dist"])[0])
+    arrays[9][:] = 2
+    together = run("sample", copies(arrays)) & s.ID
+    arrays[9][:] = -1
+    arrays[4][1:] = arrays[4][:2].copy()
+    assert (run("sample", arrays) & s.ID == together).all()
+
+
+@pytest.mark.parametrize("name", [n for n in select.CASES if n != "mirostat 1"])
+def test_probabilities_after_sampling(name: str) -> None:
+    sources, _ = select.make_case(np.random.default_rng(5), [name] * 3)
+    ours, theirs = typed("sample", sources), typed("sample", sources)
+    out, expected = run("sample", ours, n_probs=6), select.sample.reference(*theirs, n_probs=6)
+    assert (out[:, :2] == expected[:, :2]).all()
+    assert (out[:, 3:9] == expected[:, 3:9]).all()
+    values, wanted = out.view(np.float32), expected.view(np.float32)
+    assert values[:, 2] == pytest.approx(wanted[:, 2], rel=1e-5)
+    assert values[:, 9:] == pytest.approx(wanted[:, 9:], rel=1e-5)
+
+
+def test_log_probabilities_of_a_large_vocabulary() -> None:
+    r = np.random.default_rng(0)
+    logits = (r.normal(size=(3, 100_003)) * 4).astype(np.float32)
+    logits[1, 5:9] = logits[1].max() + 1  # equal values: lowest id first
+    ids = np.array([[7 | s.NO_XTC - (1 << 32)], [3], [99]], np.int32)
+    targets = np.array([-1, 100_002, -1], np.int32)
+    out = run("log_probs", [logits, ids, targets], n=20)
+    expected = select.log_probs.reference(logits.astype(np.float64), ids, targets, n=20)
+    assert (out[:, 1:21] == expected[:, 1:21]).all()
+    assert out == pytest.approx(expected, abs=3e-6)
+
+
+def test_the_whole_vocabulary_can_be_sorted() -> None:
+    """top_k beyond the vocabulary of 5000 equal pairs: the radix sort, and the order of equals."""
+    arrays = typed("sample", select.make_case(np.random.default_rng(0), ["default"])[0])
+    arrays[0] = np.repeat(np.random.default_rng(2).normal(size=(1, 2500)), 2, 1).astype(np.float32)
+    arrays[2][0, s.K] = 1e6
+    arrays[3][0, :3] = s.TOP_K, s.DIST, 0
+    arrays[5][:] = 0
+    out, expected = run("sample", copies(arrays), n_probs=100), select.sample.reference(*copies(arrays), n_probs=100)
+    assert (out[:, 3:103] == expected[:, 3:103]).all()
+    assert out[0, 1] == 5000
+
+
+def test_scratch_is_enough_for_every_size() -> None:
+    """The memory after the scratch stays untouched, at sizes around the block's."""
+    from backends.cpu.lower_select import scratch_nbytes
+
+    for n in (1, 63, 64, 65, 1000, 4097):
+        size = -(-n // 64) * 64
+        used = 512 + (size // 16 + 64) + size * 8 + size * 24 + 16384
+        assert used <= scratch_nbytes(n)
+    assert sampling_kernel.pool().n_threads == 1

@@ -1,0 +1,85 @@
+"""exp, log and tanh of the CPU kernels over every exponent."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from backends.cpu import jit
+from backends.cpu.frontend import ir_of
+from backends.cpu.kernels import mathf
+from backends.cpu.kernels.registry import f32p
+
+
+@functools.cache
+def engine_of(name: str) -> tuple[Any, Any]:
+    """(engine, entry) of y = f(x) over n values, compiled like every kernel. a: x, y, n."""
+    function = getattr(mathf, name)
+
+    def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
+        x, y = f32p(a[0]), f32p(a[1])
+        for i in range(a[2]):
+            y[i] = function(x[i])
+
+    source, entry = ir_of(run)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), jit._target())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(jit._object_code(source, entry, "test_mathf")))
+    engine.finalize_object()
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
+    return engine, kind(engine.get_function_address("test_mathf"))
+
+
+def compiled(name: str) -> Callable[[np.ndarray], np.ndarray]:
+    _, entry = engine_of(name)
+
+    def apply(x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float32)
+        y, out = np.empty_like(x), np.zeros(8, np.int64)
+        block = np.array([x.ctypes.data, y.ctypes.data, len(x)], np.int64)
+        entry(out.ctypes.data, out.ctypes.data, block.ctypes.data, 0, 1, 0)
+        return y
+
+    return apply
+
+
+def ulps(y: np.ndarray, exact: np.ndarray) -> float:
+    rounded = exact.astype(np.float32)
+    error = np.abs(y.astype(np.float64) - exact) / np.spacing(np.abs(rounded)).astype(np.float64)
+    return float(np.where(y == rounded, 0, error).max())
+
+
+WIDE = np.concatenate((np.linspace(-104, 88.7, 200_000), np.linspace(-1e-3, 1e-3, 1000))).astype(np.float32)
+POSITIVE = np.exp2(np.linspace(-148, 127.9, 200_000)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("exp_f32", 1.0), ("exp_exact", 0.5001)])
+def test_exp(name: str, limit: float) -> None:
+    exp = compiled(name)
+    assert ulps(exp(WIDE), np.exp(WIDE.astype(np.float64))) <= limit
+    edges = exp(np.array([-np.inf, -1e30, -104.5, 88.8, 1e30, np.inf, 0.0, -0.0]))
+    assert edges.tolist() == [0, 0, 0, np.inf, np.inf, np.inf, 1, 1]
+    assert np.isnan(exp(np.array([np.nan]))).all()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("log_f32", 2.0), ("log_exact", 0.5001)])
+def test_log(name: str, limit: float) -> None:
+    log = compiled(name)
+    near = np.linspace(0.5, 2, 100_001).astype(np.float32)
+    for x in (POSITIVE, near):
+        assert ulps(log(x), np.log(x.astype(np.float64))) <= limit
+    assert log(np.array([0.0, -0.0, 1.0, np.inf])).tolist() == [-np.inf, -np.inf, 0, np.inf]
+    assert np.isnan(log(np.array([np.nan, -1.0, -np.inf]))).all()
+
+
+def test_tanh() -> None:
+    tanh = compiled("tanh_f32")
+    x = np.concatenate((np.linspace(-10, 10, 100_000), np.linspace(-1e-3, 1e-3, 1000), POSITIVE)).astype(np.float32)
+    assert ulps(tanh(x), np.tanh(x.astype(np.float64))) <= 2.0
+    assert tanh(np.array([-np.inf, np.inf])).tolist() == [-1, 1]
+    assert np.isnan(tanh(np.array([np.nan]))).all()
