@@ -17,6 +17,7 @@ from graph.ops.attention import copy_pages
 from graph.ops.elementwise import add, mul, scale, silu, sum_to
 from graph.ops.shape import pad_rows, reshape, slice_rows
 from graph.partition import TRANSFER, partition
+from graph.report import describe
 from graph.session import Session
 from graph.tensor import Tensor, dump, feed, state, toposort
 from models.synth import synthesize
@@ -197,6 +198,24 @@ def test_measuring_reports_sizes_and_allocates_nothing() -> None:
     for d, backend in zip(need, pair, strict=True):
         assert d.arena in backend.allocated
         assert sum(backend.allocated) == d.weights + d.states + d.feeds + d.arena
+
+
+def test_a_plan_as_text() -> None:
+    session = Session(two("silu"))
+    kv = session.define("kv", (3, 4))
+    y = add(silu(feed("x", (3, 4))), scale(copy_pages(kv, feed("pairs", (1, 2), "i32")), factor=2.0))
+    assert describe(*session.measure(lambda: [y], eval_order="left"), ["gpu", "cpu"]).splitlines() == [
+        "gpu: arena of 128 bytes",
+        "cpu: arena of 64 bytes",
+        "cpu: 1 nodes",
+        "  %1 = silu f32[3, 4] ('x') @ 0 +48",
+        "copy to gpu",
+        "  %2 = transfer f32[3, 4] (%1) @ 0 +48",
+        "gpu: 3 nodes",
+        "  %5 = copy_pages f32[3, 4] ('kv', 'pairs') @ 0 of 'kv' +48",
+        "  %6 = scale f32[3, 4] (%5) @ 64 +48",
+        "  %7 = add f32[3, 4] (%2, %6) @ 0 +48",
+    ]
 
 
 def test_running_allocates_nothing_more() -> None:
