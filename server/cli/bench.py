@@ -1,7 +1,8 @@
 """`logitless bench`: tokens per second of the engine alone, and what part of this machine's limit that is.
 
 The limit of a run is the time that its bytes take at the machine's read bandwidth, or its multiply-adds at the peak,
-whichever is longer; bandwidth and peaks are measured in the same process, on the same threads.
+whichever is longer; bandwidth and peaks are measured in the same process, on the same threads. Bytes are taken to come
+from memory: a model that stays in the processor's cache can go beyond this limit, and its fraction means little.
 """
 
 from __future__ import annotations

@@ -1,0 +1,65 @@
+"""The arithmetic behind `limit_fraction`, against numbers worked by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.cli.work import Work, decode_work, prompt_work
+
+MACHINE = {"read_gb_s": 10.0, "int8_gmac_s": 100.0, "f32_gmac_s": 20.0}
+
+
+def engine(window: int = 0, untied: bool = False) -> Any:
+    """Two layers; 4 heads and 2 KV heads of 8; one int8 and one float matrix per layer; vocabulary 100."""
+    tensors = {"token_embd.weight": SimpleNamespace(shape=(100, 32), dtype="q8_0", nbytes=3400)}
+    if untied:
+        tensors["output.weight"] = SimpleNamespace(shape=(100, 32), dtype="f32", nbytes=12800)
+    for i in range(2):
+        tensors[f"blk.{i}.a.weight"] = SimpleNamespace(shape=(64, 32), dtype="q8_0", nbytes=2176)
+        tensors[f"blk.{i}.b.weight"] = SimpleNamespace(shape=(32, 10), dtype="f16", nbytes=640)
+        tensors[f"blk.{i}.norm.weight"] = SimpleNamespace(shape=(32,), dtype="f32", nbytes=128)
+    hparams = SimpleNamespace(
+        n_layer=2, n_head=4, n_head_kv=2, head_dim=8, window=window, is_local=lambda layer: window > 0 and layer == 0
+    )
+    options = SimpleNamespace(n_ubatch=4, type_k="f32", type_v="f16")
+    return SimpleNamespace(gguf=SimpleNamespace(tensors=tensors), hparams=hparams, options=options)
+
+
+def test_decode() -> None:
+    work = decode_work(engine(), n_gen=3, n_batch=2)
+    cells = 2 * 2 * (1 + 2 + 3)  # sequences × layers × cells seen by each token
+    assert work.n_tokens == 6
+    assert work.nbytes == 3 * (2 * (2176 + 640) + 3400) + cells * 2 * 8 * (4 + 2)
+    assert work.int8_macs == 6 * (2 * 64 * 32 + 100 * 32)
+    assert work.f32_macs == 6 * 2 * 32 * 10 + 2 * 4 * 8 * cells
+
+
+def test_prompt_has_logits_for_last_tokens_only() -> None:
+    work = prompt_work(engine(untied=True), n_prompt=6, n_batch=2)
+    assert work.n_tokens == 12
+    assert work.nbytes == 3 * 2 * (2176 + 640) + 12800  # 12 tokens in steps of 4
+    assert work.int8_macs == 12 * 2 * 64 * 32
+    assert work.f32_macs == 12 * 2 * 32 * 10 + 2 * 100 * 32 + 2 * 4 * 8 * (2 * 2 * 21)
+
+
+def test_a_window_bounds_what_a_layer_reads() -> None:
+    everything = decode_work(engine(), n_gen=5, n_batch=1)
+    windowed = decode_work(engine(window=2), n_gen=5, n_batch=1)
+    fewer = 15 - (1 + 2 + 2 + 2 + 2)  # in one of the two layers
+    assert everything.nbytes - windowed.nbytes == fewer * 2 * 8 * (4 + 2)
+    assert everything.f32_macs - windowed.f32_macs == 2 * 4 * 8 * fewer
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (Work(1, 20e9, 0, 0), 2.0),
+        (Work(1, 0, 100e9, 40e9), 3.0),
+        (Work(1, 50e9, 100e9, 40e9), 5.0),  # reading and computing may overlap: the longer counts
+    ],
+)
+def test_least_seconds(work: Work, seconds: float) -> None:
+    assert work.least_seconds(MACHINE) == pytest.approx(seconds)
