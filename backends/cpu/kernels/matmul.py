@@ -14,15 +14,17 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM, LAYOUTS
+from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM, LAYOUTS, MAX_TILE
 from backends.cpu.kernels.registry import f32p, kernel
+
+AHEAD = 4096  # bytes between what is read and what is fetched
 
 
 class Block:
     """32 k of one group, in registers: `quants(step)`, `scale` and `min`."""
 
     def __init__(self, b, layout, group, i, n_blocks):
-        self.b, self.layout, self.biased = b, layout, not layout.mins
+        self.b, self.layout = b, layout
         section, self.at = e.i64(0), []
         for width in (layout.quants, layout.high, layout.fine):
             self.at.append(e.at(b, group, b.add(section, b.mul(i, e.i64(width)))))
@@ -78,6 +80,12 @@ def quant_tile(dtype, mt, nt):
 
     def block_of(b, i, acc, w, x, n_blocks):
         blocks = [Block(b, layout, group, i, n_blocks) for group in w]
+        if (
+            mt < MAX_TILE
+        ):  # few rows: the memory is the limit, and the loads that are under way do not ask it for enough
+            for block in blocks:
+                for line in range(layout.quants // 64):
+                    e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line))
         xs = [e.at(b, x, ACT_BLOCK * j) for j in range(mt)]
         pairs = [(j, n) for j in range(mt) for n in range(nt)]
         terms = {}  # scale · integer dot
