@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.http.probabilities import entries
+from server.http.probabilities import entries, splits_character
 from server.http.reply import Reply, Result, quoted, sse, timings
 from server.requests import Finished, Progress, Token
 
@@ -17,10 +17,7 @@ class NativeReply(Reply):
         for result in self.chosen():
             data = self.native(result)
             if self.options.top is not None:
-                probs = [token.prob for token in self.probable(result) if token.prob is not None]
-                data["completion_probabilities"] = entries(
-                    probs, self.tokenizer, self.options.top, result.request.sampling.post_sampling_probs
-                )
+                data["completion_probabilities"] = self._probabilities(result, self.probable(result))
             shown.append(self._selected(data))
         return shown if self.options.many else shown[0]
 
@@ -34,12 +31,19 @@ class NativeReply(Reply):
             )
         data = self._chunk(result, token.text, [token.id])
         if token.prob is not None and self.options.top is not None:
-            data["completion_probabilities"] = entries(
-                [token.prob], self.tokenizer, self.options.top, result.request.sampling.post_sampling_probs
-            )
+            data["completion_probabilities"] = self._probabilities(result, [token])
         if self.options.timings_per_token and token.timings is not None:
             data["timings"] = timings(token.timings)
         return sse(data)
+
+    def _probabilities(self, result: Result, tokens: list[Token]) -> list[dict[str, Any]]:
+        """Entries of the next tokens of a result, without those that leave the text inside a character."""
+        probs = []
+        for token in tokens:
+            result.tail = (result.tail + self.tokenizer.piece(token.id, special=False))[-3:]
+            if token.prob is not None and not splits_character(result.tail):
+                probs.append(token.prob)
+        return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
 
     def progress(self, result: Result, progress: Progress) -> str:
         return sse({**self._chunk(result, "", []), "prompt_progress": progress_object(progress)})

@@ -37,6 +37,21 @@ def entries(probs: Sequence[TokenProb], tokenizer: Tokenizer, top: int, post_sam
     return [{**entry(p.id, p.value), top_name: [entry(id, value) for id, value in p.top[:top]]} for p in probs]
 
 
+def splits_character(tail: bytes) -> bool:
+    """Whether the text so far, of which `tail` are the last bytes, ends inside a UTF-8 character.
+
+    llama-server's rule, which looks for the start of a character only: such a token has no entry in its native shape.
+    """
+    for length, byte in enumerate(reversed(tail[-3:]), 1):
+        if byte & 0xE0 == 0xC0:
+            return length < 2
+        if byte & 0xF0 == 0xE0:
+            return length < 3
+        if byte & 0xF8 == 0xF0:
+            return length < 4
+    return False
+
+
 def within(tokens: Sequence[Token], text: str, tokenizer: Tokenizer) -> list[Token]:
     """The tokens that begin inside `text`: what a stop text cut off does not count."""
     room = len(text.encode())

@@ -23,7 +23,7 @@ __all__ = ["Reply", "Result", "quoted", "sse"]
 class Result:
     """What one generation has brought so far."""
 
-    __slots__ = ("finished", "held", "index", "n_tokens", "opened", "prefix", "request", "tokens")
+    __slots__ = ("finished", "held", "index", "n_tokens", "opened", "prefix", "request", "tail", "tokens")
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
         self.index = index
@@ -31,6 +31,7 @@ class Result:
         self.prefix = prefix  # echo
         self.tokens: list[Token] = []  # not kept for streams
         self.held: list[Token] = []  # streams: told with the next text
+        self.tail = b""  # the last bytes of the text whose probabilities were told
         self.n_tokens = 0
         self.opened = False
         self.finished = Finished("limit")
