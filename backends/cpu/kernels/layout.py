@@ -79,7 +79,7 @@ LAYOUTS: dict[str, Layout] = {
 WIDE_TILES = {
     "float": ((1, 4), (2, 4), (4, 4), (12, 2)),
     "int": ((1, 1), (2, 1), (4, 1), (8, 1), (12, 1)),
-    "two": ((1, 1), (2, 1), (4, 1), (9, 1)),
+    "two": ((1, 1), (2, 1), (4, 1), (8, 1), (9, 1)),
 }
 NARROW_TILES = {  # 16 registers of half the width
     "float": ((1, 2), (2, 2), (6, 1)),
