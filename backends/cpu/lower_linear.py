@@ -23,7 +23,7 @@ CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
 STRETCH_BYTES = 12 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
-_packed_acts: OrderedDict[tuple[int, str], tuple[Tensor, Tensor]] = OrderedDict()
+_packed_acts: OrderedDict[tuple[int | str, ...], tuple[Tensor, Tensor]] = OrderedDict()
 
 
 def packed(t: Tensor) -> bool:
@@ -31,11 +31,11 @@ def packed(t: Tensor) -> bool:
     return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 
-def packed_act(x: Tensor, how: Op) -> Tensor:
+def packed_act(x: Tensor, how: Op, **attrs: int) -> Tensor:
     """how(x), the same node for the same x. The last few are remembered, with x itself so that its id stays its own."""
-    key = id(x), how.name
+    key = id(x), how.name, *attrs.values()
     if key not in _packed_acts:
-        _packed_acts[key] = (x, how(x))
+        _packed_acts[key] = (x, how(x, **attrs))
         if len(_packed_acts) > 8:
             _packed_acts.popitem(last=False)
     return _packed_acts[key][1]
@@ -45,15 +45,16 @@ def packed_act(x: Tensor, how: Op) -> Tensor:
 def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
-        return linear_q8(packed_act(x, quantize_act), w, name=t.name)
+        return linear_q8(packed_act(x, quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
     return linear_f32(packed_act(x, pack_act), w, name=t.name)
 
 
 @lower("quantize_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
+    group = t.attrs.get("group", 32)
     args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK))
-    return [Instruction("quantize_act", args, m * (k // 32), 64)]
+    return [Instruction(f"quantize_act:{group}", args, m * (k // group), 64 * 32 // group)]
 
 
 @lower("pack_act")

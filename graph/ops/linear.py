@@ -78,17 +78,21 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
 
 
 @op
-def quantize_act(x: Array) -> Array:
-    """x (T, K) rounded to 127 steps of the largest magnitude in each 32 consecutive elements of a row."""
-    blocks = x.reshape(*x.shape[:-1], -1, ACT_BLOCK)
+def quantize_act(x: Array, *, group: int = ACT_BLOCK) -> Array:
+    """x (T, K) rounded to 127 steps of the largest magnitude in each `group` consecutive elements of a row.
+
+    llama.cpp rounds in groups of 32 for weights in blocks of 32 (its q8_0) and of 256 for the K types (its q8_K).
+    """
+    blocks = x.reshape(*x.shape[:-1], -1, group)
     scale = np.abs(blocks).max(-1, keepdims=True) / 127
     return (np.rint(blocks / np.where(scale == 0, 1, scale)) * scale).reshape(x.shape)
 
 
 @quantize_act.shape
-def _(x: Tensor) -> tuple[Shape, str]:
+def _(x: Tensor, group: int = ACT_BLOCK) -> tuple[Shape, str]:
     require(x.dtype == "f32", "quantize_act", "x must be f32", x)
-    require(x.shape[-1] % ACT_BLOCK == 0, "quantize_act", f"rows must be a multiple of {ACT_BLOCK} long", x)
+    require(group % ACT_BLOCK == 0, "quantize_act", f"groups must be a multiple of {ACT_BLOCK} long", x)
+    require(x.shape[-1] % group == 0, "quantize_act", f"rows must be a multiple of {group} long", x)
     return x.shape, "q8_act"
 
 

@@ -16,16 +16,8 @@ STRETCH = 64  # k of a unit of `pack_act`
 
 
 @njit(forceinline=True)
-def quantize_block(x, y):
+def quantize_block(x, y, scale, inverse):
     q = i8p(y)
-    top = np.int32(0)  # of the bit patterns of |x|: they are ordered as the numbers, NaN above all
-    for i in range(32):
-        top = max(top, bits_of(x[i]) & np.int32(0x7FFFFFFF))
-    largest = from_bits(top)
-    if largest < TINY:
-        scale, inverse = np.float32(0), np.float32(0)
-    else:
-        scale, inverse = largest / np.float32(127), np.float32(127) / largest
     for i in range(32):
         q[i] = np.int8(np.int32(min_f32(max_f32(rint_f32(x[i] * inverse), np.float32(-127)), np.float32(127))))
     first, second = np.int32(0), np.int32(0)
@@ -40,17 +32,40 @@ def quantize_block(x, y):
 
 
 @kernel("quantize_act")
-def quantize_act():
-    """a: x, y, m, blocks of a row, panel rows, panels. A block of a row is a unit."""
+def quantize_act(group_size):
+    """a: x, y, m, blocks of a row, panel rows, panels. The blocks of 32 that share a scale are a unit.
+
+    The scale of a group of 256 has the opposite sign of its first largest element, as in llama.cpp's q8_K: which way a
+    tie is rounded depends on it.
+    """
+    group = int(group_size)
+    n_blocks, signed = group // 32, group > 32
 
     def run(a, begin, end, scratch):
         m, count, panel_rows, n_panels = a[2], a[3], a[4], a[5]
         for unit in range(begin, end):
-            row, i = unit // count, unit % count
+            x = f32p(a[0] + unit * group * 4)
+            top = np.int32(0)  # of the bit patterns of |x|: they are ordered as the numbers, NaN above all
+            for i in range(group):
+                top = max(top, bits_of(x[i]) & np.int32(0x7FFFFFFF))
+            largest = from_bits(top)
+            if largest < TINY:
+                scale, inverse = np.float32(0), np.float32(0)
+            elif signed:
+                first = 0
+                while bits_of(x[first]) & np.int32(0x7FFFFFFF) != top:
+                    first += 1
+                inverse = np.float32(-127) / x[first]
+                scale = np.float32(1) / inverse
+            else:
+                scale, inverse = largest / np.float32(127), np.float32(127) / largest
+            row, block = unit * n_blocks // count, unit * n_blocks % count
             panel = min(row // panel_rows, n_panels - 1)
             r0 = panel * panel_rows
             rows = m - r0 if panel == n_panels - 1 else panel_rows
-            quantize_block(f32p(a[0] + unit * 128), a[1] + (r0 * count + i * rows + row - r0) * ACT_BLOCK)
+            for i in range(n_blocks):
+                y = a[1] + (r0 * count + (block + i) * rows + row - r0) * ACT_BLOCK
+                quantize_block(f32p(a[0] + (unit * group + i * 32) * 4), y, scale, inverse)
 
     return run
 
