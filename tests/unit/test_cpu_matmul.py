@@ -120,10 +120,10 @@ def multiply(pool: Pool, x: np.ndarray, w: np.ndarray, dtype: str, n: int, grain
     return run(pool, node, Memory(x=x, w=w), grain)
 
 
-def rounded(pool: Pool, x: np.ndarray) -> np.ndarray:
+def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
     """What `quantize_act` makes of x, read back by the layout's description."""
     m, k = x.shape
-    node = quantize_act(feed("x", x.shape))
+    node = quantize_act(feed("x", x.shape), group=group)
     memory = Memory(x=x)
     pool.run(Table(LOWERINGS["quantize_act"](node, memory)))
     panel_rows, n_panels = panels(m, k // 32 * ACT_BLOCK)
@@ -157,7 +157,7 @@ def test_quantised_weights(pool: Pool, dtype: str) -> None:
         for m in (1, 2, 3, 5, 8, 9, 17, 33):
             x = rng.normal(size=(m, k)).astype(np.float32)
             y = multiply(pool, x, packed, dtype, n)
-            assert worst(y, rounded(pool, x) @ w.T) < 1e-6
+            assert worst(y, rounded(pool, x, LAYOUTS[dtype].block) @ w.T) < 1e-6
             assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
 
 
