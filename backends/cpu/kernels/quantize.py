@@ -6,29 +6,85 @@ NaN or inf in a block of 32 make its scale, and so the results that it enters, N
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
+from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_math import tree
 from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM
-from backends.cpu.kernels.registry import bits_of, f32p, from_bits, i8p, i32p, kernel, max_f32, min_f32, rint_f32
+from backends.cpu.kernels.registry import f32p, from_bits, i32p, kernel
 
 TINY = np.float32(2.0**-100)  # blocks below this are zero: 127 / max would overflow
 STRETCH = 64  # k of a unit of `pack_act`
 
 
+BITS = 0x7FFFFFFF  # of |x|
+
+
+def largest_of(n):
+    """intrinsic f(x): bits of the greatest |x| of n floats, and the first place where it stands, in the upper half."""
+
+    @intrinsic
+    def find(typingctx, x):
+        def codegen(ctx, b, sig, args):
+            X = b.inttoptr(args[0], e.I8P)
+            sizes = [b.and_(e.load(b, e.at(b, X, 64 * i), e.V16I, 4), e.each(BITS)) for i in range(n // 16)]
+            top = sizes[0]
+            for v in sizes[1:]:  # the bit patterns are ordered as the numbers are, NaN above all
+                top = b.select(b.icmp_signed(">", v, top), v, top)
+            top = tree(b, top, lambda b, u, v: b.select(b.icmp_signed(">", v, u), v, u))
+            place = ir.Constant(e.I32, 0)
+            for i, v in reversed(list(enumerate(sizes))):
+                here = b.zext(b.bitcast(b.icmp_signed("==", v, e.splat(b, top)), e.I16), e.I32)
+                lane = b.cttz(here, ir.Constant(ir.IntType(1), 0))
+                found = b.icmp_signed("!=", here, ir.Constant(e.I32, 0))
+                place = b.select(found, b.add(lane, ir.Constant(e.I32, 16 * i)), place)
+            both = b.shl(b.zext(place, e.I64), e.i64(32))
+            return b.or_(both, b.zext(top, e.I64))
+
+        return types.int64(types.int64), codegen
+
+    return find
+
+
+@intrinsic
+def round_block(typingctx, x, y, inverse):
+    """32 floats times `inverse` → int8; the sums of the first and (in the upper half) of the second 16."""
+
+    def codegen(ctx, b, sig, args):
+        X, Y = b.inttoptr(args[0], e.I8P), b.inttoptr(args[1], e.I8P)
+        sums = []
+        for i in range(2):
+            v = b.fmul(e.load(b, e.at(b, X, 64 * i), e.V16F, 4), e.splat(b, args[2]))
+            v = e.call(b, "llvm.rint.v16f32", e.V16F, [v])
+            v = b.select(b.fcmp_ordered(">", v, e.each(-127.0)), v, e.each(-127.0))  # NaN becomes −127
+            v = b.select(b.fcmp_ordered("<", v, e.each(127.0)), v, e.each(127.0))
+            q = b.fptosi(v, e.V16I)
+            e.store(b, b.trunc(q, e.V16I8), e.at(b, Y, 16 * i))
+            sums.append(b.zext(tree(b, q, lambda b, u, v: b.add(u, v)), e.I64))
+        return b.or_(sums[0], b.shl(sums[1], e.i64(32)))
+
+    return types.int64(types.int64, types.int64, types.float32), codegen
+
+
 @njit(forceinline=True)
 def quantize_block(x, y, scale, inverse):
-    q = i8p(y)
-    for i in range(32):
-        q[i] = np.int8(np.int32(min_f32(max_f32(rint_f32(x[i] * inverse), np.float32(-127)), np.float32(127))))
-    first, second = np.int32(0), np.int32(0)
-    for i in range(16):
-        first += np.int32(q[i])
-        second += np.int32(q[16 + i])
+    sums = round_block(x, y, inverse)
+    first, second = np.int32(sums & 0xFFFFFFFF), np.int32(sums >> 32)
     f32p(y + ACT_SCALE)[0] = scale
     f32p(y + ACT_SUM)[0] = scale * np.float32(first + second)
     i32p(y + ACT_HALF)[0] = np.int32(-128) * first
     i32p(y + ACT_HALF)[1] = np.int32(-128) * second
     i32p(y + ACT_OFFSET)[0] = np.int32(-128) * (first + second)
+
+
+@njit(forceinline=True)
+def panel_of(row, m, panel_rows, n_panels):
+    """The first row of a row's panel, and how many rows the panel has."""
+    panel = min(row // panel_rows, n_panels - 1)
+    r0 = panel * panel_rows
+    return r0, m - r0 if panel == n_panels - 1 else panel_rows
 
 
 @kernel("quantize_act")
@@ -40,32 +96,30 @@ def quantize_act(group_size):
     """
     group = int(group_size)
     n_blocks, signed = group // 32, group > 32
+    find = largest_of(group)
 
     def run(a, begin, end, scratch):
         m, count, panel_rows, n_panels = a[2], a[3], a[4], a[5]
+        row, block = begin * n_blocks // count, begin * n_blocks % count  # divisions cost more than rounding a block
+        r0, rows = panel_of(row, m, panel_rows, n_panels)
         for unit in range(begin, end):
-            x = f32p(a[0] + unit * group * 4)
-            top = np.int32(0)  # of the bit patterns of |x|: they are ordered as the numbers, NaN above all
-            for i in range(group):
-                top = max(top, bits_of(x[i]) & np.int32(0x7FFFFFFF))
-            largest = from_bits(top)
+            if block == count:
+                row, block = row + 1, 0
+                r0, rows = panel_of(row, m, panel_rows, n_panels)
+            x = a[0] + unit * group * 4
+            found = find(x)
+            largest = from_bits(np.int32(found & 0x7FFFFFFF))
             if largest < TINY:
                 scale, inverse = np.float32(0), np.float32(0)
             elif signed:
-                first = 0
-                while bits_of(x[first]) & np.int32(0x7FFFFFFF) != top:
-                    first += 1
-                inverse = np.float32(-127) / x[first]
+                inverse = np.float32(-127) / f32p(x)[found >> 32]
                 scale = np.float32(1) / inverse
             else:
                 scale, inverse = largest / np.float32(127), np.float32(127) / largest
-            row, block = unit * n_blocks // count, unit * n_blocks % count
-            panel = min(row // panel_rows, n_panels - 1)
-            r0 = panel * panel_rows
-            rows = m - r0 if panel == n_panels - 1 else panel_rows
             for i in range(n_blocks):
                 y = a[1] + (r0 * count + (block + i) * rows + row - r0) * ACT_BLOCK
-                quantize_block(f32p(a[0] + (unit * group + i * 32) * 4), y, scale, inverse)
+                quantize_block(x + i * 128, y, scale, inverse)
+            block += n_blocks
 
     return run
 
