@@ -92,7 +92,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise ModelFileError(file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
     head_dim = count("attention.key_length", n_embd // n_head)
     if count("attention.value_length", head_dim) != head_dim:
-        raise ModelFileError(file, f"key_length and value_length differ, which is not supported")
+        raise ModelFileError(file, "key_length and value_length differ, which is not supported")
     rope_dim = count("rope.dimension_count", head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         raise ModelFileError(file, f"key '{arch}.rope.dimension_count' is {rope_dim}, the heads have {head_dim}")

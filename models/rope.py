@@ -45,9 +45,7 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
     rotary = Rotary(define("rope.frequency", frequency), magnitude)
     if h.arch == "gemma3":
         local, local_magnitude = frequencies(h, local=True)
-        return replace(
-            rotary, local_frequency=define("rope.local_frequency", local), local_magnitude=local_magnitude
-        )
+        return replace(rotary, local_frequency=define("rope.local_frequency", local), local_magnitude=local_magnitude)
     return rotary
 
 
