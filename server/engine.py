@@ -102,6 +102,10 @@ class Engine:
 
     def load(self) -> None:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
+        from backends.cpu.warm import prepare
+
+        everything = Shape(self.options.n_ubatch, 64, n_copies=MIN_COPIES, n_top=1)
+        prepare(self.session.measure(lambda: self._build(everything))[0].order)
         self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
         trash = np.full(self.table_pages, self.n_pages, np.int32)
         self._write_table(self.options.n_slots, trash)

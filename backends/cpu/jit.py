@@ -2,8 +2,9 @@
 
 A kernel is compiled once per machine: numba turns the function of `backends/cpu/kernels` into LLVM IR, LLVM into an
 object file, and the file is kept under the cache folder, named by hashes of what it depends on: numba, LLVM, the
-processor and its features, and the kernel's sources. A warm start maps those files in milliseconds and imports
-llvmlite only. Calling convention: numba's, `i32 f(ret*, exception*, a, begin, end, scratch)`.
+processor and its features, and the kernel's sources. It ends in a checksum: what is damaged is compiled again. A warm
+start reads those files in milliseconds and imports llvmlite only. Calling convention: numba's,
+`i32 f(ret*, exception*, a, begin, end, scratch)`.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ import importlib
 import importlib.metadata as metadata
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from backends.cpu.farm import Farm
 from backends.cpu.isa import isa
 
 KERNEL_FOLDER = Path(__file__).parent / "kernels"
 _lock = threading.RLock()
 _addresses: dict[str, int] = {}
-on_compile: Callable[[str], None] | None = None  # told the name of each kernel that has to be compiled
-SLOW = ("sample", "attention")  # kernels that take longest to compile: first in line
+on_compile: Callable[[str, int], None] | None = None  # told of each kernel that is compiled, and how many more wait
+MANY = 4  # kernels for which it pays to start other processes
+CHECK_NBYTES = 32  # of the checksum that ends a cached object file
 
 
 class KernelError(RuntimeError):
@@ -126,26 +127,25 @@ def address(name: str) -> int:
     return found
 
 
+def prefetch(names: Iterable[str]) -> None:
+    """Have kernels that are not cached compiled by other processes, in this order; returns at once."""
+    _farm.add([n for n in dict.fromkeys(names) if n not in _addresses and not _read(n)])
+
+
 def load(names: Iterable[str]) -> None:
     """Make kernels ready: from the cache where possible, compiled (and kept) otherwise. KernelError names a failure."""
     with _lock:
         wanted = [n for n in dict.fromkeys(names) if n not in _addresses]
         if not wanted:
             return
-        absent = [n for n in wanted if not _path(n).exists()]
-        if absent:
-            _compile_apart(absent)
-        objects: dict[str, bytes] = {}
-        for name in wanted:
-            try:
-                objects[name] = _path(name).read_bytes()
-            except OSError:  # not cached: the disk is full or read-only
-                _report(name)
-                objects[name] = compile_kernel(name)
-                _store(_path(name), objects[name])
+        cached = {n: _read(n) for n in wanted}
+        absent = [n for n, code in cached.items() if not code]
+        if len(absent) >= MANY:
+            _farm.add(absent)
         engine = _engine()
         for name in wanted:
-            engine.add_object_file(llvm.ObjectFileRef.from_data(objects[name]))
+            code = _farm.take(name) or cached[name] or _compile_here(name)
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         for name in wanted:
             found = engine.get_function_address(_symbol(name))
@@ -155,49 +155,50 @@ def load(names: Iterable[str]) -> None:
             _addresses[name] = found
 
 
-def _report(name: str) -> None:
+def _report(name: str, n_waiting: int) -> None:
     if on_compile is not None:
-        on_compile(name)
+        on_compile(name, n_waiting)
 
 
-def _compile_apart(names: list[str]) -> None:
-    """Fill the cache with several processes, because numba compiles one kernel at a time in each."""
-    n_processes = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
-    if len(names) < 4 or n_processes < 2:
-        return
-    command = [sys.executable, "-m", "backends.cpu.jit"]
-    root = Path(__file__).parent.parent.parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    queue = deque(sorted(names, key=lambda n: n.split(":")[0] not in SLOW))
-    # a process takes kernels from its standard input, one a line, and answers each with a line
-    workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        for _ in range(min(n_processes, len(names)))
-    ]
-
-    def feed(worker: subprocess.Popen[bytes]) -> None:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        with contextlib.suppress(OSError), worker.stdin, worker.stdout:
-            while queue:
-                name = queue.popleft()
-                _report(name)
-                worker.stdin.write(name.encode() + b"\n")
-                worker.stdin.flush()
-                if not worker.stdout.readline():
-                    return  # it failed: `load` compiles what is missing itself, and says what is wrong
-        worker.wait()
-
-    threads = [threading.Thread(target=feed, args=(w,)) for w in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _compile_here(name: str) -> bytes:
+    _report(name, 0)
+    try:
+        code = compile_kernel(name)
+    except KernelError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise KernelError(f"kernel {name} cannot be compiled: {type(error).__name__}: {reason}") from error
+    _store(name, code)
+    return code
 
 
-def missing(names: Iterable[str]) -> list[str]:
-    """Those that would have to be compiled."""
-    return [n for n in dict.fromkeys(names) if n not in _addresses and not _path(n).exists()]
+def _read(name: str) -> bytes:
+    """A kernel's object code from the cache; empty when it is not there, or not as it was stored."""
+    try:
+        data = _path(name).read_bytes()
+    except OSError:
+        return b""
+    code, check = data[:-CHECK_NBYTES], data[-CHECK_NBYTES:]
+    return code if hashlib.sha256(code).digest() == check else b""
+
+
+def _store(name: str, code: bytes) -> None:
+    """Write whole or not at all; a read-only or full disk only costs the next start its compile time."""
+    path = _path(name)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
+            try:
+                f.write(code + hashlib.sha256(code).digest())
+                f.close()
+                os.replace(f.name, path)
+            except OSError:
+                os.unlink(f.name)
+                raise
+
+
+_farm = Farm(_report, _store)
 
 
 def compile_kernel(name: str) -> bytes:
@@ -228,26 +229,3 @@ def _object_code(source: str, entry: str, symbol: str) -> bytes:
     builder = llvm.create_pass_builder(_target(), options)
     builder.getModulePassManager().run(module, builder)
     return bytes(_target().emit_object(module))
-
-
-def _store(path: Path, data: bytes) -> None:
-    """Write whole or not at all; a read-only or full disk only costs the next start its compile time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            f.write(data)
-        os.replace(f.name, path)
-    except OSError:
-        return
-
-
-def _serve() -> None:
-    """The process that `_compile_apart` starts."""
-    for line in sys.stdin:
-        name = line.strip()
-        _store(_path(name), compile_kernel(name))
-        print(name, flush=True)
-
-
-if __name__ == "__main__":
-    _serve()

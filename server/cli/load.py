@@ -118,10 +118,15 @@ def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
     """The engine of a model, with nothing allocated yet. Wrong options are told in one line."""
     from models.gguf_file import GGUFFile
     from models.model import hparams_of
-    from server.engine import Engine
 
     with GGUFFile.open(path) as gguf:
         wanted = engine_options(options, hparams_of(gguf), gguf.size)
+    return make_engine(path, wanted)
+
+
+def make_engine(path: str | Path, wanted: EngineOptions) -> Engine:
+    from server.engine import Engine
+
     show_compiling()
     try:
         return Engine(path, wanted)
@@ -133,8 +138,10 @@ def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
 
 def load_weights(engine: Engine) -> None:
     """Bring the model to the device."""
-    engine.load()
-    COMPILING.end()
+    try:
+        engine.load()
+    finally:
+        COMPILING.end()
 
 
 def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespace) -> Scheduler:

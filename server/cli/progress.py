@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -11,22 +12,27 @@ class CompileProgress:
 
     def __init__(self) -> None:
         self.n_kernels = 0
+        self._began = 0.0
         self._shown = float("-inf")
 
-    def __call__(self, kernel: str) -> None:
-        """A kernel is about to be compiled."""
+    def __call__(self, kernel: str, n_waiting: int) -> None:
+        """A kernel is about to be compiled, and so many more wait."""
+        if not self.n_kernels:
+            self._began = time.monotonic()
         self.n_kernels += 1
-        line = f"compiling kernels for this machine, once: {self.n_kernels}"
-        if sys.stderr.isatty():
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._shown >= 5:
-            self._shown = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
+        line = f"compiling kernels for this machine, once: {self.n_kernels} of {self.n_kernels + n_waiting}"
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            if sys.stderr.isatty():
+                print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            elif time.monotonic() - self._shown >= 5:
+                self._shown = time.monotonic()
+                print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Nothing more is compiled for now."""
-        if self.n_kernels and sys.stderr.isatty():
-            print(file=sys.stderr)
+        if self.n_kernels:
+            start = "\n" if sys.stderr.isatty() else ""
+            print(f"{start}compiled {self.n_kernels} in {time.monotonic() - self._began:.0f} s", file=sys.stderr)
         self.n_kernels = 0
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from server.cli import load
 from server.cli.flags import CliError
+from server.cli.progress import show_compiling
 
 if TYPE_CHECKING:
     from models.chat_template import ChatTemplate
@@ -43,18 +45,27 @@ def run(options: SimpleNamespace) -> int:
 
 
 async def _serve(options: SimpleNamespace, path: Path) -> None:
+    import asyncio
+
+    # aiohttp takes as long to import as all that comes before it is needed
+    http = asyncio.get_running_loop().run_in_executor(None, import_module, "server.http.app")
     from models import tokenizer
     from models.gguf_file import GGUFFile
-    from server.http.app import serve
+    from models.model import hparams_of
     from server.service import Served, Service
 
     with GGUFFile.open(path) as gguf:  # whatever is wrong with the header is said before the port is taken
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         template = chat_template(options, gguf, vocabulary)
         config = server_config(options, path, vocabulary)
-        engine = load.open_engine(path, options)
+        wanted = load.engine_options(options, hparams_of(gguf), gguf.size)
 
     def build() -> Served:
+        from backends.cpu import warm
+
+        show_compiling()
+        warm.begin()
+        engine = load.make_engine(path, wanted)
         load.load_weights(engine)
         return Served(
             load.make_scheduler(engine, vocabulary, options), vocabulary, template, model_info(engine, vocabulary)
@@ -62,7 +73,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
 
     service = Service()
     service.start(build)
-    await serve(service, config)
+    await (await http).serve(service, config)
 
 
 def chat_template(options: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer) -> ChatTemplate:

@@ -1,0 +1,181 @@
+"""The cache of compiled kernels, damaged or not, and the processes that fill it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from backends.cpu import jit
+from backends.cpu.farm import ROOT, Farm
+from backends.cpu.pool import ENTRY, bits
+
+NAMES = ("copy_pages", "rms_norm")  # quick to compile
+PROGRAM = "import sys; from backends.cpu import jit; jit.prefetch(sys.argv[1:]); jit.load(sys.argv[1:]); print('fine')"
+ENGINES: list[Any] = []  # of `works`
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and a process that has loaded nothing."""
+    monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "_addresses", {})
+    monkeypatch.setattr(jit, "_farm", Farm(lambda name, left: None, jit._store))
+    monkeypatch.setattr(jit, "_engine", lambda: ENGINES[-1])
+    jit._folder.cache_clear()
+    yield tmp_path / "cache"
+    ENGINES.clear()
+    jit._folder.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def code() -> bytes:
+    return jit.compile_kernel("rms_norm")
+
+
+def works() -> None:
+    """A process that has loaded nothing gets the kernel, and it does its work."""
+    ENGINES.append(llvm.create_mcjit_compiler(llvm.parse_assembly(""), jit._target.__wrapped__()))
+    jit._addresses.clear()
+    run = ENTRY(jit.address("rms_norm"))
+    x, w, y = np.full(8, 3.0, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32)
+    args = np.array([x.ctypes.data, w.ctypes.data, y.ctypes.data, 8, bits(0.0)], np.int64)
+    out = np.zeros(8, np.int64)
+    assert run(ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(out.ctypes.data), args.ctypes.data, 0, 1, 0) == 0
+    np.testing.assert_allclose(y, 1.0, rtol=1e-6)
+
+
+def no_compiler(name: str) -> bytes:
+    raise AssertionError(f"{name} was compiled again")
+
+
+def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    jit._store("rms_norm", code)
+    monkeypatch.setattr(jit, "compile_kernel", no_compiler)
+    works()
+    assert [path.suffix for path in cache.rglob("*") if path.is_file()] == [".o"]  # nothing else is left behind
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda d: b"", lambda d: b"garbage", lambda d: d[: len(d) // 2], lambda d: d[:100] + bytes(64) + d[164:]],
+    ids=["empty", "garbage", "truncated", "zeroed"],
+)
+def test_a_damaged_file_is_compiled_again(cache: Path, code: bytes, damage, monkeypatch: pytest.MonkeyPatch) -> None:
+    jit._store("rms_norm", code)
+    path = jit._path("rms_norm")
+    path.write_bytes(damage(path.read_bytes()))
+    monkeypatch.setattr(jit, "compile_kernel", lambda name: code)
+    works()
+    monkeypatch.setattr(jit, "compile_kernel", no_compiler)
+    works()
+
+
+def test_a_cache_that_cannot_be_written(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(jit, "compile_kernel", lambda name: code)
+    works()
+    monkeypatch.setattr(jit, "MANY", 1)  # by another process, whose answer is all there is
+    monkeypatch.setattr(jit, "compile_kernel", no_compiler)
+    works()
+
+
+def test_a_full_disk_leaves_nothing_behind(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    jit._store("rms_norm", code)
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_two_processes_fill_an_empty_cache_at_once(cache: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGITLESS_CACHE": str(cache)}
+    command = [sys.executable, "-c", PROGRAM, *NAMES]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2)]
+    assert [process.communicate(timeout=120)[0] for process in both] == [b"fine\n"] * 2
+    assert len([path for path in cache.rglob("*") if path.is_file()]) == len(NAMES)
+
+
+def test_a_failure_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ENGINES.append(None)
+
+    def broken(name: str) -> bytes:
+        raise TypeError("cannot\nunify")
+
+    monkeypatch.setattr(jit, "compile_kernel", broken)
+    with pytest.raises(jit.KernelError, match="rms_norm cannot be compiled: TypeError: cannot unify"):
+        jit.load(["rms_norm"])
+    with pytest.raises(jit.KernelError, match="no CPU kernel named 'nonsense'"):
+        jit.load(["nonsense"])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise SystemExit(1)",
+        "import os, signal; input(); os.kill(os.getpid(), signal.SIGKILL)",
+        "input(); print(1000, flush=True); print('too little')",
+        "input(); print('what?')",
+        "print(0, flush=True); input(); print(0, flush=True); input()",  # it cannot, and says so
+    ],
+)
+def test_broken_processes_leave_the_kernels_to_the_caller(program: str) -> None:
+    farm = Farm(lambda name, left: None, lambda name, code: pytest.fail("nothing was compiled"))
+    farm.command = [sys.executable, "-c", program]
+    names = [f"k{i}" for i in range(5 if "cannot" in program else 2)]
+    farm.add(names)
+    assert [farm.take(name) for name in names] == [b""] * len(names)
+
+
+def test_no_process_can_be_started() -> None:
+    farm = Farm(lambda name, left: None, lambda name, code: None)
+    farm.command = ["/no/such/program"]
+    farm.add(["a", "b", "c"])
+    assert [farm.take(name) for name in "abc"] == [b""] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_end_with_their_parent() -> None:
+    """Killed in whatever way, in the middle of a kernel, and without a word."""
+    program = (
+        "from backends.cpu.farm import Farm; farm = Farm(lambda *a: print('begun', flush=True), print);"
+        "farm.add(['log_probs']); farm.take('log_probs')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"begun\n"
+    (child,) = [int(word) for task in Path(f"/proc/{parent.pid}/task").iterdir() for word in children(task)]
+    parent.send_signal(signal.SIGKILL)
+    out, errors = parent.communicate(timeout=10)
+    assert (out, errors) == (b"", b"")
+    assert ends(child)
+
+
+def children(task: Path) -> list[str]:
+    return (task / "children").read_text().split()
+
+
+def ends(pid: int) -> bool:
+    """Whether the process, which is not our child, ends within ten seconds."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
