@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from models.errors import ModelFileError, shown
 from models.gguf_metadata import LazyArray, Metadata
 from models.gguf_strings import scan_strings
+from models.gguf_types import TENSOR_TYPES, TensorType, ValueType
 
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4  # GGML_MAX_DIMS
@@ -28,17 +28,17 @@ _MAX_NAME = 65535  # the specification's limit for keys
 _MAX_STRING = 1 << 26  # bytes of one scalar string
 _MAX_STRINGS = 1 << 24  # in one array; fifty times the largest vocabulary
 _STRUCTS: dict[int, struct.Struct] = {  # value type → how a scalar of it is stored
-    GGUFValueType.UINT8: struct.Struct("<B"),
-    GGUFValueType.INT8: struct.Struct("<b"),
-    GGUFValueType.UINT16: struct.Struct("<H"),
-    GGUFValueType.INT16: struct.Struct("<h"),
-    GGUFValueType.UINT32: struct.Struct("<I"),
-    GGUFValueType.INT32: struct.Struct("<i"),
-    GGUFValueType.FLOAT32: struct.Struct("<f"),
-    GGUFValueType.BOOL: struct.Struct("<B"),
-    GGUFValueType.UINT64: struct.Struct("<Q"),
-    GGUFValueType.INT64: struct.Struct("<q"),
-    GGUFValueType.FLOAT64: struct.Struct("<d"),
+    ValueType.UINT8: struct.Struct("<B"),
+    ValueType.INT8: struct.Struct("<b"),
+    ValueType.UINT16: struct.Struct("<H"),
+    ValueType.INT16: struct.Struct("<h"),
+    ValueType.UINT32: struct.Struct("<I"),
+    ValueType.INT32: struct.Struct("<i"),
+    ValueType.FLOAT32: struct.Struct("<f"),
+    ValueType.BOOL: struct.Struct("<B"),
+    ValueType.UINT64: struct.Struct("<Q"),
+    ValueType.INT64: struct.Struct("<q"),
+    ValueType.FLOAT64: struct.Struct("<d"),
 }
 
 
@@ -114,7 +114,7 @@ class _Parser:
 
     def parse(self, index: int) -> Part:
         version = self._version()
-        n_tensors, n_keys = self._scalar(GGUFValueType.UINT64), self._scalar(GGUFValueType.UINT64)
+        n_tensors, n_keys = self._scalar(ValueType.UINT64), self._scalar(ValueType.UINT64)
         self._room(n_keys, 8 + 4 + 1, "keys")
         self._room(n_tensors, 8 + 4 + 4 + 8, "tensors")
         values: dict[str, Any] = {}
@@ -124,7 +124,7 @@ class _Parser:
             self.where = f"key {shown(key)}"
             if key in values:
                 raise self._error("appears twice")
-            values[key] = self._value(self._scalar(GGUFValueType.UINT32))
+            values[key] = self._value(self._scalar(ValueType.UINT32))
         alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             self.where = "key 'general.alignment'"
@@ -166,7 +166,7 @@ class _Parser:
         raise ModelFileError(self.path, f"has GGUF version {version}; only versions 2 and 3 can be read")
 
     def _name(self) -> str:
-        n = self._scalar(GGUFValueType.UINT64)
+        n = self._scalar(ValueType.UINT64)
         if _MAX_NAME < n <= self.size - self.pos:
             raise self._error(f"has a name of {n} bytes; at most {_MAX_NAME} are allowed")
         raw = self._take(n)
@@ -176,26 +176,26 @@ class _Parser:
             raise self._error(f"the name {shown(raw)} is not UTF-8") from None
 
     def _value(self, value_type: int) -> Any:
-        if value_type == GGUFValueType.STRING:
-            n = self._scalar(GGUFValueType.UINT64)
+        if value_type == ValueType.STRING:
+            n = self._scalar(ValueType.UINT64)
             if _MAX_STRING < n <= self.size - self.pos:  # a corrupt length in a large file: do not copy its weights
                 raise self._error(f"is a string of {n} bytes; at most {_MAX_STRING} are allowed")
             return self._take(n).decode(errors="replace")
-        if value_type == GGUFValueType.ARRAY:
+        if value_type == ValueType.ARRAY:
             return self._array()
         if value_type not in _STRUCTS:
             raise self._error(f"has the unknown value type {value_type}")
         value = self._scalar(value_type)
-        if value_type == GGUFValueType.BOOL:
+        if value_type == ValueType.BOOL:
             if value > 1:
                 raise self._error(f"a bool is {value}, neither 0 nor 1")
             return bool(value)
         return value
 
     def _array(self) -> LazyArray:
-        item_type, count = self._scalar(GGUFValueType.UINT32), self._scalar(GGUFValueType.UINT64)
+        item_type, count = self._scalar(ValueType.UINT32), self._scalar(ValueType.UINT64)
         begin = self.pos
-        if item_type == GGUFValueType.STRING:
+        if item_type == ValueType.STRING:
             self._room(count, 8, "strings")
             if count > _MAX_STRINGS:
                 raise self._error(f"claims {count} strings; at most {_MAX_STRINGS} are allowed")
@@ -203,21 +203,21 @@ class _Parser:
             if len(starts) < count:
                 raise self._error(f"string {len(starts)} of {count} goes beyond the file's end at byte {self.size}")
             return LazyArray(begin, count, None, starts=starts, end=self.pos)
-        if item_type == GGUFValueType.ARRAY:
+        if item_type == ValueType.ARRAY:
             raise self._error("is an array of arrays, which is not supported")
         if item_type not in _STRUCTS:
             raise self._error(f"is an array of the unknown value type {item_type}")
         layout = _STRUCTS[item_type]
         self._room(count, layout.size, "numbers")
         self.pos += count * layout.size
-        return LazyArray(begin, count, np.dtype(layout.format), is_bool=item_type == GGUFValueType.BOOL)
+        return LazyArray(begin, count, np.dtype(layout.format), is_bool=item_type == ValueType.BOOL)
 
-    def _tensor(self, i: int) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]:
+    def _tensor(self, i: int) -> tuple[str, tuple[int, ...], TensorType, int, int]:
         """Name, shape, type, bytes, and offset from the beginning of the data."""
         self.where = f"tensor {i}"
         name = self._name()
         self.where = f"tensor {shown(name)}"
-        n_dims = self._scalar(GGUFValueType.UINT32)
+        n_dims = self._scalar(ValueType.UINT32)
         if n_dims > _MAX_DIMS:
             raise self._error(f"has {n_dims} dimensions; at most {_MAX_DIMS} are allowed")
         shape = struct.unpack(f"<{n_dims}q", self._take(8 * n_dims))[::-1]
@@ -225,19 +225,17 @@ class _Parser:
             raise self._error(f"has a dimension that is not positive: {shape}")
         if prod(shape) >= 1 << 60:
             raise self._error(f"has dimensions whose product overflows: {shape}")
-        number, offset = self._scalar(GGUFValueType.UINT32), self._scalar(GGUFValueType.UINT64)
-        try:
-            kind = GGMLQuantizationType(number)
-            block, block_bytes = GGML_QUANT_SIZES[kind]
-        except (ValueError, KeyError):
-            raise self._error(f"has the unknown type {number}") from None
+        number, offset = self._scalar(ValueType.UINT32), self._scalar(ValueType.UINT64)
+        kind = TENSOR_TYPES.get(number)
+        if kind is None:
+            raise self._error(f"has the unknown type {number}")
         row = shape[-1] if shape else 1
-        if row % block:
-            raise self._error(f"has rows of {row} elements, not a multiple of {kind.name}'s block of {block}")
-        return name, shape, kind, prod(shape) // block * block_bytes, offset
+        if row % kind.block:
+            raise self._error(f"has rows of {row} elements, not a multiple of {kind.name}'s block of {kind.block}")
+        return name, shape, kind, prod(shape) // kind.block * kind.nbytes, offset
 
     def _place(
-        self, table: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]], alignment: int, index: int
+        self, table: list[tuple[str, tuple[int, ...], TensorType, int, int]], alignment: int, index: int
     ) -> dict[str, TensorInfo]:
         data = -(-self.pos // alignment) * alignment  # where the tensors' bytes begin
         tensors: dict[str, TensorInfo] = {}

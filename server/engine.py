@@ -18,7 +18,7 @@ from graph.backend import Backend
 from graph.ops import samplers
 from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
-from graph.partition import Placement
+from graph.partition import Placement, partition
 from graph.session import DeviceBytes, Session
 from graph.tensor import Tensor, feed
 from models.batch import KV_TYPES, Batch, PagedMemory
@@ -105,7 +105,7 @@ class Engine:
         from backends.cpu.warm import prepare
 
         everything = Shape(self.options.n_ubatch, 64, n_copies=MIN_COPIES, n_top=1)
-        prepare(self.session.measure(lambda: self._build(everything))[0].order)
+        prepare(partition(self._build(everything), self.session.backends, {}).order)
         self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
         trash = np.full(self.table_pages, self.n_pages, np.int32)
         self._write_table(self.options.n_slots, trash)

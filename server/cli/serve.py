@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +35,7 @@ def run(options: SimpleNamespace) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server minds signals itself
     path = Path(options.model) if options.model else demo_model()
     try:
         asyncio.run(_serve(options, path))
@@ -47,8 +50,8 @@ def run(options: SimpleNamespace) -> int:
 async def _serve(options: SimpleNamespace, path: Path) -> None:
     import asyncio
 
-    # aiohttp takes as long to import as all that comes before it is needed
-    http = asyncio.get_running_loop().run_in_executor(None, import_module, "server.http.app")
+    # importing aiohttp takes as long as all that is done before it is needed
+    http = asyncio.get_running_loop().run_in_executor(None, _import_http)
     from models import tokenizer
     from models.gguf_file import GGUFFile
     from models.model import hparams_of
@@ -76,6 +79,18 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     await (await http).serve(service, config)
 
 
+def _import_http() -> Any:
+    """server.http.app, without the authorities' certificates, which aiohttp reads for its client: 0.1 s for nobody."""
+    import ssl
+
+    whole = ssl.create_default_context
+    ssl.create_default_context = lambda *_, **__: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
+    try:
+        return import_module("server.http.app")
+    finally:
+        ssl.create_default_context = whole
+
+
 def chat_template(options: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer) -> ChatTemplate:
     from models.chat_template import ChatTemplateError, from_metadata
 
@@ -92,9 +107,11 @@ def chat_template(options: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenize
 
 
 def model_info(engine: Engine, vocabulary: Tokenizer) -> ModelInfo:
+    from models.gguf_types import FILE_TYPES
     from server.config import ModelInfo
 
     h, gguf = engine.hparams, engine.gguf
+    file_type = gguf.metadata.get("general.file_type")
     return ModelInfo(
         n_ctx=engine.n_ctx_slot,
         n_ctx_train=h.n_ctx_train,
@@ -103,18 +120,8 @@ def model_info(engine: Engine, vocabulary: Tokenizer) -> ModelInfo:
         n_params=gguf.n_params,
         nbytes=sum(t.nbytes for t in gguf.tensors.values()),
         vocab_type=int(vocabulary.vocab_type),
-        ftype=ftype_name(gguf.metadata.get("general.file_type")),
+        ftype=FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
     )
-
-
-def ftype_name(number: Any) -> str:
-    """What `general.file_type` means, such as Q8_0."""
-    from gguf import LlamaFileType
-
-    try:
-        return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    except ValueError:
-        return ""
 
 
 def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -> ServerConfig:

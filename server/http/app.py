@@ -16,11 +16,17 @@ from server.config import ServerConfig
 from server.errors import NotFound, RequestError, ServerFault, Unauthorized
 from server.http import generate, info, text
 from server.http.context import CONTEXT, Context, error_response
-from server.http.metrics import metrics
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    from server.http.metrics import metrics  # prometheus_client is imported when someone asks
+
+    return await metrics(request)
+
 
 _GET: dict[str, Handler] = {
     "/health": info.health,
@@ -30,7 +36,7 @@ _GET: dict[str, Handler] = {
     "/v1/models/{id:.+}": info.model,
     "/props": info.props,
     "/slots": info.slots,
-    "/metrics": metrics,
+    "/metrics": _metrics,
     "/lora-adapters": text.lora_adapters,
 }
 _POST: dict[str, Handler] = {

@@ -1,0 +1,20 @@
+"""Our copy of GGUF's numbers against the gguf package's."""
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, LlamaFileType
+
+from models.gguf_types import FILE_TYPES, TENSOR_TYPES, ValueType
+
+
+def test_value_types() -> None:
+    assert {t.name: int(t) for t in ValueType} == {t.name: int(t) for t in GGUFValueType}
+
+
+def test_tensor_types() -> None:
+    for number, ours in TENSOR_TYPES.items():
+        kind = GGMLQuantizationType(number)
+        assert ours == (kind.name, *GGML_QUANT_SIZES[kind])
+
+
+def test_file_types() -> None:
+    for number, name in FILE_TYPES.items():
+        assert LlamaFileType(number).name in (f"ALL_{name}", f"MOSTLY_{name}")
