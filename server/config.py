@@ -41,8 +41,8 @@ class ServerConfig:
 
     @property
     def model(self) -> str:
-        """The name that responses carry."""
-        return self.alias or self.model_path
+        """The name that responses carry: the first alias of the alphabet, as llama-server's, or the path."""
+        return min(self.aliases, default=self.alias) or self.model_path
 
 
 @dataclass(frozen=True, slots=True)

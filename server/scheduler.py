@@ -323,6 +323,7 @@ class Scheduler:
         slot = seq.slot
         assert slot is not None
         if seq.started:
+            seq.n_lost = max(seq.n_lost, seq.n_computed)
             self._release(seq, slot)
         seq.done = True
         self.running.remove(seq)

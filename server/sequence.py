@@ -86,7 +86,7 @@ class Sequence:
         # Scheduling.
         self.started = False
         self.resumed = False  # has been preempted
-        self.n_lost = 0  # tokens that it had computed then
+        self.n_lost = 0  # tokens that it had computed when it lost its pages
         self.refused_at = -1  # when it last found too few pages to start
         self.served = 0  # the step in which it last had its turn, where a batch has too little room for all streams
         # Seconds by the scheduler's clock.
@@ -181,4 +181,5 @@ class Slot:
     def n_prompt_tokens_processed(self) -> int:
         if self.sequence is None:
             return 0
-        return max(0, min(self.sequence.n_computed, self.sequence.n_prompt) - self.sequence.n_cached)
+        n_computed = max(self.sequence.n_computed, self.sequence.n_lost)
+        return max(0, min(n_computed, self.sequence.n_prompt) - self.sequence.n_cached)

@@ -17,6 +17,7 @@ from server.requests import CompletionRequest
 from server.sequence import Slot
 
 _STARTED = int(time.time())
+_SCRIPT = "text/javascript"
 
 
 async def health(request: web.Request) -> web.Response:
@@ -77,15 +78,15 @@ async def props(request: web.Request) -> web.Response:
                 "n_ctx": served.info.n_ctx,
             },
             "total_slots": config.n_parallel,
-            "model_alias": config.alias,
+            "model_alias": config.model if config.alias else "",
             "model_path": config.model_path,
             "model_ftype": served.info.ftype,
             "modalities": {"vision": False, "audio": False},
-            "endpoint_slots": config.slots,
-            "endpoint_props": config.props,
-            "endpoint_metrics": config.metrics,
-            "ui": config.ui,
-            "webui": config.ui,
+            "endpoint_slots": bool(config.slots),
+            "endpoint_props": bool(config.props),
+            "endpoint_metrics": bool(config.metrics),
+            "ui": bool(config.ui),
+            "webui": bool(config.ui),
             "chat_template": served.template.source if served.template else "",
             "chat_template_caps": dict(served.template.caps) if served.template else {},
             "bos_token": text(tokenizer.bos_id),
@@ -141,6 +142,21 @@ def _page() -> bytes:
 async def page(request: web.Request) -> web.Response:
     """GET /: a page to try the model with; it needs nothing from other servers."""
     return web.Response(body=_page(), content_type="text/html", charset="utf-8")
+
+
+async def service_worker(request: web.Request) -> web.Response:
+    """GET /sw.js: takes over from the one that another server at this address may have left; caches nothing."""
+    return web.Response(text="self.addEventListener('install', () => self.skipWaiting());", content_type=_SCRIPT)
+
+
+async def manifest(request: web.Request) -> web.Response:
+    """GET /manifest.webmanifest: the page's name."""
+    return web.json_response({"name": "logitless", "start_url": "./"}, content_type="application/manifest+json")
+
+
+async def page_version(request: web.Request) -> web.Response:
+    """GET /_app/version.json: changes when the page may have."""
+    return json_response({"version": BUILD_INFO})
 
 
 def _slot(slot: Slot, context: Context) -> dict[str, Any]:

@@ -24,7 +24,8 @@ async def metrics(request: web.Request) -> web.Response:
     _ = context.served
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Server(context))
-    return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+    text = generate_latest(registry).replace(b"n_tokens_max_total", b"n_tokens_max")  # llama-server's name for a counter
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 _LLAMACPP: Table = (  # name, kind, help, value
@@ -79,7 +80,8 @@ class _Server(Collector):
         stats = self._context.served.scheduler.stats
         for prefix, table in (("llamacpp", _LLAMACPP), ("logitless", _OURS)):
             for name, kind, text, value in table:
-                metric = Metric(f"{prefix}:{name}", text, kind)
+                family = name.removesuffix("_total") if kind == "counter" else name  # the client adds it to a counter's
+                metric = Metric(f"{prefix}:{family}", text, kind)
                 metric.add_sample(f"{prefix}:{name}", {}, value(stats))
                 yield metric
         latency = self._context.service.latency

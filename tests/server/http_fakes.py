@@ -91,6 +91,7 @@ class FakeSequence:
     n_sent: int = 0  # characters
     n_generated: int = 0
     n_cached: int = 0
+    n_lost: int = 0
     started: bool = False
     done: bool = False
     has_new_line: bool = False

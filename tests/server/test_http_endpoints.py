@@ -87,6 +87,9 @@ async def test_models():
         assert [model.id for model in listed.data] == ["first"]
         assert (await server.openai.models.retrieve("first")).id == "first"
         assert (await server.get("/v1/models/other"))[0] == 404
+    async with running(alias="tinyllama", aliases=("tinyllama", "fim", "code")) as server:
+        assert (await server.get("/models"))[1]["data"][0]["id"] == "code"
+        assert (await server.get("/props"))[1]["model_alias"] == "code"
 
 
 async def test_props():
@@ -101,8 +104,11 @@ async def test_props():
         assert body["chat_template"] == "{{ fake }}"
         assert body["build_info"].startswith("b")
         assert (await server.post("/props", {}))[0] == 200
-    async with running() as server:
+        assert (body["endpoint_slots"], body["endpoint_props"], body["endpoint_metrics"]) == (True, True, False)
+    async with running(props=None, metrics=None) as server:  # a switch that was not given
         assert (await server.post("/props", {}))[0] == 501
+        _, body = await server.get("/props")
+        assert (body["endpoint_props"], body["endpoint_metrics"]) == (False, False)
 
 
 async def test_slots():
@@ -161,6 +167,12 @@ async def test_metrics():
         assert float(values["logitless:time_to_first_token_seconds_count"]) == 1
         assert float(values["logitless:inter_token_seconds_count"]) == 4
         assert float(values['logitless:queue_seconds_bucket{le="+Inf"}']) == 1
+        described = {words[2]: words[3] for line in text.splitlines() if (words := line.split())[:2] == ["#", "TYPE"]}
+        assert {f"llamacpp:{name}" for name in LLAMACPP_METRICS} <= set(described)
+        assert "_total_total" not in text
+        assert {name for name, kind in described.items() if kind == "counter"} == {
+            name for name in described if name.endswith(("_total", "n_tokens_max"))
+        }
     async with running() as server:
         assert (await server.get("/metrics"))[0] == 501
 
@@ -219,8 +231,12 @@ async def test_page():
         assert "<!doctype html>" in text
         assert "http://" not in text
         assert "https://" not in text
+        for path in ("/sw.js", "/manifest.webmanifest", "/_app/version.json"):
+            async with server.http.get(server.url + path) as reply:
+                assert reply.status == 200
     async with running(ui=False) as server:
-        assert (await server.get("/"))[0] == 404
+        for path in ("/", "/sw.js"):
+            assert (await server.get(path))[0] == 404
 
 
 async def test_keys():

@@ -318,6 +318,9 @@ def test_slots_show_what_runs() -> None:
     assert (bench.scheduler.stats.requests_processing, bench.scheduler.slots[1].is_processing) == (1, False)
     bench.drain()
     assert (slot.is_processing, slot.has_next_token, slot.n_remain, slot.params) == (False, False, 0, SamplingParams())
+    assert (slot.n_prompt_tokens, slot.n_prompt_tokens_cache, slot.n_prompt_tokens_processed) == (20, 0, 20)
+    bench.run(prompt(20), n_predict=1)
+    assert (slot.n_prompt_tokens, slot.n_prompt_tokens_cache, slot.n_prompt_tokens_processed) == (20, 19, 1)
 
 
 def test_tables_are_sent_when_they_change() -> None:
