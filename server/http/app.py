@@ -52,7 +52,14 @@ _POST: dict[str, Handler] = {
     "/slots/{id}": info.slot_action,
     "/lora-adapters": text.lora_adapters,
 }
-_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/", "/index.html"})
+_PAGE: dict[str, Handler] = {
+    "/": info.page,
+    "/index.html": info.page,
+    "/sw.js": info.service_worker,
+    "/manifest.webmanifest": info.manifest,
+    "/_app/version.json": info.page_version,
+}
+_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *_PAGE})
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -66,8 +73,8 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
     for path, handler in _POST.items():
         app.router.add_post(prefix + path, handler)
     if config.ui:
-        app.router.add_get(f"{prefix}/", info.page)
-        app.router.add_get(f"{prefix}/index.html", info.page)
+        for path, handler in _PAGE.items():
+            app.router.add_get(prefix + path, handler)
     app.on_response_prepare.append(_add_headers)
     return app
 
