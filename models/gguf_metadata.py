@@ -51,6 +51,13 @@ class Metadata(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:  # Mapping's own would decode the array
         return key in self._values
 
+    def length(self, key: str) -> int | None:
+        """The number of an array's items, without decoding it; None where the key is no array."""
+        value = self._values.get(key)
+        if isinstance(value, LazyArray):
+            return value.count
+        return len(value) if isinstance(value, (list, np.ndarray)) else None
+
     def _decode(self, key: str, array: LazyArray) -> Any:
         if self._buffer.closed:
             raise ModelFileError(self._path, f"key {shown(key)}: the file has been closed")

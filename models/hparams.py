@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,15 @@ import numpy as np
 from models.errors import ModelFileError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+MAX_LAYERS = 512  # llama.cpp's limit too
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
     """How positions beyond the training context are handled (`rope.scaling.*`)."""
 
-    kind: str = "none"  # none, linear, yarn, longrope
+    kind: str = "none"  # one of ROPE_SCALINGS; factors of each frequency are tensors, whatever the kind
     factor: float = 1.0
     original_context: int = 0
     attn_factor: float = 1.0
@@ -44,7 +46,7 @@ class Hparams:
     rope_scaling: RopeScaling
     attention_scale: float
     window: int = 0
-    window_period: int = 0  # every period-th layer sees everything, the others the window
+    window_period: int = 0  # every period-th layer sees everything, the others the window; 0: all have the window
     rope_base_local: float = 10000.0
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
@@ -56,13 +58,13 @@ class Hparams:
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
-        return self.window > 0 and (layer + 1) % self.window_period != 0
+        return self.window > 0 and (self.window_period == 0 or (layer + 1) % self.window_period != 0)
 
 
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
     """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at fault."""
     arch = metadata.get("general.architecture")
-    if arch not in ARCHITECTURES:
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
 
     def number(key: str, default: float | None = None) -> float:
@@ -72,6 +74,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             value = value.flat[0].item()  # a value per layer, all equal
         if value is None:
             raise ModelFileError(file, f"key '{full}' is missing")
+        if isinstance(value, np.ndarray) and value.size:
+            raise ModelFileError(file, f"key '{full}' differs between layers, which is not supported")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelFileError(file, f"key '{full}' must be one number")
         if not np.isfinite(value):
@@ -84,6 +88,14 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             raise ModelFileError(file, f"key '{arch}.{key}' is {value}, which is not a possible size")
         return int(value)
 
+    def positive(key: str, default: float) -> float:
+        value = float(number(key, default))
+        if value <= 0:
+            raise ModelFileError(file, f"key '{arch}.{key}' is {value:g}, which is not positive")
+        return value
+
+    if number("expert_count", 0):
+        raise ModelFileError(file, f"key '{arch}.expert_count': mixtures of experts are not supported")
     n_embd, n_head = count("embedding_length"), count("attention.head_count")
     n_head_kv = count("attention.head_count_kv", n_head)
     if n_head % n_head_kv:
@@ -97,7 +109,13 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if rope_dim % 2 or rope_dim > head_dim:
         raise ModelFileError(file, f"key '{arch}.rope.dimension_count' is {rope_dim}, the heads have {head_dim}")
     n_layer, n_ctx_train = count("block_count"), count("context_length")
+    if n_layer > MAX_LAYERS:
+        raise ModelFileError(file, f"key '{arch}.block_count' is {n_layer}; at most {MAX_LAYERS} blocks are supported")
+    eps = float(number("attention.layer_norm_rms_epsilon"))
+    if eps < 0:
+        raise ModelFileError(file, f"key '{arch}.attention.layer_norm_rms_epsilon' is {eps:g}, which is negative")
     gemma = arch in ("gemma2", "gemma3")
+    window = number("attention.sliding_window", 4096 if arch == "gemma2" else 0) if gemma else 0
     return Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
@@ -108,13 +126,14 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         n_head_kv=n_head_kv,
         head_dim=head_dim,
         n_vocab=n_vocab,
-        eps=float(number("attention.layer_norm_rms_epsilon", 1e-5)),
+        eps=eps,
         rope_dim=rope_dim,
-        rope_base=float(number("rope.freq_base", 10000.0)),
-        rope_scaling=_rope_scaling(metadata, arch, number, n_ctx_train),
+        rope_base=positive("rope.freq_base", 10000.0),
+        rope_scaling=_rope_scaling(metadata, arch, file, number, positive, count, n_ctx_train),
         attention_scale=_attention_scale(arch, n_layer, n_embd // n_head, head_dim),
-        window=count("attention.sliding_window", 4096) if gemma else 0,
-        window_period={"gemma2": 2, "gemma3": 6}.get(arch, 0),
+        window=count("attention.sliding_window", 4096) if window else 0,
+        window_period=_window_period(metadata, arch, n_layer, file) if window else 0,
+        rope_base_local=positive("rope.freq_base_swa", 10000.0),
         attn_softcap=float(number("attn_logit_softcapping", 50.0)) if arch == "gemma2" else 0.0,
         final_softcap=float(number("final_logit_softcapping", 30.0 if arch == "gemma2" else 0.0)) if gemma else 0.0,
         embedding_scale=float(n_embd) ** 0.5 if gemma else 1.0,
@@ -128,15 +147,39 @@ def _attention_scale(arch: str, n_layer: int, per_head: int, head_dim: int) -> f
     return float(head_dim**-0.5)
 
 
-def _rope_scaling(metadata: Mapping[str, Any], arch: str, number: Any, n_ctx_train: int) -> RopeScaling:
+def _window_period(metadata: Mapping[str, Any], arch: str, n_layer: int, file: str) -> int:
+    """Which layers see everything: `sliding_window_pattern` is a period or, per layer, whether it has the window."""
+    key = f"{arch}.attention.sliding_window_pattern"
+    value = metadata.get(key, {"gemma2": 2, "gemma3": 6}[arch])
+    if isinstance(value, np.ndarray) and value.shape == (n_layer,):
+        local = value.astype(bool)
+        index = np.arange(1, n_layer + 1)
+        periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index > 0))
+        value = next(periods, None)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ModelFileError(file, f"key '{key}' is neither a period nor a regular pattern of {n_layer} layers")
+    return value
+
+
+def _rope_scaling(
+    metadata: Mapping[str, Any],
+    arch: str,
+    file: str,
+    number: Callable[[str, float], float],
+    positive: Callable[[str, float], float],
+    count: Callable[[str, int], int],
+    n_ctx_train: int,
+) -> RopeScaling:
     key = f"{arch}.rope.scaling"
-    kind = str(metadata.get(f"{key}.type", "linear"))  # llama.cpp's default: linear, which a factor of 1 makes nothing
-    factor = number("rope.scaling.factor", number("rope.scale_linear", 0.0)) or 1.0
+    kind = metadata.get(f"{key}.type", "linear")  # llama.cpp's default: linear, which a factor of 1 makes nothing
+    if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
+        raise ModelFileError(file, f"key '{key}.type' is {kind!r}; supported are {', '.join(ROPE_SCALINGS)}")
+    name = "rope.scaling.factor" if f"{key}.factor" in metadata else "rope.scale_linear"
     return RopeScaling(
         kind,
-        float(factor),
-        int(number("rope.scaling.original_context_length", n_ctx_train)),
-        float(number("rope.scaling.attn_factor", 1.0)),
-        float(number("rope.scaling.yarn_beta_fast", 32.0)),
-        float(number("rope.scaling.yarn_beta_slow", 1.0)),
+        positive(name, 1.0) if number(name, 0.0) else 1.0,
+        count("rope.scaling.original_context_length", n_ctx_train),
+        positive("rope.scaling.attn_factor", 1.0),
+        positive("rope.scaling.yarn_beta_fast", 32.0),
+        positive("rope.scaling.yarn_beta_slow", 1.0),
     )

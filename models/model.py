@@ -44,6 +44,11 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
     hparams = read_hparams(gguf.metadata, rows, str(gguf.path))
     if embedding is None:
         raise ModelFileError(gguf.path, "tensor 'token_embd.weight' is missing")
+    n_tokens = gguf.metadata.length("tokenizer.ggml.tokens")
+    if n_tokens is not None and n_tokens != rows:
+        raise ModelFileError(
+            gguf.path, f"key 'tokenizer.ggml.tokens' has {n_tokens} tokens, tensor 'token_embd.weight' has {rows} rows"
+        )
     return hparams
 
 

@@ -11,8 +11,10 @@ import numpy.typing as npt
 from graph.ops.rope import rope_angles
 from graph.session import Session
 from graph.tensor import Tensor
+from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams
+from models.weights import vector
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,7 @@ class Rotary:
 
 def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> Rotary:
     """The model's frequencies as constants of the session; `n_ctx` (of one sequence) chooses between long factors."""
-    name = "rope_freqs.weight" if h.rope_scaling.kind != "longrope" else long_factors(h, n_ctx)
-    factors = gguf.bytes_of(name).view(np.float32) if name in gguf.tensors else None
+    factors = rope_factors(gguf, h, n_ctx)
 
     def define(name: str, values: npt.NDArray[np.float32]) -> Tensor:
         return session.define(name, values.shape, "f32", lambda: values.view(np.uint8), constant=True)
@@ -70,15 +71,25 @@ def frequencies(
 
     def pair_at(rotations: float) -> float:
         """The pair that turns this many times within the original context."""
-        return h.rope_dim * math.log(scaling.original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))
+        # 2 ln(base) is 0 for a base of 1, whose pairs all turn alike: then any pair will do
+        turns = scaling.original_context / (rotations * 2 * math.pi)
+        return h.rope_dim * math.log(turns) / (2 * math.log(base) or 1.0)
 
     low = max(0.0, math.floor(pair_at(scaling.beta_fast)))
     high = min(h.rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
     keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
     mixed = interpolated * (1 - keep) + extrapolated * keep
-    return mixed.astype(np.float32), magnitude * (1 + 0.1 * math.log(factor))
+    return mixed.astype(np.float32), magnitude * (1 + 0.1 * math.log(max(1.0, factor)))
 
 
-def long_factors(h: Hparams, n_ctx: int) -> str:
-    """The name of the tensor of long-rope factors for this context."""
-    return "rope_factors_long.weight" if n_ctx > h.rope_scaling.original_context else "rope_factors_short.weight"
+def rope_factors(gguf: GGUFFile, h: Hparams, n_ctx: int) -> npt.NDArray[np.float32] | None:
+    """The tensor of factors that the file holds for this context, if any; Phi's files do not name their scaling."""
+    longer = n_ctx > h.rope_scaling.original_context
+    for name in ("rope_freqs.weight", f"rope_factors_{'long' if longer else 'short'}.weight"):
+        info = gguf.tensors.get(name)
+        if info is not None:
+            factors = vector(gguf.bytes_of(name), info.dtype)
+            if not (np.isfinite(factors) & (factors > 0)).all():
+                raise ModelFileError(gguf.path, f"tensor '{name}' holds a factor that is not positive")
+            return factors
+    return None

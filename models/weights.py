@@ -13,12 +13,13 @@ from graph.ops.elementwise import add
 from graph.ops.linear import linear
 from graph.session import Session
 from graph.tensor import Tensor
-from models.errors import ModelFileError
+from models.errors import ModelFileError, shown
 from models.gguf_file import GGUFFile, TensorInfo
 from models.hparams import Hparams
 
 MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 Bytes = npt.NDArray[np.uint8]
+_DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,10 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     """Define every weight as a constant state. ModelFileError names the tensor that is missing or has a wrong shape."""
     declared = dict(parts(h, gguf.tensors))
+    sources = {part.source for part in declared.values()}
+    for name in gguf.tensors:
+        if name.startswith("blk.") and name not in sources and not name.endswith(_DERIVED):
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} has no place in a {h.arch} of {h.n_layer} blocks")
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.shape[0])

@@ -1,0 +1,455 @@
+"""Logits of every architecture on made-up models, against a forward pass in float64 that knows nothing of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter, quants
+from gguf.constants import GGMLQuantizationType
+
+from backends.cpu.backend import CPUBackend
+from graph.session import Session
+from models.batch import Batch, PagedMemory
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+from models.quantize import quantize
+
+Array = np.ndarray[Any, Any]
+N_TOKENS = 40
+
+
+@dataclass
+class Spec:
+    """A model to make up. `keys` go into the file as they are, under the architecture's name."""
+
+    arch: str = "llama"
+    n_embd: int = 64
+    n_layer: int = 2
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 0
+    n_ff: int = 96
+    n_vocab: int = 101
+    n_ctx_train: int = 64
+    dtype: str = "f32"
+    types: dict[str, str] = field(default_factory=dict)  # by the end of a tensor's name without .weight
+    norm_dtype: str = "f32"
+    biases: tuple[str, ...] = ()
+    untied: bool = False
+    fused: bool = False
+    keys: dict[str, Any] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)  # tensors of rope factors, from 1 up to this
+    n_ctx: int = 64
+
+    @property
+    def d(self) -> int:
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def gemma(self) -> bool:
+        return self.arch.startswith("gemma")
+
+
+def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
+    q, kv = s.n_head * s.d, s.n_head_kv * s.d
+    out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), "output_norm": (s.n_embd,)}
+    if s.untied:
+        out["output"] = (s.n_vocab, s.n_embd)
+    for i in range(s.n_layer):
+        layer: dict[str, tuple[int, ...]] = {"attn_norm": (s.n_embd,), "ffn_norm": (s.n_embd,)}
+        if s.fused:
+            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd), "ffn_up": (2 * s.n_ff, s.n_embd)}
+        else:
+            layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
+            layer |= {"ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd)}
+        layer |= {"attn_output": (s.n_embd, q), "ffn_down": (s.n_embd, s.n_ff)}
+        if s.arch in ("qwen3", "gemma3"):
+            layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
+        if s.gemma:
+            layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
+        out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+    return out
+
+
+def write(path: Path, s: Spec) -> dict[str, Array]:
+    """Write the file; its tensors as float64, by name, as a reader would see them."""
+    rng = np.random.default_rng(7)
+    writer = GGUFWriter(path, s.arch)
+    keys = {
+        "context_length": s.n_ctx_train,
+        "embedding_length": s.n_embd,
+        "block_count": s.n_layer,
+        "feed_forward_length": s.n_ff,
+        "attention.head_count": s.n_head,
+        "attention.head_count_kv": s.n_head_kv,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    if s.head_dim:
+        keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
+    for name, value in (keys | s.keys).items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+        if value is not None:
+            add[type(value)](f"{s.arch}.{name}", value)
+    seen: dict[str, Array] = {}
+
+    def put(name: str, values: Array, dtype: str) -> None:
+        kind = GGMLQuantizationType[dtype.upper()]
+        if dtype in ("f32", "f16"):
+            stored = values.astype(np.float32 if dtype == "f32" else np.float16)
+            writer.add_tensor(name, stored)
+            seen[name] = stored.astype(np.float64)
+        else:
+            raw = quantize(np.atleast_2d(values), dtype)
+            raw = raw if values.ndim == 2 else raw[0]
+            writer.add_tensor(name, raw, raw_dtype=kind)
+            seen[name] = quants.dequantize(raw, kind).reshape(values.shape).astype(np.float64)
+
+    for name, shape in shapes(s).items():
+        short = name.rpartition(".")[2]
+        if len(shape) == 1:
+            put(f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
+        else:
+            size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
+            put(
+                f"{name}.weight",
+                size * rng.standard_normal(shape) / math.sqrt(shape[1]),
+                s.types.get(short, s.dtype),
+            )
+        if short in s.biases:
+            put(f"{name}.bias", rng.standard_normal(shape[0]), "f32")
+    for name, top in s.factors.items():
+        n = s.keys.get("rope.dimension_count", s.d) // 2
+        put(f"{name}.weight", np.linspace(1, top, n), "f32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return seen
+
+
+# -- the reference
+
+
+def norm(x: Array, w: Array) -> Array:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
+
+
+def turn(x: Array, angle: Array, magnitude: float, interleaved: bool) -> Array:
+    """x (T, H, D) by angle (T, n)."""
+    z = np.exp(1j * angle)[:, None] * magnitude
+    n = angle.shape[1]
+    y = x.copy()
+    if interleaved:
+        pairs = (x[..., 0 : 2 * n : 2] + 1j * x[..., 1 : 2 * n : 2]) * z
+        y[..., 0 : 2 * n : 2], y[..., 1 : 2 * n : 2] = pairs.real, pairs.imag
+    else:
+        pairs = (x[..., :n] + 1j * x[..., n : 2 * n]) * z
+        y[..., :n], y[..., n : 2 * n] = pairs.real, pairs.imag
+    return y
+
+
+def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, scale: float, caps: Any) -> Array:
+    """`rope(layer)`: frequencies and magnitude; `window(layer)`: its width or 0; `caps`: of scores and logits."""
+
+    def product(name: str, x: Array) -> Array:
+        return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
+
+    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else 1)
+    pos = np.arange(len(ids))
+    for i in range(s.n_layer):
+        b = f"blk.{i}."
+        h = norm(x, t[b + "attn_norm.weight"])
+        if s.fused:
+            parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
+        else:
+            parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
+        q, k, v = (p.reshape(len(ids), -1, s.d) for p in parts)
+        if b + "attn_q_norm.weight" in t:
+            q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
+        frequency, magnitude = rope(i)
+        q, k = (turn(y, pos[:, None] * frequency, magnitude, s.arch == "llama") for y in (q, k))
+        k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
+        score = np.einsum("qhd,khd->hqk", q, k) * scale
+        if caps[0]:
+            score = caps[0] * np.tanh(score / caps[0])
+        ago = pos[:, None] - pos
+        score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
+        p = np.exp(score - score.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1))
+        x = x + (norm(y, t[b + "post_attention_norm.weight"]) if s.gemma else y)
+        h = norm(x, t[b + "ffn_norm.weight"])
+        if s.fused:
+            gate, up = np.split(product(b + "ffn_up", h), 2, -1)
+        else:
+            gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
+        if s.gemma:
+            gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        else:
+            gate = gate / (1 + np.exp(-gate))
+        y = product(b + "ffn_down", gate * up)
+        x = x + (norm(y, t[b + "post_ffw_norm.weight"]) if s.gemma else y)
+    z = product("output" if s.untied else "token_embd", norm(x, t["output_norm.weight"]))
+    return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
+
+
+def plain(s: Spec, base: float = 10000.0, factors: float = 1.0, magnitude: float = 1.0, divide: float = 1.0) -> Any:
+    """`rope` without (or with simple) scaling."""
+    n = s.keys.get("rope.dimension_count", s.d)
+    frequency = base ** (-np.arange(0, n, 2) / n) / np.linspace(1, factors, n // 2) / divide
+    return lambda layer: (frequency, magnitude)
+
+
+def yarn(s: Spec, factor: float, original: int, attn: float = 1.0) -> Any:
+    """NTK-by-parts, written from the paper: wavelengths against the original context, ramp between 32 and 1 turns."""
+    n, base = s.d, 10000.0
+    i = np.arange(n // 2)
+    f = base ** (-2 * i / n)
+    low, high = (n * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), n - 1)
+    ramp = np.clip((i - low) / max(high - low, 0.001), 0, 1)
+    mixed = f * (1 - ramp) + f / factor * ramp
+    return lambda layer: (mixed, attn * (0.1 * math.log(factor) + 1))
+
+
+# -- ours
+
+
+def compute(
+    path: Path,
+    s: Spec,
+    ids: Array,
+    chunks: Sequence[int] = (N_TOKENS,),
+    types: tuple[str, str] = ("f32", "f32"),
+) -> Array:
+    """Logits of every token; the prompt in chunks, its pages out of order."""
+    with GGUFFile.open(path) as gguf:
+        session = Session([CPUBackend(1)])
+        try:
+            h = hparams_of(gguf)
+            model = define_model(session, gguf, h, s.n_ctx)
+            memory = PagedMemory.define(session, h, 5, (1, 4), *types)
+            table = np.array([[3, 0, 2, 1]], np.int32)
+            session.write("tables", table)
+            rows, start = [], 0
+            for n in chunks:
+                pos = np.arange(start, start + n, dtype=np.int32)
+                feeds = {
+                    "tokens": ids[pos].astype(np.int32),
+                    "pos": pos,
+                    "slot": np.zeros(n, np.int32),
+                    "cells": (table[0, pos // 16] * 16 + pos % 16).astype(np.int32),
+                    "out": np.arange(n, dtype=np.int32),
+                }
+                rows.append(session.run(n, lambda n=n: [model.logits(Batch.feeds(n, n), memory)], feeds)[0].copy())  # type: ignore[misc]
+                start += n
+            return np.concatenate(rows)
+        finally:
+            session.close()
+
+
+def tokens(s: Spec) -> Array:
+    return np.random.default_rng(3).integers(0, s.n_vocab, N_TOKENS)
+
+
+def error(got: Array, want: Array) -> float:
+    """The worst difference, in deviations of the logits."""
+    return float(np.abs(got - want).max() / want.std())
+
+
+def no_window(layer: int) -> int:
+    return 0
+
+
+def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, mean: float = math.inf, **more: Any) -> None:
+    path = tmp_path / "m.gguf"
+    t = write(path, s)
+    ids = tokens(s)
+    options = {"window": no_window, "scale": s.d**-0.5, "caps": (0, 0)} | more
+    want = reference(s, t, ids, rope or plain(s), **options)
+    assert np.isfinite(want).all()
+    got = compute(path, s, ids)
+    assert error(got, want) < bound
+    assert np.abs(got - want).mean() < mean * want.std()
+
+
+ALL_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
+PLAIN = {
+    "llama": Spec(),
+    "one kv head": Spec(n_head_kv=1),
+    "heads without groups": Spec(n_head_kv=4),
+    "head 80": Spec(n_embd=160, n_head=2, n_head_kv=1),
+    "head 96": Spec(n_embd=192, n_head=2, n_head_kv=2),
+    "head 72": Spec(n_embd=144, n_head=2, n_head_kv=1),
+    "head 10": Spec(n_embd=40, n_head=4, n_head_kv=2),
+    "key_length": Spec(n_embd=48, n_head=3, n_head_kv=1, head_dim=32),
+    "untied": Spec(untied=True),
+    "untied, all biases": Spec(untied=True, biases=ALL_BIASES),
+    "qwen2": Spec("qwen2", biases=("attn_q", "attn_k", "attn_v"), keys={"attention.sliding_window": 8}),
+    "qwen3": Spec("qwen3", n_embd=72, n_head=4, head_dim=32),
+    "phi3": Spec("phi3", fused=True, untied=True, keys={"attention.sliding_window": 8}),
+    "phi3 apart": Spec("phi3", untied=True),
+    "phi3 partial rope": Spec("phi3", fused=True, head_dim=32, keys={"rope.dimension_count": 24}),
+    "f16, odd sizes": Spec(n_embd=50, n_head=5, n_head_kv=1, n_ff=75, n_vocab=67, dtype="f16"),
+    "f16 norms": Spec(dtype="f16", norm_dtype="f16"),
+    "bf16": Spec(n_embd=80, n_head=4, dtype="bf16", norm_dtype="bf16"),
+    "heads per layer": Spec(
+        keys={"attention.head_count": [4, 4], "attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
+    ),
+    "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
+}
+QUANTISED = {
+    **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")},
+    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q4_k", "q5_k", "q6_k")},
+    "k mixture": Spec(
+        n_embd=256,
+        n_ff=512,
+        dtype="q4_k",
+        types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"},
+    ),
+    "fused q8_0": Spec("phi3", fused=True, untied=True, dtype="q8_0"),
+    "fused q4_k, q5_k": Spec(
+        "phi3", fused=True, n_embd=256, n_ff=256, dtype="q4_k", types={"attn_qkv": "q5_k"}, untied=True
+    ),
+    "odd vocabulary": Spec(n_vocab=97, dtype="q8_0", untied=True),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_logits(tmp_path: Path, name: str) -> None:
+    s = PLAIN[name]
+    # f16 and bf16 matrices meet activations that may be rounded to their type
+    check(tmp_path, s, {"f32": 1e-4, "f16": 5e-3, "bf16": 5e-2}[s.dtype])
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_logits_of_quantised_weights(tmp_path: Path, name: str) -> None:
+    check(tmp_path, QUANTISED[name], 0.2, mean=0.03)  # activations are rounded to 8 bits
+
+
+def test_rope_of_linear_scaling(tmp_path: Path) -> None:
+    for i, keys in enumerate(
+        (
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+            {"rope.scaling.factor": 4.0},  # linear where no type is named
+            {"rope.scale_linear": 4.0},  # the old name
+        )
+    ):
+        (folder := tmp_path / str(i)).mkdir()
+        s = Spec(keys=keys | {"rope.freq_base": 5000.0})
+        check(folder, s, rope=plain(s, base=5000.0, divide=4))
+    s = Spec(keys={"rope.scaling.type": "none", "rope.scaling.factor": 4.0})
+    check(tmp_path, s)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "phi3"])
+def test_rope_of_yarn(tmp_path: Path, arch: str) -> None:
+    keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+    s = Spec(arch, n_embd=128, keys=keys | {"rope.scaling.attn_factor": 1.25}, n_ctx_train=256)
+    check(tmp_path, s, rope=yarn(s, 4.0, 64, 1.25))
+
+
+def test_rope_of_yarn_takes_the_training_context_where_no_other_is_named(tmp_path: Path) -> None:
+    s = Spec(n_embd=128, keys={"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, n_ctx_train=128)
+    check(tmp_path, s, rope=yarn(s, 2.0, 128))
+
+
+def test_rope_factors_of_llama_3(tmp_path: Path) -> None:
+    s = Spec(factors={"rope_freqs": 8.0}, keys={"rope.freq_base": 500000.0})
+    check(tmp_path, s, rope=plain(s, base=500000.0, factors=8.0))
+
+
+@pytest.mark.parametrize("kind", [None, "longrope"])
+@pytest.mark.parametrize(("n_ctx", "top"), [(32, 2.0), (33, 12.0)])
+def test_long_rope_factors(tmp_path: Path, kind: str | None, n_ctx: int, top: float) -> None:
+    """Phi-3.5 and Phi-4-mini: llama.cpp's converter writes both tensors and the magnitude, but no scaling type."""
+    s = Spec(
+        "phi3",
+        fused=True,
+        untied=True,
+        head_dim=32,
+        n_ctx=n_ctx,
+        factors={"rope_factors_short": 2.0, "rope_factors_long": 12.0},
+        keys={
+            "rope.dimension_count": 24,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.attn_factor": 1.19,
+            "rope.scaling.type": kind,
+        },
+    )
+    check(tmp_path, s, rope=plain(s, factors=top, magnitude=1.19))
+
+
+@pytest.mark.parametrize("n_layer", [3, 46])
+def test_gemma2(tmp_path: Path, n_layer: int) -> None:
+    s = Spec("gemma2", n_embd=48, n_layer=n_layer, n_head=4, head_dim=16, keys={"attention.sliding_window": 8})
+    scale = (48 / 4 if n_layer == 46 else 16) ** -0.5  # 46 layers are the 27B model
+    bound = 1e-4 if n_layer == 3 else 2e-3
+    check(tmp_path, s, bound, window=lambda i: 8 if i % 2 == 0 else 0, scale=scale, caps=(50.0, 30.0))
+
+
+def test_gemma2_with_other_caps(tmp_path: Path) -> None:
+    keys = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "rope.freq_base": 20000.0}
+    s = Spec("gemma2", keys=keys)  # the window is 4096 where none is named
+    check(tmp_path, s, rope=plain(s, base=20000.0), caps=(2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("keys", "local", "window", "divide"),
+    [
+        ({}, lambda i: i % 6 != 5, 8, 1.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, lambda i: i % 6 != 5, 8, 8.0),
+        ({"attention.sliding_window_pattern": 3, "rope.freq_base_swa": 2e4}, lambda i: i % 3 != 2, 8, 1.0),
+        ({"attention.sliding_window_pattern": [True, True, False] * 2 + [True]}, lambda i: i % 3 != 2, 8, 1.0),
+        ({"attention.sliding_window": None}, lambda i: False, 0, 1.0),
+        ({"final_logit_softcapping": 5.0}, lambda i: i % 6 != 5, 8, 1.0),
+    ],
+)
+def test_gemma3(tmp_path: Path, keys: dict[str, Any], local: Any, window: int, divide: float) -> None:
+    s = Spec(
+        "gemma3",
+        n_embd=48,
+        n_layer=7,
+        head_dim=16,
+        n_head=4,
+        n_head_kv=1,
+        keys={"attention.sliding_window": 8, "rope.freq_base": 1e6} | keys,
+    )
+    far, near = plain(s, base=1e6, divide=divide), plain(s, base=keys.get("rope.freq_base_swa", 1e4))
+    check(
+        tmp_path,
+        s,
+        2e-4,
+        rope=lambda i: (near if local(i) else far)(i),
+        window=lambda i: window if local(i) else 0,
+        caps=(0, keys.get("final_logit_softcapping", 0)),
+    )
+
+
+MIXED = pytest.mark.xfail(reason="the CPU's attention kernel reads values in the keys' type", strict=True)
+KV = ("f32", "f16", "q8_0")
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2"])
+@pytest.mark.parametrize("types", [pytest.param((k, v), marks=MIXED if k != v else ()) for k in KV for v in KV])
+def test_cache_types_and_chunks(tmp_path: Path, arch: str, types: tuple[str, str]) -> None:
+    """However a prompt is cut, the bits are the same; the cache's type costs what its rounding costs."""
+    window = 8 if arch == "gemma2" else 0
+    s = Spec(arch, n_embd=64, n_head=4, head_dim=32, keys={"attention.sliding_window": 8} if window else {})
+    path = tmp_path / "m.gguf"
+    t = write(path, s)
+    ids = tokens(s)
+    whole, *others = (
+        compute(path, s, ids, chunks, types) for chunks in ((40,), (1,) * 40, (7, 20, 13), (16, 16, 8), (33, 7))
+    )
+    for other in others:
+        np.testing.assert_array_equal(whole, other)
+    caps = (50.0, 30.0) if window else (0, 0)
+    want = reference(s, t, ids, plain(s), lambda i: window if i % 2 == 0 else 0, s.d**-0.5, caps)
+    assert error(whole, want) < max({"f32": 1e-4, "f16": 1e-2, "q8_0": 0.2}[kind] for kind in types)
