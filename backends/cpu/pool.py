@@ -42,19 +42,21 @@ class Table:
     """Instructions in the form that the step reads: keep it alive while it may run."""
 
     def __init__(self, instructions: list[Instruction]) -> None:
+        instructions = [i for i in instructions if i.n_units > 0]
         jit.load(i.kernel for i in instructions)
         starts = np.cumsum([0] + [len(i.args) for i in instructions])
         self.blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
         self.words = np.zeros((max(1, len(instructions)), 8), np.int64)
         self.n = len(instructions)
         self.scratch = max((i.scratch for i in instructions), default=0)
-        for row, start, ins in zip(self.words, starts, instructions, strict=False):
-            row[:4] = (
-                jit.address(ins.kernel),
-                self.blocks.ctypes.data + 8 * int(start),
-                ins.n_units,
-                max(1, ins.grain),
-            )
+        end = 0
+        for i in reversed(range(self.n)):
+            ins = instructions[i]
+            grain = max(1, ins.grain, ins.n_units >> 22)  # a count of chunks has 24 bits
+            n_chunks = -(-ins.n_units // grain)
+            end = 0 if n_chunks != 1 else end or i + 1
+            block = self.blocks.ctypes.data + 8 * int(starts[i])
+            self.words[i, :6] = jit.address(ins.kernel), block, ins.n_units, grain, n_chunks, end
 
 
 class Pool:

@@ -1,9 +1,14 @@
 """The step: walk an instruction table on several threads, without Python and without locks.
 
-Instruction i is 8 words: function, argument block, n_units, grain, 4 spare. Its units are handed out in chunks of
-`grain` from an atomic counter, so a core that is taken away delays no more than the chunk that it holds, and the next
-instruction starts when the count of finished chunks is complete: the barrier is that count. Every counter carries the
-step's generation in its upper half; a thread that slept through a step sees a foreign generation and leaves.
+Instruction i is 8 words: function, argument block, n_units, grain, n_chunks, end of its run, 2 spare. Its units are
+handed out in chunks of `grain` from an atomic counter, so a core that is taken away delays no more than the chunk that
+it holds, and the next instruction starts when the count of finished chunks is complete: the barrier is that count.
+Every counter carries the step's generation in its upper bits: an older one counts as zero, and a thread that slept
+through a step sees a newer one and leaves.
+
+Instructions of a single chunk follow each other in runs (`end`: the first after the run). Thread 0 does these, so that
+what one writes is in the cache of the core that reads it; the others look only at the last one's count, and help
+after a while in case thread 0 has lost its core.
 
 Control block, one 64-byte line each (word index): 0 generation · 8 table · 16 n_instructions · 24 scratch address ·
 32 scratch bytes per thread · 40 counters' address (two words, next and done, per instruction in a line of their own) ·
@@ -21,7 +26,9 @@ from backends.cpu.kernels.registry import i64p, kernel
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 TABLE, N_INSTRUCTIONS, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
-LOW = 0xFFFFFFFF
+SHIFT = 24  # bits of a count; the generation above it lasts for years
+LOW = (1 << SHIFT) - 1
+PATIENCE = 20000  # looks at a counter, some 60 ns each, before a thread no longer takes it for a matter of moments
 
 
 @intrinsic
@@ -99,42 +106,61 @@ def _walk():
     from numba import njit
 
     @njit(forceinline=True)
+    def wait(done, complete, generation, limit):
+        """1 when the count is complete, 0 when `limit` looks were not enough, −1 when the step is over."""
+        spins = 0
+        while True:
+            word = atomic_load(done)
+            if word == complete:
+                return 1
+            if (word >> SHIFT) > generation:
+                return -1
+            spins += 1
+            if spins == limit:
+                return 0
+            if spins < PATIENCE:
+                pause()
+            else:  # the holder of a chunk has lost its core: let it have ours
+                yield_cpu()
+
+    @njit(forceinline=True)
     def walk(ctl, generation, thread):
         """This thread's part of one step; leaves at once when the step is over or was another one."""
         c = i64p(ctl)
         table, n = c[TABLE], c[N_INSTRUCTIONS]
         counters = c[COUNTERS]
         scratch = c[SCRATCH] + thread * c[SCRATCH_BYTES]
-        stamp = generation << 32
-        for i in range(n):
+        stamp = generation << SHIFT
+        i = 0
+        while i < n:
             ins = i64p(table + i * 64)
-            function, block, units, grain = ins[0], ins[1], ins[2], ins[3]
-            chunks = (units + grain - 1) // grain
+            function, block, units, grain, chunks, end = ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]
+            if thread != 0 and end > i:
+                over = wait(counters + (end - 1) * 64 + 8, stamp + 1, generation, PATIENCE)
+                if over < 0:
+                    return
+                if over > 0:
+                    i = end
+                    continue
             following = counters + i * 64
             done = following + 8
             while True:
                 word = atomic_load(following)
-                if (word >> 32) != generation:
+                if (word >> SHIFT) > generation:
                     return
-                chunk = word & LOW
+                chunk = word & LOW if (word >> SHIFT) == generation else 0
                 if chunk >= chunks:
                     break
-                if compare_and_swap(following, word, word + 1):
+                if compare_and_swap(following, word, stamp + chunk + 1):
                     call(function, block, chunk * grain, min(units, (chunk + 1) * grain), scratch)
-                    atomic_add(done, 1)
-            complete = stamp + chunks
-            spins = 0
-            while True:
-                word = atomic_load(done)
-                if word == complete:
-                    break
-                if (word >> 32) != generation:
-                    return
-                spins += 1
-                if spins < 20000:
-                    pause()
-                else:  # the holder of a chunk has lost its core: let it have ours
-                    yield_cpu()
+                    finished = 0
+                    while finished == 0:
+                        word = atomic_load(done)
+                        count = word & LOW if (word >> SHIFT) == generation else 0
+                        finished = compare_and_swap(done, word, stamp + count + 1)
+            if wait(done, stamp + chunks, generation, -1) < 0:
+                return
+            i += 1
 
     return walk
 
@@ -152,11 +178,7 @@ def step():
                 ins = i64p(c[TABLE] + i * 64)
                 call(ins[0], ins[1], 0, ins[2], c[SCRATCH])
             return
-        generation = (atomic_load(ctl) + 1) & 0x3FFFFFFF
-        for i in range(n):
-            atomic_word = c[COUNTERS] + i * 64
-            i64p(atomic_word)[0] = generation << 32
-            i64p(atomic_word)[1] = generation << 32
+        generation = atomic_load(ctl) + 1
         atomic_store(ctl, generation)
         for w in range(1, n_threads):
             if atomic_exchange(ctl + (PARKED + 8 * w) * 8, 0) == 1:

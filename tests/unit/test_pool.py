@@ -1,0 +1,87 @@
+"""The native step: chunks on several threads, in the order of the table, whatever the threads do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from backends.cpu.pool import Instruction, Pool, Table
+
+
+@pytest.fixture(params=[1, 2, 5], ids="{} threads".format)
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    pool = Pool(request.param)
+    yield pool
+    pool.close()
+
+
+def fibonacci(rng: np.random.Generator, rows: list[np.ndarray], n: int) -> tuple[list[Instruction], list[np.ndarray]]:
+    """Instructions that each add two of three buffers into the third, and what the buffers hold after them."""
+    want = [r.astype(np.float64) for r in rows]
+    instructions = []
+    for i in range(n):
+        a, b, y = ((i + j) % 3 for j in range(3))
+        length, width = rows[0].shape
+        grain = int(rng.choice([1, 2, 5, length, 3 * length]))  # the last two: a single chunk
+        args = (rows[a].ctypes.data, rows[b].ctypes.data, rows[y].ctypes.data, width, 4 * width)
+        instructions.append(Instruction("binary:add", args, length, grain))
+        instructions.append(
+            Instruction("scale", (rows[y].ctypes.data, rows[y].ctypes.data, width, HALF), length, grain)
+        )
+        want[y] = (want[a] + want[b]) * 0.5
+    return instructions, want
+
+
+HALF = int(np.float32(0.5).view(np.int32))
+
+
+def test_every_instruction_sees_what_came_before(pool: Pool) -> None:
+    rng = np.random.default_rng(0)
+    for size in (1, 7, 40):
+        start = [rng.integers(-8, 8, (size, 33)).astype(np.float32) for _ in range(3)]
+        rows = [r.copy() for r in start]
+        instructions, want = fibonacci(rng, rows, 12)  # 12 halvings of small integers stay exact in f32
+        table = Table(instructions)
+        for _ in range(200):
+            for row, first in zip(rows, start, strict=True):
+                row[:] = first
+            pool.run(table)
+            for got, expected in zip(rows, want, strict=True):
+                assert np.array_equal(got, expected)
+
+
+def test_tables_of_any_length_in_turn(pool: Pool) -> None:
+    x = np.ones(4, np.float32)
+    double = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
+    tables = [Table([Instruction("scale", double, 1)] * n) for n in (0, 1, 20, 3, 90)]
+    for _ in range(50):
+        for table in tables:
+            x[:] = 2.0**-60
+            pool.run(table)
+            assert (x == 2.0 ** (table.n - 60)).all()
+
+
+def test_an_instruction_without_units_is_nothing(pool: Pool) -> None:
+    x = np.ones(4, np.float32)
+    args = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
+    pool.run(Table([Instruction("scale", args, 0), Instruction("scale", args, 1), Instruction("scale", args, 0)]))
+    assert (x == 2).all()
+
+
+def test_a_pool_wakes_after_a_rest(pool: Pool) -> None:
+    """Workers sleep after a moment without work; `close` and the next table must reach them all the same."""
+    x = np.zeros((64, 8), np.float32)
+    one = np.ones(8, np.float32)
+    table = Table([Instruction("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 8, 0), 64, 1)])
+    for i in range(20):
+        sum(range(200_000))  # long enough for them to fall asleep
+        pool.run(table)
+        assert (x == i + 1).all()
+
+
+@pytest.mark.parametrize("n_threads", [0, -1, 1000])
+def test_numbers_of_threads_that_cannot_be(n_threads: int) -> None:
+    with pytest.raises(ValueError, match="threads"):
+        Pool(n_threads)
