@@ -31,11 +31,11 @@ def run(options: SimpleNamespace) -> int:
 
         print(devices.as_text(devices.devices()))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server minds signals itself
     import asyncio
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server minds signals itself
     path = Path(options.model) if options.model else demo_model()
     try:
         asyncio.run(_serve(options, path))
