@@ -16,6 +16,7 @@ from server.requests import CompletionRequest
 MAX_TOP = 1024  # log-probabilities beside the chosen token
 MAX_BEST_OF = 20
 MAX_RESULTS = 2048  # of one HTTP request
+MAX_STOPS = 256  # every one is looked for in every token's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,8 @@ class RequestParser:
     def _stop(self, fields: Fields) -> tuple[str, ...]:
         _, value = fields.find("stop")
         words: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
+        if len(words) > MAX_STOPS:
+            refuse("stop", f"at most {MAX_STOPS} are allowed, got {len(words)}")
         return tuple(text for word in words if (text := as_text("stop", word))) or self.config.reverse_prompts
 
 

@@ -41,6 +41,7 @@ _INTEGERS: dict[str, tuple[int, int, bool]] = {
     "mirostat": (0, 2, False),
     "min_keep": (0, INT_MAX, True),
 }
+_MAX_BREAKERS = 64  # each is looked for in every token of the vocabulary
 _TOKEN_ID = re.compile(r"\s*[+-]?\d+")
 
 
@@ -62,15 +63,25 @@ def parse_sampling(fields: Fields, defaults: SamplingParams, tokenizer: Tokenize
     if breakers is not None:
         if not breakers:
             refuse("dry_sequence_breakers", "must be a non-empty array of strings")
+        if len(breakers) > _MAX_BREAKERS:
+            refuse("dry_sequence_breakers", f"at most {_MAX_BREAKERS} are allowed, got {len(breakers)}")
         given["dry_sequence_breakers"] = tuple(as_text("dry_sequence_breakers", item) for item in breakers)
     _, samplers = fields.find("samplers")
     if samplers is not None:
         given["samplers"] = _samplers(samplers)
-    bias = tuple(_logit_bias(fields, tokenizer)) if fields.body.get("logit_bias") is not None else defaults.logit_bias
+    bias = _merged(_logit_bias(fields, tokenizer)) if fields.body.get("logit_bias") is not None else defaults.logit_bias
     if fields.boolean("ignore_eos"):
         bias += tuple((id, -_INF) for id in sorted(tokenizer.eog_ids))
     given["logit_bias"] = bias
     return replace(defaults, **given)
+
+
+def _merged(pairs: Iterator[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Biases add up: one for each token, however many were given."""
+    sums: dict[int, float] = {}
+    for id, bias in pairs:
+        sums[id] = min(FLOAT_MAX, sums.get(id, 0.0) + bias)
+    return tuple((id, bias if bias >= -FLOAT_MAX else -_INF) for id, bias in sums.items())
 
 
 def _samplers(value: object) -> tuple[str, ...]:

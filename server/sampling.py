@@ -179,6 +179,9 @@ class RowSampler:
         self._xtc = Generator(self.seed) if s.XTC in codes else None
         self._penalties: Penalties | None = None
         self._dry: Dry | None = None
+        self._bias_ids = [id for id, _ in p.logit_bias]
+        self._bias_values = [value for _, value in p.logit_bias]
+        self._bias_kinds = [s.BIAS_ENTRY] * len(p.logit_bias)
         if s.PENALTIES in codes:
             self._penalties = Penalties(n_ctx if p.repeat_last_n < 0 else p.repeat_last_n)
         if s.DRY in codes:
@@ -217,12 +220,10 @@ class RowSampler:
         low, high = self._dist.peek(2, 2 * skip) if self._dist else (0, 0)
         third = self._xtc.peek(1, skip)[0] if self._xtc else 0
         vector = self._vector if self._started else self._first
-        bias = self.params.logit_bias
-        if not (bias or penalties or dry):
-            return Row(vector, self._chain, (low, high, third, 0))
-        ids = [id for id, _ in bias]
-        values = [value for _, value in bias]
-        kinds = [s.BIAS_ENTRY] * len(ids)
+        kinds, ids, values = self._bias_kinds, self._bias_ids, self._bias_values
+        if not (penalties or dry):
+            return Row(vector, self._chain, (low, high, third, 0), kinds, ids, values)
+        kinds, ids, values = kinds.copy(), ids.copy(), values.copy()
         if penalties:
             ids += penalties.counts
             values += penalties.counts.values()

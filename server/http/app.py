@@ -81,10 +81,14 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
 
 async def serve(service: Service, config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what loading the model raised."""
+    protocol = log.getChild("protocol")
+    if not log.isEnabledFor(logging.DEBUG):  # what is no HTTP is answered with 400; a traceback of it tells nobody much
+        protocol.setLevel(logging.CRITICAL)
     runner = web.AppRunner(
         make_app(service, config),
         handler_cancellation=True,
         access_log=None,
+        logger=protocol,
         handle_signals=False,
         shutdown_timeout=0.5,
     )

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from server.config import ServerConfig
-from server.errors import RequestError, Unavailable
+from server.errors import InvalidRequest, RequestError, Unavailable
 from server.fields import json_object
 from server.parse import RequestParser
 from server.service import Served, Service
@@ -56,6 +57,8 @@ class Context:
                 raw = await request.read()
         except TimeoutError:
             raise RequestTimeout("the request did not arrive in time") from None
+        except (web.RequestPayloadError, HttpProcessingError):  # garbage where Content-Encoding promises gzip
+            raise InvalidRequest("the body does not have the form that the request's headers promise") from None
         if len(raw) < _LARGE:
             return parse(json_object(raw))
         return await asyncio.to_thread(lambda: parse(json_object(raw)))

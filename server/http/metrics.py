@@ -24,7 +24,7 @@ async def metrics(request: web.Request) -> web.Response:
     _ = context.served
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Server(context))
-    text = generate_latest(registry).replace(b"n_tokens_max_total", b"n_tokens_max")  # llama-server's name for a counter
+    text = generate_latest(registry).replace(b"n_tokens_max_total", b"n_tokens_max")  # a counter, but not named so
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 
+from server.fields import FLOAT_MAX
+
 FINAL = {
     "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated", "prompt",
     "generation_settings", "has_new_line", "truncated", "stop_type", "stopping_word", "tokens_cached", "timings",
@@ -174,6 +176,9 @@ async def test_settings_reach_the_scheduler():
         assert (reply["content"], reply["tokens_predicted"]) == ("", 0)
         _, reply = await server.post("/completion", {"prompt": "x", "n_predict": 1, "logit_bias": {"97": -100, "b": 1}})
         assert server.scheduler.requests[-1].sampling.logit_bias == ((97, -100), (98, 1))
+        bias = [[97, 2], [98, 1e38], ["a", -0.5], [98, 3e38], [99, 1], [99, False], [99, 5]]  # they add up
+        await server.post("/completion", {"prompt": "x", "n_predict": 1, "logit_bias": bias})
+        assert server.scheduler.requests[-1].sampling.logit_bias == ((97, 1.5), (98, FLOAT_MAX), (99, -inf))
 
 
 async def test_context_exceeded():

@@ -37,13 +37,13 @@ FIELDS: list[tuple[str, Any]] = [
     *[(name, value) for name in INTEGERS for value in ("1", True, [], 1.5)],
     *[(name, value) for name in BOOLEANS for value in ("true", 1, [], {})],
     *HARD,
-    *[("stop", value) for value in (1, {}, [1], [None], True)],
+    *[("stop", value) for value in (1, {}, [1], [None], True, ["z"] * 257)],
     *[("samplers", value) for value in (1, {}, [1], ["nope"], "k?", "k" * 99)],
     *[
         ("logit_bias", value)
         for value in (1, "x", [1], [[1]], [[1, 2, 3]], [[1, True]], [[1, None]], {"1": "x"}, [[{}, 1]])
     ],
-    *[("dry_sequence_breakers", value) for value in ([], "x", [1], {})],
+    *[("dry_sequence_breakers", value) for value in ([], "x", [1], {}, ["z"] * 65)],
     *[("response_fields", value) for value in ("x", [1], {})],
     *[("stream_options", value) for value in ("x", [], 1)],
     *[("response_format", value) for value in ("x", {"type": "sound"}, [])],
@@ -197,6 +197,14 @@ async def test_size_and_time():
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_garbage_for_a_compressed_body(server: Running, encoding: str):
+    async with server.http.post(
+        server.url + "/completion", data=b"garbage", headers={"Content-Encoding": encoding}
+    ) as reply:
+        assert (reply.status, (await reply.json())["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize(

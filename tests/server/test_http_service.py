@@ -144,6 +144,18 @@ async def test_signals_end_the_server(number: signal.Signals, caplog: pytest.Log
             await task
 
 
+async def test_the_log_is_quiet_about_what_is_no_http(caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    writer.write(b"GARBAGE\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await task
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
 async def test_a_port_in_use_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         service = await started(FakeScheduler())
