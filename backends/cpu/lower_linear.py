@@ -8,6 +8,7 @@ share its packed form.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import ACT_BLOCK, LANES, LAYOUTS, MAX_TILE, panels, tile_for
@@ -23,7 +24,7 @@ CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
 STRETCH_BYTES = 12 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
-_packed_acts: OrderedDict[tuple[int | str, ...], tuple[Tensor, Tensor]] = OrderedDict()
+_packed_acts: OrderedDict[tuple[Any, ...], tuple[Tensor, Tensor]] = OrderedDict()
 
 
 def packed(t: Tensor) -> bool:
@@ -31,9 +32,9 @@ def packed(t: Tensor) -> bool:
     return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 
-def packed_act(x: Tensor, how: Op, **attrs: int) -> Tensor:
+def packed_act(x: Tensor, how: Op, **attrs: Any) -> Tensor:
     """how(x), the same node for the same x. The last few are remembered, with x itself so that its id stays its own."""
-    key = id(x), how.name, *attrs.values()
+    key = (id(x), how.name, *attrs.values())
     if key not in _packed_acts:
         _packed_acts[key] = (x, how(x, **attrs))
         if len(_packed_acts) > 8:
