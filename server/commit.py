@@ -73,7 +73,8 @@ class Committer:
         seq.t_first = seq.t_last = now
         if seq.request.return_progress:
             time_ms = (now - seq.t_start) * 1000
-            events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_computed, time_ms)))
+            id_slot = -1 if seq.slot is None else seq.slot.id
+            events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_computed, time_ms, id_slot)))
         if seq.n_computed == seq.n_prompt:
             self._stats.prompt_tokens += seq.n_prompt - seq.n_cached
             self._stats.prompt_seconds += now - seq.t_start
@@ -96,7 +97,7 @@ class Committer:
             prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(result, row, seq.n_probs, id)
         is_end = id in self._eog_ids and not request.ignore_eos
         text, word_found = ("", None) if is_end else seq.decoder.push(id)
-        events.append((seq, Token(id, text, prob, seq.timings())))
+        events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
         if is_end:
             return Stop("eos")
         if word_found is not None:

@@ -53,6 +53,7 @@ class Progress:
     cache: int
     processed: int
     time_ms: float
+    id_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Token:
     text: str
     prob: TokenProb | None = None
     timings: Timings | None = None
+    id_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class Scheduler:
             seq.n_cached = seq.n_computed
             self.stats.prompt_tokens_cached += seq.n_cached
             if seq.request.return_progress:
-                events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_cached, 0.0)))
+                events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_cached, 0.0, slot.id)))
         return True
 
     def _reusable(self, seq: Sequence, slot: Slot) -> int:

@@ -26,10 +26,10 @@ class NativeReply(Reply):
         if token.prob is None and not self.options.timings_per_token:  # the hot path
             return (
                 f'data: {{"index":{result.index},"content":{quoted(token.text)},"tokens":[{token.id}],"stop":false,'
-                f'"id_slot":{result.request.id_slot},"tokens_predicted":{result.n_tokens},'
+                f'"id_slot":{token.id_slot},"tokens_predicted":{result.n_tokens},'
                 f'"tokens_evaluated":{len(result.request.prompt)}}}\n\n'
             )
-        data = self._chunk(result, token.text, [token.id])
+        data = self._chunk(result, token.text, [token.id], token.id_slot)
         if token.prob is not None and self.options.top is not None:
             data["completion_probabilities"] = self._probabilities(result, [token])
         if self.options.timings_per_token and token.timings is not None:
@@ -46,20 +46,20 @@ class NativeReply(Reply):
         return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
 
     def progress(self, result: Result, progress: Progress) -> str:
-        return sse({**self._chunk(result, "", []), "prompt_progress": progress_object(progress)})
+        return sse({**self._chunk(result, "", [], progress.id_slot), "prompt_progress": progress_object(progress)})
 
     def finish(self, result: Result, finished: Finished) -> str:
         result.finished = finished
-        rest = sse(self._chunk(result, finished.text, [])) if finished.text else ""
+        rest = sse(self._chunk(result, finished.text, [], finished.id_slot)) if finished.text else ""
         return rest + sse(self._selected(self.native(result)))
 
-    def _chunk(self, result: Result, text: str, tokens: list[int]) -> dict[str, Any]:
+    def _chunk(self, result: Result, text: str, tokens: list[int], id_slot: int) -> dict[str, Any]:
         return {
             "index": result.index,
             "content": text,
             "tokens": tokens,
             "stop": False,
-            "id_slot": result.request.id_slot,
+            "id_slot": id_slot,
             "tokens_predicted": result.n_tokens,
             "tokens_evaluated": len(result.request.prompt),
         }

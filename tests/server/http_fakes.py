@@ -170,7 +170,7 @@ class FakeScheduler:
         if not s.started:
             s.started = True
             if request.return_progress:
-                events.append(Progress(n_prompt, 0, n_prompt, 1.5))
+                events.append(Progress(n_prompt, 0, n_prompt, 1.5, s.slot.id))
         if s.n_generated == request.n_predict:
             return [*events, self._finish(s, "limit")]
         id = s.script[s.n_generated] if s.script else ord(ascii_lowercase[s.n_generated % 26])
@@ -190,7 +190,8 @@ class FakeScheduler:
                 return [*events, Token(id, "", self._prob(request, id)), self._finish(s, "word", stop, text[:where])]
         held = max((n for stop in request.stop for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
         fresh, s.n_sent = text[s.n_sent : len(text) - held], len(text) - held
-        events.append(Token(id, fresh, self._prob(request, id), Timings(0, n_prompt, 2.0, s.n_generated, 1.0)))
+        timings = Timings(0, n_prompt, 2.0, s.n_generated, 1.0)
+        events.append(Token(id, fresh, self._prob(request, id), timings, s.slot.id))
         if s.n_generated == request.n_predict or n_prompt + s.n_generated >= N_CTX:
             events.append(self._finish(s, "limit", text=text))
         return events

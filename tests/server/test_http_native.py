@@ -57,6 +57,9 @@ async def test_stream():
         assert [chunk["tokens"] for chunk in chunks] == [[104], [195], [169], [257]]
         assert all(chunk["stop"] is False for chunk in chunks)
         assert [chunk["tokens_predicted"] for chunk in chunks] == [1, 2, 3, 4]
+        for i in (1, 2):  # every chunk tells the slot that was chosen, on the short path and on the other
+            body = {"prompt": "x", "n_predict": 2, "return_progress": i == 2, "timings_per_token": i == 2}
+            assert {chunk["id_slot"] for chunk in await events(server, "/completion", body)} == {i}
         assert set(last) == FINAL
         assert (last["stop"], last["content"], last["tokens"]) == (True, "", [])
         assert last["generation_settings"]["stream"] is True

@@ -27,6 +27,7 @@ def test_a_request_alone() -> None:
     end = answer.finished
     assert (end.stop_type, end.n_prompt, end.n_cached, end.n_predicted, end.n_in_cache) == ("limit", 21, 0, 9, 29)
     assert (end.id_slot, end.seed, end.truncated, end.prompt_probs) == (0, 5, False, ())
+    assert {token.id_slot for token in answer.tokens} == {0}
     assert end.timings.prompt_n == 21
     assert end.timings.predicted_n == 9
     assert end.timings.prompt_ms > 0
