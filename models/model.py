@@ -12,7 +12,7 @@ from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams, read_hparams
 from models.rope import Rotary, define_rotary
-from models.weights import Weights, load_weights
+from models.weights import Weights, check_weights, load_weights
 
 FORWARD = {
     "llama": llama.forward,
@@ -36,7 +36,7 @@ class Model:
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:
-    """Hyper-parameters; the vocabulary's size is the embedding's."""
+    """Hyper-parameters, checked against the tensors and the vocabulary; its size is the embedding's."""
     embedding = gguf.tensors.get("token_embd.weight")
     if "general.architecture" not in gguf.metadata:
         raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
@@ -44,11 +44,17 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
     hparams = read_hparams(gguf.metadata, rows, str(gguf.path))
     if embedding is None:
         raise ModelFileError(gguf.path, "tensor 'token_embd.weight' is missing")
+    if not rows:
+        raise ModelFileError(
+            gguf.path,
+            f"tensor 'token_embd.weight' has shape {embedding.shape}, expected (n_vocab, {hparams.n_embd})",
+        )
     n_tokens = gguf.metadata.length("tokenizer.ggml.tokens")
     if n_tokens is not None and n_tokens != rows:
         raise ModelFileError(
             gguf.path, f"key 'tokenizer.ggml.tokens' has {n_tokens} tokens, tensor 'token_embd.weight' has {rows} rows"
         )
+    check_weights(gguf, hparams)
     return hparams
 
 

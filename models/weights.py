@@ -99,18 +99,13 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
 
 
-def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
-    """Define every weight as a constant state. ModelFileError names the tensor that is missing or has a wrong shape."""
+def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
+    """The parts that the file holds. ModelFileError names a tensor that is missing, unknown, or not as it must be."""
     declared = dict(parts(h, gguf.tensors))
-    sources = {part.source for part in declared.values()}
-    for name in gguf.tensors:
-        if name.startswith("blk.") and name not in sources and not name.endswith(_DERIVED):
-            raise ModelFileError(gguf.path, f"tensor {shown(name)} has no place in a {h.arch} of {h.n_layer} blocks")
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.shape[0])
-    tensors: dict[str, Tensor] = {}
-    for name, part in declared.items():
+    for part in declared.values():
         info = gguf.tensors.get(part.source)
         if info is None:
             if part.required:
@@ -119,15 +114,24 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
         expected = (rows_used[part.source], *part.shape[1:])
         if info.shape != expected:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
-        tensors[name] = _define(session, gguf, name, part, info)
-    return Weights(tensors)
+        if info.dtype not in MATRIX_TYPES:
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
+        if len(part.shape) == 1 and info.dtype not in ("f32", "f16", "bf16"):
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' is a vector of type {info.dtype}")
+    for name in gguf.tensors:
+        if name.startswith("blk.") and name not in rows_used and not name.endswith(_DERIVED):
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
+    return {name: part for name, part in declared.items() if part.source in gguf.tensors}
 
 
-def _define(session: Session, gguf: GGUFFile, name: str, part: Part, info: TensorInfo) -> Tensor:
-    if info.dtype not in MATRIX_TYPES:
-        raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
-    if len(part.shape) == 1 and info.dtype not in ("f32", "f16", "bf16"):
-        raise ModelFileError(gguf.path, f"tensor '{info.name}' is a vector of type {info.dtype}")
+def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
+    """Define every weight as a constant state. ModelFileError as in `check_weights`."""
+    found = check_weights(gguf, h)
+    return Weights({name: _define(session, gguf, name, part) for name, part in found.items()})
+
+
+def _define(session: Session, gguf: GGUFFile, name: str, part: Part) -> Tensor:
+    info = gguf.tensors[part.source]
     row_nbytes = info.nbytes // info.shape[0]
 
     def source() -> Bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ def run(options: SimpleNamespace) -> int:
         ignore_eos=options.ignore_eos,
         special=options.special,
     )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
     if options.display_prompt:
         show(prompt)
     timings = stream(scheduler, request)
