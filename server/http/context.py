@@ -17,7 +17,7 @@ from server.parse import RequestParser
 from server.service import Served, Service
 
 T = TypeVar("T")
-_LARGE = 1 << 16  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
+_LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
 
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
