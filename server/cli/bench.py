@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from server.sampling import Row
     from server.ubatch import UBatch
 
-LONG = 20.0  # seconds after which a measurement is not repeated
+LONG = 6.0  # seconds after which a measurement is not repeated
 Machine = dict[str, float]
+Run = Callable[[], None]
 
 
 def run(options: SimpleNamespace) -> int:
@@ -50,28 +52,33 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     machines: dict[int, Machine] = {}
     for n_threads in options.threads or [default_threads()]:
         bench = Bench(path, options, n_threads)
-        found: list[tuple[str, int, Work, float]] = []
+        seen = [bench.limits()]
         for n_batch in options.batch:
-            for name, work, once in bench.tests(options.n_prompt, options.n_gen, n_batch):
-                found.append((name, n_batch, work, median_seconds(once, options.repetitions)))
-                note(f"{name} batch {n_batch} threads {n_threads}: {work.n_tokens / found[-1][-1]:.1f} tokens/s")
-        machine = machines[n_threads] = bench.limits()
-        rows += [
-            {
-                "test": name,
-                "batch": n_batch,
-                "threads": n_threads,
-                "tok_s": round(work.n_tokens / seconds, 2),
-                "limit_fraction": round(work.least_seconds(machine) / seconds, 4),
-            }
-            for name, n_batch, work, seconds in found
-        ]
+            for name, work, warm_up, once in bench.tests(options.n_prompt, options.n_gen, n_batch):
+                warm_up()
+                seconds = median_seconds(once, options.repetitions)
+                seen.append(bench.limits())
+                around = mean(seen[-2:])  # just before and just after: a shared machine drifts
+                rows.append(
+                    {
+                        "test": name,
+                        "batch": n_batch,
+                        "threads": n_threads,
+                        "tok_s": round(work.n_tokens / seconds, 2),
+                        "limit_fraction": round(work.least_seconds(around) / seconds, 4),
+                    }
+                )
+                note(f"{name} batch {n_batch} threads {n_threads}: {work.n_tokens / seconds:.1f} tokens/s")
+        machines[n_threads] = mean(seen)
         bench.engine.close()
     return {"machine": machines[max(machines)], "rows": rows}
 
 
+def mean(seen: list[Machine]) -> Machine:
+    return {key: round(statistics.fmean(m[key] for m in seen), 2) for key in seen[0]}
+
+
 def median_seconds(once: Callable[[], None], repetitions: int) -> float:
-    once()  # makes the plans, and warms the caches
     times: list[float] = []
     while len(times) < repetitions and sum(times) < LONG:
         began = time.perf_counter()
@@ -98,27 +105,26 @@ class Bench:
         self.row = greedy()
         self.engine: Engine = load.open_engine(path, SimpleNamespace(**(vars(options) | settings)))
         load.load_weights(self.engine)
-        self._before = self._measure()
 
-    def _measure(self) -> Machine:
+    def limits(self) -> Machine:
+        """What the machine can do at this moment, on the bench's threads."""
         from backends.cpu import peaks
 
         return peaks.measure(self.engine.session.backends[0].pool)  # type: ignore[attr-defined]
 
-    def limits(self) -> Machine:
-        """The better of what was measured before the tests and of what can be had now: other work disturbs either."""
-        now = self._measure()
-        return {key: round(max(value, self._before[key]), 2) for key, value in now.items()}
-
-    def tests(self, n_prompt: int, n_gen: int, n_batch: int) -> list[tuple[str, Work, Callable[[], None]]]:
-        """(name, work, a function that does it once) for this batch."""
-        found: list[tuple[str, Work, Callable[[], None]]] = []
+    def tests(self, n_prompt: int, n_gen: int, n_batch: int) -> list[tuple[str, Work, Run, Run]]:
+        """(name, work, a function that makes the plans, one that does the work once) for this batch."""
+        found: list[tuple[str, Work, Run, Run]] = []
         if n_prompt:
-            work = prompt_work(self.engine, n_prompt, n_batch)
-            found.append((f"pp{n_prompt}", work, lambda: self.prompts(n_prompt, n_batch)))
+            work, size = prompt_work(self.engine, n_prompt, n_batch), self.engine.options.n_ubatch
+            warm = min(n_batch, -(-size // n_prompt))  # one full step; a shorter one at the end has its own plan
+            runs = partial(self.prompts, n_prompt, warm), partial(self.prompts, n_prompt, n_batch)
+            found.append((f"pp{n_prompt}", work, *runs))
         if n_gen:
             work = decode_work(self.engine, n_gen, n_batch)
-            found.append((f"tg{n_gen}", work, lambda: self.decode(n_gen, n_batch)))
+            few = min(n_gen, 4)
+            runs = partial(self.decode, few, n_batch), partial(self.decode, n_gen, n_batch)
+            found.append((f"tg{n_gen}", work, *runs))
         return found
 
     def prompts(self, n_prompt: int, n_batch: int) -> None:
