@@ -28,7 +28,8 @@ I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 TABLE, N_INSTRUCTIONS, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
 SHIFT = 24  # bits of a count; the generation above it lasts for years
 LOW = (1 << SHIFT) - 1
-PATIENCE = 20000  # looks at a counter, some 60 ns each, before a thread no longer takes it for a matter of moments
+PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets others have its core
+HELP = 100  # looks before the other threads help thread 0 with instructions of a single chunk
 
 
 @intrinsic
@@ -136,7 +137,7 @@ def _walk():
             ins = i64p(table + i * 64)
             function, block, units, grain, chunks, end = ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]
             if thread != 0 and end > i:
-                over = wait(counters + (end - 1) * 64 + 8, stamp + 1, generation, PATIENCE)
+                over = wait(counters + (end - 1) * 64 + 8, stamp + 1, generation, HELP)
                 if over < 0:
                     return
                 if over > 0:
