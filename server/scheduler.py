@@ -100,10 +100,8 @@ class Scheduler:
                 n_prompt_tokens=n_prompt,
                 n_ctx=n_ctx,
             )
-        sampler = self.make_sampler(request.sampling, n_ctx)
-        sampler.begin(request.prompt)
         decoder = Decoder(StreamDecoder(self.vocab, special=request.special), request.stop, request.n_indent)
-        seq = Sequence(self._n_submitted, request, sampler, decoder, self.cache.prefixes.root)
+        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root)
         self._n_submitted += 1
         self.queue.append(seq)
         self._count()
@@ -192,6 +190,8 @@ class Scheduler:
         return min(free, key=lambda slot: slot.last_used)
 
     def _seat(self, seq: Sequence, slot: Slot) -> None:
+        seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
+        seq.sampler.begin(seq.request.prompt)
         seq.slot = slot
         slot.sequence = seq
         self._n_seated += 1

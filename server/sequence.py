@@ -61,14 +61,14 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, id: int, request: CompletionRequest, sampler: Sampler, decoder: Decoder, root: Node) -> None:
+    def __init__(self, id: int, request: CompletionRequest, decoder: Decoder, root: Node) -> None:
         self.id = id  # grows with arrival: the smaller the older
         self.request = request
         self.tokens = list(request.prompt)
         self.n_prompt = len(request.prompt)
         self.n_computed = 0  # leading tokens whose K and V are in the cache
         self.n_cached = 0  # those of the prompt that were there when it began
-        self.sampler = sampler
+        self.sampler: Sampler  # from when it has a seat: many may wait, and a sampler takes time and memory
         self.decoder = decoder
         self.slot: Slot | None = None
         self.done = False

@@ -52,6 +52,8 @@ async def _run(request: web.Request, context: Context, job: Job, reply: Reply) -
             return await _stream(request, context, stream, reply)
         async for index, event in stream:
             reply.add(index, event)
+    if reply.is_large:
+        return await asyncio.to_thread(lambda: json_response(reply.whole()))
     return json_response(reply.whole())
 
 

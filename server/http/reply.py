@@ -83,6 +83,11 @@ class Reply:
         """The reply when everything has finished."""
         raise NotImplementedError
 
+    @property
+    def is_large(self) -> bool:
+        """Whether `whole` takes so long that other streams should not wait for it."""
+        return len(self.results) > 8 or self.options.top is not None
+
     def chosen(self) -> list[Result]:
         """The results to show: the best `n` of the `best_of` of every prompt."""
         n, best_of = self.options.n, self.options.best_of

@@ -324,6 +324,20 @@ def test_slots_show_what_runs() -> None:
     assert (slot.n_prompt_tokens, slot.n_prompt_tokens_cache, slot.n_prompt_tokens_processed) == (20, 19, 1)
 
 
+def test_waiting_costs_no_sampler() -> None:
+    bench = Bench(n_slots=2)
+    made = []
+    make = bench.scheduler.make_sampler
+    bench.scheduler.make_sampler = lambda params, n_ctx: made.append(params) or make(params, n_ctx)  # type: ignore[func-returns-value]
+    for _ in range(50):
+        bench.submit(prompt(3), n_predict=1)
+    assert not made
+    bench.step()
+    assert len(made) == 2
+    bench.drain()
+    assert len(made) == 50
+
+
 def test_tables_are_sent_when_they_change() -> None:
     bench = Bench()
     bench.run(prompt(10), n_predict=30, ignore_eos=True)
