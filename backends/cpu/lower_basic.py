@@ -126,14 +126,14 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 @lower("attention")
 def _(t: Tensor, at: At) -> list[Instruction] | None:
-    q, k, _, tables, _, _ = t.src
+    q, k, v, tables, _, _ = t.src
     n, heads, size = q.shape
     kv_heads = k.shape[1]
-    if k.dtype not in ("f32", "f16", "q8_0") or size % 2:
+    if any(cache.dtype not in ("f32", "f16", "q8_0") for cache in (k, v)) or size % 2:
         return None
     group = heads // kv_heads
     args = (*map(at, t.src), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
     units = -(-n // 8) * kv_heads
     scratch = 8 * group * (size * 8 + PAGE * 4 + 12) + 64
-    return [Instruction(f"attention:{k.dtype}:{size}:{group}", args, units, 1, scratch)]
+    return [Instruction(f"attention:{k.dtype}:{v.dtype}:{size}:{group}", args, units, 1, scratch)]

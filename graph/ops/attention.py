@@ -134,24 +134,27 @@ def _(
     return q.shape, q.dtype
 
 
-def _attention_case(dtype: str, heads: int, kv_heads: int, size: int, **attrs: float) -> object:
+def _attention_case(types: str, heads: int, kv_heads: int, size: int, **attrs: float) -> object:
     def make(r: np.random.Generator) -> Case:
-        held = np.float16 if dtype == "f16" else np.float64
-        k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held).astype(np.float64)
-        v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held).astype(np.float64)
+        type_k, type_v = types.split("/")
+        held_k, held_v = (np.float16 if t == "f16" else np.float64 for t in (type_k, type_v))
+        k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held_k).astype(np.float64)
+        v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held_v).astype(np.float64)
         tables = np.array([[6, 1, 3, 0], [2, 5, 0, 0], [4, 0, 0, 0]])
         slot = np.array([0, 0, 0, 1, 1, 2, 0])
         pos = np.array([33, 34, 47, 15, 16, 0, 3])
         q = r.normal(size=(7, heads, size))
-        return [q, State(k, dtype), State(v, dtype), tables, slot, pos], {"scale": size**-0.5, **attrs}
+        return [q, State(k, type_k), State(v, type_v), tables, slot, pos], {"scale": size**-0.5, **attrs}
 
     return make
 
 
-for _dtype, _heads, _kv_heads, _size, _attrs in (
-    ("f32", 4, 2, 8, {}),
-    ("f16", 4, 4, 64, {}),
-    ("f16", 8, 2, 16, {"window": 20}),
-    ("f32", 3, 1, 80, {"cap": 5.0, "window": 5}),
+for _types, _heads, _kv_heads, _size, _attrs in (
+    ("f32/f32", 4, 2, 8, {}),
+    ("f16/f16", 4, 4, 64, {}),
+    ("f16/f16", 8, 2, 16, {"window": 20}),
+    ("f32/f32", 3, 1, 80, {"cap": 5.0, "window": 5}),
+    ("f16/f32", 4, 2, 32, {}),
+    ("f32/f16", 4, 2, 32, {"window": 20}),
 ):
-    attention.case(_attention_case(_dtype, _heads, _kv_heads, _size, **_attrs))  # type: ignore[arg-type]
+    attention.case(_attention_case(_types, _heads, _kv_heads, _size, **_attrs))  # type: ignore[arg-type]

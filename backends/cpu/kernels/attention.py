@@ -30,16 +30,16 @@ TILE = 4  # query rows that share a page's keys
 
 
 @kernel("attention")
-def attention(dtype, head_size, group_size):
+def attention(key_dtype, value_dtype, head_size, group_size):
     """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits.
 
     Scratch per thread: 8·G rows of q, 16 scores, sums, and (maximum, sum, correction), G = query heads of a key head.
     """
     size, group = int(head_size), int(group_size)
-    score4, score2, score1 = (scores(dtype, size, n) for n in (4, 2, 1))
+    score4, score2, score1 = (scores(key_dtype, size, n) for n in (4, 2, 1))
     weigh4, weigh2, weigh1 = (softmax_step(n) for n in (4, 2, 1))
-    sum4, sum2, sum1 = (weighted_sum(dtype, size, n) for n in (4, 2, 1))
-    page_bytes = page_nbytes(dtype, size)
+    sum4, sum2, sum1 = (weighted_sum(value_dtype, size, n) for n in (4, 2, 1))
+    key_page, value_page = page_nbytes(key_dtype, size), page_nbytes(value_dtype, size)
     max_rows = TOKENS * group
 
     def run(a, begin, end, scratch):
@@ -76,7 +76,8 @@ def attention(dtype, head_size, group_size):
                 table = i32p(a[3] + slot[first] * table_pages * 4)
                 start_page = max(0, lowest - window + 1) // 16 if window > 0 else 0
                 for page in range(start_page, highest // 16 + 1):
-                    at = (np.int64(table[page]) * kv_heads + h) * page_bytes
+                    at = np.int64(table[page]) * kv_heads + h
+                    keys, values = a[1] + at * key_page, a[2] + at * value_page
                     row = 0
                     while row < rows:
                         lo, hi = visible(pos[first + row // group], page, window)
@@ -93,17 +94,17 @@ def attention(dtype, head_size, group_size):
                         x, s, y = q_at + row * size * 4, s_at + row * 64, o_at + row * size * 4
                         mr, lr, cr = m_at + row * 4, l_at + row * 4, c_at + row * 4
                         if alike == 4:
-                            score4(x, a[1] + at, s)
+                            score4(x, keys, s)
                             weigh4(s, mr, lr, cr, lo, hi, scale, cap)
-                            sum4(s, a[2] + at, y, cr, lo, hi)
+                            sum4(s, values, y, cr, lo, hi)
                         elif alike == 2:
-                            score2(x, a[1] + at, s)
+                            score2(x, keys, s)
                             weigh2(s, mr, lr, cr, lo, hi, scale, cap)
-                            sum2(s, a[2] + at, y, cr, lo, hi)
+                            sum2(s, values, y, cr, lo, hi)
                         else:
-                            score1(x, a[1] + at, s)
+                            score1(x, keys, s)
                             weigh1(s, mr, lr, cr, lo, hi, scale, cap)
-                            sum1(s, a[2] + at, y, cr, lo, hi)
+                            sum1(s, values, y, cr, lo, hi)
                         row += alike
                 for t in range(n):
                     out = f32p(a[6] + ((first + t) * kv_heads + h) * group * size * 4)
