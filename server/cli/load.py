@@ -148,6 +148,12 @@ def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespac
     from server.sampling import RowSampler
     from server.scheduler import Scheduler
 
+    if options.ctx_size and engine.n_ctx_slot > engine.hparams.n_ctx_train:
+        print(
+            f"logitless: warning: a sequence may have {engine.n_ctx_slot} tokens, the model was trained on "
+            f"{engine.hparams.n_ctx_train}",
+            file=sys.stderr,
+        )
     return Scheduler(
         engine,
         tokenizer,

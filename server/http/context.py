@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -61,7 +63,34 @@ class Context:
             raise InvalidRequest("the body does not have the form that the request's headers promise") from None
         if len(raw) < _LARGE:
             return parse(json_object(raw))
-        return await asyncio.to_thread(lambda: parse(json_object(raw)))
+        return await beside(lambda: parse(json_object(raw)))
+
+
+async def beside(work: Callable[[], T]) -> T:
+    """The result of `work`, done in a thread while the event loop goes on. The thread is one that the process does not
+    wait for when it ends, as it would for asyncio's own: a text of 60 MB takes longer than SIGTERM may."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits any more
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, raised = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            raised = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(settle, result, raised)
+
+    threading.Thread(target=run, name="beside", daemon=True).start()
+    return await done
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)

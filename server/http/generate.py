@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from server.errors import ServerFault
-from server.http.context import CONTEXT, Context, error_object, json_response
+from server.http.context import CONTEXT, Context, beside, error_object, json_response
 from server.http.native import NativeReply
 from server.http.openai import ChatReply, CompletionReply
 from server.http.reply import Reply, failure, sse
@@ -53,7 +53,7 @@ async def _run(request: web.Request, context: Context, job: Job, reply: Reply) -
         async for index, event in stream:
             reply.add(index, event)
     if reply.is_large:
-        return await asyncio.to_thread(lambda: json_response(reply.whole()))
+        return await beside(lambda: json_response(reply.whole()))
     return json_response(reply.whole())
 
 

@@ -95,6 +95,15 @@ def test_a_context_that_cannot_fit_is_refused(mini_model: str) -> None:
     assert got.stderr.startswith(b"logitless: --ctx-size 1073741824: ")
 
 
+def test_a_context_beyond_the_training_context_is_served_with_a_warning(mini_model: str) -> None:
+    got = run("generate", "-m", mini_model, "-c", "1000000", "-n", "1", "-p", "a")
+    assert got.returncode == 0
+    warnings = [line for line in got.stderr.splitlines() if line.startswith(b"logitless: warning: ")]
+    assert len(warnings) == 1
+    assert b" 1000000 tokens, the model was trained on " in warnings[0]
+    assert b"warning" not in run("generate", "-m", mini_model, "-c", "64", "-n", "1", "-p", "a").stderr
+
+
 def test_selftest_of_a_model(mini_model: str) -> None:
     report = json_of("selftest", "-m", mini_model, "--json")
     assert report["device"] == "cpu"

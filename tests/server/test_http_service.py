@@ -18,6 +18,7 @@ from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, runnin
 from server.config import ModelInfo, ServerConfig
 from server.errors import Unavailable
 from server.http import serve
+from server.http.context import beside
 from server.requests import CompletionRequest, Failed, Finished, Token
 from server.service import Served, Service
 
@@ -154,6 +155,21 @@ async def test_the_log_is_quiet_about_what_is_no_http(caplog: pytest.LogCaptureF
     os.kill(os.getpid(), signal.SIGTERM)
     await task
     assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_work_beside_the_loop_does_not_hold_up_the_end():
+    forever = threading.Event()
+
+    async def main() -> None:
+        assert await beside(lambda: 5) == 5
+        with pytest.raises(ZeroDivisionError):
+            await beside(lambda: 1 // 0)
+        left = asyncio.create_task(beside(forever.wait))
+        await asyncio.sleep(0)
+        left.cancel()
+
+    asyncio.run(main())
+    forever.set()
 
 
 async def test_a_port_in_use_is_an_error():
