@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from models.tokenizer import Tokenizer
 from server.config import ServerConfig
-from server.errors import InvalidRequest
+from server.errors import ExceedsContext, InvalidRequest
 from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
 from server.parse_sampling import parse_sampling
 from server.requests import CompletionRequest
@@ -16,6 +17,7 @@ from server.requests import CompletionRequest
 MAX_TOP = 1024  # log-probabilities beside the chosen token
 MAX_BEST_OF = 20
 MAX_RESULTS = 2048  # of one HTTP request
+LONG_TEXT = 1 << 20  # characters of a prompt, from where on a look before tokenizing is worth it
 MAX_STOPS = 256  # every one is looked for in every token's text
 
 
@@ -50,9 +52,10 @@ class Job:
 class RequestParser:
     """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call it."""
 
-    def __init__(self, tokenizer: Tokenizer, config: ServerConfig) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: ServerConfig, n_ctx: int) -> None:
         self.tokenizer = tokenizer
         self.config = config
+        self.n_ctx = n_ctx
 
     def native(self, body: Mapping[str, Any]) -> Job:
         """POST /completion."""
@@ -181,11 +184,11 @@ class RequestParser:
                 unsupported("prompt", "multimodal_data needs a model with media, which this is not")
             prompt = as_text("prompt", prompt.get("prompt_string"))
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, add_special=True, parse_special=True)
+            ids = self._encode(prompt, True)
         elif isinstance(prompt, list):
             for i, item in enumerate(prompt):
                 if isinstance(item, str):
-                    ids += self.tokenizer.encode(item, add_special=i == 0, parse_special=True)
+                    ids += self._encode(item, i == 0)
                     continue
                 id = as_integer("prompt", item)
                 if not 0 <= id < self.tokenizer.n_vocab:
@@ -198,6 +201,23 @@ class RequestParser:
         if not ids:
             refuse("prompt", "must not be empty: this vocabulary has no BOS token to start with")
         return tuple(ids)
+
+    def _encode(self, text: str, add_special: bool) -> list[int]:
+        """The ids of a text. One of megabytes that cannot fit by any count is refused first: tokenizing it takes many
+        seconds, and some tokenizers let nobody else run meanwhile."""
+        if len(text) >= LONG_TEXT and (n_least := len(text) // self._longest) > self.n_ctx:
+            raise ExceedsContext(
+                f"request (at least {n_least} tokens) exceeds the available context size ({self.n_ctx} tokens), "
+                "try increasing it",
+                n_prompt_tokens=n_least,
+                n_ctx=self.n_ctx,
+            )
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=True)
+
+    @cached_property
+    def _longest(self) -> int:
+        """The bytes of the longest token."""
+        return max(len(self.tokenizer.piece(id)) for id in range(self.tokenizer.n_vocab))
 
     def _shown(self, prompt: object, ids: tuple[int, ...]) -> str:
         """What `echo` puts in front: the text as it was given, or that of the tokens."""

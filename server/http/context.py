@@ -49,7 +49,7 @@ class Context:
     def parser(self) -> RequestParser:
         """The parser of requests for the loaded model."""
         if self._parser is None:
-            self._parser = RequestParser(self.served.tokenizer, self.config)
+            self._parser = RequestParser(self.served.tokenizer, self.config, self.served.info.n_ctx)
         return self._parser
 
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from http_fakes import Running, running
+from http_fakes import N_CTX, FakeTokenizer, Running, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -187,6 +188,20 @@ async def test_paths_and_methods(server: Running):
             assert reply.status == 405
             assert "Allow" in reply.headers
             assert (await reply.json())["error"]["code"] == 405
+
+
+async def test_a_hopeless_text_is_not_tokenized(server: Running, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeTokenizer, "encode", None)
+    text = "a" * (1 << 20)
+    for path, body in (
+        ("/completion", {"prompt": text}),
+        ("/v1/completions", {"prompt": [text, [1, text]]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "stream": True}),
+    ):
+        async with server.http.post(server.url + path, data=io.BytesIO(json.dumps(body).encode())) as reply:
+            error = (await reply.json())["error"]
+        assert (reply.status, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", N_CTX)
+        assert N_CTX < error["n_prompt_tokens"] <= len(text)
 
 
 async def test_size_and_time():
