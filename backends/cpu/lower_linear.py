@@ -54,7 +54,7 @@ def _(t: Tensor) -> Tensor:
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
-    args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK))
+    args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=group == 32))
     return [Instruction(f"quantize_act:{group}", args, m * (k // group), 64 * 32 // group)]
 
 
@@ -89,7 +89,7 @@ def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], 
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
     count, row_nbytes = (k, 4 * k) if layout.block == 1 else (k // 32, k // 32 * ACT_BLOCK)
-    panel_rows, n_panels = panels(m, row_nbytes)
+    panel_rows, n_panels = panels(m, row_nbytes, wide=layout.block == 32)
     group = layout.group_nbytes(k)
     groups = -(-n // LANES)
     strips = -(-groups // nt)

@@ -126,7 +126,7 @@ def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
     node = quantize_act(feed("x", x.shape), group=group)
     memory = Memory(x=x)
     pool.run(Table(LOWERINGS["quantize_act"](node, memory)))
-    panel_rows, n_panels = panels(m, k // 32 * ACT_BLOCK)
+    panel_rows, n_panels = panels(m, k // 32 * ACT_BLOCK, wide=True)
     blocks = memory.result(node).reshape(-1, ACT_BLOCK)
     out = np.empty((m, k // 32, 32))
     for panel in range(n_panels):

@@ -75,24 +75,32 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 # Tiles (activation rows, groups): the widest that keeps its sums in registers, and narrower ones for few rows.
-# "two" is q6_k, whose blocks have two scales: an output needs one more register.
+# "int": blocks of 32. "fine": q4_k and q5_k. "two": q6_k, whose blocks have two scales, so that an output needs one more
+# register.
 WIDE_TILES = {
     "float": ((1, 4), (2, 4), (4, 4), (12, 2)),
-    "int": ((1, 1), (2, 1), (4, 1), (8, 1), (12, 1)),
+    "int": ((1, 1), (2, 1), (4, 1), (6, 2), (8, 1)),
+    "fine": ((1, 1), (2, 1), (4, 1), (8, 1), (12, 1)),
     "two": ((1, 1), (2, 1), (4, 1), (8, 1), (9, 1)),
 }
 NARROW_TILES = {  # 16 registers of half the width
     "float": ((1, 2), (2, 2), (6, 1)),
     "int": ((1, 1), (2, 1), (4, 1)),
+    "fine": ((1, 1), (2, 1), (4, 1)),
     "two": ((1, 1), (2, 1), (4, 1)),
 }
-MAX_TILE = 12
+MAX_TILE = 12  # outputs; no tile has more rows either
 PANEL_BYTES = 384 << 10  # activations that stay in the second-level cache while weights stream past them
+WIDE_PANEL_BYTES = 4 << 20  # where two groups share what is loaded of them, the third level is enough
 
 
-def panels(m: int, row_nbytes: int) -> tuple[int, int]:
-    """Rows of a panel, and how many panels: no panel but a lone one is narrower than the widest tile."""
-    rows = min(192, max(2, PANEL_BYTES // row_nbytes // MAX_TILE) * MAX_TILE)
+def panels(m: int, row_nbytes: int, *, wide: bool = False) -> tuple[int, int]:
+    """Rows of a panel, and how many panels: no panel but a lone one is narrower than the widest tile.
+
+    `wide`: for tiles of two groups of rounded activations. Weights are read once a panel.
+    """
+    nbytes, most = (WIDE_PANEL_BYTES, 516) if wide else (PANEL_BYTES, 192)
+    rows = min(most, max(2, nbytes // row_nbytes // MAX_TILE) * MAX_TILE)
     return rows, max(1, -(-(m - MAX_TILE + 1) // rows))
 
 
@@ -100,10 +108,13 @@ def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
     """The tile shapes that exist for a type, fewest rows first."""
     table = WIDE_TILES if isa == "avx512_vnni" else NARROW_TILES
     layout = LAYOUTS[dtype]
-    return table["float" if layout.block == 1 else "two" if layout.high == 128 else "int"]
+    if layout.block == 1:
+        return table["float"]
+    return table["two" if layout.high == 128 else "fine" if layout.fine else "int"]
 
 
 def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
     """The tile for m rows: no wider than m, and the least work, as the last tile may overlap the one before."""
     fitting = [t for t in tiles(dtype, isa) if t[0] <= m]
-    return min(fitting, key=lambda t: -(-m // t[0]) * (t[0] + 2))  # unpacking a weight costs about two rows' products
+    # of a group: its products, unpacking its weights (about two rows' products), and its part of loading activations
+    return min(fitting, key=lambda t: -(-m // t[0]) * (t[0] + 2 + t[0] / t[1]))

@@ -80,9 +80,7 @@ def quant_tile(dtype, mt, nt):
 
     def block_of(b, i, acc, w, x, n_blocks):
         blocks = [Block(b, layout, group, i, n_blocks) for group in w]
-        if (
-            mt < MAX_TILE
-        ):  # few rows: the memory is the limit, and the loads that are under way do not ask it for enough
+        if mt * nt < MAX_TILE:  # few rows: memory is the limit, and the loads under way do not ask it for enough
             for block in blocks:
                 for line in range(layout.quants // 64):
                     e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line))
