@@ -75,7 +75,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 # Tiles (activation rows, groups): the widest that keeps its sums in registers, and narrower ones for few rows.
-# "int": blocks of 32. "fine": q4_k and q5_k. "two": q6_k, whose blocks have two scales, so that an output needs one more
+# "int": blocks of 32. "fine": q4_k and q5_k. "two": q6_k, whose blocks have two scales: an output needs one more
 # register.
 WIDE_TILES = {
     "float": ((1, 4), (2, 4), (4, 4), (12, 2)),
