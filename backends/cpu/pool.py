@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ import numpy as np
 from backends.cpu import jit
 
 MAX_THREADS = 256
+MOST_RECENT = 64  # tables that are kept although nobody else does
 SPINS = 4000  # about 150 µs of looking for the next step before a worker sleeps
 ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4)
 
@@ -74,6 +76,7 @@ class Pool:
         self._scratch = _aligned_words(8)
         self._out = np.zeros(8, np.int64)
         self._pipes = [os.pipe() for _ in range(n_threads - 1)]
+        self._recent: list[Table | None] = [None]
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
         self._ctl[40], self._ctl[24] = self._counters.ctypes.data, self._scratch.ctypes.data
         self._threads = [
@@ -92,9 +95,11 @@ class Pool:
         """Run every instruction; the GIL is released until all are done."""
         if table.n == 0:
             return
-        if table.n * 8 > len(self._counters) or table.scratch * self.n_threads > self._scratch.nbytes:
+        if table.n * 8 > len(self._counters) or table.scratch > self._ctl[32]:
             self._grow(table)
-        self._ctl[8], self._ctl[16] = table.words.ctypes.data, table.n
+        if table is not self._recent[-1]:
+            self._remember(table)
+        self._ctl[9], self._ctl[17] = table.words.ctypes.data, table.n
         at = self._out.ctypes.data
         self._step(at, at, self._ctl.ctypes.data, self.n_threads, self._write_ends.ctypes.data, 0)
 
@@ -105,13 +110,17 @@ class Pool:
         self._scratch = _aligned_words(per_thread // 8 * self.n_threads + 8)
         self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data, per_thread
 
+    def _remember(self, table: Table) -> None:
+        """Keep a table for a while: a worker that lost its core in the middle of a step may look at it again."""
+        if len(self._recent) == MOST_RECENT:
+            self.quiesce()
+            self._recent.clear()
+        self._recent.append(table)
+
     def quiesce(self) -> None:
-        """Return when no worker can still be looking at an old table."""
-        while self.n_threads > 1 and self._ctl[56] != 0 and self._threads[0].is_alive():
-            if any(self._ctl[64 + 8 * (w + 1)] == 0 for w in range(self.n_threads - 1)):
-                os.sched_yield() if hasattr(os, "sched_yield") else None
-            else:
-                return
+        """Return when no worker is inside a step. To be called between two steps."""
+        while self._ctl[56] != 0:
+            time.sleep(0)
 
     def close(self) -> None:
         """Stop the workers; the pool cannot run afterwards."""

@@ -10,7 +10,11 @@ Instructions of a single chunk follow each other in runs (`end`: the first after
 what one writes is in the cache of the core that reads it; the others look only at the last one's count, and help
 after a while in case thread 0 has lost its core.
 
-Control block, one 64-byte line each (word index): 0 generation · 8 table · 16 n_instructions · 24 scratch address ·
+A thread reads the generation, then the table, then the number of instructions, which carries the generation too and is
+0 between steps: so it never takes the next step's table for the one that it woke up for.
+
+Control block, one 64-byte line each (word index): 0 generation · 8 table, 9 the next one · 16 n_instructions, stamped,
+17 the next number · 24 scratch address ·
 32 scratch bytes per thread · 40 counters' address (two words, next and done, per instruction in a line of their own) ·
 48 stop · 56 threads inside a step · 64+8w: worker w is parked.
 """
@@ -128,7 +132,11 @@ def _walk():
     def walk(ctl, generation, thread):
         """This thread's part of one step; leaves at once when the step is over or was another one."""
         c = i64p(ctl)
-        table, n = c[TABLE], c[N_INSTRUCTIONS]
+        table = atomic_load(ctl + TABLE * 8)
+        stamped = atomic_load(ctl + N_INSTRUCTIONS * 8)
+        if (stamped >> SHIFT) != generation:
+            return
+        n = stamped & LOW
         counters = c[COUNTERS]
         scratch = c[SCRATCH] + thread * c[SCRATCH_BYTES]
         stamp = generation << SHIFT
@@ -173,19 +181,21 @@ def step():
 
     def run(ctl, n_threads, pipes, _unused):
         c = i64p(ctl)
-        n = c[N_INSTRUCTIONS]
+        table, n = c[TABLE + 1], c[N_INSTRUCTIONS + 1]
         if n_threads == 1:
             for i in range(n):
-                ins = i64p(c[TABLE] + i * 64)
+                ins = i64p(table + i * 64)
                 call(ins[0], ins[1], 0, ins[2], c[SCRATCH])
             return
         generation = atomic_load(ctl) + 1
+        atomic_store(ctl + TABLE * 8, table)
+        atomic_store(ctl + N_INSTRUCTIONS * 8, (generation << SHIFT) + n)
         atomic_store(ctl, generation)
         for w in range(1, n_threads):
             if atomic_exchange(ctl + (PARKED + 8 * w) * 8, 0) == 1:
                 write_fd(i64p(pipes)[w], ctl, 1)
         walk(ctl, generation, 0)
-        c[N_INSTRUCTIONS] = 0  # a thread that wakes late finds an empty table and never looks at this one
+        atomic_store(ctl + N_INSTRUCTIONS * 8, generation << SHIFT)  # who wakes late finds nothing to look at
 
     run.signature = types.void(*[types.int64] * 4)
     return run
