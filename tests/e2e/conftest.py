@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -66,9 +67,9 @@ class Server:
         return self.process.returncode
 
 
-@pytest.fixture
-def serve() -> Iterator[ServerFactory]:
-    """Start servers; they end with the test."""
+@contextlib.contextmanager
+def servers() -> Iterator[ServerFactory]:
+    """A function that starts servers; they all end with the context."""
     started: list[Server] = []
 
     def start(model: Path | None, *flags: str) -> Server:
@@ -80,19 +81,17 @@ def serve() -> Iterator[ServerFactory]:
         server.process.terminate()
     for server in started:
         server.process.communicate(timeout=20)
+
+
+@pytest.fixture
+def serve() -> Iterator[ServerFactory]:
+    """Start servers; they end with the test."""
+    with servers() as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
 def serve_module() -> Iterator[ServerFactory]:
     """The same, for servers that the tests of a file share."""
-    started: list[Server] = []
-
-    def start(model: Path | None, *flags: str) -> Server:
-        started.append(Server(model, *flags))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.process.terminate()
-    for server in started:
-        server.process.communicate(timeout=20)
+    with servers() as start:
+        yield start
