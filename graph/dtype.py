@@ -42,8 +42,10 @@ DTYPES: dict[str, DType] = {
         DType("q4_k", 256, 144),
         DType("q5_k", 256, 176),
         DType("q6_k", 256, 210),
-        # Activations quantised for the integer matmul: int8 values, one f32 scale and one i32 sum per 32.
-        DType("q8_act", 32, 40),
+        # What `quantize_act` and `pack_act` make, in an order of the backend's own (backends/cpu/kernels/layout.py):
+        # 32 int8 values with their scale and forms of their sum; f32 values.
+        DType("q8_act", 32, 52),
+        DType("f32_act", 1, 4),
     )
 }
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from graph.ops.attention import attention
 from graph.ops.elementwise import add, gelu, mul, scale, softcap
 from graph.ops.norm import rms_norm
-from graph.ops.rope import rope
 from graph.ops.rows import get_rows
-from graph.ops.shape import reshape
 from graph.tensor import Tensor
 from models.batch import Batch, PagedMemory
 from models.hparams import Hparams
 from models.rope import Rotary
+from models.self_attention import self_attention
 from models.weights import Weights
 
 
@@ -31,30 +29,6 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, batch: Batch, memory: PagedM
     x = rms_norm(x, w["output_norm"], eps=h.eps)
     logits = w.linear("output" if "output" in w else "token_embd", x)
     return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
-
-
-def self_attention(
-    b: Weights, h: Hparams, x: Tensor, angles: Tensor, batch: Batch, memory: PagedMemory, layer: int
-) -> Tensor:
-    q = reshape(b.linear("attn_q", x), shape=(-1, h.n_head, h.head_dim))
-    k = reshape(b.linear("attn_k", x), shape=(-1, h.n_head_kv, h.head_dim))
-    v = reshape(b.linear("attn_v", x), shape=(-1, h.n_head_kv, h.head_dim))
-    if "attn_q_norm" in b:
-        q, k = rms_norm(q, b["attn_q_norm"], eps=h.eps), rms_norm(k, b["attn_k_norm"], eps=h.eps)
-    q, k = (rope(t, angles, interleaved=h.interleaved_rope) for t in (q, k))
-    keys, values = memory.extend(layer, k, v, batch)
-    y = attention(
-        q,
-        keys,
-        values,
-        memory.tables,
-        batch.slot,
-        batch.pos,
-        scale=h.attention_scale,
-        window=h.window if h.is_local(layer) else 0,
-        cap=h.attn_softcap,
-    )
-    return b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))
 
 
 def geglu(b: Weights, x: Tensor) -> Tensor:

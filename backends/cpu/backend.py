@@ -13,6 +13,7 @@ import backends.cpu.lower_basic
 import backends.cpu.lower_linear
 import backends.cpu.lower_select  # noqa: F401  (the three register their rules)
 from backends.cpu import weights
+from backends.cpu.lower_linear import packed
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.pool import Instruction, Pool, Table
 from graph.backend import Bytes, Place
@@ -48,11 +49,6 @@ def aligned(nbytes: int) -> Bytes:
     return raw[start : start + nbytes]
 
 
-def is_packed(t: Tensor) -> bool:
-    """Matrices that never change are repacked for the matmul; everything else stays as it is."""
-    return t.op == "state" and bool(t.attrs["constant"]) and len(t.shape) == 2
-
-
 class CPUBackend:
     """`n_threads` 0 means every core of the process."""
 
@@ -73,13 +69,13 @@ class CPUBackend:
         return Memory(aligned(nbytes))
 
     def constant_nbytes(self, t: Tensor) -> int:
-        return weights.packed_nbytes(t.dtype, *t.shape) if is_packed(t) else t.nbytes
+        return weights.packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes
 
     def load(self, t: Tensor, raw: Bytes) -> Memory:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
         memory = Memory(aligned(self.constant_nbytes(t)), raw)
-        if is_packed(t):
+        if packed(t):
             self.pool.run(Table(weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:
             memory.array[:] = raw
@@ -137,7 +133,7 @@ class CPUProgram:
     def _view(self, t: Tensor) -> npt.NDArray[Any]:
         at = self.place(t)
         kind = DTYPES[t.dtype].numpy
-        if is_packed(t) or kind is None:
+        if packed(t) or kind is None:
             return _dequantised(t, at)
         raw = at.buffer.array[at.offset : at.offset + t.nbytes]
         values: npt.NDArray[Any] = raw.view(kind).reshape(t.shape)

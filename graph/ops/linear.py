@@ -6,15 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from graph.dtype import DTYPES, DType
+from graph.dtype import DTYPES
 from graph.op import Array, Case, Weight, op, require
 from graph.tensor import Shape, Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
-# What `quantize_act` and `pack_act` make, in an order of the backend's own (backends/cpu/kernels/layout.py):
-# 32 int8 values with their scale and forms of their sum; f32 values.
-DTYPES["q8_act"] = DType("q8_act", ACT_BLOCK, 52)
-DTYPES["f32_act"] = DType("f32_act", 1, 4)
 
 
 @op

@@ -124,39 +124,6 @@ def visible(position, page, window):
     return max(0, lo), min(16, position + 1 - page * 16)
 
 
-@kernel("store_k")
-def store_k(dtype):
-    """a: cache, k, cells, H_kv, D. A unit is a token."""
-    element = BYTES[dtype]
-
-    def run(a, begin, end, scratch):
-        cells, heads, size = i32p(a[2]), a[3], a[4]
-        page_bytes = size * 16 * element + (size // 32 * 32 if dtype == "q8_0" else 0)
-        for t in range(begin, end):
-            page, cell = cells[t] // 16, cells[t] % 16
-            for h in range(heads):
-                x = f32p(a[1] + (t * heads + h) * size * 4)
-                base = a[0] + (np.int64(page) * heads + h) * page_bytes
-                if dtype == "q8_0":
-                    q, scales = i8p(base), u16p(base + size * 16)
-                    for j in range(size // 32):
-                        scale = _block_scale(x, j)
-                        scales[j * 16 + cell] = f32_to_f16(scale)
-                        inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
-                        for i in range(32):
-                            q[(j * 32 + i) * 16 + cell] = np.int8(rint_f32(x[j * 32 + i] * inverse))
-                elif dtype == "f16":
-                    y16 = u16p(base)
-                    for i in range(size):
-                        y16[i * 16 + cell] = f32_to_f16(x[i])
-                else:
-                    y32 = f32p(base)
-                    for i in range(size):
-                        y32[i * 16 + cell] = x[i]
-
-    return run
-
-
 @njit(forceinline=True)
 def _block_scale(x, j):
     """max|x| / 127 of the j-th 32 elements: q8_0's scale."""
@@ -166,37 +133,49 @@ def _block_scale(x, j):
     return top / np.float32(127)
 
 
-@kernel("store_v")
-def store_v(dtype):
-    """a: cache, v, cells, H_kv, D. A unit is a token."""
+def _store(dtype, cells_last):
+    """a: cache, rows, cells, H_kv, D. A unit is a token. `cells_last`: keys; else values (attention_tile.py)."""
     element = BYTES[dtype]
+    step = 16 if cells_last else 1  # from one element of a row to the next
 
     def run(a, begin, end, scratch):
         cells, heads, size = i32p(a[2]), a[3], a[4]
         page_bytes = size * 16 * element + (size // 32 * 32 if dtype == "q8_0" else 0)
         for t in range(begin, end):
             page, cell = cells[t] // 16, cells[t] % 16
+            first = cell if cells_last else cell * size
             for h in range(heads):
                 x = f32p(a[1] + (t * heads + h) * size * 4)
                 base = a[0] + (np.int64(page) * heads + h) * page_bytes
                 if dtype == "q8_0":
-                    q, scales = i8p(base + cell * size), u16p(base + size * 16 + cell * (size // 32) * 2)
+                    q, scales = i8p(base), u16p(base + size * 16)
+                    first_scale = cell if cells_last else cell * (size // 32)
                     for j in range(size // 32):
                         scale = _block_scale(x, j)
-                        scales[j] = f32_to_f16(scale)
+                        scales[first_scale + j * step] = f32_to_f16(scale)
                         inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
                         for i in range(32):
-                            q[j * 32 + i] = np.int8(rint_f32(x[j * 32 + i] * inverse))
+                            q[first + (j * 32 + i) * step] = np.int8(rint_f32(x[j * 32 + i] * inverse))
                 elif dtype == "f16":
-                    y16 = u16p(base + cell * size * 2)
+                    y16 = u16p(base)
                     for i in range(size):
-                        y16[i] = f32_to_f16(x[i])
+                        y16[first + i * step] = f32_to_f16(x[i])
                 else:
-                    y32 = f32p(base + cell * size * 4)
+                    y32 = f32p(base)
                     for i in range(size):
-                        y32[i] = x[i]
+                        y32[first + i * step] = x[i]
 
     return run
+
+
+@kernel("store_k")
+def store_k(dtype):
+    return _store(dtype, True)
+
+
+@kernel("store_v")
+def store_v(dtype):
+    return _store(dtype, False)
 
 
 @kernel("copy_pages")
