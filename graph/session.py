@@ -295,17 +295,21 @@ class Session:
         self.n_plans_built += 1
         return Plan(self, placement, arenas)
 
-    def run(
-        self, key: Hashable, build: Build, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None
-    ) -> list[Array]:
-        """Run the plan kept under this key, built at first use; at the limit the least recently used one is dropped."""
+    def prepare(self, key: Hashable, build: Build) -> Plan:
+        """The plan kept under this key, built at first use; at the limit the least recently used one is dropped."""
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
                 del self._plans[next(iter(self._plans))]
             plan = self.plan(build)
         self._plans[key] = plan
-        return plan.run(feeds, rows)
+        return plan
+
+    def run(
+        self, key: Hashable, build: Build, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None
+    ) -> list[Array]:
+        """Run the plan kept under this key."""
+        return self.prepare(key, build).run(feeds, rows)
 
     def close(self) -> None:
         self._plans.clear()

@@ -109,8 +109,9 @@ class Engine:
         self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
         trash = np.full(self.table_pages, self.n_pages, np.int32)
         self._write_table(self.options.n_slots, trash)
-        for n in {1, self.options.n_ubatch}:
-            self._run(Shape(n, 1), UBatch())
+        largest = Shape(self.options.n_ubatch, 1)
+        self.session.prepare(largest, lambda: self._build(largest))
+        self._run(Shape(1, 1), UBatch())
         self.gguf.release()
 
     # --- the graph ---------------------------------------------------------------------------------------------
