@@ -16,10 +16,11 @@ def scratch_nbytes(n_vocab: int) -> int:
 
 @lower("sample")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    logits, state, params, chain, *_ = t.src
+    logits, state, params, chain, *_ = t.src[:10]
     rows, n_vocab = logits.shape
     sizes = (n_vocab, rows, params.shape[1], chain.shape[1], state.shape[1], t.attrs.get("n_probs", 0), state.shape[0])
-    args = (*(at(s) for s in t.src), at(t), *sizes)
+    masks = [at(s) for s in t.src[10:]] or [0, 0]
+    args = (*(at(s) for s in t.src[:10]), at(t), *sizes, *masks)
     return [Instruction(f"sample:{LAYOUT}", args, rows, scratch=scratch_nbytes(n_vocab))]
 
 
@@ -28,4 +29,4 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     logits, ids, targets = t.src
     rows, n_vocab = logits.shape
     args = (at(logits), at(ids), at(targets), at(t), n_vocab, ids.shape[1], t.attrs["n"])
-    return [Instruction("log_probs", args, rows, scratch=scratch_nbytes(n_vocab))]
+    return [Instruction(f"log_probs:{LAYOUT}", args, rows, scratch=scratch_nbytes(n_vocab))]

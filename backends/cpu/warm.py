@@ -15,7 +15,7 @@ from backends.cpu.lowering import LOWERINGS
 from graph.ops.samplers import LAYOUT
 from graph.tensor import Tensor
 
-GENERAL = (f"sample:{LAYOUT}", "step", "worker", "rms_norm", "rope_angles", "copy_pages", "log_probs")
+GENERAL = (f"sample:{LAYOUT}", "step", "worker", "rms_norm", "rope_angles", "copy_pages", f"log_probs:{LAYOUT}")
 
 
 def begin() -> None:

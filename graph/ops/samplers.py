@@ -28,9 +28,11 @@ N_PARAMS = RESET + 2  # RESET and the column after it: new values of the state, 
 
 N_STATE = 4  # mirostat: mu in column 0; adaptive-p: weighted sum and total weight in columns 0 and 1
 BIAS_ENTRY, PENALTY_ENTRY, DRY_ENTRY = range(3)  # kinds of sparse entries
-ID, NO_DIST, NO_XTC = 0x3FFFFFFF, 1 << 30, 1 << 31  # the result's word: the id, and which uniforms were left over
+# The result's word: the id, and how many draws of each kind were used: none, two (only with a mask), else one.
+ID, TWO_DIST, TWO_XTC, NO_DIST, NO_XTC = 0x0FFFFFFF, 1 << 28, 1 << 29, 1 << 30, 1 << 31
 
-LAYOUT = f"{zlib.crc32(repr((DIST, TEMPERATURE, RESET, N_PARAMS, N_STATE, NO_DIST, NO_XTC)).encode()):08x}"
+_CODES = (DIST, TEMPERATURE, RESET, N_PARAMS, N_STATE, ID, TWO_DIST, TWO_XTC, NO_DIST, NO_XTC)
+LAYOUT = f"{zlib.crc32(repr(_CODES).encode()):08x}"
 
 
 @dataclass
@@ -283,9 +285,6 @@ def sample_row(
     state: Floats,
 ) -> tuple[Candidates, int, int]:
     """Run a chain: what is left, which of it is chosen, and the flags NO_DIST, NO_XTC. Writes the state (4,)."""
-    for i in range(2):
-        if not np.isnan(q[RESET + i]):
-            state[i] = q[RESET + i]
     n_vocab, f = len(logits), logits.dtype.type
     c = Candidates(np.arange(n_vocab), np.where(np.isnan(logits), f(-np.inf), logits))
     flags, u, code = NO_DIST | NO_XTC, uniform(*draw), END
@@ -316,3 +315,28 @@ def sample_row(
     else:
         return c, greedy(c), flags
     return c, chosen, flags & ~NO_DIST if len(c) > 1 else flags
+
+
+def reset(state: Floats, q: Floats) -> None:
+    """Write the state (4,) where the row's parameters say so."""
+    for i in range(2):
+        if not np.isnan(q[RESET + i]):
+            state[i] = q[RESET + i]
+
+
+def allowed(mask: npt.NDArray[Any], n_vocab: int) -> npt.NDArray[np.bool_]:
+    """Bits of a mask's words (W,) u32 as (n_vocab,): bit i of word w is the token 32·w + i."""
+    ids = np.arange(n_vocab)
+    bits: npt.NDArray[np.bool_] = (np.asarray(mask).astype(np.int64)[ids // 32] >> (ids % 32)) & 1 != 0
+    return bits
+
+
+def used(flags: int) -> tuple[int, int]:
+    """How many uniforms of the selection and of XTC a row used."""
+    n_dist = 0 if flags & NO_DIST else 2 if flags & TWO_DIST else 1
+    return n_dist, 0 if flags & NO_XTC else 2 if flags & TWO_XTC else 1
+
+
+def flags_of(n_dist: int, n_xtc: int) -> int:
+    """The inverse of `used`."""
+    return (NO_DIST, 0, TWO_DIST)[n_dist] | (NO_XTC, 0, TWO_XTC)[n_xtc]

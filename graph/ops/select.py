@@ -28,6 +28,8 @@ def sample(
     list_id: Array,
     list_value: Array,
     slot: Array,
+    mask: Array | None = None,
+    mask_row: Array | None = None,
     *,
     n_probs: int = 0,
 ) -> Array:
@@ -40,17 +42,24 @@ def sample(
     list_kind, list_id (L,) i32, list_value (L,) f32: 0 logit bias, 1 a token's count for penalties, 2 DRY's penalty
     slot       (R,)    i32   the row's row of the state; rows that follow each other with one slot are one sequence
                              (a token and its drafts) and take over each other's unused draws; -1: not so
+    mask       (M, ⌈V/32⌉) u32, mask_row (R,) i32: optional, both or none. A row of the mask has a bit for each token
+                             that a grammar allows; mask_row says which one holds for a row of the logits, -1 for none.
+                             Draws are then (2R, 4): those of row r are 2r and 2r + 1.
 
-    An empty chain (0 first) gives id 0. Result (R, 1) i32: the id in the low 30 bits, NO_DIST and NO_XTC above. With
-    n_probs: (R, 3 + 2·n_probs) with, after the word, the number of candidates left, the bits of the chosen one's
-    probability, the likeliest ids (-1 for none: a probability is never 0), and the bits of their probabilities.
+    A row with a mask is sampled twice as llama.cpp does: first without the mask, and if the token is not allowed,
+    again with the next draws from logits that are -inf where the mask has no bit (so allowed tokens keep their
+    probability, and the rest of it is shared out by the masked chain).
+
+    An empty chain (0 first) gives id 0. Result (R, 1) i32: the id in the low 28 bits, TWO_DIST, TWO_XTC, NO_DIST and
+    NO_XTC above. With n_probs: (R, 3 + 2·n_probs) with, after the word, the number of candidates left, the bits of
+    the chosen one's probability, the likeliest ids (-1 for none: a probability is never 0), and the bits of theirs.
     """
-    rows = len(logits)
+    rows, per_row = len(logits), 1 if mask is None else 2
     out = np.zeros((rows, 1 if n_probs == 0 else 3 + 2 * n_probs), np.int32)
     drawn = drawn_xtc = 0
     for r in range(rows):
         if r == 0 or slot[r] < 0 or slot[r] != slot[r - 1]:
-            drawn = drawn_xtc = r
+            drawn = drawn_xtc = per_row * r
         codes = [int(code) for code in chain[r]]
         if codes[0] == s.END:
             out[r, 0] = np.uint32(s.NO_DIST | s.NO_XTC).view(np.int32)
@@ -58,11 +67,25 @@ def sample(
         entries = [
             (int(list_kind[j]), int(list_id[j]), list_value[j]) for j in range(int(list_ptr[r]), int(list_ptr[r + 1]))
         ]
-        draw = int(draws[drawn, 0]), int(draws[drawn, 1])
         seat = state[min(max(int(slot[r]), 0), len(state) - 1)]
+        s.reset(seat, params[r])
+        before = seat.copy()
+        draw = int(draws[drawn, 0]), int(draws[drawn, 1])
         c, chosen, flags = s.sample_row(logits[r], params[r], codes, draw, int(draws[drawn_xtc, 2]), entries, seat)
-        drawn += not flags & s.NO_DIST
-        drawn_xtc += not flags & s.NO_XTC
+        n_dist, n_xtc = s.used(flags)
+        if mask is not None and mask_row is not None and mask_row[r] >= 0:
+            allowed = s.allowed(mask[mask_row[r]], logits.shape[1])
+            if not allowed[c.ids[chosen]]:
+                if s.ADAPTIVE in codes:  # remembers only tokens that were taken; mirostat learns from both
+                    seat[:] = before
+                drawn, drawn_xtc = drawn + n_dist, drawn_xtc + n_xtc
+                draw = int(draws[drawn, 0]), int(draws[drawn, 1])
+                masked = np.where(allowed, logits[r], logits.dtype.type(-np.inf))
+                c, chosen, flags = s.sample_row(masked, params[r], codes, draw, int(draws[drawn_xtc, 2]), entries, seat)
+                again_dist, again_xtc = s.used(flags)
+                flags = s.flags_of(n_dist + again_dist, n_xtc + again_xtc)
+                n_dist, n_xtc = again_dist, again_xtc
+        drawn, drawn_xtc = drawn + n_dist, drawn_xtc + n_xtc
         out[r, 0] = np.uint32(int(c.ids[chosen]) | flags).view(np.int32)
         if n_probs:
             assert c.p is not None
@@ -88,6 +111,8 @@ def _(
     list_id: Tensor,
     list_value: Tensor,
     slot: Tensor,
+    mask: Tensor | None = None,
+    mask_row: Tensor | None = None,
     n_probs: int = 0,
 ) -> tuple[Shape, str]:
     src = (logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot)
@@ -97,13 +122,19 @@ def _(
         (state, "f32", (state.shape[0], s.N_STATE)),
         (params, "f32", (rows, s.N_PARAMS)),
         (chain, "i32", (rows, chain.shape[-1])),
-        (draws, "u32", (rows, 4)),
+        (draws, "u32", (rows if mask is None else 2 * rows, 4)),
         (list_ptr, "i32", (rows + 1,)),
         (list_kind, "i32", list_id.shape),
         (list_id, "i32", list_id.shape),
         (list_value, "f32", list_id.shape),
         (slot, "i32", (rows,)),
     ]
+    require((mask is None) == (mask_row is None), "sample", "wants both mask and mask_row, or none", *src)
+    if mask is not None and mask_row is not None:
+        wanted += [
+            (mask, "u32", (mask.shape[0], -(-logits.shape[-1] // 32))),
+            (mask_row, "i32", (rows,)),
+        ]
     for t, dtype, shape in wanted:
         require(t.dtype == dtype and t.shape == shape, "sample", f"wants a source of {dtype}{list(shape)}", t)
     require(n_probs >= 0, "sample", "n_probs must not be negative", *src)
@@ -205,6 +236,20 @@ def make_case(r: np.random.Generator, names: list[str]) -> Case:
     return [logits, state, params, chain, draws, ptr, kinds, ids, values, slot], {"n_probs": 0}
 
 
+def make_masked_case(r: np.random.Generator, names: list[str]) -> Case:
+    """The same with masks for two rows of three: a few tokens, and all but a few."""
+    sources, attrs = make_case(r, names)
+    rows = len(names)
+    few, most = np.zeros(PERTURB, bool), np.ones(PERTURB, bool)
+    few[r.integers(0, PERTURB, 20)] = True
+    most[r.integers(0, PERTURB, 20)] = False
+    words = np.packbits([few, most], axis=1, bitorder="little").view(np.uint32)
+    sources[4] = r.integers(0, 2**32, (2 * rows, 4), dtype=np.uint32)
+    return [*sources, words, np.arange(rows, dtype=np.int32) % 3 - 1], attrs
+
+
 for _name in CASES:
     sample.case(functools.partial(make_case, names=[_name] * 3))
 sample.case(functools.partial(make_case, names=list(CASES)))
+sample.case(functools.partial(make_masked_case, names=list(CASES)))
+sample.case(functools.partial(make_masked_case, names=list(reversed(CASES))))

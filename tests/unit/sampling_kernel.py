@@ -16,7 +16,7 @@ from graph.ops import select
 from graph.tensor import Tensor, feed
 
 DTYPES = {
-    "sample": ("f32", "f32", "f32", "i32", "u32", "i32", "i32", "i32", "f32", "i32"),
+    "sample": ("f32", "f32", "f32", "i32", "u32", "i32", "i32", "i32", "f32", "i32", "u32", "i32"),
     "log_probs": ("f32", "i32", "i32"),
 }
 NUMPY = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
@@ -29,13 +29,15 @@ def pool(n_threads: int = 1) -> Pool:
 
 def typed(op: str, sources: Sequence[Any]) -> list[np.ndarray]:
     """Fresh arrays of the op's own types."""
-    kinds = [NUMPY[kind] for kind in DTYPES[op]]
-    return [np.array(a.array if isinstance(a, State) else a, k, order="C") for a, k in zip(sources, kinds, strict=True)]
+    kinds = [NUMPY[kind] for kind in DTYPES[op]]  # the masks at the end are optional
+    return [
+        np.array(a.array if isinstance(a, State) else a, k, order="C") for a, k in zip(sources, kinds, strict=False)
+    ]
 
 
 def run(op: str, arrays: Sequence[np.ndarray], n_threads: int = 1, **attrs: int) -> np.ndarray:
     """The kernel's result; like the reference it writes the state among the arrays."""
-    sources = [feed(str(i), a.shape, kind) for i, (a, kind) in enumerate(zip(arrays, DTYPES[op], strict=True))]
+    sources = [feed(str(i), a.shape, kind) for i, (a, kind) in enumerate(zip(arrays, DTYPES[op], strict=False))]
     t: Tensor = getattr(select, op)(*sources, **attrs)
     out = np.zeros(t.shape, NUMPY[t.dtype])
     at = {id(s): a.ctypes.data for s, a in zip(sources, arrays, strict=True)} | {id(t): out.ctypes.data}

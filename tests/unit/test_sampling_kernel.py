@@ -46,14 +46,26 @@ def rows_of(r: np.random.Generator, n_rows: int, n_vocab: int) -> list[np.ndarra
     return typed("sample", [logits, state, params, chain, draws, ptr, kinds, ids, values, slots])
 
 
+def with_masks(r: np.random.Generator, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Masks of any density for some of the rows, and the second draws that they need."""
+    n_rows, n_vocab = arrays[0].shape
+    bits = r.random((3, -(-n_vocab // 32) * 32)) < np.array([[0.02], [0.5], [0.95]])
+    bits[:, r.integers(0, n_vocab)] = True
+    draws = r.integers(0, 2**32, (2 * n_rows, 4), dtype=np.uint32)
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    return [*arrays[:4], draws, *arrays[5:], words, r.integers(-1, 3, n_rows, dtype=np.int32)]
+
+
 def copies(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [a.copy() for a in arrays]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 65, 300, 2500]))
-def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int) -> None:
-    arrays = rows_of(np.random.default_rng(seed), 6, n_vocab)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 65, 300, 2500]), st.booleans())
+def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool) -> None:
+    r = np.random.default_rng(seed)
+    arrays = rows_of(r, 6, n_vocab)
+    arrays = with_masks(r, arrays) if masked else arrays
     ours, theirs = copies(arrays), copies(arrays)
     with np.errstate(all="ignore"):
         expected = select.sample.reference(*theirs)
@@ -82,6 +94,45 @@ def test_a_rows_result_does_not_depend_on_the_others(seed: int) -> None:
         end = np.array([0, len(lists[0])], np.int32)
         alone = [logits[one], state.copy(), params[one], chain[one], draws[one], end, *lists, slot[one]]
         assert run("sample", [np.ascontiguousarray(a) for a in alone])[0, 0] == together[r, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_masked_rows_take_allowed_tokens_and_the_others_what_they_took(seed: int) -> None:
+    r = np.random.default_rng(seed)
+    plain = rows_of(r, 8, 700)
+    plain[0] = r.normal(size=(8, 700)).astype(np.float32)  # nothing but the mask rules a token out
+    plain[6][:] = 1
+    plain[9][:] = np.arange(8)
+    masked = with_masks(r, plain)
+    words, rows = masked[10], masked[11]
+    plain[4] = masked[4][::2].copy()
+    without, words_out = run("sample", copies(plain)), run("sample", copies(masked))
+    for i in range(8):
+        id = int(words_out[i, 0]) & s.ID
+        if rows[i] < 0:
+            assert words_out[i, 0] == without[i, 0]
+        else:
+            assert words[rows[i], id // 32] >> (id % 32) & 1
+            before = int(without[i, 0]) & s.ID
+            if words[rows[i], before // 32] >> (before % 32) & 1:  # was allowed, so nothing is sampled again
+                assert words_out[i, 0] == without[i, 0]
+
+
+def test_a_token_that_is_not_allowed_is_sampled_again_with_the_next_draws() -> None:
+    arrays = typed("sample", select.make_case(np.random.default_rng(4), ["dist"] * 2)[0])
+    arrays[5][:] = 0
+    first = int(run("sample", copies(arrays))[0, 0]) & s.ID
+    bits = np.ones((1, select.PERTURB), bool)
+    bits[0, first] = False
+    draws = np.stack([arrays[4][0], arrays[4][1]] * 2)
+    masks = [np.packbits(bits, axis=1, bitorder="little").view(np.uint32), np.array([0, -1], np.int32)]
+    word = int(run("sample", [*copies(arrays[:4]), draws, *copies(arrays[5:]), *masks]).view(np.uint32)[0, 0])
+    alone = copies(arrays)
+    alone[0][0, first] = -np.inf
+    alone[4][0] = arrays[4][1]
+    assert word & s.ID == int(run("sample", alone)[0, 0]) & s.ID
+    assert s.used(word) == (2, 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf])

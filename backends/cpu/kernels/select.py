@@ -51,7 +51,7 @@ from graph.ops import samplers as codes
 
 CHOSEN, TOP_BITS = 16, 17  # further words of a row's block: the chosen candidate, the logit that has weight 1
 TOTAL_WEIGHT = 18  # and, as a double, the sum of all weights
-NO_DIST, NO_XTC = codes.NO_DIST, codes.NO_XTC
+NO_DIST, NO_XTC, TWO_DIST, TWO_XTC = codes.NO_DIST, codes.NO_XTC, codes.TWO_DIST, codes.TWO_XTC
 
 
 @helper
@@ -72,6 +72,21 @@ def set_up(s, scratch, x_at, n):
     at += size * 8
     w[TMP] = at
     w[N], w[TOTAL], w[SORTED], w[DENSE], w[X], w[V], w[MAXED], w[TOP] = 0, n, 0, 1, x_at, n, 0, 0
+
+
+@helper
+def allows(mask_at, id):
+    return (np.int64(u32p(mask_at)[id >> 5]) >> (id & 31)) & 1 != 0
+
+
+@helper
+def apply_mask(s, mask_at):
+    """A copy of the row's logits, -inf where the mask has no bit."""
+    w = i64p(s)
+    x, y, words = f32p(w[X]), f32p(w[COPY]), u32p(mask_at)
+    for i in range(w[V]):
+        y[i] = x[i] if (np.int64(words[i >> 5]) >> (i & 31)) & 1 != 0 else -INF
+    w[X], w[MAXED] = w[COPY], 0
 
 
 @helper
@@ -354,7 +369,7 @@ def sample(layout):
     """`layout` is graph.ops.samplers.LAYOUT, whose numbers are compiled in.
 
     a: logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot, out; then V, rows, columns
-    of params, of chain, of state, n_probs, slots.
+    of params, of chain, of state, n_probs, slots; then mask and mask_row, both 0 without masks.
     """
 
     def run(a, begin, end, scratch):
@@ -366,37 +381,61 @@ def sample(layout):
         for head in range(begin, end):
             if head > 0 and slot[head] >= 0 and slot[head] == slot[head - 1]:
                 continue
-            r, drawn, drawn_xtc = head, head, head
+            r = head
+            drawn = 2 * head if a[18] != 0 else head
+            drawn_xtc = drawn
             while True:
                 out_at = a[10] + r * width * 4
                 out, q = i32p(out_at), f32p(a[2] + r * n_params * 4)
                 for i in range(width):
                     out[i] = 0
-                if i32p(a[3] + r * n_chain * 4)[0] == 0:
+                chain_at = a[3] + r * n_chain * 4
+                if i32p(chain_at)[0] == 0:
                     u32p(out_at)[0] = NO_DIST | NO_XTC
                 else:
-                    seat = min(max(slot[r], 0), n_slots - 1)
-                    state_at = a[1] + seat * n_state * 4
+                    state_at = a[1] + min(max(slot[r], 0), n_slots - 1) * n_state * 4
+                    state = f32p(state_at)
                     for i in range(2):
                         if q[codes.RESET + i] == q[codes.RESET + i]:
-                            f32p(state_at)[i] = q[codes.RESET + i]
-                    set_up(s, scratch, a[0] + r * n * 4, n)
-                    flags = sample_row(
-                        s,
-                        q,
-                        a[3] + r * n_chain * 4,
-                        a[4] + drawn * 16,
-                        a[4] + drawn_xtc * 16,
-                        s + 24 * 8,
-                        np.int64(ptr[r]),
-                        np.int64(ptr[r + 1]),
-                        state_at,
-                    )
+                            state[i] = q[codes.RESET + i]
+                    mask_at = np.int64(0)
+                    if a[18] != 0 and i32p(a[19])[r] >= 0:
+                        mask_at = a[18] + i32p(a[19])[r] * ((n + 31) >> 5) * 4
+                    before_0, before_1 = state[0], state[1]
+                    used_dist, used_xtc, again = 0, 0, False
+                    while True:  # once, or again with the mask
+                        set_up(s, scratch, a[0] + r * n * 4, n)
+                        if again:
+                            apply_mask(s, mask_at)
+                        flags = sample_row(
+                            s,
+                            q,
+                            chain_at,
+                            a[4] + drawn * 16,
+                            a[4] + drawn_xtc * 16,
+                            s + 24 * 8,
+                            np.int64(ptr[r]),
+                            np.int64(ptr[r + 1]),
+                            state_at,
+                        )
+                        n_dist, n_xtc = np.int64((flags & NO_DIST) == 0), np.int64((flags & NO_XTC) == 0)
+                        used_dist += n_dist
+                        used_xtc += n_xtc
+                        drawn += n_dist
+                        drawn_xtc += n_xtc
+                        if again or mask_at == 0 or allows(mask_at, id_part(i64p(s)[CHOSEN])):
+                            break
+                        again = True
+                        at = 0
+                        while i32p(chain_at)[at] != 0 and i32p(chain_at)[at] != codes.ADAPTIVE:
+                            at += 1
+                        if i32p(chain_at)[at] != 0:  # remembers only tokens that were taken
+                            state[0], state[1] = before_0, before_1
                     if n_probs > 0:
                         report(s, n_probs, out_at)
+                    flags = NO_DIST if used_dist == 0 else TWO_DIST if used_dist == 2 else 0
+                    flags |= NO_XTC if used_xtc == 0 else TWO_XTC if used_xtc == 2 else 0
                     u32p(out_at)[0] = np.uint32(id_part(i64p(s)[CHOSEN]) | flags)
-                    drawn += (flags & NO_DIST) == 0
-                    drawn_xtc += (flags & NO_XTC) == 0
                 r += 1
                 if r >= rows or slot[r] < 0 or slot[r] != slot[head]:
                     break
@@ -406,7 +445,7 @@ def sample(layout):
 
 
 @kernel("log_probs")
-def log_probs():
+def log_probs(layout):
     """a: logits, ids, targets, out, V, columns of ids, n."""
 
     def run(a, begin, end, scratch):
