@@ -9,15 +9,12 @@ start reads those files in milliseconds and imports llvmlite only. Calling conve
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.metadata as metadata
-import os
 import re
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,6 +22,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from backends import cache
 from backends.cpu.farm import Farm
 from backends.cpu.isa import isa
 
@@ -33,19 +31,10 @@ _lock = threading.RLock()
 _addresses: dict[str, int] = {}
 on_compile: Callable[[str, int], None] | None = None  # told of each kernel that is compiled, and how many more wait
 MANY = 4  # kernels for which it pays to start other processes
-CHECK_NBYTES = 32  # of the checksum that ends a cached object file
 
 
 class KernelError(RuntimeError):
     """A kernel could not be compiled; the message names it."""
-
-
-def cache_folder() -> Path:
-    """`LOGITLESS_CACHE`, else the user's cache folder."""
-    base = os.environ.get("LOGITLESS_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "logitless"
 
 
 @functools.cache
@@ -57,7 +46,7 @@ def _folder() -> Path:
     digest.update(llvm.get_host_cpu_features().flatten().encode() + isa().encode())
     for name in ("jit.py", "frontend.py", "isa.py"):
         digest.update((KERNEL_FOLDER.parent / name).read_bytes())
-    return cache_folder() / "cpu" / digest.hexdigest()[:16]
+    return cache.cache_folder() / "cpu" / digest.hexdigest()[:16]
 
 
 @functools.cache
@@ -174,28 +163,11 @@ def _compile_here(name: str) -> bytes:
 
 
 def _read(name: str) -> bytes:
-    """A kernel's object code from the cache; empty when it is not there, or not as it was stored."""
-    try:
-        data = _path(name).read_bytes()
-    except OSError:
-        return b""
-    code, check = data[:-CHECK_NBYTES], data[-CHECK_NBYTES:]
-    return code if hashlib.sha256(code).digest() == check else b""
+    return cache.read(_path(name))
 
 
 def _store(name: str, code: bytes) -> None:
-    """Write whole or not at all; a read-only or full disk only costs the next start its compile time."""
-    path = _path(name)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            try:
-                f.write(code + hashlib.sha256(code).digest())
-                f.close()
-                os.replace(f.name, path)
-            except OSError:
-                os.unlink(f.name)
-                raise
+    cache.write(_path(name), code)
 
 
 _farm = Farm(_report, _store)

@@ -172,7 +172,7 @@ def api_prefix(prefix: str) -> str:
 
 def demo_model() -> Path:
     """A small model with random weights, made once in the cache folder."""
-    from backends.cpu.jit import cache_folder
+    from backends.cache import cache_folder
     from models.synth import synthesize
 
     shape, dtype = DEMO
