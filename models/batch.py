@@ -1,15 +1,40 @@
-"""What every architecture is given beside its weights: one batch, and the paged memory of what came before."""
+"""What every architecture is given beside its weights: rows of tokens, and a memory that they attend to.
+
+A server's rows are a `Batch` of any sequences and their memory the paged cache; a trainer's are whole `Sequences`,
+which are each other's memory.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from graph.ops.attention import PAGE, copy_pages, store_k, store_v
+from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
+from graph.ops.causal import causal_attention
 from graph.session import Session
 from graph.tensor import Tensor, feed
 from models.hparams import Hparams
 
 KV_TYPES = ("f32", "f16", "q8_0")
+
+
+class Rows(Protocol):
+    """T tokens, and which of them need logits (None: all)."""
+
+    @property
+    def tokens(self) -> Tensor: ...  # (T,) i32
+    @property
+    def pos(self) -> Tensor: ...  # (T,) i32
+    @property
+    def out(self) -> Tensor | None: ...  # (R,) i32: indices of rows
+
+
+class Memory(Protocol):
+    """What a row's query meets: keys and values of its own sequence up to its position."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float
+    ) -> Tensor: ...  # q (T, H, D), k and v (T, H_kv, D) of these rows → (T, H, D)
 
 
 @dataclass(frozen=True)
@@ -49,9 +74,38 @@ class PagedMemory:
             session.define("tables", table_shape, "i32"),
         )
 
-    def extend(self, layer: int, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The layer's cache with this batch's keys and values (T, H_kv, D) in it."""
-        keys, values = self.keys[layer], self.values[layer]
+
+@dataclass(frozen=True)
+class Cached:
+    """The paged memory as a batch sees it: its keys and values go in, then it attends to its own pages."""
+
+    memory: PagedMemory
+    batch: Batch
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
+        batch, memory = self.batch, self.memory
+        keys, values = memory.keys[layer], memory.values[layer]
         if batch.copies is not None:
             keys, values = copy_pages(keys, batch.copies), copy_pages(values, batch.copies)
-        return store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
+        keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
+        return attention(q, keys, values, memory.tables, batch.slot, batch.pos, scale=scale, window=window, cap=cap)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Windows of `length` tokens each, all of them new: rows and memory in one. Gradients pass through."""
+
+    length: int
+    tokens: Tensor  # (T,) i32, T a multiple of length
+    pos: Tensor  # (T,) i32
+    start: Tensor  # (T,) i32: the first row of its window that a row sees; where texts are packed, its own text's
+    out: Tensor | None = None  # (R,) i32
+
+    @classmethod
+    def feeds(cls, n_sequences: int, length: int, n_out: int | None = None) -> Sequences:
+        """`n_out` None: logits of every row."""
+        tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
+        return cls(length, tokens, pos, start, None if n_out is None else feed("out", (n_out,), "i32"))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
+        return causal_attention(q, k, v, self.start, length=self.length, scale=scale, window=window, cap=cap)

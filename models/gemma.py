@@ -6,24 +6,24 @@ from graph.ops.elementwise import add, gelu, mul, scale, softcap
 from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
-from models.batch import Batch, PagedMemory
+from models.batch import Memory, Rows
 from models.hparams import Hparams
 from models.rope import Rotary
 from models.self_attention import self_attention
 from models.weights import Weights
 
 
-def forward(w: Weights, h: Hparams, rotary: Rotary, batch: Batch, memory: PagedMemory) -> Tensor:
-    """Tokens in, logits (R, n_vocab) of `batch.out` out."""
-    x = scale(get_rows(w["token_embd"], batch.tokens), factor=h.embedding_scale)  # (T, n_embd)
-    far, near = rotary.angles(batch.pos), rotary.local_angles(batch.pos)
+def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
+    """Tokens in, logits (R, n_vocab) of `rows.out` out."""
+    x = scale(get_rows(w["token_embd"], rows.tokens), factor=h.embedding_scale)  # (T, n_embd)
+    far, near = rotary.angles(rows.pos), rotary.local_angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
         angles = near if h.is_local(layer) else far
-        y = self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, batch, memory, layer)
+        y = self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, memory, layer)
         x = add(x, rms_norm(y, b["post_attention_norm"], eps=h.eps))
-        if layer == h.n_layer - 1:
-            x = get_rows(x, batch.out)  # (R, n_embd)
+        if layer == h.n_layer - 1 and rows.out is not None:
+            x = get_rows(x, rows.out)  # (R, n_embd)
         y = geglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps))
         x = add(x, rms_norm(y, b["post_ffw_norm"], eps=h.eps))
     x = rms_norm(x, w["output_norm"], eps=h.eps)

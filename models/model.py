@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graph.session import Session
 from graph.tensor import Tensor
 from models import gemma, llama
-from models.batch import Batch, PagedMemory
+from models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams, read_hparams
@@ -32,7 +32,14 @@ class Model:
 
     def logits(self, batch: Batch, memory: PagedMemory) -> Tensor:
         """(R, n_vocab) f32 of the batch's `out` rows."""
-        return FORWARD[self.hparams.arch](self.weights, self.hparams, self.rotary, batch, memory)
+        return self.forward(batch, Cached(memory, batch))
+
+    def training_logits(self, sequences: Sequences) -> Tensor:
+        """(R, n_vocab) f32 of whole sequences without a cache; `graph.autodiff.backward` goes through it."""
+        return self.forward(sequences, sequences)
+
+    def forward(self, rows: Rows, memory: Memory) -> Tensor:
+        return FORWARD[self.hparams.arch](self.weights, self.hparams, self.rotary, rows, memory)
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:

@@ -38,6 +38,26 @@ def _(r: np.random.Generator) -> Case:
 
 
 @op
+def sub(a: Array, b: Array) -> Array:
+    return a - b
+
+
+@sub.vjp
+def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
+    return unbroadcast(g, a), unbroadcast(scale(g, factor=-1.0), b)
+
+
+@sub.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
+
+
+@sub.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(5, 37)), r.normal(size=(37,))], {}
+
+
+@op
 def mul(a: Array, b: Array) -> Array:
     return a * b
 
@@ -207,7 +227,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "gelu"}
 
 
-for _elementwise in (add, mul):
+for _elementwise in (add, sub, mul):
     _elementwise.inplace = (0, 1)
 for _elementwise in (scale, silu, gelu, softcap):
     _elementwise.inplace = (0,)

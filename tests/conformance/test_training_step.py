@@ -1,0 +1,172 @@
+"""A whole training step: gradients of every architecture's weights and of adapters, and the optimizer in the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.autodiff import backward
+from graph.evaluate import evaluate
+from graph.ops.elementwise import add, mul, scale, sum_to
+from graph.ops.linear import linear
+from graph.ops.loss import cross_entropy
+from graph.ops.optim import adamw_params, adamw_step, clip_factor, global_norm
+from graph.session import Session
+from graph.tensor import Tensor, feed, state, toposort
+from models.batch import Sequences
+from models.gguf_file import GGUFFile
+from models.model import Model, define_model, hparams_of
+from models.weights import Weights
+
+ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
+N_SEQUENCES, LENGTH, STEP = 2, 6, 1e-5
+
+
+@dataclass
+class Trained:
+    """A model whose float weights are mutable states, and what its loss is fed."""
+
+    model: Model
+    session: Session
+    values: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path, session: Session) -> Trained:
+        gguf = GGUFFile.open(path)
+        model = define_model(Session(session.backends), gguf, hparams_of(gguf), 32)
+        weights, values = {}, {}
+        for name, t in model.weights.tensors.items():
+            weights[name] = session.define(name, t.shape, t.dtype)
+            values[name] = np.random.default_rng(len(values)).normal(size=t.shape) * 0.3 + (len(t.shape) == 1)
+            session.write(name, values[name].astype(np.float32))
+        rotary = model.rotary
+        frequencies: dict[int, Tensor] = {}
+        for i, t in enumerate(f for f in (rotary.frequency, rotary.local_frequency) if f is not None):
+            frequencies[id(t)] = session.define(f"frequency.{i}", t.shape)
+            values[f"frequency.{i}"] = 100.0 ** (-np.arange(t.shape[0]) / t.shape[0])
+            session.write(f"frequency.{i}", values[f"frequency.{i}"].astype(np.float32))
+        local = frequencies[id(rotary.local_frequency)] if rotary.local_frequency is not None else None
+        rotary = replace(rotary, frequency=frequencies[id(rotary.frequency)], local_frequency=local)
+        return cls(Model(model.hparams, Weights(weights), rotary), session, values)
+
+    def loss(self, model: Model | None = None) -> Tensor:
+        model = model or self.model
+        sequences = Sequences.feeds(N_SEQUENCES, LENGTH)
+        losses = cross_entropy(model.training_logits(sequences), feed("targets", sequences.tokens.shape, "i32"))
+        return sum_to(mul(losses, feed("weight", losses.shape)), shape=())
+
+    def feeds(self) -> dict[str, Any]:
+        n, rng = N_SEQUENCES * LENGTH, np.random.default_rng(5)
+        targets = rng.integers(0, self.model.hparams.n_vocab, n).astype(np.int32)
+        targets[2] = -1
+        return {
+            "tokens": rng.integers(0, self.model.hparams.n_vocab, n).astype(np.int32),
+            "pos": np.arange(n, dtype=np.int32) % LENGTH,
+            "start": np.zeros(n, np.int32),
+            "targets": targets,
+            "weight": np.full(n, 1 / (n - 1)),
+        }
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gradients_of_every_weight(name: str, shared_data: Path) -> None:
+    """In float64, along one random direction through all weights at once, and each kind of weight has one."""
+    trained = Trained.open(shared_data / "models" / f"arch-{name}.gguf", Session([CPUBackend(1)]))
+    loss = trained.loss()
+    params = list(trained.model.weights.tensors.values())
+    gradients = backward(loss, params)
+    assert set(gradients) == set(params)
+    rng = np.random.default_rng(7)
+    slopes = evaluate([gradients[p] for p in params], trained.feeds(), trained.values)
+    directions = {p.name: rng.normal(size=p.shape) / np.sqrt(p.nbytes / 4) for p in params}
+    expected = sum(float((s * directions[p.name]).sum()) for p, s in zip(params, slopes, strict=True))
+    moved = [
+        {n: v + sign * STEP * directions[n] if n in directions else v for n, v in trained.values.items()}
+        for sign in (1, -1)
+    ]
+    ahead, behind = (float(evaluate([loss], trained.feeds(), values)[0]) for values in moved)
+    assert expected == pytest.approx((ahead - behind) / (2 * STEP), rel=1e-6)
+    assert all(np.abs(s).max() > 0 for s in slopes)
+    trained.session.close()
+
+
+def test_adapters_get_gradients_and_frozen_weights_do_not(shared_data: Path) -> None:
+    trained = Trained.open(shared_data / "models" / "arch-llama-gqa-F32.gguf", Session([CPUBackend(1)]))
+    rng, rank = np.random.default_rng(3), 2
+    values, adapters = dict(trained.values), {}
+    for name, w in trained.model.weights.tensors.items():
+        if len(w.shape) == 2:
+            for part, shape in (("a", (rank, w.shape[1])), ("b", (w.shape[0], rank))):
+                adapters[f"{name}.{part}"] = state(f"{name}.{part}", shape)
+                values[f"{name}.{part}"] = rng.normal(size=shape) * 0.1
+
+    class Adapted(Weights):
+        def block(self, i: int) -> Weights:
+            return Adapted(self.tensors, f"{self.prefix}blk.{i}.")
+
+        def linear(self, name: str, x: Tensor) -> Tensor:
+            full = f"{self.prefix}{name}.weight"
+            low = linear(linear(x, adapters[f"{full}.a"]), adapters[f"{full}.b"])
+            return add(super().linear(name, x), scale(low, factor=0.5))
+
+    loss = trained.loss(replace(trained.model, weights=Adapted(trained.model.weights.tensors)))
+    used = [t for t in toposort([loss]) if t.name in adapters]
+    gradients = backward(loss, used)
+    assert set(gradients) == set(used)
+    assert {"blk.0.attn_q.weight.a", "blk.0.ffn_down.weight.b"} <= {t.name for t in used}
+    directions = {t.name: rng.normal(size=t.shape) for t in used}
+    slopes = evaluate([gradients[t] for t in used], trained.feeds(), values)
+    expected = sum(float((s * directions[t.name]).sum()) for t, s in zip(used, slopes, strict=True))
+    ahead, behind = (
+        float(
+            evaluate(
+                [loss], trained.feeds(), {n: v + sign * STEP * directions.get(n, 0 * v) for n, v in values.items()}
+            )[0]
+        )
+        for sign in (1, -1)
+    )
+    assert expected == pytest.approx((ahead - behind) / (2 * STEP), rel=1e-5)
+    trained.session.close()
+
+
+def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
+    """Two clipped AdamW steps in one plan, against the same graph in float64; moments take twice the weights' bytes."""
+    backend = CPUBackend(2)
+    trained = Trained.open(shared_data / "models" / "arch-llama-gqa-F32.gguf", Session([backend]))
+    session, params = trained.session, list(trained.model.weights.tensors.values())
+    moments = {p.name: [session.define(f"{kind}.{p.name}", p.shape) for kind in "mv"] for p in params}
+    assert sum(t.nbytes for pair in moments.values() for t in pair) == 2 * sum(p.nbytes for p in params)
+
+    def build() -> list[Tensor]:
+        loss = trained.loss()
+        gradients = backward(loss, params)
+        norm = global_norm(list(gradients.values()))
+        factor, adamw = clip_factor(norm, feed("clip", ())), feed("adamw", (9,))
+        steps = [
+            adamw_step(p, *moments[p.name], gradients[p], adamw, factor, decays=len(p.shape) > 1)
+            for p in reversed(params)
+        ]
+        return [loss, norm, *steps]
+
+    values = {**trained.values, **{t.name: np.zeros(t.shape) for pair in moments.values() for t in pair}}
+    losses = []
+    for i in (1, 2):
+        feeds = {**trained.feeds(), "clip": np.array(1.0), "adamw": adamw_params(i, 0.01, decay=0.1)}
+        loss, norm, *_ = session.run("step", build, feeds)
+        expected = evaluate(build(), feeds, values)
+        assert float(loss) == pytest.approx(float(expected[0]), rel=1e-5)
+        assert float(norm) == pytest.approx(float(expected[1]), rel=1e-4)
+        losses.append(float(loss))
+    assert losses[1] < losses[0]
+    assert session.n_plans_built == 1
+    for p in params:
+        gap = np.abs(session.read(p.name) - values[p.name])  # a gradient near 0 may turn a whole step of 0.01 around
+        assert gap.mean() < 1e-6
+        assert gap.max() < 0.04
+    session.close()
+    backend.close()
