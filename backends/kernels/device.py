@@ -1,0 +1,56 @@
+"""The whole of the shared lowering: what any device that runs these kernels answers to the backend protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import backends.kernels.elementwise
+import backends.kernels.matmul
+import backends.kernels.norm  # noqa: F401  (they register their kernels and rules)
+from backends.kernels import layout
+from backends.kernels.dialect import Shape
+from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
+from graph.backend import Bytes
+from graph.tensor import ALIASES, Tensor
+
+
+def supports(t: Tensor, shape: Shape) -> bool:
+    """Whether a node of the user's graph can run on a device of this class."""
+    return t.op in ALIASES or dispatches(t, shape) is not None
+
+
+def rewrite(t: Tensor) -> Tensor:
+    """What runs in a node's place; its sources are rewritten already."""
+    rule = REWRITES.get(t.op)
+    return rule(t) if rule else t
+
+
+def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    """What a node runs, in order; None when there is no kernel for it."""
+    rule = LOWERINGS.get(t.op)
+    if rule is None or any(is_packed(s) and not layout.packs(s) for s in t.src):
+        return None
+    return rule(t, shape)
+
+
+def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
+    """What a run of nodes on one device is; every node must be supported."""
+    found: list[Dispatch] = []
+    for t in nodes:
+        made = dispatches(t, shape)
+        if made is None:
+            raise ValueError(f"no kernel for {t!r}")
+        found += made
+    return found
+
+
+def constant_nbytes(t: Tensor) -> int:
+    """Bytes that `pack` makes of a constant state."""
+    return layout.packed_nbytes(t.dtype, t.shape[0], t.shape[1]) if is_packed(t) and layout.packs(t) else t.nbytes
+
+
+def pack(t: Tensor, raw: Bytes) -> Bytes:
+    """A constant state's GGUF bytes as the kernels read them: a matrix packed, anything else as it is."""
+    if len(raw) != t.nbytes:
+        raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
+    return layout.pack(t.dtype, t.shape, raw) if is_packed(t) and layout.packs(t) else raw

@@ -1,0 +1,128 @@
+"""A kernel body, its declarations, and their rendering as OpenCL C and as GLSL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from backends.kernels import prelude
+
+Defines = tuple[tuple[str, int], ...]
+Access = Literal["r", "w", "rw"]
+PUSH_CONSTANT_BYTES = 128  # what every Vulkan device has
+LANES = 16
+CL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
+GL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}
+GL_SIZES = {"f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
+KERNELS: dict[str, Kernel] = {}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A class of devices. `units`: how many groups keep it busy; no result depends on it."""
+
+    name: Literal["simt", "cpu"]
+    units: int = 64
+
+
+SIMT = Shape("simt")
+CPU = Shape("cpu", 8)
+
+
+@dataclass(frozen=True)
+class Arg:
+    """A buffer of a kernel: name in capitals, element type, and whether it is read, written or both."""
+
+    name: str
+    dtype: str
+    access: Access = "r"
+
+
+class Kernel:
+    """Device code. `words` are "type name" of the 32-bit parameters, `local` (type, name, size) of a group's memory.
+
+    `simt` and `cpu` are the variants of the two device classes: dicts of the constants, `WG` (threads a group) among
+    them. `functions` is text before the kernel: device functions and macros.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[Arg],
+        words: Sequence[str],
+        body: str,
+        *,
+        simt: Sequence[Mapping[str, int]],
+        cpu: Sequence[Mapping[str, int]],
+        local: Sequence[tuple[str, str, str]] = (),
+        functions: str = "",
+    ) -> None:
+        self.name, self.args, self.body, self.functions, self.local = name, tuple(args), body, functions, tuple(local)
+        self.words = [(w.split()[0], w.split()[1]) for w in words]
+        self._variants = {"simt": [_sorted(v) for v in simt], "cpu": [_sorted(v) for v in cpu]}
+        if 8 * len(self.args) + 4 * len(self.words) > PUSH_CONSTANT_BYTES:
+            raise ValueError(f"kernel {name}: more than {PUSH_CONSTANT_BYTES} bytes of arguments")
+        if name in KERNELS:
+            raise ValueError(f"kernel {name} declared twice")
+        KERNELS[name] = self
+
+    def variants(self, shape: Shape) -> list[Defines]:
+        return self._variants[shape.name]
+
+    def variant(self, shape: Shape, **wanted: int) -> Defines:
+        """The variant of a class that has these constants; KeyError when there is none."""
+        for defines in self.variants(shape):
+            if wanted.items() <= dict(defines).items():
+                return defines
+        raise KeyError(f"kernel {self.name} has no variant {wanted} for {shape.name}")
+
+    def threads(self, defines: Defines) -> int:
+        return dict(defines)["WG"]
+
+
+def _sorted(variant: Mapping[str, int]) -> Defines:
+    return tuple(sorted(variant.items()))
+
+
+def _constants(defines: Defines) -> str:
+    return "".join(f"#define {name} {value}\n" for name, value in defines)
+
+
+def render_opencl(kernel: Kernel, defines: Defines, shape: Shape) -> str:
+    """The whole program: one kernel of the kernel's name, with `WG` threads a group."""
+    params, views = [], []
+    for a in kernel.args:
+        kind = ("const " if a.access == "r" else "") + CL_TYPES[a.dtype]
+        params += [f"__global {kind}* {a.name}_", f"const ulong {a.name}_at"]
+        byte = "const uchar" if a.access == "r" else "uchar"
+        views.append(f"  __global {kind}* {a.name} = (__global {kind}*)((__global {byte}*){a.name}_ + {a.name}_at);\n")
+    params += [f"const {kind} {name}" for kind, name in kernel.words]
+    local = "".join(f"  __local {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
+    lanes = prelude.CL_CPU if shape.name == "cpu" else prelude.CL_SIMT
+    return (
+        f"{_constants(defines)}{prelude.CL}{lanes}{prelude.COMMON}{kernel.functions}\n"
+        f"__attribute__((reqd_work_group_size(WG, 1, 1)))\n"
+        f"__kernel void {kernel.name}({', '.join(params)}) {{\n{local}{''.join(views)}{kernel.body}\n}}\n"
+    )
+
+
+def render_glsl(kernel: Kernel, defines: Defines) -> str:
+    """The whole shader, for Vulkan 1.2."""
+    blocks, members, names = [], [], []
+    for dtype, access in dict.fromkeys((a.dtype, a.access) for a in kernel.args):
+        qualifier = {"r": "readonly ", "w": "", "rw": ""}[access]
+        blocks.append(
+            f"layout(buffer_reference, std430, buffer_reference_align = {GL_SIZES[dtype]}) "
+            f"{qualifier}buffer B_{dtype}_{access} {{ {GL_TYPES[dtype]} v[]; }};\n"
+        )
+    for a in kernel.args:
+        members.append(f"B_{a.dtype}_{a.access} {a.name}_;")
+        names.append(f"#define {a.name} {a.name}_.v\n")
+    members += [f"{kind} {name};" for kind, name in kernel.words]
+    local = "".join(f"shared {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
+    return (
+        f"#version 460\n{prelude.GL_EXTENSIONS}{_constants(defines)}layout(local_size_x = WG) in;\n{''.join(blocks)}"
+        f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{''.join(names)}{local}"
+        f"{prelude.GL}{prelude.COMMON}{kernel.functions}\nvoid main() {{\n{kernel.body}\n}}\n"
+    )
