@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from server.fill import prompt_rows
+from server.fill import draft_part, prompt_rows
 from server.kv_cache import KvCache
 from server.requests import Event, Finished, Progress, Token, TokenProb
 from server.sequence import Sequence
@@ -49,25 +49,59 @@ class Committer:
                     n_top = seq.request.prompt_logprobs
                     seq.prompt_probs.append(_pre_sampling(result, row, n_top, seq.tokens[p + 1]))
                     row += 1
-            seq.n_computed += n
+            draft = draft_part(seq, n)
+            seq.n_computed += n - len(draft)
             seq.table_sent = True
             if seq.copy is not None:
                 self._cache.copied(seq)
+            if len(seq.tokens) == seq.n_prompt:
+                self._prompt(seq, now, events)
+            stop: Stop | None = None
+            if seq.n_computed == len(seq.tokens):
+                if seq.samples:
+                    stop = self._tokens(seq, draft, ids, result, row, now, events)
+                    row += 1 + len(draft)
+                else:
+                    stop = Stop("limit")
             if seq.n_computed - seq.sealed >= PAGE:
                 assert seq.slot is not None
                 self._cache.seal(seq, seq.slot)
-            if len(seq.tokens) == seq.n_prompt:
-                self._prompt(seq, now, events)
-            if seq.n_computed < len(seq.tokens):
-                continue
-            if not seq.samples:
-                done.append((seq, Stop("limit")))
-                continue
-            stop = self._token(seq, ids[row], result, row, now, events)
-            row += 1
+            if seq.drafts is not None:
+                self._cache.trim(seq)
             if stop is not None:
                 done.append((seq, stop))
         return done
+
+    def _tokens(
+        self,
+        seq: Sequence,
+        draft: list[int],
+        ids: list[int],
+        result: StepResult,
+        row: int,
+        now: float,
+        events: list[tuple[Sequence, Event]],
+    ) -> Stop | None:
+        """The next token, and as many more as the draft was right about. What was computed for the rest of the draft
+        is not counted, so the next tokens will be written over it."""
+        stop = self._token(seq, ids[row], result, row, now, events)
+        if seq.drafts is None:
+            return stop
+        n_accepted = 0
+        for i, guess in enumerate(draft):
+            if seq.tokens[-1] != guess:
+                break
+            n_accepted += 1
+            if stop is not None:
+                break
+            seq.n_computed += 1
+            stop = self._token(seq, ids[row + i + 1], result, row + i + 1, now, events)
+        if draft:
+            seq.drafts.judged(len(draft), n_accepted)
+            self._stats.draft_tokens += len(draft)
+            self._stats.draft_tokens_accepted += n_accepted
+        seq.draft = []
+        return stop
 
     def _prompt(self, seq: Sequence, now: float, events: list[tuple[Sequence, Event]]) -> None:
         seq.t_first = seq.t_last = now
@@ -104,7 +138,7 @@ class Committer:
             stop = Stop("word", word_found)
         elif n_tokens >= seq.slot.n_ctx:
             stop = Stop("limit", truncated=True)
-        elif n_tokens - seq.n_prompt == request.n_predict or seq.decoder.ended:
+        elif seq.n_generated == request.n_predict or seq.decoder.ended or (request.verify and _departs(seq)):
             stop = Stop("limit")
         else:
             stop = None
@@ -113,6 +147,11 @@ class Committer:
             if stop is None and 0 < request.t_max_predict_ms < (now - seq.t_first) * 1000:
                 stop = Stop("limit")
         return stop
+
+
+def _departs(seq: Sequence) -> bool:
+    """The last token is not what the client's draft has there."""
+    return seq.tokens[-1] != seq.request.speculation.draft[seq.n_generated - 1]
 
 
 def finished(seq: Sequence, stop: Stop) -> Finished:
@@ -132,6 +171,12 @@ def finished(seq: Sequence, stop: Stop) -> Finished:
         id_slot=-1 if seq.slot is None else seq.slot.id,
         seed=seq.sampler.seed,
         timings=seq.timings(),
+        prediction=(0, 0)
+        if seq.drafts is None
+        else (
+            seq.drafts.n_prediction_accepted,
+            seq.drafts.n_prediction_drafted - seq.drafts.n_prediction_accepted,
+        ),
         prompt_probs=() if seq.request.prompt_logprobs is None else tuple(seq.prompt_probs),
     )
 

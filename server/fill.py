@@ -15,7 +15,7 @@ def bucket_floor(n: int) -> int:
 
 
 def fill(group: list[tuple[Sequence, int]]) -> UBatch:
-    """The next n tokens of each sequence. Their pages are in the tables already."""
+    """The next n tokens of each sequence, drafts included. Their pages are in the tables already."""
     batch = UBatch()
     tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
     for seq, n in group:
@@ -34,13 +34,14 @@ def fill(group: list[tuple[Sequence, int]]) -> UBatch:
             cells.append(table[start // PAGE] * PAGE + start % PAGE)
         else:
             tokens += seq.tokens[start : start + n]
+            tokens += draft_part(seq, n)
             pos += range(start, start + n)
             slots += [id] * n
             cells += [table[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
         if seq.request.prompt_logprobs is not None:
             _ask_for_prompt(batch, seq, n)
-        if start + n == len(seq.tokens) and seq.samples:
-            _ask_for_token(batch, seq)
+        if start + n >= len(seq.tokens) and seq.samples:
+            _ask_for_tokens(batch, seq, draft_part(seq, n))
     return batch
 
 
@@ -60,10 +61,23 @@ def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
     batch.n_top = max(batch.n_top, 1 + (seq.request.prompt_logprobs or 0))
 
 
-def _ask_for_token(batch: UBatch, seq: Sequence) -> None:
-    batch.out.append(len(batch.tokens) - 1)
-    batch.rows.append(seq.sampler.feeds())
-    batch.targets.append(-1)
+def draft_part(seq: Sequence, n: int) -> list[int]:
+    """The drafted tokens among the sequence's next n."""
+    n_drafted = n - seq.owed
+    return seq.draft[:n_drafted] if n_drafted > 0 else []
+
+
+def _ask_for_tokens(batch: UBatch, seq: Sequence, draft: list[int]) -> None:
+    """The token that follows what is known, and those that would follow each drafted one."""
+    last = len(batch.tokens) - 1
+    if draft:
+        batch.out += range(last - len(draft), last + 1)
+        batch.rows += seq.sampler.draft_feeds(draft)
+        batch.targets += [-1] * (1 + len(draft))
+    else:
+        batch.out.append(last)
+        batch.rows.append(seq.sampler.feeds())
+        batch.targets.append(-1)
     if seq.n_probs:
         if seq.post_sampling_probs:
             batch.n_probs = max(batch.n_probs, seq.n_probs)

@@ -58,6 +58,11 @@ class KvCache:
             seq.table_sent = False
         return min(n, len(seq.table) * PAGE - seq.n_computed)
 
+    def trim(self, seq: Sequence) -> None:
+        """Give back the pages in which only rejected drafts were."""
+        while len(seq.table) > n_pages_for(len(seq.tokens)):
+            self.prefixes.release(seq.table.pop())
+
     def copied(self, seq: Sequence) -> None:
         """The device has done the sequence's copy."""
         if seq.copy is not None:

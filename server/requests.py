@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.sampling import SamplingParams
+from server.speculation.settings import SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class CompletionRequest:
     prompt_logprobs: int | None = None  # n: log-probabilities of every prompt token and of the top n beside it
     return_progress: bool = False
     special: bool = False  # show special tokens as text
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    verify: bool = False  # end with the first token that is not the client's draft's
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Timings:
     prompt_ms: float = 0.0
     predicted_n: int = 0
     predicted_ms: float = 0.0
+    draft_n: int = 0  # tokens that were guessed, tried and...
+    draft_n_accepted: int = 0  # ...came true
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class Finished:
     id_slot: int = -1
     seed: int = 0  # the seed that was used
     timings: Timings = field(default_factory=Timings)
+    prediction: tuple[int, int] = (0, 0)  # tokens of the client's draft: accepted, rejected
     prompt_probs: tuple[TokenProb | None, ...] = ()  # one per prompt token when asked for; the first is None
 
 

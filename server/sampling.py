@@ -274,10 +274,12 @@ class SamplingFeeds:
             self.kinds, self.ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
             self.values = np.zeros(size, np.float32)
         at = 0
+        self.slot[:n], self.slot[n:n_rows] = slots, -1
         for r, row in enumerate(rows):
             self.ptr[r] = at
             if row is None:
                 self.chain[r, 0] = s.END
+                self.slot[r] = -1  # or the sequence's next row would take over draws that this one does not have
                 continue
             self.params[r], self.chain[r], self.draws[r] = row.params, row.chain, row.draws
             if row.ids:
@@ -286,7 +288,6 @@ class SamplingFeeds:
                 at = end
         self.ptr[n : n_rows + 1] = at
         self.chain[n:n_rows, 0] = s.END
-        self.slot[:n], self.slot[n:n_rows] = slots, -1
         return {
             "params": self.params[:n_rows],
             "chain": self.chain[:n_rows],

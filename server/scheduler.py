@@ -19,6 +19,7 @@ from server.prefix import common_prefix
 from server.requests import CompletionRequest, Event, Failed, Progress
 from server.sampling import RowSampler, SamplingParams
 from server.sequence import Sampler, Sequence, Slot
+from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
 from server.ubatch import PAGE, StepFailed, StepResult, UBatch
 
@@ -54,6 +55,7 @@ class Scheduler:
         prompt_chunk: int = 128,
         clock: Callable[[], float] = time.perf_counter,
         make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
+        speculator: Speculator | None = None,
         on_step: Callable[[UBatch, StepResult, float], None] | None = None,
     ) -> None:
         """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run."""
@@ -65,6 +67,7 @@ class Scheduler:
         self.clock = clock
         self.make_sampler = make_sampler or (lambda params, n_ctx: RowSampler(params, vocab, n_ctx))
         self.on_step = on_step
+        self.speculator = speculator or Speculator()
         self.stats = SchedulerStats()
         self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified))
         self.slots = [Slot(i, n_ctx if unified else n_ctx // n_slots) for i in range(n_slots)]
@@ -192,6 +195,7 @@ class Scheduler:
     def _seat(self, seq: Sequence, slot: Slot) -> None:
         seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
         seq.sampler.begin(seq.request.prompt)
+        self.speculator.begin(seq)
         seq.slot = slot
         slot.sequence = seq
         self._n_seated += 1
@@ -261,10 +265,33 @@ class Scheduler:
                 left -= n
                 if left == 0:
                     break
+        if any(len(seq.table) * PAGE < seq.n_computed + n for seq, n in plan):
+            plan = self._reserve(plan)
+        return self._with_drafts(plan)
+
+    def _with_drafts(self, plan: Plan) -> Plan:
+        """The plan with drafts for those who pay all that they owe, as far as the batch and free pages have room.
+
+        Drafts are guesses: they take pages from nobody, and like prompts they may hold up a stream only so much.
+        """
+        wanted: list[tuple[Sequence, int]] = []
+        room = min(self.n_ubatch, len(plan) + self.prompt_chunk) - sum([n for _, n in plan])
         for seq, n in plan:
-            if len(seq.table) * PAGE < seq.n_computed + n:
-                return self._reserve(plan)
-        return plan
+            if seq.drafts is not None:
+                n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
+                if seq.n_remain >= 0:
+                    n_left = min(n_left, seq.n_remain)
+                wanted.append((seq, min(room, n_left - 1) if n == seq.owed else 0))
+        if not wanted:
+            return plan
+        self.speculator.propose(wanted)
+        drafting = sorted((seq for seq, _ in wanted if seq.draft), key=lambda seq: len(seq.draft))
+        for i, seq in enumerate(drafting):  # equal shares, and who needs less than his leaves the rest to the others
+            seq.draft = seq.draft[: room // (len(drafting) - i)]
+            n = self.cache.grow(seq, seq.owed + len(seq.draft))
+            seq.draft = seq.draft[: max(0, n - seq.owed)]
+            room -= len(seq.draft)
+        return [(seq, n + len(seq.draft)) for seq, n in plan]
 
     def _reserve(self, plan: Plan) -> Plan:
         """Find pages for what is planned, the oldest first; what finds none waits."""
@@ -307,6 +334,8 @@ class Scheduler:
     def _step_failed(self, group: Plan, rest: Plan, error: StepFailed, events: Events) -> Plan:
         """Halve the batch, older sequences first. One that fails alone, with a single token, has failed."""
         self.stats.n_failed_steps += 1
+        if any(n > seq.owed for seq, n in group):
+            return [(seq, min(n, seq.owed)) for seq, n in group] + rest  # without drafts first
         n_tokens = sum(n for _, n in group)
         if n_tokens == 1:
             seq = group[0][0]

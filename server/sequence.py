@@ -8,6 +8,7 @@ from server.decoder import Decoder
 from server.prefix import Node
 from server.requests import CompletionRequest, Timings, TokenProb
 from server.sampling import Row, SamplingParams
+from server.speculation.drafts import Drafts
 from server.ubatch import PAGE
 
 
@@ -15,10 +16,13 @@ class Sampler(Protocol):
     """What a sequence needs of server.sampling.RowSampler. `feeds` is the same until `accept`."""
 
     seed: int
+    stateful: bool  # the device remembers something of each row: no drafts
 
     def begin(self, prompt: tuple[int, ...], /) -> None: ...
 
     def feeds(self) -> Row: ...
+
+    def draft_feeds(self, draft: list[int], /) -> list[Row]: ...
 
     def accept(self, word: int, /) -> int: ...
 
@@ -34,6 +38,8 @@ class Sequence:
         "copy",
         "decoder",
         "done",
+        "draft",
+        "drafts",
         "has_new_line",
         "id",
         "n_cached",
@@ -77,6 +83,9 @@ class Sequence:
         self.samples = request.n_predict != 0
         self.n_probs = max(0, request.sampling.n_probs)
         self.post_sampling_probs = request.sampling.post_sampling_probs
+        # Speculation.
+        self.drafts: Drafts | None = None  # its drafters, where it has some
+        self.draft: list[int] = []  # guesses of what follows its tokens, to be verified in this step
         # The cache.
         self.table: list[int] = []
         self.table_sent = False  # the engine knows the table as it is
@@ -120,12 +129,15 @@ class Sequence:
 
     def timings(self) -> Timings:
         n_prompt = self.n_prompt
+        drafts = self.drafts
         return Timings(
             self.n_cached,
             n_prompt - self.n_cached,
             (self.t_first - self.t_start) * 1000,
             len(self.tokens) - n_prompt,
             (self.t_last - self.t_first) * 1000,
+            0 if drafts is None else drafts.n_drafted,
+            0 if drafts is None else drafts.n_accepted,
         )
 
 

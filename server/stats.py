@@ -20,6 +20,8 @@ class SchedulerStats:
     busy_slots: int = 0  # sequences in a batch, summed over device runs
     preemptions: int = 0
     bytes_read: int = 0  # that came back from the device
+    draft_tokens: int = 0  # guessed and tried
+    draft_tokens_accepted: int = 0  # of these, what the model chose too
     n_tokens_max: int = 0  # the longest sequence so far
     requests_processing: int = 0
     requests_deferred: int = 0

@@ -9,16 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from server.pages import n_pages_for
 from server.requests import CompletionRequest, Event, Failed, Finished, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
 from server.sequence import Sequence
+from server.speculation.settings import NgramSizes, SpeculationSettings
+from server.speculation.speculator import Speculator
 from server.ubatch import PAGE, StepFailed, StepResult, UBatch
 
 PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]
 EOG = 0
 N_VOCAB = len(PIECES)
 POISON = 99  # a token that the device cannot compute
+SHORT = NgramSizes(n=1, m=5)  # n-grams that occur in these texts
+SPECULATION = SpeculationSettings(
+    simple=SHORT, map_k=SHORT, map_k4v=NgramSizes(n=2, m=1), mod_n_match=2, mod_n_min=1, mod_n_max=9
+)
 
 
 class FakeVocab:
@@ -42,6 +49,8 @@ def next_id(content: int) -> int:
 class FakeSampler:
     """Stands for RowSampler: the device's word is the id."""
 
+    stateful = False
+
     def __init__(self, params: SamplingParams, n_ctx: int) -> None:
         self.seed = params.seed
         self.n_ctx = n_ctx
@@ -53,6 +62,9 @@ class FakeSampler:
 
     def feeds(self) -> Any:
         return self
+
+    def draft_feeds(self, draft: list[int]) -> list[Any]:
+        return [self] * (1 + len(draft))
 
     def accept(self, word: int) -> int:
         self.history.append(word)
@@ -138,6 +150,7 @@ def check_pages(scheduler: Scheduler) -> None:
     owners = [0] * pages.n_pages
     for seq in scheduler.running:
         assert seq.started or not seq.table
+        assert len(seq.table) <= n_pages_for(len(seq.tokens)), "pages beyond what it owes"
         for page in seq.table:
             owners[page] += 1
         if seq.copy is not None:
@@ -226,6 +239,7 @@ class Bench:
             n_ctx=n_ctx,
             clock=self._clock,
             make_sampler=FakeSampler,
+            speculator=Speculator(SPECULATION),
             **options,
         )
         self.engine.__init__(self.scheduler.cache.pages.n_pages)  # type: ignore[misc]

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_fakes import N_VOCAB, POISON, Bench, oracle
 
-from server.requests import Failed
+from server.requests import CompletionRequest, Failed
+from server.sampling import SamplingParams
 from server.sequence import Sequence
+from server.speculation.settings import NGRAM_KINDS, SpeculationParams
 from server.ubatch import PAGE, UBatch
 
 STEMS = [[1 + (7 * i + stem) % (N_VOCAB - 1) for i in range(70)] for stem in range(3)]
 STOPS = ["", "\n", "ab", "é", "fgh", "a b", "bc\n  x"]
+
+
+@st.composite
+def speculations(draw: st.DrawFn) -> tuple[SpeculationParams, int, int]:
+    """Drafters, and of the client's draft (0: none) how many tokens are right and what comes in place of the next."""
+    kinds = tuple(draw(st.lists(st.sampled_from(NGRAM_KINDS), max_size=2, unique=True)))
+    params = SpeculationParams(kinds, n_max=draw(st.sampled_from([None, 1, 7])), n_min=draw(st.sampled_from([0, 0, 2])))
+    return params, draw(st.sampled_from([0, 0, 1, 3, 30])), draw(st.sampled_from([0, 1, N_VOCAB - 1, POISON]))
 
 
 class Life(RuleBasedStateMachine):
@@ -46,6 +58,7 @@ class Life(RuleBasedStateMachine):
         flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
         poison=st.sampled_from([False] * 9 + [True]),
         twice=st.booleans(),
+        speculation=speculations(),
     )
     def submit(
         self,
@@ -58,9 +71,15 @@ class Life(RuleBasedStateMachine):
         flags: tuple[bool, bool, bool],
         poison: bool,
         twice: bool,
+        speculation: tuple[SpeculationParams, int, int],
     ) -> None:
         prompt = (STEMS[stem][:n_stem] + rest + [POISON] * poison)[-(self.n_ctx - 1) :] or [1]
         ignore_eos, cache_prompt, progress = flags
+        params, n_right, wrong = speculation
+        if n_right:  # the client knows what comes, but for one token
+            answer = oracle(CompletionRequest(tuple(prompt), n_predict=n_predict, ignore_eos=ignore_eos), self.n_ctx)
+            draft = [*answer[0][:n_right], wrong, *answer[0][n_right + 1 :]]
+            params = replace(params, draft=tuple(draft))
         for _ in range(1 + twice):
             self.bench.submit(
                 prompt,
@@ -71,6 +90,8 @@ class Life(RuleBasedStateMachine):
                 cache_prompt=cache_prompt,
                 return_progress=progress,
                 prompt_logprobs=2 if n_stem % 5 == 0 else None,
+                speculation=params,
+                sampling=SamplingParams(n_probs=len(rest) % 3),
             )
 
     @rule(n=st.integers(1, 12))
@@ -142,6 +163,8 @@ class Life(RuleBasedStateMachine):
                 continue
             assert answer.outcome() == oracle(seq.request, self.n_ctx)
             end = answer.finished
+            if seq.request.sampling.n_probs:
+                assert [token.prob and token.prob.value for token in answer.tokens] == [-float(id) for id in answer.ids]
             assert end.n_predicted == len(answer.ids)
             assert end.n_in_cache == end.n_prompt + max(0, end.n_predicted - 1)
             assert end.n_cached < end.n_prompt

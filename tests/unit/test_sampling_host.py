@@ -276,7 +276,7 @@ def test_feeds_are_packed() -> None:
     biased = RowSampler(SamplingParams(seed=1, logit_bias=tuple((i, 1.0) for i in range(20))), VOCAB, 64).feeds()
     packed = feeds.pack([plain, None, biased], [4, 5, 6], 4)
     assert packed["list_ptr"].tolist() == [0, 0, 0, 20, 20]
-    assert packed["slot"].tolist() == [4, 5, 6, -1]
+    assert packed["slot"].tolist() == [4, -1, 6, -1]  # rows without a sampler are no sequence's
     assert packed["chain"][:, 0].tolist() == [s.TOP_K, 0, s.TOP_K, 0]
     assert len(packed["list_id"]) == 32
     assert packed["list_id"][:20].tolist() == list(range(20))

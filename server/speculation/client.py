@@ -1,0 +1,58 @@
+"""Drafts that the client brings: OpenAI's `prediction`, and token ids (`draft_tokens`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LONGEST_KEY, SHORTEST_KEY = 8, 2  # tokens that must agree to find the place again after a difference
+
+
+class ClientDrafter:
+    """Follows a given text. It starts at its beginning; where the generation departs from it, the place to go on is
+    the one after the same last tokens, the longest key first, and of equal ones the nearest ahead.
+
+    The first draft is as long as allowed. A draft that fails halves the next one's length, one that comes true
+    doubles it, so that a text that is no help soon costs little.
+    """
+
+    def __init__(self, draft: Sequence[int], n_prompt: int, n_max: int) -> None:
+        self._draft = list(draft)
+        self._at = 0  # the draft's next token
+        self._seen = n_prompt  # tokens of the sequence that `_at` takes into account
+        self._n_prompt = n_prompt
+        self._n_max = self._length = max(1, n_max)
+        self._places: dict[tuple[int, ...], list[int]] | None = None  # where each shortest key ends
+
+    def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
+        for token in tokens[self._seen :]:
+            if 0 <= self._at < len(self._draft) and self._draft[self._at] == token:
+                self._at += 1
+            elif self._at >= 0:
+                self._at = ~self._at  # lost, with the place remembered
+        self._seen = len(tokens)
+        if self._at < 0 and not self._find(tokens):
+            return []
+        return self._draft[self._at : self._at + min(n_most, self._length)]
+
+    def judged(self, n_drafted: int, n_accepted: int) -> None:
+        self._length = min(self._n_max, 2 * self._length) if n_accepted == n_drafted else max(1, self._length // 2)
+
+    def _find(self, tokens: Sequence[int]) -> bool:
+        if self._places is None:
+            self._places = {}
+            for end in range(SHORTEST_KEY, len(self._draft)):
+                self._places.setdefault(tuple(self._draft[end - SHORTEST_KEY : end]), []).append(end)
+        if len(tokens) - self._n_prompt < SHORTEST_KEY:
+            return False
+        left = ~self._at
+        best: tuple[int, int, int] | None = None
+        tail = list(tokens[max(self._n_prompt, len(tokens) - LONGEST_KEY) :])
+        for end in self._places.get(tuple(tail[-SHORTEST_KEY:]), ()):
+            same = SHORTEST_KEY
+            while same < min(len(tail), end) and self._draft[end - same - 1] == tail[-same - 1]:
+                same += 1
+            ahead = end >= left
+            rank = (same, int(ahead), -abs(end - left))
+            if best is None or rank > best:
+                best, self._at = rank, end
+        return best is not None

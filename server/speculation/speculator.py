@@ -1,0 +1,72 @@
+"""Who drafts for whom: makes each sequence's drafters and asks them, once a step, for what to verify in it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from server.sequence import Sequence
+from server.speculation.client import ClientDrafter
+from server.speculation.drafts import Drafter, Drafts
+from server.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
+from server.speculation.ngram_cache import CacheDrafter
+from server.speculation.ngram_mod import ModDrafter, ModTable
+from server.speculation.settings import CLIENT_N_MAX, MODEL, SpeculationParams, SpeculationSettings
+
+
+class BatchDrafter(Protocol):
+    """A draft model: guesses for many sequences together."""
+
+    def propose(self, wanted: list[tuple[Sequence, int]], /) -> dict[Sequence, list[int]]:
+        """Drafts for (sequence, most tokens); 0: only keep up with its prompt."""
+
+
+class Speculator:
+    """The drafters of all sequences. With nothing wanted it does nothing."""
+
+    def __init__(self, settings: SpeculationSettings | None = None, model: BatchDrafter | None = None) -> None:
+        self.settings = settings or SpeculationSettings()
+        self.model = model
+        self._table = ModTable(self.settings.mod_n_match)
+
+    def begin(self, seq: Sequence) -> None:
+        """Give a sequence that has its sampler the drafters that its request asks for.
+
+        A sampler that changes its memory on the device with every row cannot take back a rejected one: it gets none.
+        """
+        params = seq.request.speculation
+        if not (params.draft or params.kinds) or seq.sampler.stateful or not seq.samples:
+            return
+        client = None
+        if params.draft:
+            client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
+        others = [self._make(kind, params) for kind in params.kinds if kind != MODEL]
+        seq.drafts = Drafts(params, client, others, self.model is not None and MODEL in params.kinds)
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> None:
+        """Set `draft` of each (sequence, most tokens)."""
+        for_model: list[tuple[Sequence, int]] = []
+        for seq, n_most in wanted:
+            assert seq.drafts is not None
+            seq.draft = seq.drafts.propose(seq.tokens, n_most) if n_most > 0 else []
+            if seq.drafts.wants_model:
+                n_max = seq.drafts.params.n_max
+                n_max = self.settings.draft_n_max if n_max is None else n_max
+                for_model.append((seq, 0 if seq.draft else min(n_most, n_max)))
+        if self.model is not None and for_model:
+            for seq, draft in self.model.propose(for_model).items():
+                assert seq.drafts is not None
+                if not seq.draft and len(draft) >= seq.drafts.params.n_min:
+                    seq.draft = draft
+
+    def _make(self, kind: str, params: SpeculationParams) -> Drafter:
+        s, n_max = self.settings, params.n_max
+        if kind == "ngram-simple":
+            return SimpleDrafter(s.simple, n_max)
+        if kind == "ngram-map-k":
+            return MapDrafter(s.map_k, n_max)
+        if kind == "ngram-map-k4v":
+            return Map4Drafter(s.map_k4v, n_max)
+        if kind == "ngram-cache":
+            return CacheDrafter(s.cache_n_max if n_max is None else n_max)
+        assert kind == "ngram-mod", kind
+        return ModDrafter(self._table, s.mod_n_min, s.mod_n_max if n_max is None else n_max)
