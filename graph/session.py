@@ -250,6 +250,16 @@ class Session:
             return _values(held.first_bytes(), t.dtype, t.shape)
         return _values(self.backends[b].download(Place(self.buffer(t, b)), t.nbytes), t.dtype, t.shape)
 
+    def read_bytes(self, name: str, offset: int, nbytes: int) -> Bytes:
+        """A copy of some bytes of a mutable state. ValueError when it does not have them."""
+        held, b = self._held(name), self._homes.get(name)
+        t = held.tensor
+        if t.attrs["constant"] or offset < 0 or nbytes < 0 or offset + nbytes > t.nbytes:
+            raise ValueError(f"state {name!r} has {t.nbytes} bytes that may be read, not {nbytes} at {offset}")
+        if b is None:
+            return np.array(held.first_bytes()[offset : offset + nbytes])
+        return np.array(self.backends[b].download(Place(self.buffer(t, b), offset), nbytes))
+
     def measure(self, build: Build, *, eval_order: str = "auto") -> tuple[Placement, Layout]:
         """Placement and memory of a graph, with nothing allocated.
 

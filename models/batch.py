@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from graph.backend import Bytes
 from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
 from graph.ops.causal import causal_attention
 from graph.session import Session
@@ -73,6 +76,24 @@ class PagedMemory:
             tuple(session.define(f"v.{i}", v, type_v) for i in range(h.n_layer)),
             session.define("tables", table_shape, "i32"),
         )
+
+    @property
+    def page_nbytes(self) -> int:
+        """Bytes of one page: keys and values of all layers."""
+        return sum(t.nbytes // t.shape[0] for t in (*self.keys, *self.values))
+
+    def read_page(self, session: Session, page: int) -> Bytes:
+        """A copy of a page, layer by layer, keys before values, as the device keeps them."""
+        sizes = [(t, t.nbytes // t.shape[0]) for pair in zip(self.keys, self.values, strict=True) for t in pair]
+        return np.concatenate([session.read_bytes(t.name, page * size, size) for t, size in sizes])
+
+    def write_page(self, session: Session, page: int, data: Bytes) -> None:
+        """Overwrite a page with what `read_page` gave."""
+        at = 0
+        for t in (t for pair in zip(self.keys, self.values, strict=True) for t in pair):
+            size = t.nbytes // t.shape[0]
+            session.write(t.name, data[at : at + size], page * size)
+            at += size
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph.backend import Backend
+from graph.backend import Backend, Bytes
 from graph.ops import samplers
 from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
@@ -193,6 +193,20 @@ class Engine:
 
     def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:
         self.session.write("tables", pages, slot * self.table_pages * 4)
+
+    # --- pages as bytes, between two steps -----------------------------------------------------------------------
+
+    @property
+    def page_nbytes(self) -> int:
+        return self.memory.page_nbytes
+
+    def read_page(self, page: int) -> Bytes:
+        """A copy of one page of the cache, all layers."""
+        return self.memory.read_page(self.session, page)
+
+    def write_page(self, page: int, data: Bytes) -> None:
+        """Overwrite a page with what `read_page` gave."""
+        self.memory.write_page(self.session, page, data)
 
     def close(self) -> None:
         self.session.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
+from server.host_cache import HostCache, PageStore, chain_key
 from server.pages import Pages, n_pages_for
-from server.prefix import PrefixCache, Tail
+from server.prefix import Node, PrefixCache, Tail
 from server.sequence import Sequence, Slot
 from server.ubatch import PAGE
 
@@ -13,11 +15,19 @@ from server.ubatch import PAGE
 class KvCache:
     """Gives sequences their pages and keeps what they leave behind."""
 
-    __slots__ = ("pages", "prefixes")
+    __slots__ = ("host", "keep_idle", "pages", "prefixes", "store")
 
-    def __init__(self, n_pages: int) -> None:
+    def __init__(
+        self, n_pages: int, store: PageStore, host: HostCache | None = None, *, keep_idle: bool = True
+    ) -> None:
+        """`host` keeps what the device has no room for: paused sequences, and with `keep_idle` known prefixes too."""
         self.pages = Pages(n_pages)
         self.prefixes = PrefixCache(self.pages)
+        self.store = store
+        self.host = host
+        self.keep_idle = keep_idle
+        if host is not None and keep_idle:
+            self.prefixes.on_evict = self._to_host
 
     @property
     def n_available(self) -> int:
@@ -27,6 +37,8 @@ class KvCache:
     def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> None:
         """Start an empty table with what is known of the sequence's first `limit` tokens."""
         prefixes = self.prefixes
+        if self.host is not None and len(self.host):
+            self._bring_back(seq.tokens, limit, 1 << slot.id)
         path, n_more, source = prefixes.match(seq.tokens, limit, tails)
         for node in path:
             prefixes.acquire(node.page)
@@ -62,6 +74,57 @@ class KvCache:
         """Give back the pages in which only rejected drafts were."""
         while len(seq.table) > n_pages_for(len(seq.tokens)):
             self.prefixes.release(seq.table.pop())
+
+    def pause(self, seq: Sequence, slot: Slot) -> None:
+        """Let go of all pages of a sequence that will go on later."""
+        if self.host is not None and not self.keep_idle:
+            node: Node | None = seq.node
+            while node is not None and node.parent is not None:
+                self._to_host(node)
+                node = node.parent
+        self.release(seq, slot)
+
+    def forget(self, slot: Slot) -> None:
+        """Drop what only this slot's sequences have had."""
+        self.prefixes.forget(1 << slot.id)
+        if self.host is not None:
+            self.host.forget(1 << slot.id)
+
+    def _to_host(self, node: Node) -> None:
+        """Save a full page's bytes. A page that the device cannot read is computed again one day."""
+        assert self.host is not None
+        if len(node.tokens) < PAGE or self.host.add_owners(node.key, node.owners):
+            return
+        with suppress(MemoryError, OSError):
+            self.host.put(node.key, node.owners, self.store.read_page(node.page))
+
+    def _bring_back(self, tokens: list[int], limit: int, owner: int) -> None:
+        """Make those pages of tokens[:limit] known again that host memory has, as long as there is room."""
+        prefixes, host = self.prefixes, self.host
+        assert host is not None
+        node = prefixes.root
+        held: list[int] = []  # nothing of this path may be evicted meanwhile
+        while (len(held) + 1) * PAGE <= limit:
+            part = tuple(tokens[len(held) * PAGE : (len(held) + 1) * PAGE])
+            child = node.children.get(part)
+            if child is not None:
+                prefixes.acquire(child.page)
+            else:
+                data = host.get(chain_key(node.key, part), owner)
+                if data is None or not prefixes.n_available:
+                    break
+                page = prefixes.allocate()
+                try:
+                    self.store.write_page(page, data)
+                except (MemoryError, OSError):
+                    prefixes.release(page)
+                    break
+                host.n_restored += 1
+                child = prefixes.insert(node, part, page, owner)
+            held.append(child.page)
+            node = child
+        for page in reversed(held):
+            prefixes.release(page)
 
     def copied(self, seq: Sequence) -> None:
         """The device has done the sequence's copy."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from server.host_cache import chain_key
 from server.pages import Pages
 from server.ubatch import PAGE
 
@@ -35,7 +36,7 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 class Node:
     """A page with known content: these tokens after those of its ancestors. Only a full page has children."""
 
-    __slots__ = ("children", "owners", "page", "parent", "tokens")
+    __slots__ = ("_key", "children", "owners", "page", "parent", "tokens")
 
     def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int) -> None:
         self.parent = parent
@@ -43,6 +44,21 @@ class Node:
         self.page = page
         self.children: dict[tuple[int, ...], Node] = {}
         self.owners = 0  # a bit for each slot whose sequences have had it
+        self._key: bytes | None = b"" if parent is None else None
+
+    @property
+    def key(self) -> bytes:
+        """The name of this content (see server.host_cache)."""
+        path = []
+        node = self
+        while node._key is None:
+            path.append(node)
+            assert node.parent is not None
+            node = node.parent
+        key = node._key
+        for node in reversed(path):
+            node._key = key = chain_key(key, node.tokens)
+        return key
 
 
 Tail = tuple[Node, tuple[int, ...], int]  # a page that is still being written: (what precedes it, its tokens, page)
@@ -59,6 +75,7 @@ class PrefixCache:
         self.pages = pages
         self.root = Node(None, (), -1)
         self.idle: OrderedDict[Node, None] = OrderedDict()
+        self.on_evict: Callable[[Node], None] | None = None  # told before a known page is given to somebody else
         self._node_of: list[Node | None] = [None] * pages.n_pages
 
     @property
@@ -73,7 +90,10 @@ class PrefixCache:
     def allocate(self) -> int:
         """A page for writing, with one reference: a free one, else that of the prefix not used for longest."""
         if not self.pages.free:
-            self._remove(next(iter(self.idle)))
+            oldest = next(iter(self.idle))
+            if self.on_evict is not None:
+                self.on_evict(oldest)
+            self._remove(oldest)
         return self.pages.take()
 
     def match(self, tokens: list[int], limit: int, tails: Iterable[Tail] = ()) -> tuple[list[Node], int, int]:
@@ -134,7 +154,7 @@ class PrefixCache:
             self.release(page)
             known.owners |= owner
             return known
-        return self._insert(parent, tokens, page, owner)
+        return self.insert(parent, tokens, page, owner)
 
     def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> None:
         """Make the last, partly filled page of a sequence that ends known, unless a known page begins like it."""
@@ -144,7 +164,7 @@ class PrefixCache:
                 if child in self.idle:
                     self.idle.move_to_end(child)
                 return
-        self._insert(parent, tokens, page, owner)
+        self.insert(parent, tokens, page, owner)
 
     def forget(self, owner: int) -> None:
         """Drop what only this slot's sequences have had."""
@@ -154,7 +174,8 @@ class PrefixCache:
             if not node.owners and not node.children:
                 self._remove(node)
 
-    def _insert(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
+    def insert(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
+        """Make the caller's page known; it keeps its own reference."""
         for child in list(parent.children.values()):  # shorter pages with the same beginning are of no more use
             if child in self.idle and len(child.tokens) < len(tokens) and child.tokens == tokens[: len(child.tokens)]:
                 self._remove(child)

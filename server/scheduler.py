@@ -13,6 +13,7 @@ from server.commit import Committer, finished
 from server.decoder import Decoder
 from server.errors import ExceedsContext, InvalidRequest, Unavailable
 from server.fill import bucket_floor, fill
+from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
 from server.pages import n_pages_for, pool_size
 from server.prefix import common_prefix
@@ -27,7 +28,7 @@ Events = list[tuple[Sequence, Event]]
 Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
 
 
-class Engine(Protocol):
+class Engine(PageStore, Protocol):
     """What the scheduler needs of a device."""
 
     def step(self, batch: UBatch, /) -> StepResult:
@@ -53,12 +54,15 @@ class Scheduler:
         unified: bool = True,
         slot_prompt_similarity: float = 0.1,
         prompt_chunk: int = 128,
+        cache_ram: int | None = 0,
+        cache_idle_slots: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
         speculator: Speculator | None = None,
         on_step: Callable[[UBatch, StepResult, float], None] | None = None,
     ) -> None:
-        """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run."""
+        """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run.
+        `cache_ram`: bytes of host memory for pages that the device has no room for; None: no limit."""
         self.engine = engine
         self.vocab = vocab
         self.n_ubatch = min(n_ubatch, n_batch)
@@ -69,7 +73,8 @@ class Scheduler:
         self.on_step = on_step
         self.speculator = speculator or Speculator()
         self.stats = SchedulerStats()
-        self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified))
+        host = HostCache(cache_ram) if cache_ram != 0 else None
+        self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, keep_idle=cache_idle_slots)
         self.slots = [Slot(i, n_ctx if unified else n_ctx // n_slots) for i in range(n_slots)]
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats)
         self.queue: deque[Sequence] = deque()  # without a seat, oldest first
@@ -130,7 +135,7 @@ class Scheduler:
             raise Unavailable(f"slot {id} is processing a request")
         n_erased = len(slot.cached)
         slot.cached = []
-        self.cache.prefixes.forget(1 << id)
+        self.cache.forget(slot)
         self._count()
         return n_erased
 
@@ -313,7 +318,7 @@ class Scheduler:
         assert seq.slot is not None
         seq.n_lost = max(seq.n_lost, seq.n_computed)
         seq.resumed = True
-        self._release(seq, seq.slot)
+        self._release(seq, seq.slot, pause=True)
         self.stats.preemptions += 1
 
     # -- step
@@ -359,11 +364,11 @@ class Scheduler:
         self._n_seated += 1
         slot.last_used = self._n_seated
 
-    def _release(self, seq: Sequence, slot: Slot) -> None:
-        """Give up the pages."""
+    def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
+        """Give up the pages; `pause`: until there is room again."""
         n_valid = seq.n_computed if seq.copy is None else seq.sealed
         slot.cached = seq.tokens[:n_valid]
-        self.cache.release(seq, slot)
+        (self.cache.pause if pause else self.cache.release)(seq, slot)
         self._n_released += 1
         seq.started = False
 
@@ -375,6 +380,10 @@ class Scheduler:
         stats.kv_pages_free = len(prefixes.pages.free)
         stats.kv_pages_used = prefixes.pages.n_used
         stats.kv_pages_cached = len(prefixes.idle)
+        if self.cache.host is not None:
+            stats.host_bytes = self.cache.host.nbytes
+            stats.host_pages_saved = self.cache.host.n_saved
+            stats.host_pages_restored = self.cache.host.n_restored
 
 
 def _missing(seq: Sequence) -> int:

@@ -34,8 +34,7 @@ COMPATIBLE = Group(
         _ignored("--escape -e", off="--no-escape"),
         _ignored("--threads-http", "LLAMA_ARG_THREADS_HTTP", value="N"),
         _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="N"),
-        _ignored("--cache-ram -cram", "LLAMA_ARG_CACHE_RAM", value="N"),
-        _ignored("--cache-idle-slots", "LLAMA_ARG_CACHE_IDLE_SLOTS", off="--no-cache-idle-slots"),
+        # The cache keeps every position of sliding-window layers, so any prefix can be resumed without checkpoints.
         _ignored("--ctx-checkpoints --swa-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS", value="N"),
         _ignored("--checkpoint-min-step", value="N"),
         _ignored("--swa-full", "LLAMA_ARG_SWA_FULL"),

@@ -145,6 +145,8 @@ def load_weights(engine: Engine) -> None:
 
 
 def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespace) -> Scheduler:
+    from server.cli.cache_options import cache_ram_bytes
+    from server.cli.devices import total_memory
     from server.sampling import RowSampler
     from server.scheduler import Scheduler
 
@@ -163,6 +165,8 @@ def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespac
         n_batch=options.batch_size,
         unified=engine.options.unified,
         slot_prompt_similarity=getattr(options, "slot_prompt_similarity", 0.1),
+        cache_ram=cache_ram_bytes(getattr(options, "cache_ram", 0), total_memory()),
+        cache_idle_slots=getattr(options, "cache_idle_slots", True),
         make_sampler=lambda params, _: RowSampler(params, tokenizer, engine.n_ctx_slot),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.cli.cache_options import CACHE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import Flag, Group, choice, number, text, whole, wholes, words
 
@@ -236,6 +237,7 @@ SERVE = (
     ),
     SERVING,
     CONTEXT,
+    CACHE,
     REQUESTS,
     SAMPLING,
     Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),

@@ -67,6 +67,9 @@ _OURS: Table = (
     ("kv_pages_used", "gauge", "Pages of the KV cache in use, by sequences or prefixes.", lambda s: s.kv_pages_used),
     ("kv_pages_cached", "gauge", "Of these, pages that only keep a prefix.", lambda s: s.kv_pages_cached),
     ("kv_pages_free", "gauge", "Pages of the KV cache that are free.", lambda s: s.kv_pages_free),
+    ("host_cache_bytes", "gauge", "Pages of the KV cache that host memory keeps.", lambda s: s.host_bytes),
+    ("host_pages_saved_total", "counter", "Pages that went to host memory.", lambda s: s.host_pages_saved),
+    ("host_pages_restored_total", "counter", "Pages that came back from there.", lambda s: s.host_pages_restored),
 )
 
 

@@ -112,6 +112,16 @@ class FakeEngine:
             probs = np.full(len(ids), 2, np.int32), np.full(len(ids), 0.5, np.float32), ranks, kept
         return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
 
+    page_nbytes = PAGE * 16
+
+    def read_page(self, page: int) -> Any:
+        cells = self.cells[page * PAGE : (page + 1) * PAGE]
+        return np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
+
+    def write_page(self, page: int, data: Any) -> None:
+        cells = data.view(np.int64).reshape(PAGE, 2).tolist()
+        self.cells[page * PAGE : (page + 1) * PAGE] = [(p, c) if p >= 0 else None for p, c in cells]
+
     def _content(self, slot: int, pos: int) -> int:
         if pos < 0:
             return 0
@@ -160,6 +170,10 @@ def check_pages(scheduler: Scheduler) -> None:
         owners[node.page] += 1
     assert owners == pages.refs
     assert sorted(pages.free) == [page for page, n in enumerate(pages.refs) if n == 0]
+    host = scheduler.cache.host
+    if host is not None:
+        kept = [data for _, data in host._pages.values()]
+        assert host.nbytes == sum(data.nbytes for data in kept) <= (host.limit or host.nbytes)
     order = {node: i for i, node in enumerate(cache.idle)}
     assert set(order) == {node for node in cache.nodes if pages.refs[node.page] == 1}
     for node, i in order.items():

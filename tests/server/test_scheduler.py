@@ -365,3 +365,61 @@ def test_with_the_real_sampler() -> None:
     assert answer.finished.seed == 42
     assert answer.outcome() == oracle(CompletionRequest(tuple(prompt(5)), n_predict=6), 1024)
     assert all(id < len(PIECES) for id in answer.ids)
+
+
+def test_prefixes_come_back_from_host_memory() -> None:
+    """Ten prompts of five pages in a pool of twelve: with host memory none is computed twice."""
+    for limit, n_kept in ((0, 0), (None, 10), (20 * 256, 4), (100, 0)):
+        bench = Bench(n_slots=1, n_ctx=192, cache_ram=limit)
+        for salt in range(10):
+            bench.run(prompt(80, salt), n_predict=1)
+        cached = [bench.run(prompt(80, salt), n_predict=1).finished.n_cached for salt in reversed(range(10))]
+        assert cached[:2] == [79, 79]  # these are on the device
+        assert sum(n >= 64 for n in cached[2:]) == max(0, n_kept - 2)
+        stats = bench.scheduler.stats
+        assert (stats.host_pages_restored > 0) == (n_kept > 0)
+        assert stats.host_bytes <= (1 << 30 if limit is None else limit)
+
+
+def test_an_erased_slot_is_forgotten_in_host_memory_too() -> None:
+    bench = Bench(n_slots=2, n_ctx=192, cache_ram=None)
+    for salt in range(10):
+        bench.run(prompt(80, salt), n_predict=1, id_slot=salt % 2)
+    bench.scheduler.erase_slot(0)
+    assert bench.run(prompt(80, 0), n_predict=1).finished.n_cached == 0
+    assert bench.run(prompt(80, 1), n_predict=1).finished.n_cached >= 64
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_paused_sequences_come_back_from_host_memory(idle: bool) -> None:
+    bench = Bench(n_slots=8, n_ctx=256, cache_ram=None, cache_idle_slots=idle)
+    seqs = [bench.submit(prompt(20, salt), n_predict=100, ignore_eos=True) for salt in range(8)]
+    bench.drain()
+    stats = bench.scheduler.stats
+    assert stats.preemptions > 0
+    assert stats.recomputed_tokens < 2 * PAGE * stats.preemptions
+    for seq in seqs:
+        assert bench.answers[seq].outcome() == oracle(seq.request, 256)
+
+
+def test_without_idle_slots_in_host_memory() -> None:
+    bench = Bench(n_slots=1, n_ctx=192, cache_ram=None, cache_idle_slots=False)
+    for salt in range(10):
+        bench.run(prompt(80, salt), n_predict=1)
+    assert bench.scheduler.stats.host_bytes == 0
+
+
+def test_a_device_that_cannot_give_pages() -> None:
+    """Then nothing comes back, and the texts are the same."""
+    bench = Bench(n_slots=1, n_ctx=192, cache_ram=None)
+
+    def fails(*_: object) -> None:
+        raise MemoryError("no room")
+
+    bench.engine.write_page = fails  # type: ignore[method-assign]
+    for salt in (0, 1, 2, 3, 0):
+        answer = bench.run(prompt(80, salt), n_predict=5, ignore_eos=True)
+        assert answer.finished.n_cached == 0
+        assert answer.ids == oracle(CompletionRequest(tuple(prompt(80, salt)), n_predict=5, ignore_eos=True), 192)[0]
+    bench.engine.read_page = fails  # type: ignore[method-assign]
+    assert bench.run(prompt(80, 9), n_predict=1).finished.n_cached == 0

@@ -34,11 +34,28 @@ class Life(RuleBasedStateMachine):
         n_ubatch=st.sampled_from([1, 2, 3, 7, 16, 33, 512]),
         prompt_chunk=st.sampled_from([1, 5, 16, 128]),
         unified=st.booleans(),
+        host=st.tuples(st.sampled_from([0, 256 * 3, 256 * 20, None]), st.booleans()),
     )
-    def begin(self, n_slots: int, n_ctx: int, n_ubatch: int, prompt_chunk: int, unified: bool) -> None:
+    def begin(
+        self,
+        n_slots: int,
+        n_ctx: int,
+        n_ubatch: int,
+        prompt_chunk: int,
+        unified: bool,
+        host: tuple[int | None, bool],
+    ) -> None:
         if not unified:
             n_ctx = max(n_ctx, 20 * n_slots)
-        self.bench = Bench(n_slots=n_slots, n_ctx=n_ctx, n_ubatch=n_ubatch, prompt_chunk=prompt_chunk, unified=unified)
+        self.bench = Bench(
+            n_slots=n_slots,
+            n_ctx=n_ctx,
+            n_ubatch=n_ubatch,
+            prompt_chunk=prompt_chunk,
+            unified=unified,
+            cache_ram=host[0],
+            cache_idle_slots=host[1],
+        )
         self.n_ctx = self.bench.scheduler.slots[0].n_ctx
         self.cancelled: set[Sequence] = set()
         self.too_large = 1 << 30
@@ -175,6 +192,7 @@ class Life(RuleBasedStateMachine):
         for slot in self.bench.scheduler.slots:
             self.bench.scheduler.erase_slot(slot.id)
         assert pages.n_used == 0, "a page leaked"
+        assert not self.bench.scheduler.cache.host or not len(self.bench.scheduler.cache.host)
 
 
 TestLife = Life.TestCase

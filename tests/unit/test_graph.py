@@ -299,6 +299,20 @@ def test_states_outlive_runs_and_can_be_read_and_written(session: Session) -> No
     np.testing.assert_array_equal(first, np.arange(6))  # the source's own bytes are left alone
 
 
+def test_some_bytes_of_a_state(session: Session) -> None:
+    kv = session.define("kv", (3, 2))
+    session.write("kv", np.arange(6, dtype=np.float32))
+    np.testing.assert_array_equal(session.read_bytes("kv", 8, 8).view(np.float32), [2, 3])
+    plan = session.plan(lambda: [written(kv)])
+    before = session.read_bytes("kv", 16, 8)
+    plan.run({"pairs": np.array([[0, 2]])})
+    np.testing.assert_array_equal(before.view(np.float32), [4, 5])
+    np.testing.assert_array_equal(session.read_bytes("kv", 16, 8).view(np.float32), [0, 1])
+    for offset, n in ((-4, 4), (20, 8), (0, -1)):
+        with pytest.raises(ValueError, match=f"state 'kv' has 24 bytes that may be read, not {n} at {offset}"):
+            session.read_bytes("kv", offset, n)
+
+
 def test_a_state_may_be_fetched_alone(session: Session) -> None:
     kv = session.define("kv", (2,))
     session.write("kv", np.array([1, 2], np.float32))
