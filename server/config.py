@@ -34,6 +34,7 @@ class ServerConfig:
     sse_ping_interval: int = 30  # seconds of silence before a comment line keeps a stream alive; -1: never
     metrics: bool = False
     slots: bool = True
+    slot_save_path: str = ""  # the folder of slot files; "": none are written or read
     props: bool = False  # whether POST /props is allowed
     ui: bool = True
     prefill_assistant: bool = True

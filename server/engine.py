@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from graph.partition import Placement, partition
 from graph.session import DeviceBytes, Session
 from graph.tensor import Tensor, feed
 from models.batch import KV_TYPES, Batch, PagedMemory
+from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from server.pages import pool_size
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
+from server.slot_files import CacheKind
 from server.ubatch import StepFailed, StepResult, UBatch, bucket
 
 MIN_COPIES = 8  # rows of the page-copy feed come in powers of two from here
@@ -199,6 +202,12 @@ class Engine:
     @property
     def page_nbytes(self) -> int:
         return self.memory.page_nbytes
+
+    @cached_property
+    def cache_kind(self) -> CacheKind:
+        """What the pages' bytes depend on."""
+        model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
+        return CacheKind(model, self.options.type_k, self.options.type_v, PAGE, self.page_nbytes)
 
     def read_page(self, page: int) -> Bytes:
         """A copy of one page of the cache, all layers."""

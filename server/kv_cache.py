@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from server.host_cache import HostCache, PageStore, chain_key
+from server.host_cache import Bytes, HostCache, PageStore, chain_key
 from server.pages import Pages, n_pages_for
 from server.prefix import Node, PrefixCache, Tail
 from server.sequence import Sequence, Slot
@@ -17,9 +17,7 @@ class KvCache:
 
     __slots__ = ("host", "keep_idle", "pages", "prefixes", "store")
 
-    def __init__(
-        self, n_pages: int, store: PageStore, host: HostCache | None = None, *, keep_idle: bool = True
-    ) -> None:
+    def __init__(self, n_pages: int, store: PageStore, host: HostCache | None = None, keep_idle: bool = True) -> None:
         """`host` keeps what the device has no room for: paused sequences, and with `keep_idle` known prefixes too."""
         self.pages = Pages(n_pages)
         self.prefixes = PrefixCache(self.pages)
@@ -89,6 +87,70 @@ class KvCache:
         self.prefixes.forget(1 << slot.id)
         if self.host is not None:
             self.host.forget(1 << slot.id)
+
+    def copy_out(self, tokens: list[int], slot: Slot) -> tuple[list[int], list[Bytes]]:
+        """The leading tokens whose cells are known, on the device or in host memory, and the bytes of their pages."""
+        path, n_more, partial = self.prefixes.match(tokens, len(tokens))
+        pages = [self.store.read_page(node.page) for node in path]
+        node = path[-1] if path else self.prefixes.root
+        if self.host is not None and not n_more:
+            key = node.key
+            while (len(pages) + 1) * PAGE <= len(tokens):
+                key = chain_key(key, tuple(tokens[len(pages) * PAGE : (len(pages) + 1) * PAGE]))
+                data = self.host.get(key, 1 << slot.id)
+                if data is None:
+                    break
+                pages.append(data)
+        n_known = len(pages) * PAGE
+        if n_more:
+            pages.append(self.store.read_page(partial))
+        return tokens[: n_known + n_more], pages
+
+    def copy_in(self, tokens: list[int], pages: list[Bytes], slot: Slot) -> bool:
+        """Make these pages known; False, and nothing done, when there is no room for those that are not known yet."""
+        prefixes, owner = self.prefixes, 1 << slot.id
+        n_full = len(tokens) // PAGE
+        node = prefixes.root
+        held: list[int] = []  # nothing of this path may be evicted meanwhile
+        try:
+            for i in range(n_full):
+                child = node.children.get(tuple(tokens[i * PAGE : (i + 1) * PAGE]))
+                if child is None:
+                    break
+                prefixes.acquire(child.page)
+                child.owners |= owner
+                held.append(child.page)
+                node = child
+            if prefixes.n_available < len(pages) - len(held):
+                return False
+            for i in range(len(held), len(pages)):
+                page = prefixes.allocate()
+                held.append(page)
+                self.store.write_page(page, pages[i])
+                part = tuple(tokens[i * PAGE : (i + 1) * PAGE])
+                if len(part) == PAGE:
+                    node = prefixes.insert(node, part, page, owner)
+                else:
+                    prefixes.keep(node, part, page, owner)
+            return True
+        finally:
+            for page in reversed(held):
+                prefixes.release(page)
+
+    def share(self, tokens: list[int], slot: Slot) -> None:
+        """Count what is known of these tokens as this slot's too."""
+        path, n_more, partial = self.prefixes.match(tokens, len(tokens))
+        for node in path:
+            node.owners |= 1 << slot.id
+        last = self.prefixes.node_of(partial) if n_more else None
+        if last is not None:
+            last.owners |= 1 << slot.id
+        elif self.host is not None:
+            key = path[-1].key if path else self.prefixes.root.key
+            for start in range(len(path) * PAGE, len(tokens) - PAGE + 1, PAGE):
+                key = chain_key(key, tuple(tokens[start : start + PAGE]))
+                if not self.host.add_owners(key, 1 << slot.id):
+                    break
 
     def _to_host(self, node: Node) -> None:
         """Save a full page's bytes. A page that the device cannot read is computed again one day."""

@@ -87,6 +87,10 @@ class PrefixCache:
     def nodes(self) -> list[Node]:
         return [node for node in self._node_of if node is not None]
 
+    def node_of(self, page: int) -> Node | None:
+        """The known content of a page."""
+        return self._node_of[page]
+
     def allocate(self) -> int:
         """A page for writing, with one reference: a free one, else that of the prefix not used for longest."""
         if not self.pages.free:

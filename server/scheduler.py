@@ -11,7 +11,7 @@ from typing import Protocol
 from models.tokenizer import StreamDecoder, Tokenizer
 from server.commit import Committer, finished
 from server.decoder import Decoder
-from server.errors import ExceedsContext, InvalidRequest, Unavailable
+from server.errors import ExceedsContext, InvalidRequest
 from server.fill import bucket_floor, fill
 from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
@@ -20,6 +20,7 @@ from server.prefix import common_prefix
 from server.requests import CompletionRequest, Event, Failed, Progress
 from server.sampling import RowSampler, SamplingParams
 from server.sequence import Sampler, Sequence, Slot
+from server.slot_files import CacheKind
 from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
 from server.ubatch import PAGE, StepFailed, StepResult, UBatch
@@ -30,6 +31,9 @@ Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
 
 class Engine(PageStore, Protocol):
     """What the scheduler needs of a device."""
+
+    @property
+    def cache_kind(self) -> CacheKind: ...
 
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch; raises StepFailed."""
@@ -74,7 +78,7 @@ class Scheduler:
         self.speculator = speculator or Speculator()
         self.stats = SchedulerStats()
         host = HostCache(cache_ram) if cache_ram != 0 else None
-        self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, keep_idle=cache_idle_slots)
+        self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, cache_idle_slots)
         self.slots = [Slot(i, n_ctx if unified else n_ctx // n_slots) for i in range(n_slots)]
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats)
         self.queue: deque[Sequence] = deque()  # without a seat, oldest first
@@ -84,7 +88,7 @@ class Scheduler:
         self._n_released = 0  # times that a sequence gave up pages
         self._n_steps = 0
         self._limit = self.n_ubatch  # tokens of a batch; smaller for a while after the device failed
-        self._count()
+        self.count()
 
     @property
     def has_work(self) -> bool:
@@ -112,7 +116,7 @@ class Scheduler:
         seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root)
         self._n_submitted += 1
         self.queue.append(seq)
-        self._count()
+        self.count()
         return seq
 
     def cancel(self, seq: Sequence) -> None:
@@ -124,20 +128,13 @@ class Scheduler:
             seq.done = True
         else:
             self._leave(seq)
-        self._count()
+        self.count()
 
-    def erase_slot(self, id: int) -> int:
-        """Forget the prompts of a slot; returns how many tokens its last sequence had in the cache."""
-        if not 0 <= id < len(self.slots):
-            raise InvalidRequest(f"id_slot: must be below {len(self.slots)}, not {id}")
-        slot = self.slots[id]
-        if slot.is_processing:
-            raise Unavailable(f"slot {id} is processing a request")
-        n_erased = len(slot.cached)
-        slot.cached = []
-        self.cache.forget(slot)
-        self._count()
-        return n_erased
+    def touch(self, slot: Slot) -> None:
+        """The slot has just been used."""
+        self._n_seated += 1
+        slot.last_used = self._n_seated
+        self.count()
 
     def step(self) -> Events:
         """Admit, then run one batch and hand out what came of it. [] when idle."""
@@ -163,7 +160,7 @@ class Scheduler:
             self._limit = min(self.n_ubatch, 2 * self._limit)
             if self.on_step is not None:
                 self.on_step(batch, result, now - began)
-        self._count()
+        self.count()
         return events
 
     # -- admit
@@ -372,7 +369,7 @@ class Scheduler:
         self._n_released += 1
         seq.started = False
 
-    def _count(self) -> None:
+    def count(self) -> None:
         """Bring the gauges up to date."""
         stats, prefixes = self.stats, self.cache.prefixes
         stats.requests_processing = len(self.running)

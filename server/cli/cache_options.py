@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from server.cli.flags import Flag, Group, whole
+import os
+
+from server.cli.flags import CliError, Flag, Group, text, whole
 
 CACHE = Group(
     "Cache",
@@ -22,6 +24,14 @@ CACHE = Group(
             env="LLAMA_ARG_CACHE_IDLE_SLOTS",
             off="--no-cache-idle-slots",
         ),
+        Flag(
+            "--slot-save-path",
+            "the folder that POST /slots/{id}?action=save and restore use",
+            text,
+            "",
+            "FOLDER",
+            env="LLAMA_ARG_SLOT_SAVE_PATH",
+        ),
     ),
 )
 
@@ -31,3 +41,12 @@ def cache_ram_bytes(mib: int | None, total_memory: int) -> int | None:
     if mib is None:
         return min(8192 << 20, total_memory // 4)
     return None if mib < 0 else mib << 20
+
+
+def slot_folder(path: str) -> str:
+    """--slot-save-path, if it is a folder that files can be made in."""
+    if path and not os.path.isdir(path):
+        raise CliError(f"--slot-save-path: {path} is not a folder")
+    if path and not os.access(path, os.W_OK | os.X_OK):
+        raise CliError(f"--slot-save-path: {path} cannot be written to")
+    return path

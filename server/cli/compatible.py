@@ -67,7 +67,6 @@ COMPATIBLE = Group(
         _later("--lora-scaled", value="FILE:X"),
         _later("--lora-init-without-apply"),
         _later("--control-vector", value="FILE"),
-        _later("--slot-save-path", "LLAMA_ARG_SLOT_SAVE_PATH", value="FOLDER"),
         _later("--cache-reuse", "LLAMA_ARG_CACHE_REUSE", value="N", off_values=("0",)),
         _later("--context-shift", "LLAMA_ARG_CONTEXT_SHIFT", off="--no-context-shift"),
         _later("--embedding --embeddings", "LLAMA_ARG_EMBEDDINGS"),

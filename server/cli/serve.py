@@ -125,6 +125,7 @@ def model_info(engine: Engine, vocabulary: Tokenizer) -> ModelInfo:
 
 
 def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -> ServerConfig:
+    from server.cli.cache_options import slot_folder
     from server.config import ServerConfig
 
     return ServerConfig(
@@ -147,6 +148,7 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         timeout=options.timeout,
         metrics=options.metrics,
         slots=options.slots,
+        slot_save_path=slot_folder(options.slot_save_path),
         props=options.props,
         ui=options.ui,
         prefill_assistant=options.prefill_assistant,

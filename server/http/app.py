@@ -14,7 +14,7 @@ from aiohttp import web
 
 from server.config import ServerConfig
 from server.errors import NotFound, RequestError, ServerFault, Unauthorized
-from server.http import generate, info, text
+from server.http import generate, info, slots, text
 from server.http.context import CONTEXT, Context, error_response
 from server.service import Service
 
@@ -35,7 +35,7 @@ _GET: dict[str, Handler] = {
     "/v1/models": info.models,
     "/v1/models/{id:.+}": info.model,
     "/props": info.props,
-    "/slots": info.slots,
+    "/slots": slots.slots,
     "/metrics": _metrics,
     "/lora-adapters": text.lora_adapters,
 }
@@ -49,7 +49,7 @@ _POST: dict[str, Handler] = {
     "/detokenize": text.detokenize,
     "/apply-template": text.apply_template,
     "/props": info.change_props,
-    "/slots/{id}": info.slot_action,
+    "/slots/{id}": slots.slot_action,
     "/lora-adapters": text.lora_adapters,
 }
 _PAGE: dict[str, Handler] = {

@@ -1,4 +1,4 @@
-"""Endpoints that tell about the server: health, models, properties, slots, and the page for people."""
+"""Endpoints that tell about the server: health, models, properties, and the page for people."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from server.config import BUILD_INFO
-from server.errors import InvalidRequest, NotFound, NotSupported, Unavailable
+from server.errors import NotFound, NotSupported
 from server.http.context import CONTEXT, Context, json_response
 from server.http.reply import generation_settings
 from server.requests import CompletionRequest
-from server.sequence import Slot
 
 _STARTED = int(time.time())
 _SCRIPT = "text/javascript"
@@ -106,34 +105,6 @@ async def change_props(request: web.Request) -> web.Response:
     return json_response({"success": True})
 
 
-async def slots(request: web.Request) -> web.Response:
-    """GET /slots."""
-    context = request.app[CONTEXT]
-    if not context.config.slots:
-        raise NotSupported("this server does not show its slots; start it with --slots")
-    _ = context.served
-    shown = await context.service.ask(lambda scheduler: [_slot(slot, context) for slot in scheduler.slots])
-    if request.query.get("fail_on_no_slot") and all(slot["is_processing"] for slot in shown):
-        raise Unavailable("no slot available")
-    return json_response(shown)
-
-
-async def slot_action(request: web.Request) -> web.Response:
-    """POST /slots/{id}?action=erase."""
-    context = request.app[CONTEXT]
-    _ = context.served
-    action = request.query.get("action", "")
-    if action in ("save", "restore"):
-        raise NotSupported(f"action '{action}' is not supported yet")
-    if action != "erase":
-        raise InvalidRequest("query 'action': must be save, restore or erase")
-    text = request.match_info["id"]
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < context.config.n_parallel):
-        raise InvalidRequest(f"no slot {text[:20]!r}: this server has {context.config.n_parallel}")
-    n_erased = await context.service.ask(lambda scheduler: scheduler.erase_slot(int(text)))
-    return json_response({"id_slot": int(text), "n_erased": n_erased})
-
-
 @cache
 def _page() -> bytes:
     return files("server").joinpath("http/page.html").read_bytes()
@@ -157,33 +128,3 @@ async def manifest(request: web.Request) -> web.Response:
 async def page_version(request: web.Request) -> web.Response:
     """GET /_app/version.json: changes when the page may have."""
     return json_response({"version": BUILD_INFO})
-
-
-def _slot(slot: Slot, context: Context) -> dict[str, Any]:
-    """One item of /slots; what was asked for is there once the slot has been used."""
-    data: dict[str, Any] = {
-        "id": slot.id,
-        "n_ctx": slot.n_ctx,
-        "speculative": False,
-        "is_processing": slot.is_processing,
-    }
-    if slot.sequence is None:
-        return data
-    data |= {
-        "id_task": slot.id_task,
-        "n_prompt_tokens": slot.n_prompt_tokens,
-        "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
-        "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-        "params": generation_settings(slot.sequence.request, {}),
-        "next_token": [
-            {
-                "has_next_token": slot.has_next_token,
-                "has_new_line": slot.has_new_line,
-                "n_remain": slot.n_remain,
-                "n_decoded": slot.n_decoded,
-            }
-        ],
-    }
-    if context.config.verbose:
-        data["prompt"] = context.served.tokenizer.pieces(slot.sequence.request.prompt).decode("utf-8", "replace")
-    return data

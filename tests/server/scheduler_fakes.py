@@ -14,6 +14,7 @@ from server.requests import CompletionRequest, Event, Failed, Finished, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
 from server.sequence import Sequence
+from server.slot_files import CacheKind
 from server.speculation.settings import NgramSizes, SpeculationSettings
 from server.speculation.speculator import Speculator
 from server.ubatch import PAGE, StepFailed, StepResult, UBatch
@@ -30,6 +31,7 @@ SPECULATION = SpeculationSettings(
 
 class FakeVocab:
     eog_ids = frozenset({EOG})
+    n_vocab = N_VOCAB
 
     def piece(self, id: int, *, special: bool = True) -> bytes:
         return b"" if id == EOG and not special else PIECES[id]
@@ -113,6 +115,7 @@ class FakeEngine:
         return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
 
     page_nbytes = PAGE * 16
+    cache_kind = CacheKind("fake", "f16", "f16", PAGE, PAGE * 16)
 
     def read_page(self, page: int) -> Any:
         cells = self.cells[page * PAGE : (page + 1) * PAGE]

@@ -13,6 +13,7 @@ from server.pages import pool_size
 from server.requests import CompletionRequest, Failed, Progress, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
+from server.slot_actions import erase
 from server.ubatch import PAGE, bucket
 
 
@@ -131,16 +132,16 @@ def test_a_pinned_request_waits_and_lets_others_pass() -> None:
 def test_erasing_a_slot_forgets_it() -> None:
     bench = Bench(n_slots=2)
     bench.run(prompt(40), n_predict=3, id_slot=1)
-    assert bench.scheduler.erase_slot(1) == 42
-    assert bench.scheduler.erase_slot(1) == 0
+    assert erase(bench.scheduler, 1) == 42
+    assert erase(bench.scheduler, 1) == 0
     assert bench.run(prompt(40), n_predict=1).finished.n_cached == 0
     busy = bench.submit(prompt(4), id_slot=1)
     bench.step()
     with pytest.raises(Unavailable):
-        bench.scheduler.erase_slot(1)
+        erase(bench.scheduler, 1)
     bench.scheduler.cancel(busy)
     with pytest.raises(InvalidRequest):
-        bench.scheduler.erase_slot(2)
+        erase(bench.scheduler, 2)
 
 
 def test_choice_of_slots() -> None:
@@ -385,7 +386,7 @@ def test_an_erased_slot_is_forgotten_in_host_memory_too() -> None:
     bench = Bench(n_slots=2, n_ctx=192, cache_ram=None)
     for salt in range(10):
         bench.run(prompt(80, salt), n_predict=1, id_slot=salt % 2)
-    bench.scheduler.erase_slot(0)
+    erase(bench.scheduler, 0)
     assert bench.run(prompt(80, 0), n_predict=1).finished.n_cached == 0
     assert bench.run(prompt(80, 1), n_predict=1).finished.n_cached >= 64
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_fakes import N_VOCAB, POISON, Bench, oracle
+from scheduler_fakes import N_VOCAB, POISON, Bench, check_cells, check_pages, oracle
 
+from server.errors import Unavailable
 from server.requests import CompletionRequest, Failed
 from server.sampling import SamplingParams
 from server.sequence import Sequence
+from server.slot_actions import erase, fork, install, snapshot
 from server.speculation.settings import NGRAM_KINDS, SpeculationParams
 from server.ubatch import PAGE, UBatch
 
@@ -59,6 +62,7 @@ class Life(RuleBasedStateMachine):
         self.n_ctx = self.bench.scheduler.slots[0].n_ctx
         self.cancelled: set[Sequence] = set()
         self.too_large = 1 << 30
+        self.saved: Any = None
         self.bench.engine.fails = self.fails
 
     def fails(self, batch: UBatch) -> bool:
@@ -155,8 +159,41 @@ class Life(RuleBasedStateMachine):
     def erase(self, id: int) -> None:
         slots = self.bench.scheduler.slots
         if id < len(slots) and not slots[id].is_processing:
-            self.bench.scheduler.erase_slot(id)
-            assert self.bench.scheduler.erase_slot(id) == 0
+            erase(self.bench.scheduler, id)
+            assert erase(self.bench.scheduler, id) == 0
+
+    @precondition(lambda self: self.bench.answers)
+    @rule(id=st.integers(0, 4))
+    def save(self, id: int) -> None:
+        slots = self.bench.scheduler.slots
+        if id < len(slots) and not slots[id].is_processing:
+            state = snapshot(self.bench.scheduler, id)
+            assert state.tokens == slots[id].cached[: len(state.tokens)]
+            self.saved = state
+
+    @precondition(lambda self: self.saved is not None)
+    @rule(id=st.integers(0, 4))
+    def restore(self, id: int) -> None:
+        slots = self.bench.scheduler.slots
+        if id >= len(slots) or slots[id].is_processing:
+            return
+        before = list(slots[id].cached)
+        try:
+            install(self.bench.scheduler, id, self.saved)
+            assert slots[id].cached == self.saved.tokens
+            assert snapshot(self.bench.scheduler, id).tokens == self.saved.tokens
+        except Unavailable:
+            assert slots[id].cached == before
+            assert any(slot.is_processing for slot in slots)
+        check_pages(self.bench.scheduler)
+        check_cells(self.bench.scheduler, self.bench.engine)
+
+    @rule(id=st.integers(0, 4), to=st.integers(0, 4))
+    def fork(self, id: int, to: int) -> None:
+        slots = self.bench.scheduler.slots
+        if max(id, to) < len(slots) and not slots[id].is_processing and not slots[to].is_processing:
+            n = fork(self.bench.scheduler, id, to)
+            assert n == len(slots[id].cached)
 
     @invariant()
     def cells_suffice(self) -> None:
@@ -190,7 +227,7 @@ class Life(RuleBasedStateMachine):
                 assert known == [None, *((token, -token, 2) for token in seq.request.prompt[1:])]
         pages = self.bench.scheduler.cache.pages
         for slot in self.bench.scheduler.slots:
-            self.bench.scheduler.erase_slot(slot.id)
+            erase(self.bench.scheduler, slot.id)
         assert pages.n_used == 0, "a page leaked"
         assert not self.bench.scheduler.cache.host or not len(self.bench.scheduler.cache.host)
 

@@ -1,0 +1,195 @@
+"""Slots in files: written whole or not at all, and believed only when every byte is what was written.
+
+16 bytes    "logitless slot" and two zeros
+u32, u32    version of this format, bytes of the header
+header      JSON: what the cells were made by, and how many there are
+i32 × n     the tokens
+bytes       the pages, as the device keeps them
+32 bytes    BLAKE2b of all before
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from errno import EDQUOT, EFBIG, ENOENT, ENOSPC
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from server.errors import InvalidRequest, NotFound, ServerFault
+from server.pages import n_pages_for
+
+MAGIC = b"logitless slot\0\0"
+VERSION = 1
+DIGEST = 32
+MAX_HEADER = 1 << 16
+MAX_TOKENS = 1 << 30
+TEMPORARY = ".slot-"  # what a file is called until it is whole
+STALE = 3600  # seconds after which such a file was left behind by a process that died
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """What cells must have in common to be of use to each other."""
+
+    model: str  # see models.fingerprint
+    type_k: str
+    type_v: str
+    page: int  # cells
+    page_nbytes: int
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """The leading tokens of a slot whose keys and values are known, and the pages that hold them."""
+
+    tokens: list[int]
+    pages: list[npt.NDArray[np.uint8]]
+
+
+class DiskFull(ServerFault):
+    """507: there is no room for the file."""
+
+    code = 507
+
+
+def file_name(name: str) -> str:
+    """A name inside the folder of slots, or 400."""
+    bad = any(ord(c) < 32 or ord(c) == 127 or c in '/\\:*?"<>|' for c in name)
+    if bad or not name or name.startswith(".") or name.endswith((" ", ".")) or len(os.fsencode(name)) > 255:
+        raise InvalidRequest("field 'filename': must be the name of a file, without folders and special characters")
+    return name
+
+
+def save(folder: Path, name: str, kind: CacheKind, state: SlotState) -> int:
+    """Write a slot; returns the file's size. On any error the file that was there before is still there."""
+    path = folder / file_name(name)
+    temporary = ""
+    try:
+        _sweep(folder)
+        handle, temporary = tempfile.mkstemp(".tmp", TEMPORARY, folder)
+        with os.fdopen(handle, "wb") as file:
+            digest = blake2b(digest_size=DIGEST)
+            for part in _parts(kind, state):
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(temporary, path)
+        _sync_folder(folder)
+        return size
+    except OSError as error:
+        if temporary:
+            with suppress(OSError):
+                os.unlink(temporary)
+        reason = error.strerror or str(error)
+        fault = DiskFull if error.errno in (ENOSPC, EDQUOT, EFBIG) else ServerFault
+        raise fault(f"cannot write slot file '{name}': {reason}") from None
+
+
+def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotState, int]:
+    """A slot that `save` wrote, and the file's size. Every reason not to believe it is a 4xx."""
+    path = folder / file_name(name)
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe has no end to wait for
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidRequest(f"slot file '{name}' is not a file")
+            return _read(file, name, status.st_size, kind, n_ctx), status.st_size
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno == ENOENT:
+            raise NotFound(f"there is no slot file '{name}'") from None
+        if isinstance(error, IsADirectoryError):
+            raise InvalidRequest(f"slot file '{name}' is not a file") from None
+        raise ServerFault(f"cannot read slot file '{name}': {reason}") from None
+
+
+def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
+    header = json.dumps({**asdict(kind), "n_tokens": len(state.tokens)}).encode()
+    yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
+    yield np.array(state.tokens, "<i4").tobytes()
+    yield from (page.data for page in state.pages)
+
+
+def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> SlotState:
+    start = file.read(len(MAGIC) + 8)
+    if not start.startswith(MAGIC):
+        raise InvalidRequest(f"'{name}' is not a slot file of this server")
+    if len(start) < len(MAGIC) + 8:
+        raise InvalidRequest(f"slot file '{name}' is truncated")
+    version, n_header = struct.unpack("<II", start[len(MAGIC) :])
+    if version != VERSION:
+        raise InvalidRequest(f"slot file '{name}' has version {version}, this server reads {VERSION}")
+    raw = file.read(min(n_header, MAX_HEADER))
+    n_tokens = _check_header(raw, n_header, name, kind)
+    n_pages = n_pages_for(n_tokens)
+    expected = len(start) + len(raw) + 4 * n_tokens + n_pages * kind.page_nbytes + DIGEST
+    if size != expected:
+        what = "is truncated" if size < expected else "is damaged"
+        raise InvalidRequest(f"slot file '{name}' {what}: it has {size} bytes, and should have {expected}")
+    if n_tokens > n_ctx:
+        raise InvalidRequest(f"slot file '{name}' has {n_tokens} tokens, a slot of this server {n_ctx}")
+    digest = blake2b(start + raw, digest_size=DIGEST)
+    tokens = file.read(4 * n_tokens)
+    digest.update(tokens)
+    pages = []
+    for _ in range(n_pages):
+        page = np.frombuffer(file.read(kind.page_nbytes), np.uint8)
+        digest.update(page.data)
+        pages.append(page)
+    if file.read(DIGEST) != digest.digest():
+        raise InvalidRequest(f"slot file '{name}' is damaged: its checksum is wrong")
+    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages)
+
+
+def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> int:
+    """The number of tokens, if the file's cells are of the server's own kind."""
+    try:
+        header = json.loads(raw) if len(raw) == n_header else None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise InvalidRequest(f"slot file '{name}' is damaged: its header cannot be read")
+    if header.get("model") != kind.model:
+        raise InvalidRequest(f"slot file '{name}' was saved with another model")
+    for key, wanted in asdict(kind).items():
+        if header.get(key) != wanted:
+            found = str(header.get(key))[:32]
+            raise InvalidRequest(f"slot file '{name}' was saved with {key} {found}, this server has {wanted}")
+    n_tokens = header.get("n_tokens")
+    if type(n_tokens) is not int or not 0 <= n_tokens <= MAX_TOKENS:
+        raise InvalidRequest(f"slot file '{name}' is damaged: its header cannot be read")
+    return n_tokens
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a process left behind that died while it wrote."""
+    for path in folder.glob(f"{TEMPORARY}*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > STALE:
+                path.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable too, where the system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,109 @@
+"""Slots taken out, put in, forked and erased, on a device that checks every cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle
+
+from server.errors import InvalidRequest, ServerFault, Unavailable
+from server.slot_actions import erase, fork, install, snapshot
+from server.slot_files import SlotState
+from server.ubatch import PAGE
+
+
+def prompt(n: int, salt: int = 0) -> list[int]:
+    return [1 + (i * i + 7 * salt + i // 3) % (N_VOCAB - 1) for i in range(n)]
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 40, 80])
+def test_a_state_moves_to_another_scheduler(n: int) -> None:
+    first, second = Bench(n_slots=2), Bench(n_slots=3)
+    answer = first.run(prompt(n), n_predict=5, ignore_eos=True, id_slot=1)
+    state = snapshot(first.scheduler, 1)
+    tokens = prompt(n) + answer.ids
+    assert state.tokens == tokens[:-1]  # the last token has not been computed
+    install(second.scheduler, 2, state)
+    check_pages(second.scheduler)
+    check_cells(second.scheduler, second.engine)
+    seq = second.submit(tokens, n_predict=20, id_slot=2)
+    second.drain()
+    assert second.answers[seq].outcome() == oracle(seq.request, 1024)
+    assert second.answers[seq].finished.n_cached == len(tokens) - 1
+
+
+def test_what_is_partly_in_host_memory_is_saved_whole() -> None:
+    bench = Bench(n_slots=2, n_ctx=192, cache_ram=None)
+    bench.run(prompt(100), n_predict=1, id_slot=0)
+    bench.run(prompt(100, 1), n_predict=1, id_slot=1)
+    state = snapshot(bench.scheduler, 0)
+    assert 96 <= len(state.tokens) <= 100
+    other = Bench()
+    install(other.scheduler, 0, state)
+    check_cells(other.scheduler, other.engine)
+
+
+def test_what_was_given_up_is_not_saved() -> None:
+    bench = Bench(n_slots=2, n_ctx=192)
+    bench.run(prompt(100), n_predict=1, id_slot=0)
+    bench.run(prompt(130, 1), n_predict=1, id_slot=1)
+    assert len(snapshot(bench.scheduler, 0).tokens) == 48
+    bench.run(prompt(190, 2), n_predict=1, id_slot=1)
+    assert snapshot(bench.scheduler, 0) == SlotState([], [])
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    bench = Bench(n_slots=2, n_ctx=128)
+    bench.run(prompt(40), n_predict=1, id_slot=0)
+    before = snapshot(bench.scheduler, 0)
+    state = SlotState(prompt(100, 3), [np.zeros(PAGE * 16, np.uint8)] * 7)
+    with pytest.raises(InvalidRequest, match="has 129 tokens, slot 0 has room for 128"):
+        install(bench.scheduler, 0, SlotState([1] * 129, []))
+    with pytest.raises(InvalidRequest, match="not in the vocabulary"):
+        install(bench.scheduler, 0, SlotState([N_VOCAB], state.pages[:1]))
+    busy = bench.submit(prompt(20, 1), id_slot=1, ignore_eos=True)
+    bench.step(2)
+    with pytest.raises(Unavailable, match="no room for the 7 pages"):
+        install(bench.scheduler, 0, state)
+    for action in (lambda: install(bench.scheduler, 1, before), lambda: snapshot(bench.scheduler, 1)):
+        with pytest.raises(Unavailable, match="slot 1 is processing"):
+            action()
+
+    def fails(*_: object) -> None:
+        raise OSError("device lost")
+
+    bench.engine.write_page = fails  # type: ignore[method-assign]
+    with pytest.raises(ServerFault, match="slot 0 cannot be restored: device lost"):
+        install(bench.scheduler, 0, SlotState(state.tokens[:30], state.pages[:2]))
+    check_pages(bench.scheduler)
+    assert snapshot(bench.scheduler, 0).tokens == before.tokens
+    bench.engine.read_page = fails  # type: ignore[method-assign]
+    with pytest.raises(ServerFault, match="slot 0 cannot be saved: device lost"):
+        snapshot(bench.scheduler, 0)
+    bench.scheduler.cancel(busy)
+    for id in (-1, 2):
+        with pytest.raises(InvalidRequest, match="id_slot"):
+            erase(bench.scheduler, id)
+
+
+def test_a_fork_shares_its_pages() -> None:
+    bench = Bench(n_slots=3)
+    bench.run(prompt(40), n_predict=3, id_slot=0)
+    n_used = bench.scheduler.cache.pages.n_used
+    assert fork(bench.scheduler, 0, 2) == 42
+    assert bench.scheduler.cache.pages.n_used == n_used
+    erase(bench.scheduler, 0)
+    assert bench.run([*prompt(40), 1], n_predict=1, id_slot=2).finished.n_cached == 40
+    assert bench.run(prompt(40), n_predict=1, id_slot=0).finished.n_cached == 0
+    erase(bench.scheduler, 0)
+    erase(bench.scheduler, 2)
+    assert bench.scheduler.cache.pages.n_used == 0
+
+
+def test_a_fork_of_what_is_in_host_memory() -> None:
+    bench = Bench(n_slots=2, n_ctx=96, cache_ram=None)
+    bench.run(prompt(64), n_predict=1, id_slot=0)
+    bench.run(prompt(90, 1), n_predict=1, id_slot=1)
+    fork(bench.scheduler, 0, 1)
+    erase(bench.scheduler, 0)
+    assert bench.run(prompt(64), n_predict=1, id_slot=1).finished.n_cached >= 48
