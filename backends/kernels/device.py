@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import backends.kernels.attention
 import backends.kernels.elementwise
+import backends.kernels.linear
 import backends.kernels.matmul
-import backends.kernels.norm  # noqa: F401  (they register their kernels and rules)
+import backends.kernels.norm
+import backends.kernels.rope
+import backends.kernels.rows  # noqa: F401  (they register their kernels and rules)
 from backends.kernels import layout
 from backends.kernels.dialect import Shape
 from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed

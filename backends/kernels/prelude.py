@@ -38,12 +38,14 @@ CL_SIMT = r"""
 #define ATOMIC_ADD(x, v) atomic_add(&(x), v)
 #define FOR_EACH(i, n) for (uint i = GX * WG + LID; i < (n); i += NGX * WG)
 #define LANE (LID % 16u)
+#define LCLAMP(i, n) (min((i) + LANE, (n) - 1u) - LANE)
 #define SUB (LID / 16u)
 #define LF float
 #define LU uint
 #define LSPLAT(x) (x)
 #define LTOF(x) ((float)(x))
 #define LTOI(x) ((int)(x))
+#define ITOF(x) ((float)(x))
 #define LU2F(x) as_float(x)
 #define LLD(b, i) (b)[(i) + LANE]
 #define LLD8(b, i) ((uint)(b)[(i) + LANE])
@@ -62,12 +64,14 @@ CL_CPU = r"""
 #define SHARE(n) (((n) + NGX - 1u) / NGX)
 #define FOR_EACH(i, n) for (uint i = GX * SHARE(n), i##_end = min((uint)(n), i + SHARE(n)); i < i##_end; i++)
 #define LANE 0u
+#define LCLAMP(i, n) (i)
 #define SUB 0u
 #define LF float16
 #define LU uint16
 #define LSPLAT(x) ((float16)(x))
 #define LTOF(x) convert_float16(x)
 #define LTOI(x) as_int16(x)
+#define ITOF(x) convert_float16(x)
 #define LU2F(x) as_float16(x)
 #define LLD(b, i) vload16(0, (b) + (i))
 #define LLD8(b, i) convert_uint16(vload16(0, (b) + (i)))
@@ -119,12 +123,14 @@ GL = r"""
 #define ATOMIC_ADD(x, v) atomicAdd(x, v)
 #define FOR_EACH(i, n) for (uint i = GX * WG + LID; i < (n); i += NGX * WG)
 #define LANE (LID % 16u)
+#define LCLAMP(i, n) (min((i) + LANE, (n) - 1u) - LANE)
 #define SUB (LID / 16u)
 #define LF float
 #define LU uint
 #define LSPLAT(x) (x)
 #define LTOF(x) float(x)
 #define LTOI(x) int(x)
+#define ITOF(x) float(x)
 #define LU2F(x) uintBitsToFloat(x)
 #define LLD(b, i) b[(i) + LANE]
 #define LLD8(b, i) uint(b[(i) + LANE])

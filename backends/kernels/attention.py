@@ -1,0 +1,260 @@
+"""Attention over page tables with an online softmax, and the writes into the cache.
+
+Pages are as graph/ops/attention.py says; in a q8_0 cache a page of a head is, for keys, int8 [D][16] and f16 scales
+[D/32][16], for values int8 [16][D] and f16 scales [16][D/32].
+
+Sixteen lanes are a query head of a token. They walk its pages in position order: a lane has a cell while scores are
+made, and every 16th element of the head while values are summed up. Scores cross lanes in local memory.
+"""
+
+from __future__ import annotations
+
+from backends.kernels.dialect import Arg, Kernel, Shape
+from backends.kernels.lowering import MAX_GROUPS, Dispatch, bits, dispatch, groups_for, lower, n_elements
+from graph.ops.attention import PAGE
+from graph.tensor import Tensor
+
+CACHE_TYPES = ("f32", "f16", "q8_0")
+ELEMENT = {"f32": "f32", "f16": "u16", "q8_0": "u8"}
+HEADS = 4  # of a token that share a group, where a lane is a thread
+SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes
+NBYTES = {"f32": 4, "f16": 2, "q8_0": 1}
+
+
+def page_elements(dtype: str, size: int) -> int:
+    """Elements of a page of one head; the scales of a q8_0 cache count as bytes."""
+    return PAGE * size + (PAGE * size // 32 * 2 if dtype == "q8_0" else 0)
+
+
+def _caches(dtype_k: str, dtype_v: str) -> list[Arg]:
+    found = [Arg("K", ELEMENT[dtype_k]), Arg("V", ELEMENT[dtype_v])]
+    if dtype_k == "q8_0":
+        found.append(Arg("KS", "u16"))
+    if dtype_v == "q8_0":
+        found.append(Arg("VS", "u16"))
+    return found
+
+
+def _key(dtype: str) -> str:
+    """Text that adds q · k over a page's 16 cells to `score`."""
+    if dtype == "q8_0":
+        return """
+      for (uint j = 0u; j < size / 32u; j++) {
+        PRECISE LF part = LSPLAT(0.0f);
+        for (uint d = j * 32u; d < j * 32u + 32u; d++)
+          part = FMA(LSPLAT(q[own * MAX_SIZE + d]), ITOF(LLDS8(K, key_at + d * 16u)), part);
+        score = FMA(part, LLDH(KS, (key_at + size * 16u) / 2u + j * 16u), score);
+      }"""
+    load = {"f32": "LLD(K, key_at + d * 16u)", "f16": "LLDH(K, key_at + d * 16u)"}[dtype]
+    return f"""
+      PRECISE LF odd = LSPLAT(0.0f);
+      for (uint d = 0u; d + 1u < size; d += 2u) {{
+        score = FMA(LSPLAT(q[own * MAX_SIZE + d]), {load}, score);
+        odd = FMA(LSPLAT(q[own * MAX_SIZE + d + 1u]), {load.replace("d * 16u", "d * 16u + 16u")}, odd);
+      }}
+      if (size % 2u != 0u) {{
+        uint d = size - 1u;
+        score = FMA(LSPLAT(q[own * MAX_SIZE + d]), {load}, score);
+      }}
+      score = score + odd;"""
+
+
+def _value(dtype: str) -> str:
+    """16 elements of a cell's values, from element e."""
+    at = "value_at + c * size + LCLAMP(e, size)"
+    if dtype == "q8_0":
+        scale = "F16(LOAD16(VS, (value_at + size * 16u) / 2u + c * (size / 32u) + e / 32u))"
+        return f"ITOF(LLDS8(V, {at})) * {scale}"
+    return {"f32": f"LLD(V, {at})", "f16": f"LLDH(V, {at})"}[dtype]
+
+
+def _attention(dtype_k: str, dtype_v: str) -> None:
+    Kernel(
+        f"attention_{dtype_k}_{dtype_v}",
+        [
+            Arg("Q", "f32"),
+            *_caches(dtype_k, dtype_v),
+            Arg("TABLE", "i32"),
+            Arg("SLOT", "i32"),
+            Arg("POS", "i32"),
+            Arg("Y", "f32", "w"),
+        ],
+        [
+            "uint n_tokens",
+            "uint n_heads",
+            "uint n_kv",
+            "uint size",
+            "uint table_pages",
+            "uint window",
+            "uint key_page",
+            "uint value_page",
+            "float factor",
+            "float cap",
+        ],
+        f"""
+  uint own = SUB, t = GY;
+  uint head = GX * HEADS + own, h = min(head, n_heads - 1u), kv = h / (n_heads / n_kv);
+  uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
+  uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
+  uint chunks = (size + 15u) / 16u;
+  for (uint d = LANE; d < size; d += LANES_STEP) q[own * MAX_SIZE + d] = Q[(t * n_heads + h) * size + d];
+  PRECISE LF out_[MAX_SIZE / 16];
+  UNROLL for (uint e = 0u; e < MAX_SIZE / 16; e++) out_[e] = LSPLAT(0.0f);
+  PRECISE float top = -INF;
+  PRECISE float total = 0.0f;
+  BARRIER();
+  for (uint page = first / 16u; page <= pos / 16u; page++) {{
+    uint cell_page = UINT(TABLE[table + page]) * n_kv + kv;
+    uint key_at = cell_page * key_page, value_at = cell_page * value_page;
+    {{
+      PRECISE LF score = LSPLAT(0.0f);
+      {_key(dtype_k)}
+      LST_LOCAL(scores, own * 16u, score * factor);
+    }}
+    BARRIER();
+    uint lo = max(first, page * 16u) - page * 16u, hi = min(pos + 1u, page * 16u + 16u) - page * 16u;
+    if (cap != 0.0f) {{
+      for (uint c = LANE; c < 16u; c += LANES_STEP) scores[own * 16u + c] = cap * TANH(scores[own * 16u + c] / cap);
+      BARRIER();
+    }}
+    float new_top = top;
+    for (uint c = lo; c < hi; c++) new_top = max(new_top, scores[own * 16u + c]);
+    BARRIER();
+    for (uint c = LANE; c < 16u; c += LANES_STEP)
+      scores[own * 16u + c] = c >= lo && c < hi ? EXP(scores[own * 16u + c] - new_top) : 0.0f;
+    BARRIER();
+    float correction = EXP(top - new_top);
+    top = new_top;
+    total = total * correction;
+    for (uint c = lo; c < hi; c++) total = total + scores[own * 16u + c];
+    UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) {{
+      if (i < chunks) {{
+        uint e = i * 16u;
+        PRECISE LF sum = out_[i] * correction;
+        for (uint c = lo; c < hi; c++) sum = FMA(LSPLAT(scores[own * 16u + c]), {_value(dtype_v)}, sum);
+        out_[i] = sum;
+      }}
+    }}
+    BARRIER();
+  }}
+  if (head < n_heads) {{
+    uint at = (t * n_heads + head) * size;
+    for (uint i = 0u; i < chunks; i++) {{ LSTN(Y, at + i * 16u, at + size, out_[i] / total); }}
+  }}""",
+        simt=[{"WG": 16 * HEADS, "HEADS": HEADS, "MAX_SIZE": size, "LANES_STEP": 16} for size in SIZES],
+        cpu=[{"WG": 1, "HEADS": 1, "MAX_SIZE": size, "LANES_STEP": 1} for size in SIZES],
+        local=[("float", "q", "HEADS * MAX_SIZE"), ("float", "scores", "HEADS * 16")],
+    )
+
+
+for _k in CACHE_TYPES:
+    for _v in CACHE_TYPES:
+        _attention(_k, _v)
+
+
+@lower("attention")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    q, k, v, tables, slot, pos = t.src
+    tokens, heads, size = q.shape
+    if k.dtype not in CACHE_TYPES or v.dtype not in CACHE_TYPES or size > SIZES[-1]:
+        return None
+    if size % 32 and "q8_0" in (k.dtype, v.dtype):
+        return None
+    kv_heads = k.shape[1]
+    bufs: list[object] = [q, k, v, *((c, 0) for c in (k, v) if c.dtype == "q8_0"), tables, slot, pos, t]
+    words = (
+        tokens,
+        heads,
+        kv_heads,
+        size,
+        tables.shape[1],
+        t.attrs.get("window", 0),
+        page_elements(k.dtype, size),
+        page_elements(v.dtype, size),
+        bits(t.attrs["scale"]),
+        bits(t.attrs.get("cap", 0.0)),
+    )
+    per_group = 1 if shape.name == "cpu" else HEADS
+    room = next(n for n in SIZES if n >= size)
+    groups = (-(-heads // per_group), tokens)
+    return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, tuple(bufs), words, groups, MAX_SIZE=room)]  # type: ignore[arg-type]
+
+
+def _store(name: str, dtype: str) -> None:
+    """A row's element d of a head goes to [D][16] (keys) or [16][D] (values) of its page."""
+    place = "d * 16u + cell" if name == "store_k" else "cell * size + d"
+    scale_place = "j * 16u + cell" if name == "store_k" else "cell * (size / 32u) + j"
+    where = """
+    uint row = i / per_row, t = row / n_heads, h = row % n_heads, cell = UINT(CELLS[t]) % 16u;
+    uint at = (UINT(CELLS[t]) / 16u * n_heads + h) * page;"""
+    if dtype == "q8_0":
+        body = f"""
+  uint per_row = size / 32u;
+  FOR_EACH(i, n) {{{where}
+    uint j = i % per_row;
+    float most = 0.0f;
+    for (uint k = 0u; k < 32u; k++) most = max(most, FABS(X[row * size + j * 32u + k]));
+    float scale = most / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    STORE16(S, (at + size * 16u) / 2u + {scale_place}, TO_F16(scale));
+    for (uint k = 0u; k < 32u; k++) {{
+      uint d = j * 32u + k;
+      STORE8(C, at + {place}, UINT(INT(RINT(X[row * size + d] * inverse)) & 255));
+    }}
+  }}"""
+    else:
+        value = f"STORE16(C, at + {place}, TO_F16(X[i]));" if dtype == "f16" else f"C[at + {place}] = X[i];"
+        body = f"""
+  uint per_row = size;
+  FOR_EACH(i, n) {{{where}
+    uint d = i % size;
+    {value}
+  }}"""
+    scales = [Arg("S", "u16", "rw")] if dtype == "q8_0" else []
+    Kernel(
+        f"{name}_{dtype}",
+        [Arg("C", ELEMENT[dtype], "rw"), *scales, Arg("X", "f32"), Arg("CELLS", "i32")],
+        ["uint n", "uint n_heads", "uint size", "uint page"],
+        body,
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+    )
+
+
+for _name in ("store_k", "store_v"):
+    for _dtype in CACHE_TYPES:
+        _store(_name, _dtype)
+# Pairs are copied in order; a thread has the same words of all of them.
+Kernel(
+    "copy_pages",
+    [Arg("C", "u32", "rw"), Arg("PAIRS", "i32")],
+    ["uint n", "uint n_pairs"],
+    """
+  FOR_EACH(i, n) {
+    for (uint p = 0u; p < n_pairs; p++) C[UINT(PAIRS[2u * p + 1u]) * n + i] = C[UINT(PAIRS[2u * p]) * n + i];
+  }""",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+
+
+def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    cache, x, cells = t.src
+    size = x.shape[2]
+    if cache.dtype not in CACHE_TYPES or (cache.dtype == "q8_0" and size % 32):
+        return None
+    n = n_elements(x) // (32 if cache.dtype == "q8_0" else 1)
+    scales = (cache,) if cache.dtype == "q8_0" else ()
+    words = (n, x.shape[1], size, page_elements(cache.dtype, size))
+    bufs = (cache, *scales, x, cells)
+    return [dispatch(f"{t.op}_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
+
+
+lower("store_k")(_store_rule)
+lower("store_v")(_store_rule)
+
+
+@lower("copy_pages")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    cache, pairs = t.src
+    n = cache.nbytes // cache.shape[0] // 4
+    return [dispatch("copy_pages", shape, (cache, pairs), (n, pairs.shape[0]), groups_for(n, shape, 64))]

@@ -1,0 +1,159 @@
+"""Weights times activations: y (M, N) = x (M, K) · w (N, K) transposed, with packed weights of every type.
+
+16 outputs are the lanes. The sum over k has one order for any number of rows: K is cut into chunks, each summed from
+its first block to its last, and the chunks' sums are added in order. For few rows the chunks are summed side by side by
+threads of one group (`SPLIT`), for many rows one after the other by one thread; the bits are the same.
+"""
+
+from __future__ import annotations
+
+from backends.kernels import layout, weights
+from backends.kernels.dialect import LANES, Arg, Kernel, Shape
+from backends.kernels.lowering import Dispatch, dispatch, is_packed, lower
+from backends.kernels.matmul import rows_product
+from graph.tensor import Tensor
+
+CHUNKS = 16  # of K on SIMT devices
+SPLIT_VARIANTS = [{"WG": LANES * CHUNKS, "MT": mt, "SPLIT": CHUNKS, "CHUNKS": CHUNKS} for mt in (1, 4, 8)]
+SIMT_VARIANTS = [*SPLIT_VARIANTS, {"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS}]
+CPU_VARIANTS = [{"WG": 1, "MT": mt, "SPLIT": 1, "CHUNKS": 1} for mt in (1, 4)]
+
+FRAME = """
+  uint groups = (n_n + 15u) / 16u;
+  uint split = SUB % SPLIT;
+  uint group = GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT;
+  uint g = min(group, groups - 1u);
+  uint xr[MT];
+  PRECISE LF tot[MT];
+  UNROLL for (uint m = 0u; m < MT; m++) {
+    xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
+    tot[m] = LSPLAT(0.0f);
+  }
+  for (uint c = split; c < CHUNKS; c += SPLIT) {
+    PRECISE LF acc[MT];
+    UNROLL for (uint m = 0u; m < MT; m++) acc[m] = LSPLAT(0.0f);
+    for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {
+      BLOCK_STEP
+    }
+#if SPLIT == 1
+    UNROLL for (uint m = 0u; m < MT; m++) tot[m] = tot[m] + acc[m];
+#else
+    UNROLL for (uint m = 0u; m < MT; m++) sums[m * WG + LID] = acc[m];
+#endif
+  }
+#if SPLIT > 1
+  BARRIER();
+  for (uint m = SUB; m < MT; m += SPLIT) {
+    PRECISE float total = 0.0f;
+    for (uint s = 0u; s < SPLIT; s++) total = total + sums[m * WG + s * 16u + LANE];
+    uint row = GX * MT + m;
+    if (row < n_m && group * 16u + LANE < n_n) Y[row * n_n + group * 16u + LANE] = total;
+  }
+#else
+  if (group < groups) {
+    for (uint m = 0u; m < MT; m++) {
+      uint row = GX * MT + m;
+      if (row < n_m) { LSTN(Y, row * n_n + group * 16u, row * n_n + n_n, tot[m]); }
+    }
+  }
+#endif
+"""
+
+
+def _float_step(dtype: str) -> str:
+    return f"""LF v = {weights.float_lanes(dtype, "(g * n_k + b) * 16u")};
+      UNROLL for (uint m = 0u; m < MT; m++) acc[m] = FMA(v, LSPLAT(X[xr[m] + b]), acc[m]);"""
+
+
+def _block_step(dtype: str) -> str:
+    """One block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
+    lines = [weights.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
+    halves = 2 if dtype == "q6_k" else 1
+    minimum = weights.has_minimum(dtype)
+    for half in range(halves):
+        lines.append("UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = even[m]; xs[m] = 0.0f; }")
+        for j in range(half * 8 // halves, (half + 1) * 8 // halves):
+            values = " ".join(f"LF v{t} = {weights.quant(dtype, j, t)};" for t in range(4))
+            xs = " ".join(f"float x{t} = X[xr[m] + b * 32u + {4 * j + t}u];" for t in range(4))
+            steps = " ".join(
+                f"{side}[m] = FMA(v{t}, LSPLAT(x{t}), {side}[m]);" for t, side in enumerate(("even", "odd") * 2)
+            )
+            total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
+            lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
+        scale, low = ("d", "low") if half == 0 else ("d1", "low1")
+        low_term = f"acc[m] = FMA({low}, LSPLAT(xs[m]), acc[m]);" if minimum else ""
+        lines.append(
+            f"UNROLL for (uint m = 0u; m < MT; m++) {{ acc[m] = FMA(even[m] + odd[m], {scale}, acc[m]); {low_term} }}"
+        )
+    return "\n      ".join(lines)
+
+
+for _dtype in layout.PACKINGS:
+    _floats = _dtype in weights.FLOATS
+    Kernel(
+        f"linear_{_dtype}",
+        [Arg("X", "f32"), *weights.args(_dtype), Arg("Y", "f32", "w")],
+        ["uint n_m", "uint n_n", "uint n_k"],
+        f"  uint n_blocks = {'n_k' if _floats else 'n_k / 32u'};"
+        + FRAME.replace("BLOCK_STEP", _float_step(_dtype) if _floats else _block_step(_dtype)),
+        simt=SIMT_VARIANTS,
+        cpu=CPU_VARIANTS,
+        local=[("float", "sums", "(SPLIT > 1 ? MT * WG : 1)")],
+    )
+    Kernel(
+        f"get_rows_{_dtype}",
+        [Arg("IDS", "i32"), *weights.args(_dtype), Arg("Y", "f32", "w")],
+        ["uint n", "uint n_k"],
+        "  FOR_EACH(i, n) { uint row = UINT(IDS[i / n_k]), k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+        functions=weights.element(_dtype),
+    )
+    Kernel(
+        f"matmul_{_dtype}",
+        [Arg("A", "f32"), *weights.args(_dtype), Arg("Y", "f32", "w")],
+        ["uint n_m", "uint n_rows", "uint n_k"],
+        """
+  uint m0 = GY * ROWS;
+  for (uint n = GX * WG + LID; n < n_k; n += NGX * WG) {
+    PRECISE float acc[ROWS];
+    UNROLL for (uint m = 0u; m < ROWS; m++) acc[m] = 0.0f;
+    for (uint row = 0u; row < n_rows; row++) {
+      ELEMENT(w, row, n)
+      UNROLL for (uint m = 0u; m < ROWS; m++) acc[m] = FMA(A[min(m0 + m, n_m - 1u) * n_rows + row], w, acc[m]);
+    }
+    for (uint m = 0u; m < ROWS; m++) if (m0 + m < n_m) Y[(m0 + m) * n_k + n] = acc[m];
+  }""",
+        simt=[{"WG": 64, "ROWS": 8}],
+        cpu=[{"WG": 1, "ROWS": 8}],
+        functions=weights.element(_dtype),
+    )
+
+
+@lower("linear")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    x, w = t.src
+    if not is_packed(w):
+        return rows_product(t, shape)
+    (m, n), k = t.shape, w.shape[1]
+    mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
+    split = 1 if shape.name == "cpu" or m > 16 else CHUNKS
+    per_group = 1 if shape.name == "cpu" or split > 1 else 64 // LANES
+    groups = (-(-m // mt), -(-n // (LANES * per_group)))
+    bufs = (x, *weights.buffers(w), t)
+    return [dispatch(f"linear_{w.dtype}", shape, bufs, (m, n, k), groups, MT=mt, SPLIT=split)]
+
+
+@lower("matmul")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    from backends.kernels.matmul import product
+
+    a, b = t.src
+    (m, n), k = t.shape, a.shape[1]
+    if is_packed(b):
+        across = min(n, 4 * shape.units) if shape.name == "cpu" else -(-n // 64)
+        bufs = (a, *weights.buffers(b), t)
+        return [dispatch(f"matmul_{b.dtype}", shape, bufs, (m, k, n), (across, -(-m // 8)))]
+    if a.dtype != "f32" or b.dtype != "f32":
+        return None
+    return product(a, b, t, k, (k, 1, 1, n), shape)

@@ -1,0 +1,120 @@
+"""Packed weights (layout.py) in device code: which buffers a type has, how its blocks and its elements are read.
+
+In text, `g` is the group of 16 rows, `b` the block of 32 k and `n_blocks` how many there are in a row.
+"""
+
+from __future__ import annotations
+
+from backends.kernels import layout
+from backends.kernels.dialect import Arg
+from backends.kernels.lowering import At
+from graph.tensor import Tensor
+
+FLOATS = ("f32", "f16", "bf16")
+BLOCKS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+K_TYPES = ("q4_k", "q5_k", "q6_k")
+OFFSET = {"q4_0": 8, "q5_0": 16, "q6_k": 32}  # values are scale · (q − offset)
+
+
+def args(dtype: str) -> list[Arg]:
+    """The buffers that a type's sections are: W quants, H high bits, F fine scales, C coarse scales."""
+    if dtype in FLOATS:
+        return [Arg("W", "f32" if dtype == "f32" else "u16")]
+    packing = layout.PACKINGS[dtype]
+    found = [Arg("W", "u32")]
+    if packing.high:
+        found.append(Arg("H", "u32"))
+    if packing.fine:
+        found.append(Arg("F", "u8"))
+    return [*found, Arg("C", "u16")]
+
+
+def buffers(w: Tensor) -> list[At]:
+    """The same of a weight, in the order of `args`."""
+    quants, high, fine, coarse, _ = layout.sections(w.dtype, w.shape[0], w.shape[1])
+    place = {"W": quants, "H": high, "F": fine, "C": coarse}
+    return [(w, place[a.name]) for a in args(w.dtype)]
+
+
+def has_minimum(dtype: str) -> bool:
+    """Whether a value is scale · q + minimum: an offset of q counts as one."""
+    return dtype != "q8_0"
+
+
+def float_lanes(dtype: str, at: str) -> str:
+    """16 rows' elements of one k."""
+    return {"f32": f"LLD(W, {at})", "f16": f"LLDH(W, {at})", "bf16": f"LU2F(LLD16(W, {at}) << 16u)"}[dtype]
+
+
+def quant(dtype: str, j: int, t: int) -> str:
+    """The quant of k = 4·j + t, from the words q0…, h0… of its block, as LF."""
+    if dtype == "q8_0":
+        left = f"q{j} << {24 - 8 * t}u" if t < 3 else f"q{j}"
+        return f"LTOF(LTOI({left}) >> 24)"
+    low = f"((q{j % 4} >> {8 * t + 4 * (j // 4)}u) & 15u)"
+    if dtype in ("q5_0", "q5_1", "q5_k"):
+        low = f"({low} | (((h0 >> {8 * t + j}u) & 1u) << 4u))"
+    elif dtype == "q6_k":
+        low = f"({low} | (((h{j // 4} >> {8 * t + 2 * (j % 4)}u) & 3u) << 4u))"
+    return f"LTOF({low})"
+
+
+def load_block(dtype: str) -> str:
+    """Text that loads the words and the scales `d`, `low` (and `d1`, `low1` for the second 16 k) of block b."""
+    packing = layout.PACKINGS[dtype]
+    words = packing.quants // 64
+    lines = [f"LU q{i} = LLD(W, ((g * n_blocks + b) * {words}u + {i}u) * 16u);" for i in range(words)]
+    high = packing.high // 64
+    lines += [f"LU h{i} = LLD(H, ((g * n_blocks + b) * {high}u + {i}u) * 16u);" for i in range(high)]
+    block = "(g * n_blocks + b)" if dtype not in K_TYPES else "(g * (n_blocks / 8u) + b / 8u)"
+    coarse = packing.coarse // 32
+    lines.append(f"LF d = LLDH(C, {block} * {16 * coarse}u);")
+    if dtype in ("q4_1", "q5_1"):
+        lines.append(f"LF low = LLDH(C, {block} * 32u + 16u);")
+    elif dtype in ("q4_k", "q5_k"):
+        fine = "(g * n_blocks + b) * 32u"
+        lines.append(f"LF low = -LLDH(C, {block} * 32u + 16u) * LTOF(LLD8(F, {fine} + 16u));")
+        lines.append(f"d = d * LTOF(LLD8(F, {fine}));")
+    elif dtype == "q6_k":
+        fine = "(g * n_blocks + b) * 32u"
+        lines.append(f"LF d1 = d * ITOF(LLDS8(F, {fine} + 16u));")
+        lines.append(f"d = d * ITOF(LLDS8(F, {fine}));")
+        lines.append("LF low = d * -32.0f; LF low1 = d1 * -32.0f;")
+    elif dtype in OFFSET:
+        lines.append(f"LF low = d * -{OFFSET[dtype]}.0f;")
+    return "\n      ".join(lines)
+
+
+def element(dtype: str) -> str:
+    """A macro `ELEMENT(y, row, k)`: declares y, the value at a row and a column, one thread reading it for itself."""
+    head = "#define ELEMENT(y, row, k) float y; { uint g = (row) / 16u, lane = (row) % 16u; "
+    if dtype in FLOATS:
+        at = "(g * n_k + (k)) * 16u + lane"
+        value = {"f32": f"W[{at}]", "f16": f"F16(LOAD16(W, {at}))", "bf16": f"U2F(LOAD16(W, {at}) << 16u)"}[dtype]
+        return f"{head}y = {value}; }}\n"
+    packing = layout.PACKINGS[dtype]
+    block = "at" if dtype not in K_TYPES else "(g * (n_k / 256u) + (k) / 256u)"
+    coarse = packing.coarse // 2
+    steps = [
+        head,
+        "uint at = g * (n_k / 32u) + (k) / 32u, j = ((k) / 4u) % 8u, t = (k) % 4u;",
+        f"float d = F16(LOAD16(C, {block} * {coarse}u + lane)), low = 0.0f;",
+    ]
+    if dtype == "q8_0":
+        steps.append("int q = U2I(W[(at * 8u + j) * 16u + lane] << (24u - 8u * t)) >> 24;")
+    else:
+        steps.append("int q = INT((W[(at * 4u + j % 4u) * 16u + lane] >> (8u * t + 4u * (j / 4u))) & 15u);")
+    if dtype in ("q5_0", "q5_1", "q5_k"):
+        steps.append("q |= INT(((H[at * 16u + lane] >> (8u * t + j)) & 1u) << 4u);")
+    if dtype == "q6_k":
+        steps.append("q |= INT(((H[(at * 2u + j / 4u) * 16u + lane] >> (8u * t + 2u * (j % 4u))) & 3u) << 4u);")
+        steps.append("d *= FLOAT((INT(LOAD8(F, at * 32u + (j / 4u) * 16u + lane)) << 24) >> 24);")
+    if dtype in ("q4_1", "q5_1"):
+        steps.append("low = F16(LOAD16(C, at * 32u + 16u + lane));")
+    elif dtype in ("q4_k", "q5_k"):
+        steps.append(f"low = -F16(LOAD16(C, {block} * 32u + 16u + lane)) * FLOAT(LOAD8(F, at * 32u + 16u + lane));")
+        steps.append("d *= FLOAT(LOAD8(F, at * 32u + lane));")
+    if dtype in OFFSET:
+        steps.append(f"q -= {OFFSET[dtype]};")
+    steps.append("y = FMA(d, FLOAT(q), low); }")
+    return " ".join(steps) + "\n"

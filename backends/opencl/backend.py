@@ -1,0 +1,171 @@
+"""The OpenCL backend: kernels with their arguments bound, on one queue that runs in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from backends.errors import DeviceLost
+from backends.kernels import device as kernels
+from backends.kernels.dialect import CPU, KERNELS, Shape
+from backends.kernels.lowering import Dispatch
+from backends.opencl.devices import Found, device_named
+from graph.backend import Bytes, Place
+from graph.tensor import Tensor
+
+ALIGNMENT = 128
+SLACK = 64  # bytes after a buffer: lanes that are masked read there
+
+
+class Memory:
+    """A buffer of the device."""
+
+    __slots__ = ("buffer", "nbytes")
+
+    def __init__(self, buffer: Any, nbytes: int) -> None:
+        self.buffer, self.nbytes = buffer, nbytes
+
+
+class OpenCLBackend:
+    """DeviceError when there is no such device. Used by one thread at a time."""
+
+    alignment = ALIGNMENT
+
+    def __init__(self, name: str = "opencl:0") -> None:
+        from backends.opencl.programs import Programs, use_cache_of_pocl
+
+        use_cache_of_pocl()
+        import pyopencl as cl
+
+        found = device_named(name)
+        self._cl, self.device, self.name = cl, found, found.name
+        self.shape = _shape(found)
+        self._context = cl.Context([found.device])
+        self._queue = cl.CommandQueue(self._context)
+        self.programs = Programs(self._context, found.device, f"{found.description} {found.driver}", self.shape)
+        self._scratch: Memory | None = None
+        self._sending: list[Any] = []  # what uploads still read
+        self.refused: set[str] = set()  # ops that a self-test found wrong
+
+    def supports(self, t: Tensor) -> bool:
+        return t.op not in self.refused and kernels.supports(t, self.shape)
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        return kernels.rewrite(t)
+
+    def alloc(self, nbytes: int) -> Memory:
+        size = -(-nbytes // 4) * 4 + SLACK
+        try:
+            buffer = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, size)
+            self._cl.enqueue_fill_buffer(self._queue, buffer, np.zeros(1, np.uint32), 0, size)
+            return Memory(buffer, nbytes)
+        except self._cl.Error as error:
+            raise self._translated(error) from error
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        return kernels.constant_nbytes(t)
+
+    def load(self, t: Tensor, raw: Bytes) -> Memory:
+        packed = np.ascontiguousarray(kernels.pack(t, raw))
+        memory = self.alloc(len(packed))
+        self.upload(Place(memory), packed)
+        self._queue.finish()
+        self._sending.clear()
+        return memory
+
+    def upload(self, place: Place, data: Bytes) -> None:
+        kept = np.array(data)
+        self._sending.append(kept)
+        try:
+            self._cl.enqueue_copy(
+                self._queue, place.buffer.buffer, kept, dst_offset=place.offset, is_blocking=False
+            )
+        except self._cl.Error as error:
+            raise self._translated(error) from error
+
+    def download(self, place: Place, nbytes: int) -> Bytes:
+        out = np.empty(nbytes, np.uint8)
+        try:
+            if nbytes:
+                self._cl.enqueue_copy(self._queue, out, place.buffer.buffer, src_offset=place.offset, is_blocking=True)
+        except self._cl.Error as error:
+            raise self._translated(error) from error
+        self._sending.clear()
+        return out
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> OpenCLProgram:
+        try:
+            return OpenCLProgram(self, kernels.lower_all(nodes, self.shape), place)
+        except self._cl.Error as error:
+            raise self._translated(error) from error
+
+    def scratch(self, nbytes: int) -> Memory:
+        """Memory that every program may use while it runs."""
+        if self._scratch is None or self._scratch.nbytes < nbytes:
+            self._scratch = self.alloc(nbytes)
+        return self._scratch
+
+    def run(self, launches: Sequence[tuple[Any, tuple[int, ...], tuple[int, ...]]]) -> None:
+        """Queue kernels; they run in order, while Python goes on."""
+        enqueue, queue = self._cl.enqueue_nd_range_kernel, self._queue
+        try:
+            for kernel, size, local in launches:
+                enqueue(queue, kernel, size, local)
+            queue.flush()
+        except self._cl.Error as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> Exception:
+        """An error of the driver as the engine knows it: out of memory, or a device that is lost."""
+        line = f"{self.name}: {error}".replace("\n", " ")
+        out_of_memory = (
+            self._cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
+            self._cl.status_code.OUT_OF_HOST_MEMORY,
+            self._cl.status_code.INVALID_BUFFER_SIZE,
+        )
+        return MemoryError(line) if getattr(error, "code", None) in out_of_memory else DeviceLost(line)
+
+    def close(self) -> None:
+        self._queue.finish()
+        self._sending.clear()
+        self._scratch = None
+
+
+def _shape(found: Found) -> Shape:
+    if found.kind == "cpu":
+        return Shape("cpu", max(CPU.units, 4 * found.units))
+    return Shape("simt", 8 * found.units)
+
+
+class OpenCLProgram:
+    """Kernels with bound arguments."""
+
+    def __init__(
+        self, backend: OpenCLBackend, dispatches: Sequence[Dispatch], place: Callable[[Tensor], Place]
+    ) -> None:
+        self._backend = backend
+        self._keep: list[Any] = []
+        self._launches = []
+        scratch = max((d.scratch for d in dispatches), default=0)
+        held = Place(backend.scratch(scratch)) if scratch else None
+        for d in dispatches:
+            kernel = backend.programs.kernel(d.kernel, d.defines)
+            at = 0
+            for tensor, offset in d.buffers:
+                base = held if tensor is None else place(tensor)
+                assert base is not None
+                self._keep.append(base.buffer)
+                kernel.set_arg(at, base.buffer.buffer)
+                kernel.set_arg(at + 1, np.uint64(base.offset + offset))
+                at += 2
+            for word in d.words:
+                kernel.set_arg(at, np.uint32(word))
+                at += 1
+            threads = KERNELS[d.kernel].threads(d.defines)
+            gx, gy, gz = d.groups
+            self._launches.append((kernel, (gx * threads, gy, gz), (threads, 1, 1)))
+
+    def run(self) -> None:
+        self._backend.run(self._launches)

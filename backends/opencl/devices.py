@@ -1,0 +1,68 @@
+"""The machine's OpenCL devices: `opencl:0` is the first device of the first platform, and so on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from backends.errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Found:
+    """A device and what `logitless devices` says of it."""
+
+    name: str
+    description: str
+    driver: str
+    kind: str  # cpu, gpu, accelerator
+    memory_bytes: int
+    units: int
+    features: tuple[str, ...]
+    device: Any
+
+
+def driver_error() -> str:
+    """Why there is no OpenCL on this machine, in one line; empty when there is."""
+    try:
+        import pyopencl as cl
+    except (ImportError, OSError) as error:
+        return f"the OpenCL loader is missing ({error})".replace("\n", " ")
+    try:
+        return "" if any(p.get_devices() for p in cl.get_platforms()) else "no OpenCL driver has a device"
+    except cl.Error as error:
+        return f"no OpenCL driver is installed ({error})".replace("\n", " ")
+
+
+def find() -> list[Found]:
+    """Every device that can run our kernels; none where OpenCL is missing."""
+    if driver_error():
+        return []
+    import pyopencl as cl
+
+    devices = [(p, d) for p in cl.get_platforms() for d in p.get_devices() if d.available and d.compiler_available]
+    return [_describe(f"opencl:{i}", p, d) for i, (p, d) in enumerate(devices)]
+
+
+def _describe(name: str, platform: Any, d: Any) -> Found:
+    import pyopencl as cl
+
+    kinds = {cl.device_type.CPU: "cpu", cl.device_type.GPU: "gpu"}
+    kind = next((word for bit, word in kinds.items() if d.type & bit), "accelerator")
+    extensions = set(d.extensions.split())
+    wanted = {"cl_khr_fp16": "fp16", "cl_khr_subgroups": "subgroups", "cl_khr_integer_dot_product": "integer dot"}
+    features = tuple(word for extension, word in wanted.items() if extension in extensions)
+    description = f"{d.name.strip()} ({platform.name.strip()})"
+    driver = f"{platform.version.strip()} / {d.driver_version.strip()}"
+    return Found(name, description, driver, kind, d.global_mem_size, d.max_compute_units, features, d)
+
+
+def device_named(name: str) -> Found:
+    """The device of `--device opencl:N` (`opencl` is the first). DeviceError says what there is."""
+    wanted = "opencl:0" if name == "opencl" else name
+    found = find()
+    for device in found:
+        if device.name == wanted:
+            return device
+    why = driver_error() or f"this machine has {', '.join(d.name for d in found)}"
+    raise DeviceError(f"device {name!r} is not available: {why}")

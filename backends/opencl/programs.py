@@ -1,0 +1,48 @@
+"""Compiled OpenCL programs: one per kernel variant, kept on disk as the driver's binary."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import pyopencl as cl
+
+from backends import cache
+from backends.kernels.dialect import KERNELS, Defines, Shape, render_opencl
+
+OPTIONS = ["-cl-std=CL1.2"]
+
+
+class Programs:
+    """Kernels of one device. What is compiled once is read from the cache by the next process."""
+
+    def __init__(self, context: Any, device: Any, identity: str, shape: Shape) -> None:
+        self._context, self._device, self._identity, self._shape = context, device, identity, shape
+        self._programs: dict[tuple[str, Defines], Any] = {}
+
+    def kernel(self, name: str, defines: Defines) -> Any:
+        """A kernel object of its own, so that its arguments can stay bound."""
+        key = name, defines
+        if key not in self._programs:
+            self._programs[key] = self._build(name, defines)
+        return cl.Kernel(self._programs[key], name)
+
+    def _build(self, name: str, defines: Defines) -> Any:
+        source = render_opencl(KERNELS[name], defines, self._shape)
+        digest = hashlib.sha256("\0".join([self._identity, *OPTIONS, source]).encode()).hexdigest()[:24]
+        path = cache.cache_folder() / "opencl" / f"{name}-{digest}"
+        kept = cache.read(path)
+        if kept:
+            try:
+                return cl.Program(self._context, [self._device], [kept]).build(OPTIONS)
+            except cl.Error:  # a driver that changed without changing its version
+                pass
+        program = cl.Program(self._context, source).build(OPTIONS, cache_dir=False)
+        cache.write(path, program.get_info(cl.program_info.BINARIES)[0])
+        return program
+
+
+def use_cache_of_pocl() -> None:
+    """PoCL compiles for each local size on its own and keeps the result: beside ours. It reads this when it starts."""
+    os.environ.setdefault("POCL_CACHE_DIR", str(cache.cache_folder() / "pocl"))
