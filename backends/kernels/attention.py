@@ -10,7 +10,7 @@ made, and every 16th element of the head while values are summed up. Scores cros
 from __future__ import annotations
 
 from backends.kernels.dialect import Arg, Kernel, Shape
-from backends.kernels.lowering import MAX_GROUPS, Dispatch, bits, dispatch, groups_for, lower, n_elements
+from backends.kernels.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, n_elements
 from graph.ops.attention import PAGE
 from graph.tensor import Tensor
 
@@ -161,7 +161,8 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if size % 32 and "q8_0" in (k.dtype, v.dtype):
         return None
     kv_heads = k.shape[1]
-    bufs: list[object] = [q, k, v, *((c, 0) for c in (k, v) if c.dtype == "q8_0"), tables, slot, pos, t]
+    scales = (c for c in (k, v) if c.dtype == "q8_0")
+    bufs: Buffers = (q, k, v, *scales, tables, slot, pos, t)
     words = (
         tokens,
         heads,
@@ -177,7 +178,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     per_group = 1 if shape.name == "cpu" else HEADS
     room = next(n for n in SIZES if n >= size)
     groups = (-(-heads // per_group), tokens)
-    return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, tuple(bufs), words, groups, MAX_SIZE=room)]  # type: ignore[arg-type]
+    return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, words, groups, MAX_SIZE=room)]
 
 
 def _store(name: str, dtype: str) -> None:

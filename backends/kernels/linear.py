@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from backends.kernels import layout, weights
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
-from backends.kernels.lowering import Dispatch, dispatch, is_packed, lower
+from backends.kernels.lowering import Buffers, Dispatch, dispatch, is_packed, lower
 from backends.kernels.matmul import rows_product
 from graph.tensor import Tensor
 
@@ -71,7 +71,9 @@ def _block_step(dtype: str) -> str:
     halves = 2 if dtype == "q6_k" else 1
     minimum = weights.has_minimum(dtype)
     for half in range(halves):
-        lines.append("UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = even[m]; xs[m] = 0.0f; }")
+        lines.append(
+            "UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = even[m]; xs[m] = 0.0f; }"
+        )
         for j in range(half * 8 // halves, (half + 1) * 8 // halves):
             values = " ".join(f"LF v{t} = {weights.quant(dtype, j, t)};" for t in range(4))
             xs = " ".join(f"float x{t} = X[xr[m] + b * 32u + {4 * j + t}u];" for t in range(4))
@@ -140,7 +142,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     split = 1 if shape.name == "cpu" or m > 16 else CHUNKS
     per_group = 1 if shape.name == "cpu" or split > 1 else 64 // LANES
     groups = (-(-m // mt), -(-n // (LANES * per_group)))
-    bufs = (x, *weights.buffers(w), t)
+    bufs: Buffers = (x, *weights.buffers(w), t)
     return [dispatch(f"linear_{w.dtype}", shape, bufs, (m, n, k), groups, MT=mt, SPLIT=split)]
 
 
@@ -152,7 +154,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     (m, n), k = t.shape, a.shape[1]
     if is_packed(b):
         across = min(n, 4 * shape.units) if shape.name == "cpu" else -(-n // 64)
-        bufs = (a, *weights.buffers(b), t)
+        bufs: Buffers = (a, *weights.buffers(b), t)
         return [dispatch(f"matmul_{b.dtype}", shape, bufs, (m, k, n), (across, -(-m // 8)))]
     if a.dtype != "f32" or b.dtype != "f32":
         return None

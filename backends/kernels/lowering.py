@@ -16,6 +16,7 @@ from backends.kernels.dialect import KERNELS, LANES, Defines, Shape
 from graph.tensor import Tensor
 
 At = tuple[Tensor | None, int]  # a tensor's place, moved by so many bytes; None: the scratch
+Buffers = tuple[Tensor | At | None, ...]
 Lowering = Callable[[Tensor, Shape], "list[Dispatch] | None"]
 Rewrite = Callable[[Tensor], Tensor]
 LOWERINGS: dict[str, Lowering] = {}

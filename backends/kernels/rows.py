@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.kernels import weights
 from backends.kernels.dialect import Arg, Kernel, Shape
-from backends.kernels.lowering import Dispatch, dispatch, groups_for, is_packed, lower, n_elements
+from backends.kernels.lowering import Buffers, Dispatch, dispatch, groups_for, is_packed, lower, n_elements
 from graph.tensor import Tensor
 
 Kernel(
@@ -50,7 +50,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     table, ids = t.src
     n, k = n_elements(t), table.shape[1]
     if is_packed(table):
-        bufs = (ids, *weights.buffers(table), t)
+        bufs: Buffers = (ids, *weights.buffers(table), t)
         return [dispatch(f"get_rows_{table.dtype}", shape, bufs, (n, k), groups_for(n, shape, 64))]
     if table.dtype != "f32":
         return None

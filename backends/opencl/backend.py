@@ -79,9 +79,7 @@ class OpenCLBackend:
         kept = np.array(data)
         self._sending.append(kept)
         try:
-            self._cl.enqueue_copy(
-                self._queue, place.buffer.buffer, kept, dst_offset=place.offset, is_blocking=False
-            )
+            self._cl.enqueue_copy(self._queue, place.buffer.buffer, kept, dst_offset=place.offset, is_blocking=False)
         except self._cl.Error as error:
             raise self._translated(error) from error
 

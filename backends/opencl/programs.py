@@ -38,7 +38,7 @@ class Programs:
                 return cl.Program(self._context, [self._device], [kept]).build(OPTIONS)
             except cl.Error:  # a driver that changed without changing its version
                 pass
-        program = cl.Program(self._context, source).build(OPTIONS, cache_dir=False)
+        program = cl.Program(self._context, source).build(OPTIONS)
         cache.write(path, program.get_info(cl.program_info.BINARIES)[0])
         return program
 
@@ -46,3 +46,4 @@ class Programs:
 def use_cache_of_pocl() -> None:
     """PoCL compiles for each local size on its own and keeps the result: beside ours. It reads this when it starts."""
     os.environ.setdefault("POCL_CACHE_DIR", str(cache.cache_folder() / "pocl"))
+    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # pyopencl's own would keep a second copy of every program
