@@ -1,0 +1,134 @@
+"""Where a JSON value in a stream of characters ends, and the first character that cannot belong to one (RFC 8259)."""
+
+from __future__ import annotations
+
+import json
+
+MORE, DONE, BEFORE, BAD = "more", "done", "before", "bad"
+"""What a character meant: inside the value; its last one; the value ended just before it; not JSON."""
+
+MAX_DEPTH = 256
+_BLANK = " \t\n\r"
+_HEX = frozenset("0123456789abcdefABCDEF")
+_DIGITS = "0123456789"
+_NUMBER = {  # state → (characters, next state); a number may end in the states of _WHOLE
+    "sign": (("0", "zero"), ("123456789", "int")),
+    "zero": ((".", "point"), ("eE", "e")),
+    "int": ((_DIGITS, "int"), (".", "point"), ("eE", "e")),
+    "point": ((_DIGITS, "fraction"),),
+    "fraction": ((_DIGITS, "fraction"), ("eE", "e")),
+    "e": (("+-", "esign"), (_DIGITS, "exponent")),
+    "esign": ((_DIGITS, "exponent"),),
+    "exponent": ((_DIGITS, "exponent"),),
+}
+_WHOLE = ("zero", "int", "fraction", "exponent")
+
+
+class JsonScan:
+    """Takes one value character by character. Nothing may follow DONE, BEFORE or BAD."""
+
+    __slots__ = ("_hex", "_open", "_rest", "_state")
+
+    def __init__(self) -> None:
+        self._state = "value"
+        self._open: list[str] = []  # the brackets that are still to be closed
+        self._rest = ""  # of a literal
+        self._hex = 0
+
+    def feed(self, c: str) -> str:
+        """What this character means."""
+        state = self._state
+        if state == "string" or state == "key":
+            if c == '"':
+                return self._string_ended()
+            if c == "\\":
+                self._state = state + "\\"
+            return BAD if c < " " else MORE
+        if state.endswith("\\"):
+            return self._escape(c)
+        if state == "literal":
+            return self._literal(c)
+        if state in _NUMBER:
+            return self._number(c)
+        if c in _BLANK:
+            return MORE
+        if state in ("value", "first value"):
+            return self._close("]") if c == "]" and state == "first value" else self._begin(c)
+        if state in ("next key", "first key"):
+            if c == "}" and state == "first key":
+                return self._close(c)
+            self._state = "key"
+            return MORE if c == '"' else BAD
+        if state == "colon":
+            self._state = "value"
+            return MORE if c == ":" else BAD
+        if c == ",":  # state "after": a member or an element has ended
+            self._state = "next key" if self._open[-1] == "}" else "value"
+            return MORE
+        return self._close(c)
+
+    def _begin(self, c: str) -> str:
+        if c == '"':
+            self._state = "string"
+        elif c in "{[":
+            if len(self._open) == MAX_DEPTH:
+                return BAD
+            self._open.append("}" if c == "{" else "]")
+            self._state = "first key" if c == "{" else "first value"
+        elif c == "-" or c in _DIGITS:
+            self._state = "sign" if c == "-" else "zero" if c == "0" else "int"
+        elif c in "tfn":
+            self._state, self._rest = "literal", {"t": "rue", "f": "alse", "n": "ull"}[c]
+        else:
+            return BAD
+        return MORE
+
+    def _ended(self) -> str:
+        self._state = "after"
+        return MORE if self._open else DONE
+
+    def _close(self, c: str) -> str:
+        if not self._open or c != self._open[-1]:
+            return BAD
+        self._open.pop()
+        return self._ended()
+
+    def _string_ended(self) -> str:
+        if self._state == "key":
+            self._state = "colon"
+            return MORE
+        return self._ended()
+
+    def _escape(self, c: str) -> str:
+        if self._hex:
+            self._hex -= 1
+            ok = c in _HEX
+        else:
+            ok = c in '"\\/bfnrtu'
+            self._hex = 4 if c == "u" else 0
+        if not self._hex:
+            self._state = self._state[:-1]
+        return MORE if ok else BAD
+
+    def _literal(self, c: str) -> str:
+        if c != self._rest[0]:
+            return BAD
+        self._rest = self._rest[1:]
+        return MORE if self._rest else self._ended()
+
+    def _number(self, c: str) -> str:
+        for characters, following in _NUMBER[self._state]:
+            if c in characters:
+                self._state = following
+                return MORE
+        if self._state not in _WHOLE:
+            return BAD
+        if not self._open:
+            return BEFORE
+        self._state = "after"
+        return self.feed(c)
+
+
+def parsed(text: str) -> object:
+    """The value of a text that a scan found whole."""
+    return json.loads(text, strict=False)
