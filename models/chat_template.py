@@ -9,6 +9,7 @@ from typing import Any
 from models.chat_builtins import BUILTINS, CHATML
 from models.chat_jinja import ChatTemplateError, Renderer
 from models.tokenizer import Tokenizer
+from models.tool_calls import family_of, generic, reasoning_tags
 
 __all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata"]
 
@@ -40,7 +41,8 @@ class ChatTemplate:
     """Renders conversations as llama-server does, with its adjustments to what a template can take.
 
     `source` is Jinja or the name of a built-in template; `tool_use`, where given, is what renders requests with tools.
-    `caps` says what the template makes use of, by trying. Raises ChatTemplateError if a source is not valid Jinja.
+    `caps` says what the template makes use of, by trying; `calls` and `reasoning` how its models write these. Raises
+    ChatTemplateError if a source is not valid Jinja.
     """
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, tool_use: str | None = None) -> None:
@@ -50,6 +52,8 @@ class ChatTemplate:
         self._renderer = Renderer(self.source)
         self._tool_renderer = Renderer(tool_use) if tool_use else self._renderer
         self.caps: dict[str, bool] = _Probe(self._render).caps()
+        self.calls = family_of(tool_use or self.source)
+        self.reasoning = reasoning_tags(self.source)
 
     def render(
         self,
@@ -57,16 +61,23 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        tools_required: bool = False,
+        parallel_tool_calls: bool = False,
         **kwargs: Any,
     ) -> str:
         """The prompt for a conversation. `kwargs` are further variables, such as enable_thinking (true unless given).
 
-        Content may be a text, null or a list of typed parts. Raises ChatTemplateError, one line with the template's own
-        words, when the template refuses the conversation, fails, or runs away.
+        A template that knows no tools has them explained in the system message. Content may be a text, null or a list
+        of typed parts. Raises ChatTemplateError, one line with the template's own words, when the template refuses the
+        conversation, fails, or runs away.
         """
         variables = {"enable_thinking": True} | kwargs | {"add_generation_prompt": add_generation_prompt}
-        if tools:  # else undefined: templates tell that from a list
+        if tools and self.calls.instructs:
+            messages = generic.instructed(messages, tools, required=tools_required, parallel=parallel_tool_calls)
+        elif tools:  # else undefined: templates tell that from a list
             variables["tools"] = tools
+        if not self.caps["supports_tool_calls"]:
+            messages = generic.as_text(messages)
         return self._render(self._adapt(messages), variables)
 
     def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:

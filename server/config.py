@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from server.sampling import SamplingParams
 
@@ -38,6 +40,8 @@ class ServerConfig:
     props: bool = False  # whether POST /props is allowed
     ui: bool = True
     prefill_assistant: bool = True
+    reasoning_format: str = "auto"
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     verbose: bool = False
 
     @property

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from models.tokenizer import Tokenizer
+from models.tool_calls import Style
 from server.config import ServerConfig
 from server.errors import ExceedsContext, InvalidRequest
 from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
@@ -38,6 +39,7 @@ class ReplyOptions:
     verbose: bool = False
     sse_ping_interval: int = 30
     prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
+    style: Style = field(default_factory=Style)  # chat: what an answer may consist of
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
 
 
@@ -60,6 +62,7 @@ class RequestParser:
     def native(self, body: Mapping[str, Any]) -> Job:
         """POST /completion."""
         fields = Fields(body)
+        _refuse_tools(fields)
         top = fields.integer("n_probs", "logprobs", default=0, low=0, high=MAX_TOP)
         prompts, many = self.prompts(body)
         return self.job(fields, [self.tokens(prompt) for prompt in prompts], many=many, top=top or None)
@@ -67,6 +70,7 @@ class RequestParser:
     def openai(self, body: Mapping[str, Any]) -> Job:
         """POST /v1/completions, with what llama-server refuses: echo, best_of."""
         fields = Fields(body)
+        _refuse_tools(fields)
         if fields.text("suffix"):
             unsupported("suffix")
         if body.get("logprobs") is False:  # some clients send chat's form
@@ -236,17 +240,20 @@ class RequestParser:
         return tuple(text for word in words if (text := as_text("stop", word))) or self.config.reverse_prompts
 
 
+def _refuse_tools(fields: Fields) -> None:
+    if fields.body.get("tools"):
+        refuse("tools", "needs a chat: POST /v1/chat/completions")
+
+
 def refuse_unsupported(fields: Fields) -> None:
     """501 for what would change the result and is not there yet: better than a silent ignore."""
-    for name in ("grammar", "json_schema", "grammar_triggers", "tools", "functions", "lora"):
+    for name in ("grammar", "json_schema", "grammar_triggers", "functions", "function_call", "lora"):
         if fields.body.get(name):
             unsupported(name)
     if fields.body.get("json_schema") is not None:  # {} allows any JSON, which is a constraint too
         unsupported("json_schema")
     if fields.boolean("grammar_lazy"):
         unsupported("grammar_lazy")
-    if fields.body.get("tool_choice") not in (None, "none", "auto"):
-        unsupported("tool_choice", "needs tools, which are not supported yet")
     kind = fields.object("response_format").get("type", "text")
     if kind in ("json_object", "json_schema"):
         unsupported("response_format")

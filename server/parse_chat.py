@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from models.chat_template import ChatTemplate, ChatTemplateError
+from models.tool_calls import Style
 from server.errors import InvalidRequest, NotSupported
-from server.fields import Fields, article, refuse, unsupported
+from server.fields import Fields, refuse, unsupported
 from server.parse import MAX_TOP, Job, RequestParser, refuse_unsupported
+from server.parse_messages import content_text, parse_messages
+from server.parse_tools import Tools, parse_style, parse_tools, preserved_ids, reasoning_format
 
-_OURS = ("self", "messages", "tools", "add_generation_prompt")  # what chat_template_kwargs cannot set
+_OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
+"""What chat_template_kwargs cannot set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,9 @@ class ChatPrompt:
 
     text: str
     prefill: str = ""
+    style: Style = field(default_factory=Style)
+    tools: Tools = field(default_factory=Tools)
+    preserved: frozenset[int] = frozenset()
 
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
@@ -34,40 +41,33 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
         top = fields.integer("n_probs", default=0, low=0, high=MAX_TOP) or None
     prompt = render_chat(body, parser, template)
     prefixes = (prompt.prefill,) if prompt.prefill and fields.boolean("echo") else ()
-    return parser.job(fields, [parser.tokens(prompt.text)], top=top, prefixes=prefixes)
+    job = parser.job(fields, [parser.tokens(prompt.text)], top=top, prefixes=prefixes)
+    told = {
+        **job.options.settings,
+        "chat_format": "Content-only" if prompt.style.calls is None else prompt.style.calls.name,
+        "reasoning_format": reasoning_format(fields, parser.config.reasoning_format),
+        "reasoning_in_content": prompt.style.tags_in_content,
+    }
+    options = replace(job.options, style=prompt.style, settings=told)
+    return Job(tuple(replace(request, preserved=prompt.preserved) for request in job.requests), options)
 
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
     """The conversation as the model's template writes it."""
     fields = Fields(body)
     refuse_unsupported(fields)
-    if fields.text("reasoning_format", "auto") not in ("auto", "none"):
-        unsupported("reasoning_format", "only auto and none are supported yet")
-    if fields.integer("reasoning_budget_tokens", default=-1, low=-1, hard=True) >= 0:
-        unsupported("reasoning_budget_tokens")
-    for name in ("parallel_tool_calls", "parse_tool_calls", "reasoning_control"):
-        fields.boolean(name)
+    fields.boolean("reasoning_control")
     if template is None:
         raise NotSupported("this model has no chat template; give one with --chat-template")
-    messages = _messages(fields)
-    add = fields.boolean("add_generation_prompt", True)
-    ends_with_assistant = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    proceed = fields.boolean("continue_final_message", parser.config.prefill_assistant and ends_with_assistant)
-    if body.get("continue_final_message") is True:
-        if body.get("add_generation_prompt") is True:
-            refuse("continue_final_message", "cannot be true when add_generation_prompt is")
-        if not ends_with_assistant:
-            refuse("continue_final_message", "the last message must be the assistant's")
-    if proceed and len(messages) > 1 and messages[-2]["role"] == "assistant":
-        refuse("messages", "must not end with two messages of the assistant")
-    prefill = ""
-    if proceed:
-        prefill = _content(body["messages"][-1], len(messages) - 1, "\n\n") or ""
-        messages, add = messages[:-1], True
-    kwargs = dict(fields.object("chat_template_kwargs"))
-    for name in _OURS:
-        if name in kwargs:
-            refuse("chat_template_kwargs", f"must not contain '{name}'")
+    messages = parse_messages(fields)
+    tools = parse_tools(fields, template)
+    add, prefill = _continued(fields, messages, parser, template)
+    if prefill is not None:
+        messages = messages[:-1]
+    kwargs = _variables(fields, parser)
+    if tools.tools:
+        kwargs["tools"] = list(tools.tools)
+        kwargs |= {"tools_required": tools.choice == "required", "parallel_tool_calls": tools.parallel}
     try:
         text = template.render(messages, add_generation_prompt=add, **kwargs)
     except ChatTemplateError as error:
@@ -75,50 +75,61 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     tokenizer = parser.tokenizer
     if tokenizer.add_bos and tokenizer.bos_id is not None:  # the tokenizer adds it again
         text = text.removeprefix(tokenizer.piece(tokenizer.bos_id).decode("utf-8", "replace"))
-    return ChatPrompt(text + prefill, prefill)
+    begun = _begun(text, template) if add else ""
+    prefill = (prefill or "").removeprefix(begun) if begun else prefill or ""
+    style = parse_style(fields, template, tools, parser.config.reasoning_format, begun + prefill)
+    return ChatPrompt(text + prefill, prefill, style, tools, preserved_ids(template, tools, tokenizer))
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
-    """The conversation with every content a text, as templates expect it."""
-    given = fields.array("messages")
-    if not given:
-        refuse("messages", "must be a non-empty array")
-    messages = []
-    for i, message in enumerate(given):
-        if not isinstance(message, dict):
-            refuse(f"messages[{i}]", f"expected an object, got {article(message)}")
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            refuse(f"messages[{i}].role", f"expected a string, got {article(role)}")
-        calls = message.get("tool_calls")
-        if calls is not None and not isinstance(calls, list):
-            refuse(f"messages[{i}].tool_calls", f"expected an array, got {article(calls)}")
-        if "content" not in message and not calls:
-            refuse(f"messages[{i}].content", "is required")
-        content = _content(message, i, "\n")
-        messages.append({**message, "content": "" if content is None and not calls else content})
-    return messages
+def _continued(
+    fields: Fields, messages: list[dict[str, Any]], parser: RequestParser, template: ChatTemplate
+) -> tuple[bool, str | None]:
+    """Whether the prompt ends with the assistant's turn, and the text of a last message that is to be continued."""
+    body = fields.body
+    last = messages[-1]
+    add = fields.boolean("add_generation_prompt", True)
+    ends_with_assistant = last["role"] == "assistant" and not last.get("tool_calls")
+    proceed = fields.boolean("continue_final_message", parser.config.prefill_assistant and ends_with_assistant)
+    if body.get("continue_final_message") is True:
+        if body.get("add_generation_prompt") is True:
+            refuse("continue_final_message", "cannot be true when add_generation_prompt is")
+        if not ends_with_assistant:
+            refuse("continue_final_message", "the last message must be the assistant's")
+    if not proceed:
+        return add, None
+    if len(messages) > 1 and messages[-2]["role"] == "assistant":
+        refuse("messages", "must not end with two messages of the assistant")
+    text = content_text(body["messages"][-1], len(messages) - 1, "\n\n") or ""
+    thought = last.get("reasoning_content")
+    if thought and template.reasoning is not None:
+        opening, closing = template.reasoning
+        text = f"{opening}\n{thought}" + (f"\n{closing}\n\n{text}" if text else "")
+    return True, text
 
 
-def _content(message: Mapping[str, Any], i: int, separator: str) -> str | None:
-    """A message's text: a string, or typed parts joined by `separator`."""
-    content = message.get("content")
-    name = f"messages[{i}].content"
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        refuse(name, f"expected a string or an array of parts, got {article(content)}")
-    texts: list[str] = []
-    for k, part in enumerate(content):
-        if not isinstance(part, dict):
-            refuse(f"{name}[{k}]", f"expected an object, got {article(part)}")
-        kind = part.get("type")
-        if kind in ("image_url", "input_image", "input_audio", "video_url", "input_video", "file"):
-            unsupported(f"{name}[{k}]", f"{kind} needs a model with media, which this is not")
-        if kind not in ("text", "input_text", "refusal"):
-            refuse(f"{name}[{k}].type", "must be text")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            refuse(f"{name}[{k}].text", f"expected a string, got {article(text)}")
-        texts.append(text)
-    return separator.join(texts)
+def _variables(fields: Fields, parser: RequestParser) -> dict[str, Any]:
+    """The template's further variables: the server's, then the request's."""
+    kwargs = {**parser.config.chat_template_kwargs, **fields.object("chat_template_kwargs")}
+    for name in _OURS:
+        if name in kwargs:
+            refuse("chat_template_kwargs", f"must not contain '{name}'")
+    if not isinstance(kwargs.get("enable_thinking", True), bool):
+        refuse("chat_template_kwargs", "enable_thinking must be a boolean")
+    effort = fields.text("reasoning_effort")
+    if effort:
+        kwargs.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    budget = fields.integer("reasoning_budget_tokens", default=-1, low=-1, hard=True)
+    if budget == 0:
+        kwargs.setdefault("enable_thinking", False)
+    elif budget > 0:
+        unsupported("reasoning_budget_tokens")
+    return kwargs
+
+
+def _begun(text: str, template: ChatTemplate) -> str:
+    """The opening tag of reasoning that the template itself has written, with the blanks after it."""
+    if template.reasoning is None or not text.rstrip().endswith(template.reasoning[0]):
+        return ""
+    return text[text.rindex(template.reasoning[0]) :]

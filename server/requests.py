@@ -26,6 +26,7 @@ class CompletionRequest:
     special: bool = False  # show special tokens as text
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     verify: bool = False  # end with the first token that is not the client's draft's
+    preserved: frozenset[int] = frozenset()  # special tokens that are shown nevertheless
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,8 @@ class Scheduler:
                 n_prompt_tokens=n_prompt,
                 n_ctx=n_ctx,
             )
-        decoder = Decoder(StreamDecoder(self.vocab, special=request.special), request.stop, request.n_indent)
+        pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
+        decoder = Decoder(pieces, request.stop, request.n_indent)
         seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root)
         self._n_submitted += 1
         self.queue.append(seq)

@@ -2,7 +2,7 @@
 
 from models.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Message, Reasoning, ToolCall
 from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, family_of, reasoning_tags
-from models.tool_calls.parser import CallFormat, Parser, Style, new_id
+from models.tool_calls.parser import CallFormat, Parser, Style
 
 __all__ = [
     "GENERIC",
@@ -20,6 +20,5 @@ __all__ = [
     "Style",
     "ToolCall",
     "family_of",
-    "new_id",
     "reasoning_tags",
 ]

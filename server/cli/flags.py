@@ -8,6 +8,7 @@ A flag of llama-server that does nothing here is either ignored (it only tunes w
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -213,6 +214,17 @@ def choice(*allowed: str) -> Callable[[str], str]:
         return text.lower()
 
     return convert
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The members of a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("is not a JSON object")
+    return value
 
 
 def text(value: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.cli.cache_options import CACHE
 from server.cli.compatible import COMPATIBLE
-from server.cli.flags import Flag, Group, choice, number, text, whole, wholes, words
+from server.cli.flags import Flag, Group, choice, json_object, number, text, whole, wholes, words
 
 INT_MAX = 2**31 - 1
 KV_TYPES = ("f32", "f16", "q8_0")
@@ -209,6 +209,30 @@ REQUESTS = Group(
             env="LLAMA_ARG_CHAT_TEMPLATE",
         ),
         Flag("--chat-template-file", "the same from a file", text, None, "FILE", env="LLAMA_ARG_CHAT_TEMPLATE_FILE"),
+        Flag(
+            "--chat-template-kwargs",
+            "variables of the template, a JSON object",
+            json_object,
+            None,
+            "JSON",
+            env="LLAMA_CHAT_TEMPLATE_KWARGS",
+        ),
+        Flag(
+            "--reasoning-format",
+            "where reasoning goes: none: the text, deepseek or auto: reasoning_content, deepseek-legacy: both",
+            choice("none", "auto", "deepseek", "deepseek-legacy"),
+            "auto",
+            "FORMAT",
+            env="LLAMA_ARG_THINK",
+        ),
+        Flag(
+            "-rea --reasoning",
+            "whether models that can reason do: on, off, auto (as the template says)",
+            choice("on", "off", "auto"),
+            "auto",
+            "MODE",
+            env="LLAMA_ARG_REASONING",
+        ),
         Flag(
             "--prefill-assistant",
             "go on with a last message of the assistant",

@@ -152,8 +152,20 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         props=options.props,
         ui=options.ui,
         prefill_assistant=options.prefill_assistant,
+        reasoning_format=options.reasoning_format,
+        chat_template_kwargs=template_variables(options),
         verbose=options.verbose,
     )
+
+
+def template_variables(options: SimpleNamespace) -> dict[str, Any]:
+    """The chat template's further variables: --chat-template-kwargs, and what --reasoning says."""
+    variables = dict(options.chat_template_kwargs or {})
+    if options.reasoning != "auto":
+        variables.setdefault("enable_thinking", options.reasoning == "on")
+    if not isinstance(variables.get("enable_thinking", True), bool):
+        raise CliError("--chat-template-kwargs: enable_thinking must be a boolean")
+    return variables
 
 
 def api_keys(options: SimpleNamespace) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from contextlib import suppress
 from aiohttp import web
 
 from server.errors import ServerFault
+from server.http.chat import ChatReply
 from server.http.context import CONTEXT, Context, beside, error_object, json_response
 from server.http.native import NativeReply
-from server.http.openai import ChatReply, CompletionReply
+from server.http.openai import CompletionReply
 from server.http.reply import Reply, failure, sse
 from server.parse import Job
 from server.parse_chat import parse_chat

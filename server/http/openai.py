@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's completions and chat completions."""
+"""The shapes of OpenAI's completions, and what chat completions share with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from server.config import ServerConfig
 from server.http.context import encode_json
 from server.http.native import progress_object
-from server.http.probabilities import LegacyLogprobs, entries, within
+from server.http.probabilities import LegacyLogprobs, within
 from server.http.reply import Reply, Result, quoted, sse, timings
 from server.parse import Job
 from server.requests import Finished, Progress, Token, TokenProb
@@ -39,6 +39,18 @@ class OpenAIReply(Reply):
         """The probabilities of the next tokens of a result."""
         raise NotImplementedError
 
+    def deltas(self, result: Result, text: str, *, last: bool = False) -> list[dict[str, Any]]:
+        """A result's parts of chunks for more of its text."""
+        return [self.delta(result, text, None)] if text else []
+
+    def verbatim(self, result: Result) -> bool:
+        """Whether the text is told as it comes."""
+        return True
+
+    def finish_reason(self, result: Result) -> str:
+        """Why a result ended, in OpenAI's word."""
+        return "length" if result.finished.stop_type == "limit" else "stop"
+
     def opening(self, result: Result) -> str:
         """What comes before everything else of a result."""
         return self.chunk([self.delta(result, result.prefix, None)]) if result.prefix else ""
@@ -61,7 +73,7 @@ class OpenAIReply(Reply):
         return sse({"choices": choices, **self.common, "object": self.chunk_kind, **extra})
 
     def token(self, result: Result, token: Token) -> str:
-        if self._plain and result.opened:  # the hot path
+        if self._plain and result.opened and self.verbatim(result):  # the hot path
             if not token.text:
                 return ""
             return f"{self._head}{result.index},{self.text_open}{quoted(token.text)}{self.text_close}{self._tail}"
@@ -73,7 +85,7 @@ class OpenAIReply(Reply):
         extra = {}
         if self.options.timings_per_token and token.timings is not None:
             extra["timings"] = timings(token.timings)
-        return opening + self._told(result, token.text, **extra)
+        return opening + self._told(result, self.deltas(result, token.text), **extra)
 
     def progress(self, result: Result, progress: Progress) -> str:
         return self._open(result) + self.chunk(
@@ -86,9 +98,10 @@ class OpenAIReply(Reply):
         if finished.stop_type == "word":
             result.held = within(result.held, finished.text, self.tokenizer)
         result.held = self.without_end(result.held, finished)
-        if finished.text or result.held:
-            text += self._told(result, finished.text)
-        return text + self.chunk([self.delta(result, None, finish_reason(finished))], **self.last_extra(result))
+        deltas = self.deltas(result, finished.text, last=True)
+        if deltas or result.held:
+            text += self._told(result, deltas or [self.delta(result, "", None)])
+        return text + self.chunk([self.delta(result, None, self.finish_reason(result))], **self.last_extra(result))
 
     def last_extra(self, result: Result) -> dict[str, Any]:
         """What a result's last chunk carries beside its choice."""
@@ -116,13 +129,13 @@ class OpenAIReply(Reply):
         result.opened = True
         return self.opening(result)
 
-    def _told(self, result: Result, text: str, **extra: Any) -> str:
-        """A chunk with `text` and the probabilities of the tokens since the last one."""
-        delta = self.delta(result, text, None)
-        if self.options.top is not None:
-            delta["logprobs"] = self.logprobs(result, [t.prob for t in result.held if t.prob is not None])
+    def _told(self, result: Result, deltas: list[dict[str, Any]], **extra: Any) -> str:
+        """Chunks with these parts; the first has the probabilities of the tokens since the last one."""
+        if self.options.top is not None and deltas:
+            probs = [token.prob for token in result.held if token.prob is not None]
+            deltas[0]["logprobs"] = self.logprobs(result, probs)
             result.held.clear()
-        return self.chunk([delta], **extra)
+        return "".join([self.chunk([delta], **extra) for delta in deltas])
 
 
 class CompletionReply(OpenAIReply):
@@ -150,7 +163,7 @@ class CompletionReply(OpenAIReply):
             "text": result.prefix + result.content,
             "index": result.index,
             "logprobs": logprobs,
-            "finish_reason": finish_reason(result.finished),
+            "finish_reason": self.finish_reason(result),
         }
 
     def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
@@ -171,42 +184,3 @@ class CompletionReply(OpenAIReply):
 
     def _new_legacy(self, result: Result) -> LegacyLogprobs:
         return LegacyLogprobs(self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
-
-
-class ChatReply(OpenAIReply):
-    """POST /v1/chat/completions."""
-
-    id_prefix = "chatcmpl-"
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    text_open = '"delta":{"content":'
-    text_close = "}}"
-
-    def opening(self, result: Result) -> str:
-        delta = {"role": "assistant", "content": None}
-        role = self.chunk([{"finish_reason": None, "index": result.index, "delta": delta}])
-        return role + super().opening(result)
-
-    def choice(self, result: Result) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "finish_reason": finish_reason(result.finished),
-            "index": result.index,
-            "message": {"role": "assistant", "content": result.prefix + result.content},
-        }
-        if self.options.top is not None:
-            probs = self._probs(result)
-            data["logprobs"] = self.logprobs(result, probs)
-        return data
-
-    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
-        content = {} if text is None else {"content": text}
-        return {"finish_reason": finish_reason, "index": result.index, "delta": content}
-
-    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
-        post = result.request.sampling.post_sampling_probs
-        return {"content": entries(probs, self.tokenizer, self.options.top or 0, post)}
-
-
-def finish_reason(finished: Finished) -> str:
-    """OpenAI's word for why a generation ended."""
-    return "length" if finished.stop_type == "limit" else "stop"

@@ -23,10 +23,11 @@ __all__ = ["Reply", "Result", "quoted", "sse"]
 class Result:
     """What one generation has brought so far."""
 
-    __slots__ = ("finished", "held", "index", "n_tokens", "opened", "prefix", "request", "tail", "tokens")
+    __slots__ = ("finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tail", "tokens")
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
-        self.index = index
+        self.index = index  # as it is shown
+        self.number = index  # of the job's requests
         self.request = request
         self.prefix = prefix  # echo
         self.tokens: list[Token] = []  # not kept for streams

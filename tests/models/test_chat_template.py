@@ -214,7 +214,7 @@ def test_from_metadata(shared_data: Path) -> None:
     tokenizer = tokenizer_from(values)
     assert from_metadata(values, tokenizer).source == CHATML
     values["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
-    values["tokenizer.chat_template.tool_use"] = "tools: {{ tools | length }}"
+    values["tokenizer.chat_template.tool_use"] = "tools: {{ tools | length }}{# <tool_call> #}"
     chat = from_metadata(values, tokenizer)
     assert chat.render([USER]) == "<s>Hi</s>"
     assert chat.render([USER], tools=[TOOL]) == "tools: 1"

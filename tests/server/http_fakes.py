@@ -20,6 +20,7 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from models.chat_template import ChatTemplateError
+from models.tool_calls import GENERIC
 from server.config import ModelInfo, ServerConfig
 from server.errors import ExceedsContext
 from server.http import make_app
@@ -71,6 +72,7 @@ class FakeTemplate:
 
     source = "{{ fake }}"
     caps: ClassVar = {"supports_tools": False}
+    calls, reasoning = GENERIC, None
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any) -> str:
         if any(message["role"] == "villain" for message in messages):
@@ -261,13 +263,15 @@ async def while_stepping(gate: threading.Semaphore, work: Coroutine[Any, Any, T]
 
 
 @asynccontextmanager
-async def running(config: ServerConfig | None = None, scheduler: Any = None, **settings: Any) -> AsyncIterator[Running]:
+async def running(
+    config: ServerConfig | None = None, scheduler: Any = None, template: Any = None, **settings: Any
+) -> AsyncIterator[Running]:
     """Start a server, and end it."""
     config = replace(config or ServerConfig(model_path="fake.gguf"), **settings)
     scheduler = scheduler or FakeScheduler(config.n_parallel)
     service = Service()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
-    service.start(lambda: Served(scheduler, FakeTokenizer(), FakeTemplate(), info))  # type: ignore[arg-type]
+    service.start(lambda: Served(scheduler, FakeTokenizer(), template or FakeTemplate(), info))  # type: ignore[arg-type]
     await service.loaded()
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()

@@ -47,6 +47,7 @@ FIELDS: list[tuple[str, Any]] = [
     *[("dry_sequence_breakers", value) for value in ([], "x", [1], {}, ["z"] * 65)],
     *[("response_fields", value) for value in ("x", [1], {})],
     *[("stream_options", value) for value in ("x", [], 1)],
+    ("tools", [1]),
     *[("response_format", value) for value in ("x", {"type": "sound"}, [])],
 ]
 PROMPTS: list[Any] = [
@@ -54,8 +55,8 @@ PROMPTS: list[Any] = [
     [10**30], [[[1]]],
 ]  # fmt: skip
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("grammar", 'root ::= "a"'), ("json_schema", {}), ("json_schema", {"type": "object"}), ("tools", [{}]),
-    ("tool_choice", "required"), ("lora", [{"id": 0, "scale": 1}]), ("response_format", {"type": "json_object"}),
+    ("grammar", 'root ::= "a"'), ("json_schema", {}), ("json_schema", {"type": "object"}),
+    ("lora", [{"id": 0, "scale": 1}]), ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}), ("grammar_lazy", True), ("speculative.n_max", 3),
 ]  # fmt: skip
 HARMLESS = {
@@ -74,6 +75,9 @@ MESSAGES: list[Any] = [
 CHAT: list[tuple[str, Any]] = [
     ("top_logprobs", 3), ("logprobs", 3), ("chat_template_kwargs", []), ("chat_template_kwargs", {"messages": []}),
     ("chat_template_kwargs", {"self": 1}), ("continue_final_message", True), ("continue_final_message", "yes"),
+    ("tools", "x"), ("tool_choice", "required"), ("tool_choice", 1), ("tool_choice", {"function": {"name": "f"}}),
+    ("reasoning_format", "x"), ("reasoning_format", 1), ("reasoning_effort", 1), ("parse_tool_calls", 1),
+    ("chat_template_kwargs", {"enable_thinking": "yes"}),
     ("add_generation_prompt", 1), ("reasoning_budget_tokens", -2), ("parallel_tool_calls", 1), ("temperature", "hot"),
 ]  # fmt: skip
 BODIES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.cli import help, options
-from server.cli.flags import CliError, Flag, UsageError, choice, number, parse, text, whole, wholes, words
+from server.cli.flags import CliError, Flag, UsageError, choice, json_object, number, parse, text, whole, wholes, words
 from server.cli.main import COMMANDS
 
 FLAGS = (
@@ -105,6 +105,7 @@ def test_flags_of_llama_server() -> None:
         (number(), ["1", "-2.5", "1e9"], ["nan", "inf", "", "x"]),
         (number(0, 1), ["0", "1", "0.5"], ["1.1", "-1"]),
         (choice("f16", "q8_0"), ["f16", "Q8_0"], ["q4_0", ""]),
+        (json_object, ['{"a": [1]}'], ["", "[]", "{", "1"]),
         (wholes(1, 8), ["1", "1,4, 8"], ["", "1,,2", "0", "1,x"]),
     ],
 )

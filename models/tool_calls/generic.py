@@ -1,0 +1,67 @@
+"""Tools for templates that do not know them: the system message explains them, calls and results are told as JSON.
+
+The form of answer is that of llama.cpp's generic handler: {"tool_call": …}, {"tool_calls": […]} or {"response": "…"}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+Message = dict[str, Any]
+
+_MANY = '{"tool_calls": [{"name": <tool>, "arguments": <object>}, …]}'
+_ONE = '{"tool_call": {"name": <tool>, "arguments": <object>}}'
+
+
+def instructed(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool
+) -> list[Message]:
+    """The conversation with a system message that describes the tools."""
+    told = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    form = f"to call tools: {_MANY if parallel else _ONE}"
+    if not required:
+        form += '\nto answer the user: {"response": <text>}'
+    text = f"You can call these tools:\n{told}\n\nRespond with nothing but JSON of this form,\n{form}"
+    first, rest = (messages[0], messages[1:]) if messages[0]["role"] in ("system", "developer") else (None, messages)
+    system = {"role": "system", "content": text}
+    if first is not None:
+        system = {**first, "content": f"{first['content']}\n\n{text}"}
+    return [system, *rest]
+
+
+def as_text(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with calls and their results as text, for templates that know neither; roles stay in turn."""
+    told: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            told.append({"role": "assistant", "content": _calls(message)})
+        elif message["role"] == "tool":
+            result = {"tool_response": {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}}
+            result["tool_response"]["content"] = message["content"]
+            text = json.dumps(result, ensure_ascii=False)
+            if told and told[-1].get("tool_results"):
+                told[-1]["content"] += f"\n{text}"
+            else:
+                told.append({"role": "user", "content": text, "tool_results": True})
+        else:
+            told.append(dict(message))
+    for message in told:
+        message.pop("tool_results", None)
+    return told
+
+
+def _calls(message: Message) -> str:
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"].get("arguments", "{}")
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                arguments = json.loads(arguments)
+        told = {"name": call["function"]["name"], "arguments": arguments}
+        calls.append(told | ({"id": call["id"]} if call.get("id") else {}))
+    written = {"tool_call": calls[0]} if len(calls) == 1 else {"tool_calls": calls}
+    text = json.dumps(written, ensure_ascii=False)
+    return f"{message['content']}\n{text}" if message.get("content") else text

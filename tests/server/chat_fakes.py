@@ -1,0 +1,47 @@
+"""A server whose engine writes what the test says, and templates as models have them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from http_fakes import FakeScheduler, FakeSequence, Running, running
+
+from models.chat_template import ChatTemplate
+from server.requests import CompletionRequest
+
+HERMES_LIKE = """\
+{%- if tools %}{% for tool in tools %}[tools]<tool_call> {{ tool | tojson }}
+{% endfor %}{% endif %}
+{%- for m in messages %}[{{ m.role }}]{{ m.content }}
+{%- if m.tool_calls %}{% for call in m.tool_calls %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}{% endif %}
+{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% if force_thinking %}<think>
+{% endif %}{% endif %}"""
+"""Tools and reasoning as Qwen's templates have them, in few words."""
+
+
+@dataclass
+class Scripted(FakeScheduler):
+    """Every request is answered with the same text."""
+
+    answer: str = ""
+
+    def submit(self, request: CompletionRequest) -> FakeSequence:
+        sequence = super().submit(request)
+        sequence.script = [*self.tokenizer.encode(self.answer, add_special=False, parse_special=False), 257]
+        return sequence
+
+
+@asynccontextmanager
+async def chatting(template: str, **settings: Any) -> AsyncIterator[Running]:
+    """A server with this chat template."""
+    chat = ChatTemplate(template, bos_token="", eos_token="</s>")
+    async with running(scheduler=Scripted(), template=chat, **settings) as server:
+        yield server
