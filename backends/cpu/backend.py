@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 import backends.cpu.lower_basic
 import backends.cpu.lower_linear
-import backends.cpu.lower_select  # noqa: F401  (the three register their rules)
+import backends.cpu.lower_select
+import backends.cpu.lower_train  # noqa: F401  (they register their rules)
 from backends.cpu import weights
-from backends.cpu.lower_linear import packed
 from backends.cpu.lowering import LOWERINGS, REWRITES
+from backends.cpu.packing import packed
 from backends.cpu.pool import Instruction, Pool, Table
 from graph.backend import Bytes, Place
 from graph.dtype import DTYPES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
 from graph.ops.attention import PAGE
@@ -35,12 +36,13 @@ def _binary(t: Tensor, at: At) -> list[Instruction] | None:
     a, b = t.src
     stride = binary_stride(a, b)
     if stride is None or t.shape != a.shape:
-        return None
+        return broadcast(t.op, t, a, b, at) if a.dtype == b.dtype == "f32" else None
     rows, n, grain = rows_of(t)
     return [Instruction(f"binary:{t.op}", (at(a), at(b), at(t), n, stride), rows, grain)]
 
 
 lower("add")(_binary)
+lower("sub")(_binary)
 lower("mul")(_binary)
 
 
@@ -82,11 +84,12 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 @lower("rms_norm")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Instruction]:
     x, w = t.src
-    if w.shape != x.shape[-1:]:
-        return None
     rows, n, grain = rows_of(t)
+    if w.shape == ():
+        args = (at(x), at(t), n, bits(t.attrs["eps"]), at(w))
+        return [Instruction("rms_norm_plain", args, rows, max(1, grain // 4))]
     return [Instruction("rms_norm", (at(x), at(w), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
 
 

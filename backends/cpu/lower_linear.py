@@ -7,15 +7,13 @@ share its packed form.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any
-
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import ACT_BLOCK, LANES, LAYOUTS, MAX_TILE, panels, tile_for
+from backends.cpu.lower_gemm import tile_shape, tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
+from backends.cpu.packing import packed, packed_act
 from backends.cpu.pool import Instruction
 from graph.dtype import DTYPES
-from graph.op import Op
 from graph.ops.linear import linear_f32, linear_q8, pack_act, quantize_act
 from graph.tensor import Tensor
 
@@ -24,22 +22,6 @@ CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
 STRETCH_BYTES = 12 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
-_packed_acts: OrderedDict[tuple[Any, ...], tuple[Tensor, Tensor]] = OrderedDict()
-
-
-def packed(t: Tensor) -> bool:
-    """Whether a source's bytes are a packed weight."""
-    return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
-
-
-def packed_act(x: Tensor, how: Op, **attrs: Any) -> Tensor:
-    """how(x), the same node for the same x. The last few are remembered, with x itself so that its id stays its own."""
-    key = (id(x), how.name, *attrs.values())
-    if key not in _packed_acts:
-        _packed_acts[key] = (x, how(x, **attrs))
-        if len(_packed_acts) > 8:
-            _packed_acts.popitem(last=False)
-    return _packed_acts[key][1]
 
 
 @rewrite("linear")
@@ -47,6 +29,8 @@ def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
         return linear_q8(packed_act(x, quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
+    if not packed(w) and x.shape[0] >= tile_shape()[0]:
+        return tiled_linear(t)
     return linear_f32(packed_act(x, pack_act), w, name=t.name)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from backends.cpu import jit
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import tiles
-from backends.cpu.lower_linear import ROWS_OF_PLAIN, packed
+from backends.cpu.lower_linear import ROWS_OF_PLAIN
 from backends.cpu.lowering import LOWERINGS
+from backends.cpu.packing import packed
 from graph.ops.samplers import LAYOUT
 from graph.tensor import Tensor
 

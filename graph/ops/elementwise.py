@@ -116,6 +116,10 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(3, 4, 5))], {"shape": (4, 1)}
 
 
+for _from, _to in (((70, 40), ()), ((70, 40), (40,)), ((70, 300), (70, 1)), ((3, 4, 5, 6), (3, 1, 5, 1)), ((9,), ())):
+    sum_to.case(lambda r, x=_from, y=_to: ([r.normal(size=x)], {"shape": y}))  # type: ignore[misc]
+
+
 @op
 def broadcast_to(x: Array, *, shape: Shape) -> Array:
     return np.broadcast_to(x, shape)
@@ -134,6 +138,13 @@ def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...
 @broadcast_to.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 1))], {"shape": (3, 4, 5)}
+
+
+for _small, _large in (((), (5, 40)), ((40,), (9, 40)), ((9, 1, 4, 1), (9, 3, 4, 20))):
+    broadcast_to.case(lambda r, x=_small, y=_large: ([r.normal(size=x)], {"shape": y}))  # type: ignore[misc]
+for _left, _right in (((1, 6), (4, 6)), ((4, 1), (1, 70)), ((2, 3, 1, 5), (3, 4, 1)), ((), (3, 4)), ((40, 3), (40, 1))):
+    for _arithmetic in (add, sub, mul):
+        _arithmetic.case(lambda r, a=_left, b=_right: ([r.normal(size=a), r.normal(size=b)], {}))  # type: ignore[misc]
 
 
 @op

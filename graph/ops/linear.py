@@ -133,6 +133,34 @@ def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
     return (xp.shape[0], w.shape[0]), "f32"
 
 
+@op
+def pack_tiles(x: Array, *, rows: int) -> Array:
+    """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after the other."""
+    m, k = x.shape
+    padded = np.concatenate([x, np.zeros((-m % rows, k), x.dtype)])
+    return padded.reshape(-1, rows, k).transpose(0, 2, 1)
+
+
+@pack_tiles.shape
+def _(x: Tensor, rows: int) -> tuple[Shape, str]:
+    require(len(x.shape) == 2 and x.dtype == "f32", "pack_tiles", "wants x (M, K) of f32", x)
+    return (-(-x.shape[0] // rows), x.shape[1], rows), x.dtype
+
+
+@op
+def tiled_product(tiles: Array, b: Array, *, m: int, transposed: bool) -> Array:
+    """`matmul` (or with `transposed` `linear`) of the m rows that `pack_tiles` was given."""
+    a = tiles.transpose(0, 2, 1).reshape(-1, tiles.shape[1])[:m]
+    return a @ (b.T if transposed else b)
+
+
+@tiled_product.shape
+def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
+    inner, n = (1, 0) if transposed else (0, 1)
+    require(len(b.shape) == 2 and tiles.shape[1] == b.shape[inner], "tiled_product", "shapes disagree", tiles, b)
+    return (m, b.shape[n]), tiles.dtype
+
+
 def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator], Case]:
     return lambda r: ([r.normal(size=(t, k)), Weight(r.normal(size=(n, k)), dtype)], {})
 
@@ -163,3 +191,16 @@ def _(r: np.random.Generator) -> Case:
 @matmul_tn.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(6, 4)), r.normal(size=(6, 5))], {}
+
+
+for _m, _n, _k in ((1, 33, 20), (25, 64, 300), (40, 70, 17), (530, 9, 34)):  # whole tiles, edges, long sums
+    linear.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(n, k))], {}))  # type: ignore[misc]
+    matmul.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
+    matmul_tn.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(k, m)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
+for _dtype in (
+    "f32",
+    "f16",
+    "bf16",
+    *(name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")),
+):
+    matmul.case(lambda r, d=_dtype: ([r.normal(size=(14, 50)), Weight(r.normal(size=(50, 512)), d)], {}))  # type: ignore[misc]

@@ -92,6 +92,10 @@ def test_gradients_of_every_weight(name: str, shared_data: Path) -> None:
     ahead, behind = (float(evaluate([loss], trained.feeds(), values)[0]) for values in moved)
     assert expected == pytest.approx((ahead - behind) / (2 * STEP), rel=1e-6)
     assert all(np.abs(s).max() > 0 for s in slopes)
+    plan: Any = trained.session.plan(lambda: [loss, *gradients.values()])
+    assert [program.fallbacks for program in plan.programs] == [[]]
+    for gradient, wanted in zip(plan.run(trained.feeds())[1:], slopes, strict=True):
+        np.testing.assert_allclose(gradient, wanted, atol=1e-3 * np.abs(wanted).max())
     trained.session.close()
 
 
@@ -164,6 +168,8 @@ def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
         losses.append(float(loss))
     assert losses[1] < losses[0]
     assert session.n_plans_built == 1
+    programs: Any = session.prepare("step", build).programs
+    assert [program.fallbacks for program in programs] == [[]]
     for p in params:
         gap = np.abs(session.read(p.name) - values[p.name])  # a gradient near 0 may turn a whole step of 0.01 around
         assert gap.mean() < 1e-6

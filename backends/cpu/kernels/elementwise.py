@@ -5,8 +5,32 @@ from __future__ import annotations
 from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.registry import bits_f32, f32p, kernel
 
-BINARY = {"add": lambda b, x, s: b.fadd(*x), "mul": lambda b, x, s: b.fmul(*x)}
-SCALAR = {"add": lambda b, x, s: b.fadd(x[0], s[0]), "mul": lambda b, x, s: b.fmul(x[0], s[0])}
+
+def _silu_back(b, g, x):
+    n = x.type.count
+    one = m.fill(n, 1.0)
+    s = b.fdiv(one, b.fadd(one, m.exp(b, b.fsub(m.fill(n, -0.0), x))))
+    return b.fmul(b.fmul(g, s), m.fma(b, x, b.fsub(one, s), one))
+
+
+def _gelu_back(b, g, x):
+    n = x.type.count
+    one, half, scale = m.fill(n, 1.0), m.fill(n, 0.5), m.fill(n, 0.7978845608028654)
+    square = b.fmul(x, x)
+    t = m.tanh(b, b.fmul(b.fmul(scale, x), m.fma(b, m.fill(n, 0.044715), square, one)))
+    inner = b.fmul(scale, m.fma(b, m.fill(n, 3 * 0.044715), square, one))
+    rest = b.fmul(b.fmul(half, x), b.fmul(b.fsub(one, b.fmul(t, t)), inner))
+    return b.fmul(g, m.fma(b, half, b.fadd(one, t), rest))
+
+
+BINARY_OF = {
+    "add": lambda b, x, y: b.fadd(x, y),
+    "sub": lambda b, x, y: b.fsub(x, y),
+    "mul": lambda b, x, y: b.fmul(x, y),
+    "div": lambda b, x, y: b.fdiv(x, y),
+    "silu_back": _silu_back,
+    "gelu_back": _gelu_back,
+}
 
 
 def _silu(b, x):
@@ -27,7 +51,8 @@ ACTIVATIONS = {"silu": _silu, "gelu": _gelu}
 @kernel("binary")
 def binary(name):
     """a: a, b, y, n, bytes between rows of b (0: one row for all, −1: one number for all)."""
-    both, one = m.elements(2, 0, BINARY[name]), m.elements(1, 1, SCALAR[name])
+    formula = BINARY_OF[name]
+    both, one = (m.elements(2 - k, k, lambda b, x, s: formula(b, *x, *s)) for k in (0, 1))
 
     def run(a, begin, end, scratch):
         n, stride = a[3], a[4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.kernels.registry import bf16_to_f32, f16_to_f32, f32p, i8p, i32p, kernel, u8p, u16p
@@ -27,61 +28,110 @@ def copy_rows(a, begin, end, scratch):
             y[i] = x[i]
 
 
+def element(dtype):
+    """f(group, i): number i of a packed group of floats, as f32."""
+
+    @njit(forceinline=True)
+    def get(group, i):
+        if dtype == "f32":
+            return f32p(group)[i]
+        elif dtype == "f16":
+            return f16_to_f32(u16p(group)[i])
+        else:
+            return bf16_to_f32(u16p(group)[i])
+
+    return get
+
+
 def float_rows(dtype):
+    get = element(dtype)
+
     def run(a, begin, end, scratch):
         k, group_nbytes = a[3], a[4]
         for t in range(begin, end):
             row = np.int64(i32p(a[1])[t])
-            lane = row % 16
             group, y = a[0] + row // 16 * group_nbytes, f32p(a[2] + t * k * 4)
             for i in range(k):
-                j = i * 16 + lane
-                if dtype == "f32":
-                    y[i] = f32p(group)[j]
-                elif dtype == "f16":
-                    y[i] = f16_to_f32(u16p(group)[j])
-                else:
-                    y[i] = bf16_to_f32(u16p(group)[j])
+                y[i] = get(group, i * 16 + row % 16)
 
     return run
 
 
-def quantised_rows(layout):
+def decoded(layout):
+    """f(group, lane, i, n_blocks, out): block i of 32 numbers of a row of a packed group → f32 at out."""
     block, quants, high, fine, coarse = layout.block, layout.quants, layout.high, layout.fine, layout.coarse
     mins = layout.mins
     offset = 0 if mins else 128 >> layout.shift
 
+    @njit(forceinline=True)
+    def decode(group, lane, i, n_blocks, out):
+        y = f32p(out)
+        q = u8p(group + i * quants + lane * 4)
+        h = u8p(group + n_blocks * quants + i * high + lane * 4)
+        f = group + n_blocks * (quants + high) + i * fine + lane
+        c = group + n_blocks * (quants + high + fine) + i * 32 // block * coarse + lane * 2
+        d = f16_to_f32(u16p(c)[0])
+        m = np.float32(0)
+        if mins:
+            m = f16_to_f32(u16p(c)[16])
+            if fine:
+                d *= np.float32(u8p(f)[0])
+                m *= -np.float32(u8p(f)[16])
+        for step in range(8):
+            scale = d * np.float32(i8p(f)[step // 4 * 16]) if high == 128 else d
+            for e in range(4):
+                if quants == 512:
+                    v = np.int32(q[step * 64 + e])
+                else:
+                    v = np.int32(q[step % 4 * 64 + e]) >> (step // 4 * 4) & 15
+                    if high == 64:
+                        v |= (np.int32(h[e]) >> step & 1) << 4
+                    elif high == 128:
+                        v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
+                y[step * 4 + e] = scale * np.float32(v - offset) + m
+
+    return decode
+
+
+def quantised_rows(layout):
+    decode = decoded(layout)
+
     def run(a, begin, end, scratch):
         k, group_nbytes = a[3], a[4]
-        n_blocks = k // 32
         for t in range(begin, end):
             row = np.int64(i32p(a[1])[t])
-            lane = row % 16
-            group = a[0] + row // 16 * group_nbytes
-            for i in range(n_blocks):
-                y = f32p(a[2] + (t * k + i * 32) * 4)
-                q = u8p(group + i * quants + lane * 4)
-                h = u8p(group + n_blocks * quants + i * high + lane * 4)
-                f = group + n_blocks * (quants + high) + i * fine + lane
-                c = group + n_blocks * (quants + high + fine) + i * 32 // block * coarse + lane * 2
-                d = f16_to_f32(u16p(c)[0])
-                m = np.float32(0)
-                if mins:
-                    m = f16_to_f32(u16p(c)[16])
-                    if fine:
-                        d *= np.float32(u8p(f)[0])
-                        m *= -np.float32(u8p(f)[16])
-                for step in range(8):
-                    scale = d * np.float32(i8p(f)[step // 4 * 16]) if high == 128 else d
-                    for e in range(4):
-                        if quants == 512:
-                            v = np.int32(q[step * 64 + e])
-                        else:
-                            v = np.int32(q[step % 4 * 64 + e]) >> (step // 4 * 4) & 15
-                            if high == 64:
-                                v |= (np.int32(h[e]) >> step & 1) << 4
-                            elif high == 128:
-                                v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
-                        y[step * 4 + e] = scale * np.float32(v - offset) + m
+            for i in range(k // 32):
+                decode(a[0] + row // 16 * group_nbytes, row % 16, i, k // 32, a[2] + (t * k + i * 32) * 4)
 
     return run
+
+
+def strip(dtype, width):
+    """f(table, group_nbytes, n, row, rows, column, columns, target, spare): a part of a packed table (…, n) →
+    target[rows][width], zeros beyond `columns`. `spare`: 128 bytes. Columns begin at multiples of width."""
+    layout = LAYOUTS[dtype]
+    if layout.block == 1:
+        get = element(dtype)
+
+        @njit(forceinline=True)
+        def floats(table, group_nbytes, n, row, rows, column, columns, target, spare):
+            for r in range(rows):
+                group, out = table + (row + r) // 16 * group_nbytes, f32p(target + r * width * 4)
+                for c in range(width):
+                    out[c] = get(group, (column + c) * 16 + (row + r) % 16) if c < columns else np.float32(0)
+
+        return floats
+    decode = decoded(layout)
+
+    @njit(forceinline=True)
+    def blocks(table, group_nbytes, n, row, rows, column, columns, target, spare):
+        for r in range(rows):
+            group = table + (row + r) // 16 * group_nbytes
+            if width == 32:
+                decode(group, (row + r) % 16, column // 32, n // 32, target + r * 128)
+            else:
+                decode(group, (row + r) % 16, column // 32, n // 32, spare)
+                for c in range(width):
+                    f32p(target + r * width * 4)[c] = f32p(spare)[column % 32 + c]
+
+    return blocks

@@ -1,0 +1,305 @@
+"""C = A · B in f32 for training: `gemm:<A>:<B>`, any of its operands as it lies in memory.
+
+Both operands are packed into streams of what one step over k needs: MT numbers of A, NR of B (BLIS: Van Zee and van de
+Geijn, 2015). A tile of MT × NR results stays in registers for KC steps, then waits in C. Every result is one chain of
+fused multiply-adds over k, in order, whatever the tile and the division into units: no bit depends on either.
+
+    A   tiles   (⌈M/MT⌉, K, MT), packed beforehand (`pack_tiles`)
+        m       (M, K)
+        k       (K, M)
+    B   n       (N, K)
+        k       (K, N)
+        a type  a packed weight (layout.py) of K rows and N columns: back through it
+A unit is a block of C.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from backends.cpu.isa import isa
+from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.registry import f32p, kernel
+from backends.cpu.kernels.rows import strip
+
+MT, NR = (12, 32) if isa() == "avx512_vnni" else (6, 16)
+KC = 256
+
+
+@intrinsic
+def tile(typingctx, a, b, c, row_nbytes, steps, fresh):
+    """MT × NR of C: + Σ over `steps` of a[k][MT] · b[k][NR], from zero where fresh. C's rows are `row_nbytes` apart."""
+
+    def codegen(ctx, builder, sig, args):
+        bl = builder
+        pa, pb, pc = (bl.inttoptr(x, e.I8P) for x in args[:3])
+        vectors = NR // 16
+        places = [e.at(bl, e.at(bl, pc, bl.mul(args[3], e.i64(r))), 64 * v) for r in range(MT) for v in range(vectors)]
+        start = [e.each(0.0)] * len(places)
+        entry, load, begin = bl.block, bl.append_basic_block("old"), bl.append_basic_block("begin")
+        bl.cbranch(bl.icmp_signed("==", args[5], e.i64(0)), load, begin)
+        bl.position_at_end(load)
+        old = [e.load(bl, p, e.V16F, 4) for p in places]
+        bl.branch(begin)
+        bl.position_at_end(begin)
+        phis = []
+        for zero, value in zip(start, old, strict=True):
+            phi = bl.phi(e.V16F)
+            phi.add_incoming(zero, entry)
+            phi.add_incoming(value, load)
+            phis.append(phi)
+
+        def step(i, sums):
+            at_a, at_b = e.at(bl, pa, bl.mul(i, e.i64(4 * MT))), e.at(bl, pb, bl.mul(i, e.i64(4 * NR)))
+            columns = [e.load(bl, e.at(bl, at_b, 64 * v), e.V16F, 4) for v in range(vectors)]
+            out = []
+            for r in range(MT):
+                x = e.splat(bl, e.load(bl, e.at(bl, at_a, 4 * r), e.F32, 4))
+                out += [e.fma(bl, columns[v], x, sums[r * vectors + v]) for v in range(vectors)]
+            return out
+
+        for value, place in zip(e.loop(bl, e.i64(0), args[4], phis, step), places, strict=True):
+            e.store(bl, value, place, 4)
+        return ctx.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), codegen
+
+
+def transpose_16(b, rows):
+    """16 vectors as the columns of the 16 given ones."""
+    for s in (1, 2, 4, 8):
+        low = ir.Constant(e.V16I, [j if not j & s else 16 + j - s for j in range(16)])
+        high = ir.Constant(e.V16I, [j + s if not j & s else 16 + j for j in range(16)])
+        rows = list(rows)
+        for i in range(16):
+            if not i & s:
+                x, y = rows[i], rows[i + s]
+                rows[i], rows[i + s] = b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high)
+    return rows
+
+
+def turned(n_rows, step_nbytes):
+    """intrinsic f(source, row_nbytes, target, blocks): 16·blocks numbers of each of n_rows ≤ 16 rows → columns.
+
+    Column k is at target + k · step_nbytes. Where n_rows < 16 each column's store reaches 16 − n_rows numbers too far,
+    over the next column's place, so columns are stored in order and the target needs that much room at its end.
+    """
+
+    @intrinsic
+    def turn(typingctx, source, row_nbytes, target, blocks):
+        def codegen(ctx, b, sig, args):
+            src, dst = b.inttoptr(args[0], e.I8P), b.inttoptr(args[2], e.I8P)
+            starts = [e.at(b, src, b.mul(args[1], e.i64(r))) for r in range(n_rows)]
+
+            def block(i, _):
+                rows = [e.load(b, e.at(b, p, b.mul(i, e.i64(64))), e.V16F, 4) for p in starts]
+                rows += [ir.Constant(e.V16F, ir.Undefined)] * (16 - n_rows)
+                out = e.at(b, dst, b.mul(i, e.i64(16 * step_nbytes)))
+                for k, column in enumerate(transpose_16(b, rows)):
+                    e.store(b, column, e.at(b, out, k * step_nbytes), 4)
+                return []
+
+            e.loop(b, e.i64(0), args[3], [], block)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    return turn
+
+
+turn_rows, turn_columns = turned(MT, 4 * MT), turned(16, 4 * NR)
+
+
+@njit(forceinline=True)
+def pack_rows(source, row_nbytes, rows, steps, target):
+    """`rows` ≤ MT rows of k numbers → target[k][MT], zeros where there is no row."""
+    done = 0
+    if rows == MT and steps >= 16:
+        done = steps // 16 * 16
+        turn_rows(source, row_nbytes, target, steps // 16)
+    out = f32p(target)
+    for r in range(MT):
+        if r < rows:
+            x = f32p(source + r * row_nbytes)
+            for k in range(done, steps):
+                out[k * MT + r] = x[k]
+        else:
+            for k in range(steps):
+                out[k * MT + r] = np.float32(0)
+
+
+@njit(forceinline=True)
+def pack_columns(source, row_nbytes, columns, steps, target):
+    """`columns` ≤ NR rows of k numbers → target[k][NR], zeros where there is none."""
+    out = f32p(target)
+    for c0 in range(0, NR, 16):
+        done = 0
+        if columns >= c0 + 16 and steps >= 16:
+            done = steps // 16 * 16
+            turn_columns(source + c0 * row_nbytes, row_nbytes, target + c0 * 4, steps // 16)
+        for c in range(c0, c0 + 16):
+            if c < columns:
+                x = f32p(source + c * row_nbytes)
+                for k in range(done, steps):
+                    out[k * NR + c] = x[k]
+            else:
+                for k in range(steps):
+                    out[k * NR + c] = np.float32(0)
+
+
+def copied(width):
+    """f(source, row_nbytes, columns, steps, target): `columns` ≤ width numbers of each row → target[k][width]."""
+    row = ir.VectorType(e.F32, width)
+
+    @intrinsic
+    def whole(typingctx, source, row_nbytes, steps, target):
+        def codegen(ctx, b, sig, args):
+            src, dst = b.inttoptr(args[0], e.I8P), b.inttoptr(args[3], e.I8P)
+
+            def step(k, _):
+                value = e.load(b, e.at(b, src, b.mul(k, args[1])), row, 4)
+                e.store(b, value, e.at(b, dst, b.mul(k, e.i64(4 * width))), 4)
+                return []
+
+            e.loop(b, e.i64(0), args[2], [], step)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    @njit(forceinline=True)
+    def copy(source, row_nbytes, columns, steps, target):
+        if columns == width:
+            whole(source, row_nbytes, steps, target)
+        else:
+            out = f32p(target)
+            for k in range(steps):
+                x = f32p(source + k * row_nbytes)
+                for c in range(width):
+                    out[k * width + c] = x[c] if c < columns else np.float32(0)
+
+    return copy
+
+
+copy_rows, copy_columns = copied(MT), copied(NR)
+
+
+@njit
+def product(a, a_nbytes, a_of_k, b, b_nbytes, b_of_k, c, c_nbytes, m, n, k, adding, work):
+    """c (m, n) = or (adding) += A · B, rows `…_nbytes` apart; `…_of_k`: rows of k numbers, else k rows.
+
+    For a kernel's own small products. work: MT·NR + NR·KC numbers, and MT·(KC+2) for each tile of m.
+    """
+    edge, strip_at = f32p(work), work + MT * NR * 4
+    tiles_at = strip_at + NR * KC * 4
+    for k0 in range(0, k, KC):
+        steps = min(KC, k - k0)
+        fresh = 1 if k0 == 0 and adding == 0 else 0
+        for r in range(0, m, MT):
+            at = tiles_at + r * steps * 4
+            if a_of_k != 0:
+                pack_rows(a + r * a_nbytes + k0 * 4, a_nbytes, min(MT, m - r), steps, at)
+            else:
+                copy_rows(a + k0 * a_nbytes + r * 4, a_nbytes, min(MT, m - r), steps, at)
+        for q in range(0, n, NR):
+            columns = min(NR, n - q)
+            if b_of_k != 0:
+                pack_columns(b + q * b_nbytes + k0 * 4, b_nbytes, columns, steps, strip_at)
+            else:
+                copy_columns(b + k0 * b_nbytes + q * 4, b_nbytes, columns, steps, strip_at)
+            for r in range(0, m, MT):
+                put_tile(
+                    tiles_at + r * steps * 4,
+                    strip_at,
+                    c + r * c_nbytes + q * 4,
+                    c_nbytes,
+                    steps,
+                    fresh,
+                    min(MT, m - r),
+                    columns,
+                    edge,
+                    work,
+                )
+
+
+@njit(forceinline=True)
+def put_tile(x, b, y, row_nbytes, steps, fresh, rows, columns, edge, edge_at):
+    """`tile`, also where only part of it is C: then by way of `edge`."""
+    if rows == MT and columns == NR:
+        tile(x, b, y, row_nbytes, steps, fresh)
+    else:
+        for i in range(rows):
+            out = f32p(y + i * row_nbytes)
+            for j in range(columns):
+                edge[i * NR + j] = np.float32(0) if fresh != 0 else out[j]
+        tile(x, b, edge_at, NR * 4, steps, 0)
+        for i in range(rows):
+            out = f32p(y + i * row_nbytes)
+            for j in range(columns):
+                out[j] = edge[i * NR + j]
+
+
+@kernel("pack_tiles")
+def pack_tiles():
+    """a: x (M, K), y (tiles, K, MT), M, K. A tile is a unit."""
+
+    def run(a, begin, end, scratch):
+        m, k = a[2], a[3]
+        for t in range(begin, end):
+            rows = min(MT, m - t * MT)
+            x, y = a[0] + t * MT * k * 4, a[1] + t * MT * k * 4
+            pack_rows(x, k * 4, rows, k - 1, y)  # its last store reaches into the column that is left
+            last = f32p(y + (k - 1) * MT * 4)
+            for r in range(MT):
+                last[r] = f32p(x + r * k * 4)[k - 1] if r < rows else np.float32(0)
+
+    return run
+
+
+@kernel("gemm")
+def gemm(a_layout, b_layout):
+    """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group.
+
+    Scratch: MT·(KC+2) numbers for each tile of a block's rows (unless A is packed), NR·KC for a strip of B, a tile.
+    """
+    packed = b_layout not in ("n", "k")
+    decode = strip(b_layout, NR) if packed else None
+    tiled, rows_of_k, columns_of_k = a_layout == "tiles", a_layout == "m", b_layout == "n"
+
+    def run(a, begin, end, scratch):
+        m, n, k, m_block, n_block, group_nbytes = a[3], a[4], a[5], a[6], a[7], a[8]
+        m_blocks = (m + m_block - 1) // m_block
+        strip_at = scratch
+        edge_at = strip_at + NR * KC * 4
+        tiles_at = edge_at + MT * NR * 4
+        edge = f32p(edge_at)
+        for unit in range(begin, end):
+            m0, n0 = unit % m_blocks * m_block, unit // m_blocks * n_block
+            m1, n1 = min(m, m0 + m_block), min(n, n0 + n_block)
+            for k0 in range(0, k, KC):
+                steps = min(KC, k - k0)
+                tile_nbytes = k * MT * 4 if tiled else steps * MT * 4
+                tiles = a[0] + (m0 // MT * k + k0) * MT * 4 if tiled else tiles_at
+                if not tiled:
+                    for r in range(m0, m1, MT):
+                        at = tiles_at + (r - m0) // MT * tile_nbytes
+                        if rows_of_k:
+                            pack_rows(a[0] + (r * k + k0) * 4, k * 4, min(MT, m1 - r), steps, at)
+                        else:
+                            copy_rows(a[0] + (k0 * m + r) * 4, m * 4, min(MT, m1 - r), steps, at)
+                for c in range(n0, n1, NR):
+                    columns = min(NR, n1 - c)
+                    if packed:
+                        decode(a[1], group_nbytes, n, k0, steps, c, columns, strip_at, edge_at)
+                    elif columns_of_k:
+                        pack_columns(a[1] + (c * k + k0) * 4, k * 4, columns, steps, strip_at)
+                    else:
+                        copy_columns(a[1] + (k0 * n + c) * 4, n * 4, columns, steps, strip_at)
+                    for r in range(m0, m1, MT):
+                        x, y = tiles + (r - m0) // MT * tile_nbytes, a[2] + (r * n + c) * 4
+                        fresh = 1 if k0 == 0 else 0
+                        put_tile(x, strip_at, y, n * 4, steps, fresh, min(MT, m1 - r), columns, edge, edge_at)
+
+    return run

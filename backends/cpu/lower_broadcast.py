@@ -1,0 +1,82 @@
+"""Arithmetic of arrays that are broadcast to each other, and sums over axes: shapes as a few runs of axes."""
+
+from __future__ import annotations
+
+from backends.cpu.lowering import At, lower
+from backends.cpu.pool import Instruction
+from graph.tensor import Shape, Tensor
+
+CHUNK = 4096  # elements that a chunk of work should have
+COLUMNS = 256  # kernels/broadcast.py
+
+
+def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
+    """x's axes as runs (whether y keeps them, length); None where y is not x with some axes left out or of length 1."""
+    full = (1,) * (len(x) - len(y)) + y
+    runs: list[tuple[bool, int]] = []
+    for n, m in zip(x, full, strict=True):
+        if n == 1:
+            continue
+        kept = n == m
+        if runs and runs[-1][0] == kept:
+            runs[-1] = kept, runs[-1][1] * n
+        else:
+            runs.append((kept, n))
+    return runs
+
+
+@lower("sum_to")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    """As (R0, K0, R1, K1), summed over R0 and R1."""
+    runs = grouped(t.src[0].shape, t.shape)
+    sizes, place = [1, 1, 1, 1], 0
+    for kept, n in runs or ():
+        place += place % 2 != kept
+        if place > 3:
+            return None
+        sizes[place] = n
+        place += 1
+    r0, k0, r1, k1 = sizes
+    if k0 > 1 and r1 == k1 == 1:  # columns: (R0, 1, 1, K0)
+        r0, k0, r1, k1 = 1, 1, r0, k0
+    elif r0 > 1 and k0 == r1 == k1 == 1:  # everything: one row
+        r0, r1 = 1, r0
+    units = k0 * -(-k1 // COLUMNS)
+    return [
+        Instruction("sum_to", (at(t.src[0]), at(t), r0, k0, r1, k1), units, max(1, CHUNK // (r0 * r1 * min(k1, 256))))
+    ]
+
+
+def strides(x: Shape, y: Shape) -> tuple[int, ...]:
+    """Elements of x from one to the next along each axis of y, 0 where x is broadcast."""
+    full = (1,) * (len(y) - len(x)) + x
+    out, step = [], 1
+    for n in reversed(full):
+        out.append(0 if n == 1 else step)
+        step *= n
+    return tuple(reversed(out))
+
+
+def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Instruction] | None:
+    """Arithmetic of any two shapes: axes that both sources walk alike become one; four are left, or it is not done."""
+    axes: list[list[int]] = []  # length, stride of a, stride of b
+    for n, sa, sb in zip(t.shape, strides(a.shape, t.shape), strides(b.shape, t.shape), strict=True):
+        if n == 1:
+            continue
+        if axes and axes[-1][1] == sa * n and axes[-1][2] == sb * n:
+            axes[-1] = [axes[-1][0] * n, sa, sb]
+        else:
+            axes.append([n, sa, sb])
+    if len(axes) > 4:
+        return None
+    axes = [[1, 0, 0]] * (4 - len(axes)) + axes
+    n = axes[3][0]
+    args = (at(a), at(b), at(t), n, axes[1][0], axes[2][0], *(x[1] for x in axes), *(x[2] for x in axes))
+    rows = axes[0][0] * axes[1][0] * axes[2][0]
+    return [Instruction(f"broadcast:{name}", args, rows, max(1, 2 * CHUNK // n), scratch=64)]
+
+
+@lower("broadcast_to")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    x = t.src[0]
+    return broadcast("copy", t, x, x, at)
