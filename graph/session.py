@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -194,6 +194,18 @@ class Session:
         t = state(name, shape, dtype, constant=constant)
         self._states[name] = _State(t, source)
         return t
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop these states with their memory, and every plan kept that uses one of them."""
+        gone = set(names)
+        for name in gone:
+            self._held(name)
+        for key, plan in list(self._plans.items()):
+            if any(t.op == "state" and t.name in gone for t in plan.placement.order):
+                del self._plans[key]
+        for name in gone:
+            del self._states[name]
+            self._homes.pop(name, None)
 
     def _held(self, name: str) -> _State:
         if name not in self._states:

@@ -15,7 +15,7 @@ from models.weights import Weights
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, logits (R, n_vocab) of `rows.out` out."""
-    x = scale(get_rows(w["token_embd"], rows.tokens), factor=h.embedding_scale)  # (T, n_embd)
+    x = scale(w.embedding(rows.tokens), factor=h.embedding_scale)  # (T, n_embd)
     far, near = rotary.angles(rows.pos), rotary.local_angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
@@ -23,7 +23,8 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         y = self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, memory, layer)
         x = add(x, rms_norm(y, b["post_attention_norm"], eps=h.eps))
         if layer == h.n_layer - 1 and rows.out is not None:
-            x = get_rows(x, rows.out)  # (R, n_embd)
+            x, w = get_rows(x, rows.out), w.of_rows(rows.out)  # (R, n_embd): nobody needs the others any more
+            b = w.block(layer)
         y = geglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps))
         x = add(x, rms_norm(y, b["post_ffw_norm"], eps=h.eps))
     x = rms_norm(x, w["output_norm"], eps=h.eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graph.session import Session
 from graph.tensor import Tensor
@@ -11,6 +11,7 @@ from models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams, read_hparams
+from models.low_rank import LowRank
 from models.rope import Rotary, define_rotary
 from models.weights import Weights, check_weights, load_weights
 
@@ -29,6 +30,10 @@ class Model:
     hparams: Hparams
     weights: Weights
     rotary: Rotary
+
+    def adapted(self, low_rank: LowRank) -> Model:
+        """The same model with low-rank adapters."""
+        return replace(self, weights=replace(self.weights, low_rank=low_rank))
 
     def logits(self, batch: Batch, memory: PagedMemory) -> Tensor:
         """(R, n_vocab) f32 of the batch's `out` rows."""

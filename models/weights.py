@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,13 @@ import numpy.typing as npt
 from graph.dtype import DTYPES
 from graph.ops.elementwise import add
 from graph.ops.linear import linear
+from graph.ops.rows import get_rows
 from graph.session import Session
 from graph.tensor import Tensor
 from models.errors import ModelFileError, shown
 from models.gguf_file import GGUFFile, TensorInfo
 from models.hparams import Hparams
+from models.low_rank import LowRank
 
 MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 Bytes = npt.NDArray[np.uint8]
@@ -24,13 +26,18 @@ _DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by GGUF name. `linear` is the product with a weight, and its bias where the file holds one."""
+    """Tensors by GGUF name. `linear` is the product with a weight, its bias where the file holds one, and adapters."""
 
     tensors: Mapping[str, Tensor]
     prefix: str = ""
+    low_rank: LowRank | None = None
 
     def block(self, i: int) -> Weights:
-        return Weights(self.tensors, f"{self.prefix}blk.{i}.")
+        return replace(self, prefix=f"{self.prefix}blk.{i}.")
+
+    def of_rows(self, ids: Tensor) -> Weights:
+        """The same weights for these rows of a batch, whose adapters they have."""
+        return self if self.low_rank is None else replace(self, low_rank=self.low_rank.of_rows(ids))
 
     def __contains__(self, name: str) -> bool:
         return f"{self.prefix}{name}.weight" in self.tensors
@@ -41,7 +48,13 @@ class Weights:
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = linear(x, self[name])
         bias = self.tensors.get(f"{self.prefix}{name}.bias")
-        return y if bias is None else add(y, bias)
+        y = y if bias is None else add(y, bias)
+        return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        """The rows (T, n_embd) of these tokens."""
+        x = get_rows(self["token_embd"], tokens)
+        return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
 
 
 @dataclass(frozen=True)

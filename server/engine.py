@@ -22,10 +22,13 @@ from graph.ops.select import log_probs, sample
 from graph.partition import Placement, partition
 from graph.session import DeviceBytes, Session
 from graph.tensor import Tensor, feed
+from models.adapter_bank import AdapterBank
 from models.batch import KV_TYPES, Batch, PagedMemory
 from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
+from models.low_rank import LowRank
 from models.model import define_model, hparams_of
+from models.weights import check_weights
 from server.pages import pool_size
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
@@ -72,6 +75,7 @@ class Shape:
     n_list: int = 16  # entries of the sparse lists (biases, penalties)
     n_top: int = 0
     n_probs: int = 0
+    lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
 
 
 class Engine:
@@ -100,6 +104,7 @@ class Engine:
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
         self.memory = PagedMemory.define(self.session, h, self.n_pages + 1, tables, options.type_k, options.type_v)
+        self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
         self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
         self._sampling = SamplingFeeds(64)
 
@@ -121,7 +126,11 @@ class Engine:
 
     def _build(self, shape: Shape) -> list[Tensor]:
         batch = Batch.feeds(shape.n_tokens, shape.n_out, shape.n_copies)
-        logits = self.model.logits(batch, self.memory)
+        model = self.model
+        if shape.lora:
+            gates = feed("gates", (shape.n_tokens, self.adapters.n_columns))
+            model = model.adapted(LowRank(self.adapters.pairs, gates))
+        logits = model.logits(batch, self.memory)
         ids = sample(logits, self.sampler_state, *_sampling_feeds(shape.n_out, shape.n_list), n_probs=shape.n_probs)
         fetches = [ids]
         if shape.n_top:
@@ -149,6 +158,7 @@ class Engine:
             _power_of_two(n_list, 16),
             1 + _power_of_two(batch.n_top - 1, 1) if batch.n_top > 1 else batch.n_top,
             _power_of_two(batch.n_probs, 1) if batch.n_probs else 0,
+            lora=self.adapters.generation if batch.mixes else 0,
         )
         try:
             return self._run(shape, batch)
@@ -192,6 +202,9 @@ class Engine:
             feeds["copies"] = np.array(copies, np.int32)
         if shape.n_top:
             feeds["targets"] = np.array(batch.targets + [0] * (shape.n_out - len(batch.targets)), np.int32)
+        if shape.lora:
+            mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
+            feeds["gates"] = self.adapters.gates(mixes, shape.n_tokens)
         return feeds
 
     def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:

@@ -14,6 +14,14 @@ FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
+    """A request's body that must be an object, or 400."""
+    body = json_value(raw)
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"the body must be a JSON object, got {article(body)}")
+    return body
+
+
+def json_value(raw: bytes) -> object:
     """A request's body, or 400. Stricter than Python: UTF-8 only, no NaN or Infinity, no lone surrogates."""
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
@@ -27,9 +35,8 @@ def json_object(raw: bytes) -> dict[str, Any]:
         raise InvalidRequest("the body is nested too deeply") from None
     except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"the body must be a JSON object, got {article(body)}")
-    return body
+    parsed: object = body
+    return parsed
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -23,6 +23,8 @@ def fill(group: list[tuple[Sequence, int]]) -> UBatch:
         start = seq.n_computed
         table = seq.table
         id = seq.slot.id
+        if seq.mix:
+            batch.mixes[id] = seq.mix
         if not seq.table_sent:
             batch.tables[id] = table  # a copy that is due comes with it
             if seq.copy is not None:

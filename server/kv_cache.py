@@ -36,13 +36,13 @@ class KvCache:
         """Start an empty table with what is known of the sequence's first `limit` tokens."""
         prefixes = self.prefixes
         if self.host is not None and len(self.host):
-            self._bring_back(seq.tokens, limit, 1 << slot.id)
-        path, n_more, source = prefixes.match(seq.tokens, limit, tails)
+            self._bring_back(seq.root, seq.tokens, limit, 1 << slot.id)
+        path, n_more, source = prefixes.match(seq.tokens, limit, tails, seq.root)
         for node in path:
             prefixes.acquire(node.page)
             node.owners |= 1 << slot.id
             seq.table.append(node.page)
-        seq.node = path[-1] if path else prefixes.root
+        seq.node = path[-1] if path else seq.root
         seq.sealed = seq.n_computed = len(path) * PAGE
         if n_more:
             prefixes.acquire(source)
@@ -160,11 +160,11 @@ class KvCache:
         with suppress(MemoryError, OSError):
             self.host.put(node.key, node.owners, self.store.read_page(node.page))
 
-    def _bring_back(self, tokens: list[int], limit: int, owner: int) -> None:
+    def _bring_back(self, root: Node, tokens: list[int], limit: int, owner: int) -> None:
         """Make those pages of tokens[:limit] known again that host memory has, as long as there is room."""
         prefixes, host = self.prefixes, self.host
         assert host is not None
-        node = prefixes.root
+        node = root
         held: list[int] = []  # nothing of this path may be evicted meanwhile
         while (len(held) + 1) * PAGE <= limit:
             part = tuple(tokens[len(held) * PAGE : (len(held) + 1) * PAGE])
@@ -215,5 +215,5 @@ class KvCache:
         for page in reversed(seq.table):
             self.prefixes.release(page)
         seq.table = []
-        seq.node = self.prefixes.root
+        seq.node = seq.root
         seq.sealed = seq.n_computed = 0

@@ -9,9 +9,11 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from models.tool_calls import Style
+from server.adapters import Adapters
 from server.config import ServerConfig
 from server.errors import ExceedsContext, InvalidRequest
 from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
+from server.parse_lora import model_adapter, parse_lora
 from server.parse_sampling import parse_sampling
 from server.requests import CompletionRequest
 
@@ -27,6 +29,7 @@ class ReplyOptions:
     """How the results are to be shown."""
 
     stream: bool = False
+    model: str = ""  # the adapter's name that the request gave; "": the base model
     include_usage: bool = False
     many: bool = False  # native: reply with an array even for one result
     n: int = 1  # results shown per prompt
@@ -54,8 +57,11 @@ class Job:
 class RequestParser:
     """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call it."""
 
-    def __init__(self, tokenizer: Tokenizer, config: ServerConfig, n_ctx: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, config: ServerConfig, n_ctx: int, adapters: Adapters | None = None
+    ) -> None:
         self.tokenizer = tokenizer
+        self.adapters = adapters
         self.config = config
         self.n_ctx = n_ctx
 
@@ -131,9 +137,11 @@ class RequestParser:
             t_max_predict_ms=max(0.0, fields.number("t_max_predict_ms", default=0.0, low=-1, hard=True)),
             prompt_logprobs=top if prompt_probs else None,
             return_progress=fields.boolean("return_progress"),
+            lora=parse_lora(fields, self.adapters),
         )
         options = ReplyOptions(
             stream=fields.boolean("stream"),
+            model=model if model_adapter(model := fields.text("model"), self.adapters) is not None else "",
             include_usage=Fields(fields.object("stream_options")).boolean("include_usage"),
             many=many or n > 1,
             n=n,
@@ -247,7 +255,7 @@ def _refuse_tools(fields: Fields) -> None:
 
 def refuse_unsupported(fields: Fields) -> None:
     """501 for what would change the result and is not there yet: better than a silent ignore."""
-    for name in ("grammar", "json_schema", "grammar_triggers", "functions", "function_call", "lora"):
+    for name in ("grammar", "json_schema", "grammar_triggers", "functions", "function_call"):
         if fields.body.get(name):
             unsupported(name)
     if fields.body.get("json_schema") is not None:  # {} allows any JSON, which is a constraint too

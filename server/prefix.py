@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from server.host_cache import chain_key
 from server.pages import Pages
@@ -38,13 +38,13 @@ class Node:
 
     __slots__ = ("_key", "children", "owners", "page", "parent", "tokens")
 
-    def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int) -> None:
+    def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int, root_key: bytes = b"") -> None:
         self.parent = parent
         self.tokens = tokens
         self.page = page
         self.children: dict[tuple[int, ...], Node] = {}
         self.owners = 0  # a bit for each slot whose sequences have had it
-        self._key: bytes | None = b"" if parent is None else None
+        self._key: bytes | None = root_key if parent is None else None
 
     @property
     def key(self) -> bytes:
@@ -74,6 +74,7 @@ class PrefixCache:
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
         self.root = Node(None, (), -1)
+        self._roots: dict[Hashable, Node] = {(): self.root}
         self.idle: OrderedDict[Node, None] = OrderedDict()
         self.on_evict: Callable[[Node], None] | None = None  # told before a known page is given to somebody else
         self._node_of: list[Node | None] = [None] * pages.n_pages
@@ -82,6 +83,14 @@ class PrefixCache:
     def n_available(self) -> int:
         """Pages that `allocate` can give without taking any from a sequence."""
         return len(self.pages.free) + len(self.idle)
+
+    def root_of(self, mix: Hashable) -> Node:
+        """Where the prefixes begin that were computed with these adapters; () means the base model."""
+        root = self._roots.get(mix)
+        if root is None:
+            self._roots = {key: node for key, node in self._roots.items() if node.children or not key}
+            root = self._roots[mix] = Node(None, (), -1, repr(mix).encode())
+        return root
 
     @property
     def nodes(self) -> list[Node]:
@@ -100,9 +109,11 @@ class PrefixCache:
             self._remove(oldest)
         return self.pages.take()
 
-    def match(self, tokens: list[int], limit: int, tails: Iterable[Tail] = ()) -> tuple[list[Node], int, int]:
+    def match(
+        self, tokens: list[int], limit: int, tails: Iterable[Tail] = (), root: Node | None = None
+    ) -> tuple[list[Node], int, int]:
         """The longest known prefix of tokens[:limit]: nodes of full pages, then n tokens that begin one more page."""
-        node = self.root
+        node = root or self.root
         path: list[Node] = []
         while (len(path) + 1) * PAGE <= limit:
             start = len(path) * PAGE

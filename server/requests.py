@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from server.sampling import SamplingParams
 from server.speculation.settings import SpeculationParams
 
+Lora = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
@@ -23,6 +25,7 @@ class CompletionRequest:
     t_max_predict_ms: float = 0  # 0: no limit; checked after the first newline, as llama-server does
     prompt_logprobs: int | None = None  # n: log-probabilities of every prompt token and of the top n beside it
     return_progress: bool = False
+    lora: Lora | None = None  # adapters by id with their scales; None: the server's default scales
     special: bool = False  # show special tokens as text
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     verify: bool = False  # end with the first token that is not the client's draft's

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from models.adapter_bank import Mix
 from models.tokenizer import StreamDecoder, Tokenizer
 from server.commit import Committer, finished
 from server.decoder import Decoder
@@ -17,7 +18,7 @@ from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
 from server.pages import n_pages_for, pool_size
 from server.prefix import common_prefix
-from server.requests import CompletionRequest, Event, Failed, Progress
+from server.requests import CompletionRequest, Event, Failed, Lora, Progress
 from server.sampling import RowSampler, SamplingParams
 from server.sequence import Sampler, Sequence, Slot
 from server.slot_files import CacheKind
@@ -64,6 +65,7 @@ class Scheduler:
         make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
         speculator: Speculator | None = None,
         on_step: Callable[[UBatch, StepResult, float], None] | None = None,
+        resolve_lora: Callable[[Lora | None], Mix] = lambda _: (),
     ) -> None:
         """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run.
         `cache_ram`: bytes of host memory for pages that the device has no room for; None: no limit."""
@@ -76,6 +78,7 @@ class Scheduler:
         self.make_sampler = make_sampler or (lambda params, n_ctx: RowSampler(params, vocab, n_ctx))
         self.on_step = on_step
         self.speculator = speculator or Speculator()
+        self.resolve_lora = resolve_lora
         self.stats = SchedulerStats()
         host = HostCache(cache_ram) if cache_ram != 0 else None
         self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, cache_idle_slots)
@@ -98,6 +101,11 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.has_work
 
+    @property
+    def mixes(self) -> set[Mix]:
+        """Adapters that sequences have, running and waiting."""
+        return {seq.mix for seq in (*self.running, *self.queue)}
+
     def submit(self, request: CompletionRequest) -> Sequence:
         """Queue a request. Raises the RequestError for one that can never be served."""
         n_prompt = len(request.prompt)
@@ -114,7 +122,8 @@ class Scheduler:
             )
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         decoder = Decoder(pieces, request.stop, request.n_indent)
-        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root)
+        mix = self.resolve_lora(request.lora)
+        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root_of(mix), mix)
         self._n_submitted += 1
         self.queue.append(seq)
         self.count()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from models.adapter_bank import Mix
 from server.decoder import Decoder
 from server.prefix import Node
 from server.requests import CompletionRequest, Timings, TokenProb
@@ -42,6 +43,7 @@ class Sequence:
         "drafts",
         "has_new_line",
         "id",
+        "mix",
         "n_cached",
         "n_computed",
         "n_lost",
@@ -53,6 +55,7 @@ class Sequence:
         "refused_at",
         "request",
         "resumed",
+        "root",
         "sampler",
         "samples",
         "sealed",
@@ -67,7 +70,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, id: int, request: CompletionRequest, decoder: Decoder, root: Node) -> None:
+    def __init__(self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, mix: Mix = ()) -> None:
         self.id = id  # grows with arrival: the smaller the older
         self.request = request
         self.tokens = list(request.prompt)
@@ -89,6 +92,8 @@ class Sequence:
         # The cache.
         self.table: list[int] = []
         self.table_sent = False  # the engine knows the table as it is
+        self.mix = mix  # its adapters
+        self.root = root  # where prefixes computed with them begin
         self.node = root  # the last page of the table with known content
         self.sealed = 0  # tokens in pages with known content
         self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`

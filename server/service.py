@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from models.chat_template import ChatTemplate
 from models.tokenizer import Tokenizer
+from server.adapters import Adapters
 from server.config import ModelInfo
 from server.errors import RequestError, Unavailable
 from server.latency import Latencies
@@ -35,6 +36,7 @@ class Served:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     info: ModelInfo
+    adapters: Adapters | None = None
 
 
 @dataclass(slots=True)

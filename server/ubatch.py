@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from models.adapter_bank import Mix
 from server.sampling import Row
 
 PAGE = 16  # cells of a page
@@ -30,6 +31,7 @@ class UBatch:
     targets: list[int] = field(default_factory=list)  # -1: the sampled token itself
     copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to), done before anything is written
     tables: dict[int, list[int]] = field(default_factory=dict)  # slot → its whole page table, where it changed
+    mixes: dict[int, Mix] = field(default_factory=dict)  # slot → its adapters, where it has any
     n_top: int = 0  # log-probabilities wanted per row: 0 none, else 1 + top n
     n_probs: int = 0  # post-sampling probabilities wanted per row
 

@@ -244,6 +244,32 @@ REQUESTS = Group(
 )
 
 
+LORA = Group(
+    "Adapters",
+    (
+        Flag(
+            "--lora",
+            "a LoRA adapter; may be given again, or several separated by commas",
+            words,
+            None,
+            "FILE",
+            many=True,
+        ),
+        Flag(
+            "--lora-scaled",
+            "the same with a scale, FILE:SCALE; may be given again, or several separated by commas",
+            words,
+            None,
+            "FILE:SCALE",
+            many=True,
+        ),
+        Flag(
+            "--lora-init-without-apply",
+            "requests that do not say get no adapter; POST /lora-adapters changes that",
+        ),
+    ),
+)
+
 GENERAL = (HELP, Flag("--version", "show the version and leave"))
 SERVE = (
     Group(
@@ -264,6 +290,7 @@ SERVE = (
     CACHE,
     REQUESTS,
     SAMPLING,
+    LORA,
     Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
     COMPATIBLE,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from server.cli import load
+from server.cli import load, lora
 from server.cli.flags import CliError
 from server.cli.progress import show_compiling
 
@@ -61,7 +61,9 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         template = chat_template(options, gguf, vocabulary)
         config = server_config(options, path, vocabulary)
-        wanted = load.engine_options(options, hparams_of(gguf), gguf.size)
+        hparams = hparams_of(gguf)
+        wanted = load.engine_options(options, hparams, gguf.size)
+        given = lora.given(options, gguf, hparams)
 
     def build() -> Served:
         from backends.cpu import warm
@@ -70,9 +72,9 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         warm.begin()
         engine = load.make_engine(path, wanted)
         load.load_weights(engine)
-        return Served(
-            load.make_scheduler(engine, vocabulary, options), vocabulary, template, model_info(engine, vocabulary)
-        )
+        scheduler = load.make_scheduler(engine, vocabulary, options)
+        adapters = lora.connect(engine, scheduler, given, apply=not options.lora_init_without_apply)
+        return Served(scheduler, vocabulary, template, model_info(engine, vocabulary), adapters)
 
     service = Service()
     service.start(build)

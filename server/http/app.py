@@ -14,7 +14,7 @@ from aiohttp import web
 
 from server.config import ServerConfig
 from server.errors import NotFound, RequestError, ServerFault, Unauthorized
-from server.http import generate, info, slots, text
+from server.http import generate, info, lora, slots, text
 from server.http.context import CONTEXT, Context, error_response
 from server.service import Service
 
@@ -37,7 +37,7 @@ _GET: dict[str, Handler] = {
     "/props": info.props,
     "/slots": slots.slots,
     "/metrics": _metrics,
-    "/lora-adapters": text.lora_adapters,
+    "/lora-adapters": lora.adapters,
 }
 _POST: dict[str, Handler] = {
     "/completion": generate.native_completion,
@@ -50,7 +50,7 @@ _POST: dict[str, Handler] = {
     "/apply-template": text.apply_template,
     "/props": info.change_props,
     "/slots/{id}": slots.slot_action,
-    "/lora-adapters": text.lora_adapters,
+    "/lora-adapters": lora.set_scales,
 }
 _PAGE: dict[str, Handler] = {
     "/": info.page,

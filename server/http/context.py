@@ -49,7 +49,9 @@ class Context:
     def parser(self) -> RequestParser:
         """The parser of requests for the loaded model."""
         if self._parser is None:
-            self._parser = RequestParser(self.served.tokenizer, self.config, self.served.info.n_ctx)
+            self._parser = RequestParser(
+                self.served.tokenizer, self.config, self.served.info.n_ctx, self.served.adapters
+            )
         return self._parser
 
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:

@@ -26,17 +26,29 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
-    """GET /v1/models: a list of one, with the older `models` beside it as llama-server has."""
-    return json_response({"object": "list", "data": [_model(request.app[CONTEXT])]})
+    """GET /v1/models: the model, and the adapters that have names of models."""
+    context = request.app[CONTEXT]
+    return json_response({"object": "list", "data": [_model(context), *_tuned(context)]})
 
 
 async def model(request: web.Request) -> web.Response:
     """GET /v1/models/{id}."""
     context = request.app[CONTEXT]
-    data = _model(context)
+    data = next((tuned for tuned in _tuned(context) if tuned["id"] == request.match_info["id"]), _model(context))
     if request.match_info["id"] not in (data["id"], *data["aliases"]):
         raise NotFound(f"no such model: {request.match_info['id']}")
     return json_response(data)
+
+
+def _tuned(context: Context) -> list[dict[str, Any]]:
+    """Adapters that have the name of a model."""
+    known = context.served.adapters
+    base = _model(context)
+    return [
+        {**base, "id": entry.name, "aliases": [], "tags": [], "root": base["id"], "parent": base["id"]}
+        for entry in (known.entries if known is not None else ())
+        if entry.name
+    ]
 
 
 def _model(context: Context) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Reply:
         self.common = {
             "created": self.created,
             "id": self.id,
-            "model": config.model,
+            "model": self.options.model or config.model,
             "system_fingerprint": BUILD_INFO,
         }
 
@@ -251,7 +251,7 @@ def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -
         "timings_per_token": False,
         "post_sampling_probs": s.post_sampling_probs,
         "backend_sampling": True,
-        "lora": [],
+        "lora": [{"id": id, "scale": scale} for id, scale in request.lora or ()],
         **others,
     }
 

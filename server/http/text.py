@@ -7,7 +7,6 @@ from typing import Any
 from aiohttp import web
 
 from models.tokenizer import Tokenizer
-from server.errors import InvalidRequest
 from server.fields import Fields, as_integer, refuse
 from server.http.context import CONTEXT, json_response
 from server.parse_chat import render_chat
@@ -54,16 +53,6 @@ async def apply_template(request: web.Request) -> web.Response:
     parser, template = context.parser, context.served.template
     prompt = await context.parsed(request, lambda body: render_chat(body, parser, template))
     return json_response({"prompt": prompt.text})
-
-
-async def lora_adapters(request: web.Request) -> web.Response:
-    """GET and POST /lora-adapters: there are none yet, so only an empty list can be set."""
-    if request.method == "GET":
-        return json_response([])
-    raw = await request.read()
-    if raw.strip() not in (b"", b"[]"):
-        raise InvalidRequest("the server has no LoRA adapters")
-    return json_response({"success": True})
 
 
 def _token(name: str, value: object, tokenizer: Tokenizer) -> int:

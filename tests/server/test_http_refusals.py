@@ -56,7 +56,7 @@ PROMPTS: list[Any] = [
 ]  # fmt: skip
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("grammar", 'root ::= "a"'), ("json_schema", {}), ("json_schema", {"type": "object"}),
-    ("lora", [{"id": 0, "scale": 1}]), ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}), ("grammar_lazy", True), ("speculative.n_max", 3),
 ]  # fmt: skip
 HARMLESS = {

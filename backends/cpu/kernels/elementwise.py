@@ -6,6 +6,11 @@ from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.registry import bits_f32, f32p, kernel
 
 
+def _gated(b, x, factor):
+    zero = m.fill(x.type.count, 0.0)
+    return b.select(b.fcmp_ordered("==", factor, zero), zero, b.fmul(x, factor))
+
+
 def _silu_back(b, g, x):
     n = x.type.count
     one = m.fill(n, 1.0)
@@ -30,6 +35,7 @@ BINARY_OF = {
     "div": lambda b, x, y: b.fdiv(x, y),
     "silu_back": _silu_back,
     "gelu_back": _gelu_back,
+    "gate": _gated,
 }
 
 

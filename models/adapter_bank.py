@@ -1,0 +1,119 @@
+"""Adapters side by side on the device: one stack of columns, so that one plan serves every mixture of them.
+
+An adapter of rank r has r columns of the stack. A row's gates are its scales at the columns of its adapters and 0
+elsewhere; products are sums over the columns in order, and adding zeros changes no bit, so a row's result does not
+depend on what else is in the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.session import Session
+from graph.tensor import Tensor
+from models.lora import Adapter
+from models.low_rank import EMBEDDING
+from models.weights import Part
+
+F32 = npt.NDArray[np.float32]
+Mix = tuple[tuple[int, float], ...]  # (handle, scale) of each adapter
+LEAST_COLUMNS = 16
+
+
+class AdapterBank:
+    """Adapters by handle. A handle is never used again, so whoever holds one knows exactly which weights it means."""
+
+    def __init__(self, session: Session, declared: Mapping[str, Part]) -> None:
+        self._session, self._declared = session, declared
+        self._columns: dict[int, range] = {}
+        self._names: set[str] = set()
+        self._host: dict[str, tuple[F32, F32]] = {}  # what the device holds, to write it again
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        self.n_columns = 0
+        self.generation = 0  # of the states: changes with their shapes
+        self._next = 1
+
+    def put(self, adapter: Adapter) -> int:
+        """Bring an adapter to the device. ValueError for one with numbers that are not finite."""
+        for name, given in adapter.pairs.items():
+            if not (np.isfinite(given.a).all() and np.isfinite(given.b).all()):
+                raise ValueError(f"the adapter of '{name}' holds a number that is not finite")
+        handle, self._next = self._next, self._next + 1
+        columns = self._room(adapter.rank)
+        if columns is None or not adapter.pairs.keys() <= self._names:
+            self._grow(adapter)
+            columns = self._room(adapter.rank)
+            assert columns is not None
+        self._columns[handle] = columns
+        at = slice(columns.start, columns.stop)
+        for name, (a, b) in self._host.items():
+            by_column = a.T if name == EMBEDDING else a
+            by_column[at], b[:, at] = 0, 0
+            if name in adapter.pairs:
+                pair = adapter.pairs[name]
+                own = slice(columns.start, columns.start + pair.rank)
+                by_column[own] = pair.a.T if name == EMBEDDING else pair.a
+                b[:, own] = pair.b * np.float32(adapter.factor(name))
+            self._write(name)
+        return handle
+
+    def keep(self, handles: Iterable[int]) -> None:
+        """Give up the columns of all adapters but these."""
+        wanted = set(handles)
+        self._columns = {handle: columns for handle, columns in self._columns.items() if handle in wanted}
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._columns
+
+    def gates(self, rows: Sequence[Mix], n_rows: int) -> F32:
+        """(n_rows, n_columns): the rows' mixtures, and zeros after them."""
+        out = np.zeros((n_rows, self.n_columns), np.float32)
+        for mix in set(rows):
+            which = [i for i, row in enumerate(rows) if row == mix]
+            for handle, scale in mix:
+                columns = self._columns[handle]
+                out[which, columns.start : columns.stop] += np.float32(scale)
+        return out
+
+    def _room(self, n: int) -> range | None:
+        """The first n free columns in a row."""
+        used = {c for columns in self._columns.values() for c in columns}
+        for start in range(self.n_columns - n + 1):
+            if not any(c in used for c in range(start, start + n)):
+                return range(start, start + n)
+        return None
+
+    def _grow(self, adapter: Adapter) -> None:
+        """States for more columns or more weights. Those in use keep their columns."""
+        last = max((columns.stop for columns in self._columns.values()), default=0)
+        n_columns = max(self.n_columns, LEAST_COLUMNS)
+        if self._room(adapter.rank) is None:
+            while n_columns < last + adapter.rank:
+                n_columns *= 2
+        self._session.forget(t.name for pair in self.pairs.values() for t in pair)
+        self._names |= adapter.pairs.keys()
+        old, before = self._host, self.n_columns
+        self._host, self.pairs, self.n_columns = {}, {}, n_columns
+        self.generation += 1
+        for name in (name for name in self._declared if name in self._names):
+            n_out, n_in = self._declared[name].shape
+            embedding = name == EMBEDDING
+            a = np.zeros((n_out, n_columns) if embedding else (n_columns, n_in), np.float32)
+            b = np.zeros((n_in if embedding else n_out, n_columns), np.float32)
+            if name in old:
+                (a.T if embedding else a)[:before] = old[name][0].T if embedding else old[name][0]
+                b[:, :before] = old[name][1]
+            self._host[name] = a, b
+            prefix = f"lora.{self.generation}.{name}"
+            self.pairs[name] = (
+                self._session.define(f"{prefix}.a", a.shape),
+                self._session.define(f"{prefix}.b", b.shape),
+            )
+            self._write(name)
+
+    def _write(self, name: str) -> None:
+        for t, values in zip(self.pairs[name], self._host[name], strict=True):
+            self._session.write(t.name, values)

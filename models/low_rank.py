@@ -1,0 +1,50 @@
+"""Low-rank adapters in the graph: what they add to a product and to the embedding, for all rows alike or each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from graph.ops.elementwise import add, scale
+from graph.ops.linear import linear
+from graph.ops.lora import gate
+from graph.ops.rows import get_rows
+from graph.tensor import Tensor
+
+EMBEDDING = "token_embd.weight"
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Pairs A (R, n_in), B (n_out, R) by weight; of the embedding A is (n_vocab, R).
+
+    With `gates` (T, R) row t's products with A are multiplied by gates[t] before B, which chooses its adapters and
+    their scales; without, every row's are multiplied by the pair's factor.
+    """
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    gates: Tensor | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def added(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """y plus what the adapters add to the product of x with a weight. The output of a model whose embedding is its
+        output matrix stays as it is, as in llama.cpp."""
+        if name not in self.pairs or name == EMBEDDING:
+            return y
+        a, b = self.pairs[name]
+        return add(y, linear(self._weighted(name, linear(x, a)), b))
+
+    def embedded(self, tokens: Tensor, x: Tensor) -> Tensor:
+        if EMBEDDING not in self.pairs:
+            return x
+        a, b = self.pairs[EMBEDDING]
+        return add(x, linear(self._weighted(EMBEDDING, get_rows(a, tokens)), b))
+
+    def of_rows(self, ids: Tensor) -> LowRank:
+        return self if self.gates is None else replace(self, gates=get_rows(self.gates, ids))
+
+    def _weighted(self, name: str, h: Tensor) -> Tensor:
+        if self.gates is not None:
+            return gate(h, self.gates)
+        factor = self.factors.get(name, 1.0)
+        return h if factor == 1.0 else scale(h, factor=factor)

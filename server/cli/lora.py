@@ -1,0 +1,56 @@
+"""The adapters that the command line names."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli.flags import UsageError
+from server.parse_lora import MAX_SCALE
+
+if TYPE_CHECKING:
+    from models.gguf_file import GGUFFile
+    from models.hparams import Hparams
+    from models.lora import Adapter
+    from server.adapters import Adapters
+    from server.engine import Engine
+    from server.scheduler import Scheduler
+
+Given = list[tuple[str, float, "Adapter"]]
+
+
+def given(options: SimpleNamespace, base: GGUFFile, hparams: Hparams) -> Given:
+    """(path, scale, adapter) of --lora and --lora-scaled; a file's faults are told before the port is taken."""
+    named = [(path, 1.0) for path in options.lora] + [_scaled(text) for text in options.lora_scaled]
+    if not named:
+        return []
+    from models.lora import read_adapter
+
+    return [(path, scale, read_adapter(path, base, hparams)) for path, scale in named]
+
+
+def _scaled(text: str) -> tuple[str, float]:
+    path, _, number = text.rpartition(":")
+    try:
+        scale = float(number)
+    except ValueError:
+        scale = float("nan")
+    if not path or not abs(scale) <= MAX_SCALE:
+        raise UsageError(f"--lora-scaled: {text!r} is not a file and a scale, such as adapter.gguf:0.5")
+    return path, scale
+
+
+def connect(engine: Engine, scheduler: Scheduler, adapters: Given, *, apply: bool = True) -> Adapters:
+    """The registry of a server's adapters, which the scheduler asks for every request."""
+    from server.adapters import Adapters
+
+    known = Adapters(engine.adapters, lambda: scheduler.mixes)
+    for path, scale, adapter in adapters:
+        known.add(path, partial(_same, adapter), scale=scale if apply else 0.0, metadata=dict(adapter.metadata))
+    scheduler.resolve_lora = known.resolve
+    return known
+
+
+def _same(adapter: Adapter) -> Adapter:
+    return adapter

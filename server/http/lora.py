@@ -1,0 +1,42 @@
+"""GET and POST /lora-adapters, as llama-server has them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from server.errors import InvalidRequest
+from server.fields import json_value
+from server.http.context import CONTEXT, json_response
+from server.parse_lora import lora_scales
+
+
+async def adapters(request: web.Request) -> web.Response:
+    """GET: every adapter with the scale that requests get which do not say."""
+    known = request.app[CONTEXT].served.adapters
+    return json_response(
+        [
+            {
+                "id": entry.id,
+                "path": entry.path,
+                "scale": entry.scale,
+                "task_name": entry.metadata.get("task_name", ""),
+                "prompt_prefix": entry.metadata.get("prompt_prefix", ""),
+                **({"model": entry.name} if entry.name else {}),
+            }
+            for entry in (known.entries if known is not None else ())
+        ]
+    )
+
+
+async def set_scales(request: web.Request) -> web.Response:
+    """POST: the scales from now on; adapters that are not listed get 0."""
+    context = request.app[CONTEXT]
+    known = context.served.adapters
+    raw = await request.read()
+    body = json_value(raw) if raw.strip() else []
+    if not isinstance(body, list):
+        raise InvalidRequest("the body must be an array of {id, scale}")
+    scales = lora_scales(body, known, "body")
+    if known is not None:
+        await context.service.ask(lambda _: known.set_scales(scales))
+    return json_response({"success": True})

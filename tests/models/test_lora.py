@@ -1,0 +1,170 @@
+"""Adapter files, mixtures by row, and merging: against each other and against W + scale · alpha / r · B A."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFWriter
+
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.lora import Adapter, Pair, read_adapter, write_adapter
+from models.merge import dequantized, merge
+from models.model import hparams_of
+from models.weights import check_weights
+from server.engine import Engine, EngineOptions
+from server.ubatch import UBatch
+
+PROMPT = [1, 17, 90, 42, 5, 8]
+
+
+def random_adapter(base: GGUFFile, seed: int, rank: int = 4, alpha: float = 0.0, size: float = 0.3) -> Adapter:
+    h = hparams_of(base)
+    rng = np.random.default_rng(seed)
+    pairs = {}
+    for name, part in check_weights(base, h).items():
+        if len(part.shape) == 2 and name.startswith("blk."):
+            a = rng.normal(size=(rank, part.shape[1])) / np.sqrt(part.shape[1])
+            pairs[name] = Pair(a.astype(np.float32), (rng.normal(size=(part.shape[0], rank)) * size).astype(np.float32))
+    return Adapter(pairs, alpha)
+
+
+def log_probs(engine: Engine, mixes: list[tuple[tuple[int, float], ...]]) -> list[bytes]:
+    """Log-probabilities after each prompt token, of one sequence a slot, as bits."""
+    batch = UBatch(n_top=1)
+    for slot, mix in enumerate(mixes):
+        if mix:
+            batch.mixes[slot] = mix
+        batch.tables[slot] = [slot]
+        for pos, token in enumerate(PROMPT):
+            batch.out.append(len(batch.tokens))
+            batch.rows.append(None)
+            batch.targets.append(7)
+            batch.tokens.append(token)
+            batch.pos.append(pos)
+            batch.slot.append(slot)
+            batch.cells.append(slot * 16 + pos)
+    result = engine.step(batch)
+    assert result.logprobs is not None
+    values = result.logprobs[:, 0].reshape(len(mixes), -1)
+    return [row.tobytes() for row in values]
+
+
+def values(bits: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.frombuffer(bits, np.float32)
+
+
+@pytest.mark.parametrize("name", ["arch-llama-gqa-F32", "arch-llama-gqa-Q6_K"])
+def test_rows_have_their_own_adapters(name: str, shared_data: Path) -> None:
+    engine = Engine(shared_data / "models" / f"{name}.gguf", EngineOptions(n_ctx=64, n_slots=4, n_ubatch=64))
+    engine.load()
+    base = log_probs(engine, [()])[0]
+    one = engine.adapters.put(random_adapter(engine.gguf, 1))
+    alone = log_probs(engine, [((one, 1.0),)])[0]
+    two = engine.adapters.put(random_adapter(engine.gguf, 2, rank=9))
+    three = engine.adapters.put(random_adapter(engine.gguf, 3, rank=20))  # a new stack: there were 16 columns
+    mixed = log_probs(engine, [((one, 1.0),), (), ((two, 0.5), (three, -1.0)), ((three, 1.0),)])
+    assert len({base, *mixed}) == 4
+    assert mixed[0] == alone
+    assert mixed[1] == base
+    assert log_probs(engine, [((two, 0.5), (three, -1.0))])[0] == mixed[2]
+    engine.adapters.keep([three])
+    assert log_probs(engine, [((three, 1.0),)])[0] == mixed[3]
+    four = engine.adapters.put(random_adapter(engine.gguf, 1))  # where the first one was
+    assert log_probs(engine, [(), ((four, 1.0),)]) == [base, alone]
+    engine.close()
+
+
+def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data: Path) -> None:
+    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=4, n_ubatch=64))
+    base = log_probs(engine, [()])[0]
+    sane = random_adapter(engine.gguf, 1)
+    huge = engine.adapters.put(
+        Adapter({name: Pair(pair.a * np.float32(1e38), pair.b) for name, pair in sane.pairs.items()})
+    )
+    mixed = log_probs(engine, [((huge, 1.0),), ()])
+    assert mixed[1] == base
+    broken = Adapter({name: Pair(pair.a, pair.b * np.float32(np.nan)) for name, pair in sane.pairs.items()})
+    with pytest.raises(ValueError, match=r"the adapter of 'blk\.0\.attn_q\.weight' holds a number that is not finite"):
+        engine.adapters.put(broken)
+    engine.close()
+
+
+@pytest.mark.parametrize("arch", ["llama-gqa", "phi3", "gemma3"])
+def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> None:
+    path = shared_data / "models" / f"arch-{arch}-F32.gguf"
+    with GGUFFile.open(path) as base:
+        h = hparams_of(base)
+        adapters = [(random_adapter(base, 1, alpha=6.0), 0.7), (random_adapter(base, 2, rank=3), -0.4)]
+        read = []
+        for i, (adapter, scale) in enumerate(adapters):
+            write_adapter(tmp_path / f"{i}.gguf", adapter, base, h)
+            read.append((read_adapter(tmp_path / f"{i}.gguf", base, h), scale))
+        changed = merge(tmp_path / "merged.gguf", base, h, read)
+        assert len(changed) == sum(len(t.shape) == 2 and t.name.startswith("blk.") for t in base.tensors.values())
+        name = "blk.1.attn_output.weight"
+        w = dequantized(base.tensors[name], base.bytes_of(name)).astype(np.float64)
+        for (adapter, scale), alpha_r in zip(adapters, (6.0 / 4, 1.0), strict=True):
+            w += scale * alpha_r * adapter.pairs[name].b.astype(np.float64) @ adapter.pairs[name].a
+    with GGUFFile.open(tmp_path / "merged.gguf") as merged:
+        np.testing.assert_allclose(dequantized(merged.tensors[name], merged.bytes_of(name)), w, rtol=1e-5, atol=1e-6)
+    got = []
+    for file, given in ((path, read), (tmp_path / "merged.gguf", [])):
+        engine = Engine(file, EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64, type_k="f32", type_v="f32"))
+        mix = tuple((engine.adapters.put(adapter), scale) for adapter, scale in given)
+        got.append(values(log_probs(engine, [mix])[0]))
+        if given:
+            assert np.abs(got[0] - values(log_probs(engine, [()])[0])).max() > 0.01
+        engine.close()
+    np.testing.assert_allclose(got[0], got[1], rtol=2e-4, atol=2e-4)
+
+
+def test_the_file_is_llama_cpps(shared_data: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(shared_data / "models" / "arch-llama-gqa-F32.gguf") as base:
+        write_adapter(tmp_path / "a.gguf", random_adapter(base, 1, alpha=8.0), base, hparams_of(base))
+        n_embd = hparams_of(base).n_embd
+    reader = GGUFReader(tmp_path / "a.gguf")
+    read = {name: reader.fields[name].contents() for name in reader.fields}
+    assert read["general.type"] == "adapter"
+    assert read["general.architecture"] == "llama"
+    assert read["adapter.type"] == "lora"
+    assert read["adapter.lora.alpha"] == 8.0
+    shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
+    assert shapes["blk.0.attn_q.weight.lora_a"] == [n_embd, 4]
+    assert shapes["blk.0.attn_q.weight.lora_b"] == [4, n_embd]
+
+
+def test_files_that_do_not_fit_are_refused(shared_data: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(shared_data / "models" / "arch-llama-gqa-F32.gguf") as base:
+        h = hparams_of(base)
+        good = random_adapter(base, 1)
+
+        def refusal(arch: str = "llama", kind: str = "adapter", **tensors: np.ndarray) -> str:
+            writer = GGUFWriter(tmp_path / "bad.gguf", arch)
+            writer.add_string("general.type", kind)
+            writer.add_string("adapter.type", "lora")
+            for name, array in tensors.items():
+                writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+            with pytest.raises(ModelFileError) as refused:
+                read_adapter(tmp_path / "bad.gguf", base, h)
+            return refused.value.problem
+
+        q = "blk.0.attn_q.weight"
+        a, b = good.pairs[q].a, good.pairs[q].b
+        assert "is not a LoRA adapter" in refusal(kind="model")
+        assert "is an adapter for 'qwen2', the model is 'llama'" in refusal("qwen2")
+        assert refusal() == "has no tensors"
+        assert refusal(**{f"{q}.lora_a": a}) == f"tensor '{q}.lora_b' is missing"
+        assert "do not fit" in refusal(**{f"{q}.lora_a": a[:, 1:], f"{q}.lora_b": b})
+        assert "do not fit" in refusal(**{f"{q}.lora_a": a[1:], f"{q}.lora_b": b})
+        assert "the model has no matrix 'blk.9.x.weight'" in refusal(
+            **{"blk.9.x.weight.lora_a": a, "blk.9.x.weight.lora_b": b}
+        )
+        assert "not finite" in refusal(**{f"{q}.lora_a": a * np.nan, f"{q}.lora_b": b})
+        assert "is not part of an adapter" in refusal(**{q: a})

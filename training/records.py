@@ -1,0 +1,111 @@
+"""Rows of JSONL training files: `text`, `prompt` with `completion`, or chat `messages`, checked line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from training.errors import TrainingError
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_LINE = 16 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row: texts in order, each with whether the model is to learn it, or a conversation for the chat template."""
+
+    line: int
+    parts: tuple[tuple[str, bool], ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+def read_records(raw: bytes, name: str) -> list[Record]:
+    """Every row of a JSONL file. TrainingError names the file, the line, and the field at fault."""
+    records = list(_records(raw, name))
+    if not records:
+        raise TrainingError(f"{name}: has no rows")
+    return records
+
+
+def _records(raw: bytes, name: str) -> Iterator[Record]:
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.strip():
+            yield _record(line, number, f"{name}: line {number}")
+
+
+def _record(line: bytes, number: int, where: str) -> Record:
+    if len(line) > MAX_LINE:
+        raise TrainingError(f"{where}: is longer than {MAX_LINE} bytes")
+    try:
+        row = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+        json.dumps(row, ensure_ascii=False).encode("utf-8")  # a lone surrogate has no UTF-8
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"{where}: byte {error.start} is not UTF-8") from None
+    except UnicodeEncodeError:
+        raise TrainingError(f"{where}: a surrogate escape without its partner") from None
+    except RecursionError:
+        raise TrainingError(f"{where}: is nested too deeply") from None
+    except ValueError as error:
+        raise TrainingError(f"{where}: is not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise TrainingError(f"{where}: must be a JSON object")
+    kinds = [key for key in ("messages", "prompt", "text") if row.get(key) is not None]
+    if len(kinds) != 1:
+        raise TrainingError(f"{where}: must have one of 'text', 'prompt' with 'completion', and 'messages'")
+    if kinds == ["messages"]:
+        return Record(number, (), _messages(row["messages"], where), _tools(row.get("tools"), where))
+    if kinds == ["prompt"]:
+        parts = ((_text(row, "prompt", where), False), (_text(row, "completion", where), True))
+        if not parts[1][0]:
+            raise TrainingError(f"{where}: field 'completion' is empty")
+        return Record(number, parts)
+    text = _text(row, "text", where)
+    if not text:
+        raise TrainingError(f"{where}: field 'text' is empty")
+    return Record(number, ((text, True),))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _text(row: Mapping[str, Any], key: str, where: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str):
+        raise TrainingError(f"{where}: field '{key}' must be a string")
+    return value
+
+
+def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or any(not isinstance(tool, dict) for tool in value):
+        raise TrainingError(f"{where}: field 'tools' must be an array of objects")
+    return tuple(value)
+
+
+def _messages(value: Any, where: str) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list) or not value:
+        raise TrainingError(f"{where}: field 'messages' must be a non-empty array")
+    for i, message in enumerate(value):
+        at = f"{where}: messages[{i}]"
+        if not isinstance(message, dict):
+            raise TrainingError(f"{at} must be an object")
+        if message.get("role") not in ROLES:
+            raise TrainingError(f"{at}: field 'role' must be one of {', '.join(ROLES)}")
+        content = message.get("content")
+        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+            raise TrainingError(f"{at}: field 'content' must be a string")
+        if isinstance(content, list):
+            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+            if any(not isinstance(text, str) for text in texts):
+                raise TrainingError(f"{at}: field 'content' may have parts of type text only")
+        if message.get("weight") not in (None, 0, 1):
+            raise TrainingError(f"{at}: field 'weight' must be 0 or 1")
+    if not any(m["role"] == "assistant" and m.get("weight") != 0 for m in value):
+        raise TrainingError(f"{where}: no message of the assistant is there to learn from")
+    return tuple(value)

@@ -1,0 +1,50 @@
+"""Loss and accuracy of an evaluation, with the uncertainties of their means (llama.cpp's ggml_opt_result)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Result:
+    """Adds up batches. `loss` is the mean over tokens that count; its uncertainty comes from the batches' spread."""
+
+    n_data: int = 0  # tokens (labels) that count
+    n_correct: int = 0
+    losses: list[float] = field(default_factory=list)  # mean of each batch
+    weights: list[float] = field(default_factory=list)  # labels of each batch
+
+    def add(self, loss: float, n_data: int, n_correct: int) -> None:
+        """One batch: its mean loss over `n_data` labels."""
+        self.n_data += n_data
+        self.n_correct += n_correct
+        self.losses.append(loss)
+        self.weights.append(float(n_data))
+
+    @property
+    def loss(self) -> float:
+        total = sum(self.weights)
+        if not total:
+            return math.nan
+        return math.fsum(x * w for x, w in zip(self.losses, self.weights, strict=True)) / total
+
+    @property
+    def loss_uncertainty(self) -> float:
+        """Standard error of the mean over batches; NaN for fewer than two."""
+        n = len(self.losses)
+        if n < 2:
+            return math.nan
+        mean = math.fsum(self.losses) / n
+        variance = math.fsum((x - mean) ** 2 for x in self.losses) / (n - 1)
+        return math.sqrt(variance / n)
+
+    @property
+    def accuracy(self) -> float:
+        return self.n_correct / self.n_data if self.n_data else math.nan
+
+    @property
+    def accuracy_uncertainty(self) -> float:
+        """√(p (1 − p) / (n − 1))."""
+        p, n = self.accuracy, self.n_data
+        return math.sqrt(p * (1 - p) / (n - 1)) if n >= 2 else math.nan

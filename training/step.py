@@ -1,0 +1,201 @@
+"""The graphs of a run: evaluation ⊂ gradient ⊂ optimizer step, built from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.autodiff import backward
+from graph.ops.elementwise import mul, sum_to
+from graph.ops.loss import cross_entropy
+from graph.ops.optim import (
+    N_ADAMW,
+    N_SGD,
+    accumulate,
+    adamw_params,
+    adamw_step,
+    clear,
+    clip_factor,
+    global_norm,
+    sgd_params,
+    sgd_step,
+)
+from graph.ops.select import log_probs
+from graph.tensor import Tensor, feed
+from models.batch import Sequences
+from training.errors import TrainingError
+from training.schedule import OptimizerSettings
+from training.trainable import Trainable
+from training.windows import Window
+
+Feeds = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Of one device run. `losses` (rows,) are of every label, 0 where it does not count."""
+
+    losses: npt.NDArray[np.float32]
+    n_data: int
+    n_correct: int
+
+    @property
+    def total(self) -> float:
+        return float(self.losses.sum(dtype=np.float64))
+
+
+class Steps:
+    """The plans of one run, with the states of its optimizer. `prefix` keeps runs of one session apart."""
+
+    def __init__(
+        self, trainable: Trainable, optimizer: OptimizerSettings, *, n_batch: int, n_ctx: int, prefix: str = "train"
+    ) -> None:
+        if n_batch < 1 or n_ctx < 1:
+            raise TrainingError(f"a batch of {n_batch} windows of {n_ctx} tokens cannot be trained on")
+        self.trainable, self.optimizer = trainable, optimizer
+        self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
+        session, params = trainable.session, trainable.params
+        kinds = "mv" if optimizer.kind == "adamw" else ""
+        self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
+        self._totals: list[Tensor] = []  # gradients of a logical batch, where it takes several runs
+
+    @property
+    def optimizer_nbytes(self) -> int:
+        return sum(t.nbytes for pair in self.moments for t in pair)
+
+    def state_names(self) -> list[str]:
+        """Every state of the run, to forget them."""
+        own = [*self.trainable.params, *(t for pair in self.moments for t in pair), *self._totals]
+        return [t.name for t in own]
+
+    # -- graphs
+
+    def _forward(self) -> tuple[Tensor, list[Tensor]]:
+        """The loss to descend, Σ weight · cross entropy, and what is told about the batch."""
+        sequences = Sequences.feeds(self.n_batch, self.n_ctx)
+        rows = sequences.tokens.shape[0]
+        logits = self.trainable.model.training_logits(sequences)
+        targets = feed("targets", (rows,), "i32")
+        losses = cross_entropy(logits, targets)
+        best = log_probs(logits, feed("ids", (rows, 1), "i32"), targets, n=1)
+        return sum_to(mul(losses, feed("weight", (rows,))), shape=()), [losses, best]
+
+    def _evaluate(self) -> list[Tensor]:
+        return self._forward()[1]
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        loss, told = self._forward()
+        gradients = backward(loss, self.trainable.params)
+        missing = [p.name for p in self.trainable.params if p not in gradients]
+        if missing:
+            raise TrainingError(f"tensor '{missing[0]}' has no influence on the loss")
+        return [gradients[p] for p in self.trainable.params], told
+
+    def _accumulate(self) -> list[Tensor]:
+        gradients, told = self._gradients()
+        return [*told, *(accumulate(total, g) for total, g in zip(self._totals, gradients, strict=True))]
+
+    def _step(self) -> list[Tensor]:
+        """One run for forward, backward and the optimizer."""
+        gradients, told = self._gradients()
+        norm, updates = self._update(gradients)
+        return [*told, norm, *updates]
+
+    def _step_of_totals(self) -> list[Tensor]:
+        norm, updates = self._update(self._totals)
+        return [norm, *updates, *(clear(total) for total in self._totals)]
+
+    def _update(self, gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        o = self.optimizer
+        norm = global_norm(list(gradients))
+        factor = clip_factor(norm, feed("clip", ()))
+        params = feed("optimizer", (N_ADAMW if o.kind == "adamw" else N_SGD,))
+        updates = []
+        for p, moments, g in reversed(list(zip(self.trainable.params, self.moments, gradients, strict=True))):
+            decays = len(p.shape) >= o.decay_min_ndim
+            if o.kind == "adamw":
+                updates.append(adamw_step(p, *moments, g, params, factor, decays=decays))
+            else:
+                updates.append(sgd_step(p, g, params, factor, decays=decays))
+        return norm, updates
+
+    # -- runs
+
+    def evaluate(self, windows: Sequence[Window]) -> BatchResult:
+        """Loss and accuracy, with nothing changed."""
+        losses, best = self._run("evaluate", self._evaluate, self.feeds(windows, 1.0), 2)
+        return self._result(windows, losses, best)
+
+    def step(self, batches: Sequence[Sequence[Window]], n: int, rate: float) -> tuple[list[BatchResult], float]:
+        """Optimizer step number n (from 1) on all micro-batches at once: results, and the norm of the gradient."""
+        work = self.micro_steps(batches, n, rate)
+        results = []
+        while True:
+            try:
+                results.append(next(work))
+            except StopIteration as done:
+                norm: float = done.value
+                return results, norm
+
+    def micro_steps(
+        self, batches: Sequence[Sequence[Window]], n: int, rate: float
+    ) -> Generator[BatchResult, None, float]:
+        """The same as a generator, one device run at a time; returns the norm."""
+        total = sum(float(w.weights.sum()) for windows in batches for w in windows) or 1.0
+        if len(batches) == 1:
+            feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
+            losses, best, norm = self._run("step", self._step, feeds, 3)
+            yield self._result(batches[0], losses, best)
+            return float(norm)
+        if not self._totals:
+            session = self.trainable.session
+            self._totals = [session.define(f"{self.prefix}.g.{p.name}", p.shape) for p in self.trainable.params]
+        for windows in batches:
+            losses, best = self._run("accumulate", self._accumulate, self.feeds(windows, total), 2)
+            yield self._result(windows, losses, best)
+        (norm,) = self._run("update", self._step_of_totals, self._optimizer_feeds(n, rate), 1)
+        return float(norm)
+
+    def _run(self, key: str, build: Callable[[], list[Tensor]], feeds: Feeds, n_fetches: int) -> list[npt.NDArray[Any]]:
+        """Run a plan and bring back its first fetches only: parameters and their moments stay on the device."""
+        session = self.trainable.session
+        plan = session.prepare((self.prefix, key), build)
+        wanted = [None if i < n_fetches else 0 for i in range(len(plan.placement.fetches))]
+        return plan.run(feeds, wanted)[:n_fetches]
+
+    def _optimizer_feeds(self, n: int, rate: float) -> Feeds:
+        o = self.optimizer
+        if o.kind == "adamw":
+            params = adamw_params(n, rate, betas=(o.beta1, o.beta2), eps=o.eps, decay=o.decay)
+        else:
+            params = sgd_params(rate, decay=o.decay)
+        return {"optimizer": params, "clip": np.array(o.gclip, np.float32)}
+
+    def feeds(self, windows: Sequence[Window], total: float) -> Feeds:
+        """A batch; one that is not full is filled up with windows that do not count."""
+        n, length = self.n_batch, self.n_ctx
+        tokens, targets, pos, start = (np.zeros((n, length), np.int32) for _ in range(4))
+        weight = np.zeros((n, length), np.float32)
+        targets[:] = -1
+        for i, w in enumerate(windows):
+            tokens[i] = w.tokens
+            targets[i] = np.where(w.weights > 0, w.labels, -1)
+            weight[i] = w.weights / total
+            bounds = np.zeros(length, np.int32)
+            bounds[list(w.starts)] = w.starts
+            start[i] = np.maximum.accumulate(bounds)
+            pos[i] = np.arange(length) - start[i]
+        flat = {"tokens": tokens, "targets": targets, "pos": pos, "start": start, "weight": weight}
+        feeds: Feeds = {name: array.reshape(-1) for name, array in flat.items()}
+        feeds["ids"] = np.zeros((n * length, 1), np.int32)
+        return feeds
+
+    def _result(self, windows: Sequence[Window], losses: Any, best: Any) -> BatchResult:
+        labels = np.concatenate([np.where(w.weights > 0, w.labels, -1) for w in windows])
+        counted = labels >= 0
+        correct = int((best[: len(labels), 1].astype(np.int64)[counted] == labels[counted]).sum())
+        return BatchResult(losses[: len(labels)], int(counted.sum()), correct)

@@ -1,0 +1,147 @@
+"""What a run trains: all weights of a model, or low-rank adapters beside weights that stay as they are."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.session import Session
+from graph.tensor import Tensor
+from models.gguf_file import GGUFFile
+from models.hparams import Hparams
+from models.lora import Adapter, Pair
+from models.low_rank import EMBEDDING, LowRank
+from models.merge import dequantized
+from models.model import Model
+from models.weights import Weights, check_weights
+from training.errors import TrainingError
+
+F32 = npt.NDArray[np.float32]
+FULL, LORA = "train_model", "finetune_lora"
+
+# flag → the tensors that it means, as in llama.cpp's finetune
+RANKS = {
+    "tok_embd": "token_embd.weight",
+    "out": "output.weight",
+    "wq": "blk.*.attn_q.weight",
+    "wk": "blk.*.attn_k.weight",
+    "wv": "blk.*.attn_v.weight",
+    "wo": "blk.*.attn_output.weight",
+    "w1": "blk.*.ffn_gate.weight",
+    "w2": "blk.*.ffn_down.weight",
+    "w3": "blk.*.ffn_up.weight",
+}
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """`ranks` overrides the rank of a kind of tensor (RANKS); 0 leaves it alone. `alpha` 0 stands for each rank."""
+
+    rank: int = 4
+    alpha: float = 0.0
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+
+    def rank_of(self, name: str) -> int:
+        kind = next((kind for kind, pattern in RANKS.items() if fnmatch.fnmatchcase(name, pattern)), None)
+        if kind is None:
+            return 0
+        # the embedding and the output, as large as the vocabulary, have one only when their rank is named
+        return self.ranks.get(kind, 0 if kind in ("tok_embd", "out") else self.rank)
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model, its parameters in a fixed order (states of the session), and how they are named in files."""
+
+    kind: str  # FULL | LORA
+    session: Session
+    model: Model
+    params: tuple[Tensor, ...]
+    names: tuple[str, ...]  # in checkpoints
+    lora: LoraOptions | None = None
+
+    @property
+    def n_params(self) -> int:
+        return sum(p.nbytes // 4 for p in self.params)
+
+    def read(self) -> dict[str, F32]:
+        """The parameters' numbers by their names in files."""
+        return {name: self.session.read(p.name) for name, p in zip(self.names, self.params, strict=True)}
+
+    def write(self, values: Mapping[str, F32]) -> None:
+        for name, p in zip(self.names, self.params, strict=True):
+            given = values.get(name)
+            if given is None or given.shape != p.shape:
+                shape = "missing" if given is None else f"of shape {given.shape}, expected {p.shape}"
+                raise TrainingError(f"tensor '{name}' is {shape}")
+            self.session.write(p.name, np.ascontiguousarray(given, np.float32))
+
+    def adapter(self) -> Adapter:
+        """The adapter as it stands."""
+        assert self.lora is not None
+        values = self.read()
+        weights = [name.removesuffix(".lora_a") for name in self.names if name.endswith(".lora_a")]
+        return Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, self.lora.alpha)
+
+
+def lora(session: Session, model: Model, options: LoraOptions, prefix: str = "train") -> Trainable:
+    """Adapters whose product is zero at first: A is drawn with a deviation of 1/√n_in, B is 0."""
+    rng = np.random.default_rng([options.seed, 4])
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    factors: dict[str, float] = {}
+    names: list[str] = []
+    for name, w in model.weights.tensors.items():
+        rank = options.rank_of(name)
+        if rank <= 0 or len(w.shape) != 2:
+            continue
+        n_out, n_in = w.shape
+        a_shape, b_shape = ((n_out, rank), (n_in, rank)) if name == EMBEDDING else ((rank, n_in), (n_out, rank))
+        start = (rng.standard_normal(a_shape, np.float32) / np.float32(np.sqrt(n_in))).astype(np.float32)
+        a = session.define(f"{prefix}.{name}.lora_a", a_shape, source=_bytes_of(start))
+        pairs[name] = a, session.define(f"{prefix}.{name}.lora_b", b_shape)
+        factors[name] = options.alpha / rank if options.alpha else 1.0
+        names += [f"{name}.lora_a", f"{name}.lora_b"]
+    if not pairs:
+        raise TrainingError("no tensor is left to train: all ranks are 0")
+    params = tuple(t for pair in pairs.values() for t in pair)
+    return Trainable(
+        LORA, session, model.adapted(LowRank(pairs, factors=factors)), params, tuple(names), options
+    )  # fmt: skip
+
+
+def full(
+    session: Session, model: Model, gguf: GGUFFile, h: Hparams, patterns: Sequence[str] = ("*",), prefix: str = "train"
+) -> Trainable:
+    """Every weight whose name matches one of the patterns, in f32; the others stay as they are in the file."""
+    tensors: dict[str, Tensor] = {}
+    params, names = [], []
+    for name, part in check_weights(gguf, h).items():
+        w = model.weights.tensors[name]
+        frozen = name.startswith("rope_") or not any(fnmatch.fnmatchcase(name, p) for p in patterns)
+        if frozen:
+            tensors[name] = w
+            continue
+
+        def start(source: str = part.source, first: int = part.start, n: int = part.shape[0]) -> F32:
+            return dequantized(gguf.tensors[source], gguf.bytes_of(source))[first : first + n]
+
+        tensors[name] = session.define(f"{prefix}.{name}", w.shape, source=_bytes_from(start))
+        params.append(tensors[name])
+        names.append(name)
+    if not params:
+        raise TrainingError(f"no tensor is named like {', '.join(patterns)}")
+    trained = replace(model, weights=Weights(tensors))
+    return Trainable(FULL, session, trained, tuple(params), tuple(names))
+
+
+def _bytes_of(values: F32) -> Callable[[], npt.NDArray[np.uint8]]:
+    return lambda: values.reshape(-1).view(np.uint8)
+
+
+def _bytes_from(make: Callable[[], F32]) -> Callable[[], npt.NDArray[np.uint8]]:
+    return lambda: np.ascontiguousarray(make(), np.float32).reshape(-1).view(np.uint8)

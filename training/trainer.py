@@ -1,0 +1,282 @@
+"""The training loop: optimizer steps over an order of windows, validation after each epoch, saving, stopping.
+
+`Trainer.work` is a generator that makes one device run at a time, so that whoever owns the device can do other things
+between two of them. `fit` runs it to the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from training.errors import TrainingError
+from training.order import Order, validation
+from training.results import Result
+from training.schedule import OptimizerSettings, Schedule, Stopping
+from training.step import BatchResult, Steps
+from training.tokens import I32
+from training.trainable import Trainable
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one run. A logical batch is `n_batch` windows times `grad_acc` device runs. 0 or less means no limit."""
+
+    n_ctx: int = 128
+    n_batch: int = 8
+    grad_acc: int = 1
+    n_epochs: float = 0
+    max_steps: int = 256
+    save_every: int = 0  # optimizer steps
+    validate_every: int = 0  # optimizer steps; 0: after each epoch
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_batch", "grad_acc"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.n_epochs <= 0 and self.max_steps <= 0:
+            raise TrainingError("a run needs a limit: epochs or iterations")
+
+    @property
+    def n_logical(self) -> int:
+        return self.n_batch * self.grad_acc
+
+
+@dataclass
+class Counters:
+    """What has been done, exactly (CHECKLIST A6.17)."""
+
+    iterations: int = 0  # optimizer steps
+    samples: int = 0  # windows
+    tokens: int = 0
+    epochs: int = 0
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """One device run of training is done; `i` of the `n` of this optimizer step."""
+
+    i: int
+    n: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step is done. `result` adds up this epoch's steps so far, as measured before each of them."""
+
+    iteration: int
+    n_steps: int  # of the whole run; 0: not known
+    epoch: int
+    sample: int  # windows of this epoch so far
+    n_samples: int
+    loss: float
+    accuracy: float
+    norm: float
+    rate: float
+    factor: float
+    n_tokens: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Validating:
+    """One device run of validation is done."""
+
+    sample: int
+    n_samples: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Validated:
+    iteration: int
+    epoch: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Save:
+    """Now is the time to write a checkpoint; `last`: the run is over."""
+
+    iteration: int
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    reason: str
+    cancelled: bool = False
+
+
+Event = MicroStep | Step | Validating | Validated | Save | Finished
+
+
+@dataclass
+class Control:
+    """What a callback may change before an optimizer step: its rate, and whether to go on."""
+
+    iteration: int
+    epoch: int
+    rate: float
+    cancel: bool = False
+
+
+class Trainer:
+    """One run. Everything that its future depends on is in `state()`."""
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        settings: Settings,
+        order: Order,
+        validation_indices: I32,
+        *,
+        stopping: Stopping | None = None,
+        before_step: Callable[[Control], None] | None = None,
+        prefix: str = "train",
+    ) -> None:
+        self.trainable, self.settings, self.order = trainable, settings, order
+        self.validation_indices = validation_indices
+        self.stopping = stopping or Stopping()
+        self.before_step = before_step
+        self.counters = Counters()
+        self.steps = Steps(trainable, settings.optimizer, n_batch=settings.n_batch, n_ctx=settings.n_ctx, prefix=prefix)
+        self.epoch_result = Result()
+        self.just_initialized = True
+
+    @property
+    def n_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        s = self.settings
+        by_epochs = math.ceil(s.n_epochs * len(self.order) / s.n_logical) if s.n_epochs > 0 else 0
+        limits = [n for n in (by_epochs, s.max_steps) if n > 0]
+        return min(limits)
+
+    def work(self) -> Generator[Event, None, None]:
+        """Run to the end; closing the generator ends it between two device runs."""
+        reason, cancelled = "", False
+        while not reason:
+            if self.counters.iterations >= self.n_steps:
+                reason = self._limit()
+                break
+            control = self._control()
+            if self.before_step is not None:
+                self.before_step(control)
+            if control.cancel:
+                reason, cancelled = "cancelled", True
+                break
+            step = yield from self._step(control)
+            yield step
+            reason = self.stopping.update(step.loss) or ""
+            yield from self._between(step)
+        if not (cancelled or self._validated == self.counters.iterations):
+            yield from self._validate()
+        yield Save(self.counters.iterations, last=True)
+        yield Finished(reason, cancelled)
+
+    _validated = -1  # the iteration of the last validation
+
+    def fit(self, on_event: Callable[[Event], None] | None = None) -> Finished:
+        """`work` in one go."""
+        last: Event = Finished("")
+        for last in self.work():
+            if on_event is not None:
+                on_event(last)
+        assert isinstance(last, Finished)
+        return last
+
+    def _limit(self) -> str:
+        s = self.settings
+        if s.max_steps > 0 and self.counters.iterations >= s.max_steps:
+            return f"{s.max_steps} iterations are done"
+        return f"{s.n_epochs:g} epochs are done"
+
+    def _control(self) -> Control:
+        epoch = self.counters.samples // len(self.order)
+        rate = self.settings.schedule.rate(self.counters.iterations, epoch, self.settings.n_epochs or 1)
+        return Control(self.counters.iterations, epoch, rate)
+
+    def _step(self, control: Control) -> Generator[Event, None, Step]:
+        s, c, n_windows = self.settings, self.counters, len(self.order)
+        if c.samples // n_windows != max(0, c.samples - s.n_logical) // n_windows:
+            self.epoch_result = Result()
+        batches = [self.order.take(s.n_batch) for _ in range(s.grad_acc)]
+        work = self.steps.micro_steps(batches, c.iterations + 1, control.rate)
+        results: list[BatchResult] = []
+        norm = 0.0
+        while True:
+            try:
+                results.append(next(work))
+            except StopIteration as done:
+                norm = done.value
+                break
+            if len(results) < len(batches):
+                yield MicroStep(len(results), len(batches))
+        n_data, n_correct = sum(r.n_data for r in results), sum(r.n_correct for r in results)
+        loss = math.fsum(r.total for r in results) / max(1, n_data)
+        c.iterations += 1
+        c.samples += s.n_logical
+        c.tokens += n_data
+        c.epochs = c.samples // n_windows
+        self.just_initialized = False
+        self.epoch_result.add(loss, n_data, n_correct)
+        return Step(
+            c.iterations,
+            self.n_steps,
+            control.epoch,
+            (c.samples - 1) % n_windows + 1,
+            n_windows,
+            loss,
+            n_correct / max(1, n_data),
+            norm,
+            control.rate,
+            control.rate / s.schedule.alpha,
+            s.n_logical * s.n_ctx,
+            self.epoch_result,
+        )
+
+    def _between(self, step: Step) -> Generator[Event, None, None]:
+        s, i = self.settings, self.counters.iterations
+        ended_epoch = self.counters.epochs > step.epoch
+        if ended_epoch if s.validate_every <= 0 else i % s.validate_every == 0:
+            yield from self._validate()
+        if s.save_every > 0 and i % s.save_every == 0 and i < self.n_steps:
+            yield Save(i)
+
+    def _validate(self) -> Generator[Event, None, None]:
+        self._validated = self.counters.iterations
+        if not len(self.validation_indices):
+            return
+        result = Result()
+        n, done = len(self.validation_indices), 0
+        for windows in validation(self.order.dataset, self.validation_indices, self.settings.n_batch):
+            told = self.steps.evaluate(windows)
+            result.add(told.total / max(1, told.n_data), told.n_data, told.n_correct)
+            done += len(windows)
+            yield Validating(done, n, result)
+        yield Validated(self.counters.iterations, self.counters.epochs, result)
+
+    # -- state
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the tensors."""
+        r = self.epoch_result
+        return {
+            "counters": replace(self.counters),
+            "order": self.order.state(),
+            "stopping": self.stopping.counters(),
+            "epoch_result": Result(r.n_data, r.n_correct, list(r.losses), list(r.weights)),
+            "just_initialized": self.just_initialized,
+        }
+
+    def restore(self, state: dict[str, Any], *, force_reshuffle: bool = False) -> bool:
+        """Go on from a state. False when the data are not the same, and their order begins anew."""
+        self.counters = replace(state["counters"])
+        self.stopping.restore(state["stopping"])
+        self.epoch_result = state["epoch_result"]
+        self.just_initialized = state["just_initialized"]
+        return self.order.restore(state["order"], force_reshuffle=force_reshuffle)

@@ -1,0 +1,180 @@
+"""What a training step sees: fixed-length windows of tokens with their labels, and which labels count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from training.errors import TrainingError
+from training.tokens import I32, Example
+
+
+@dataclass(frozen=True)
+class Window:
+    """T tokens of one or several sequences. `starts` are where a sequence begins; they do not see each other."""
+
+    tokens: I32  # (T,)
+    labels: I32  # (T,): the token after each
+    weights: npt.NDArray[np.float32]  # (T,): 1 where the label counts, else 0
+    starts: tuple[int, ...] = (0,)
+
+
+class Dataset(Protocol):
+    """Windows by number. `window(i, rng)` may draw from rng (random offsets); the same draws give the same window."""
+
+    n_window: int  # T
+
+    def __len__(self) -> int: ...
+
+    def window(self, i: int, rng: np.random.Generator) -> Window: ...
+
+    @property
+    def begins(self) -> I32: ...
+
+    @property
+    def sizes(self) -> I32: ...
+
+
+class TextWindows:
+    """Windows of T tokens of one long text, a new one every `stride`; the label is the next token of the text."""
+
+    def __init__(self, tokens: I32, n_window: int, stride: int = 0, name: str = "the text") -> None:
+        stride = stride or max(1, n_window // 2)
+        if len(tokens) < n_window + 1:
+            raise TrainingError(
+                f"{name}: has {len(tokens)} tokens, fewer than the {n_window + 1} that one window of {n_window} needs"
+            )
+        self.tokens, self.n_window = tokens, n_window
+        self.begins = np.arange(0, len(tokens) - n_window, stride, dtype=np.int32)
+        self.sizes = np.full(len(self.begins), n_window, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def window(self, i: int, rng: np.random.Generator) -> Window:
+        a, n = int(self.begins[i]), self.n_window
+        return Window(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
+
+
+class PackedExamples:
+    """Examples in windows of T tokens, several in one where they fit, in the order given; longer ones are cut.
+
+    The sequences of a window do not see each other, so a packed example has the loss that it has alone.
+    """
+
+    def __init__(
+        self, examples: Sequence[Example], n_window: int, *, pack: bool = True, name: str = "the data"
+    ) -> None:
+        self.n_window = n_window
+        pieces: list[Example] = []
+        for example in examples:
+            for a in range(0, max(1, len(example.tokens) - 1), n_window):
+                piece = Example(example.tokens[a : a + n_window + 1], example.learn[a : a + n_window + 1])
+                if len(piece.tokens) > 1 and piece.learn[1:].any():
+                    pieces.append(piece)
+        if not pieces:
+            raise TrainingError(f"{name}: has no token to learn")
+        self._rows: list[list[Example]] = []
+        room = 0
+        for piece in pieces:
+            n = len(piece.tokens) - 1
+            if n > room or not pack:
+                self._rows.append([])
+                room = n_window
+            self._rows[-1].append(piece)
+            room -= n
+        self.sizes = np.array([sum(len(p.tokens) - 1 for p in row) for row in self._rows], np.int32)
+        self.begins = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def window(self, i: int, rng: np.random.Generator) -> Window:
+        tokens, labels = np.zeros(self.n_window, np.int32), np.zeros(self.n_window, np.int32)
+        weights = np.zeros(self.n_window, np.float32)
+        starts, at = [], 0
+        for piece in self._rows[i]:
+            n = len(piece.tokens) - 1
+            tokens[at : at + n], labels[at : at + n] = piece.tokens[:-1], piece.tokens[1:]
+            weights[at : at + n] = piece.learn[1:]
+            starts.append(at)
+            at += n
+        if at < self.n_window:
+            starts.append(at)  # what fills it up is a sequence of its own
+        return Window(tokens, labels, weights, tuple(starts))
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """How samples of a text fill windows (CHECKLIST A6.3 to A6.5)."""
+
+    fill_with_next: bool = False
+    separate_with_eos: bool = False
+    separate_with_bos: bool = True
+    random_offsets: bool = False
+
+
+class TextSamples:
+    """One window a sample of a text: BOS, then the sample's tokens, then end tokens or the samples that follow it."""
+
+    def __init__(
+        self, tokens: I32, begins: Sequence[int], sizes: Sequence[int], n_window: int, bos: int, eos: int,
+        options: SampleOptions | None = None,
+    ) -> None:  # fmt: skip
+        if not len(begins):
+            raise TrainingError("the text has no sample")
+        self.tokens, self.n_window, self.bos, self.eos = tokens, n_window, bos, eos
+        self.begins, self.sizes = np.array(begins, np.int32), np.array(sizes, np.int32)
+        self.options = options or SampleOptions()
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def window(self, i: int, rng: np.random.Generator) -> Window:
+        o, n = self.options, self.n_window
+        labels = np.empty(n, np.int32)
+        offset = int(rng.integers(0, max(1, int(self.sizes[i])))) if o.random_offsets else 0
+        eos_due, bos_due = o.separate_with_eos, o.separate_with_bos
+        for k in range(n):
+            token = self.eos
+            if offset >= self.sizes[i] and o.fill_with_next:
+                if eos_due:
+                    eos_due = False
+                elif bos_due:
+                    bos_due, token = False, self.bos
+                else:
+                    eos_due, bos_due = o.separate_with_eos, o.separate_with_bos
+                    offset, i = 0, (i + 1) % len(self)
+            if offset < self.sizes[i]:
+                token = int(self.tokens[self.begins[i] + offset])
+                offset += 1
+            labels[k] = token
+        tokens = np.concatenate([[self.bos], labels[:-1]]).astype(np.int32)
+        return Window(tokens, labels, np.ones(n, np.float32))
+
+
+def find_samples(
+    text: str, start: str, n_window: int, *, include_start: bool = False, overlapping: bool = False
+) -> list[tuple[int, int]]:
+    """(begin, end) in characters of every sample: what follows each occurrence of `start`.
+
+    A sample ends where the next begins; `overlapping` ones go on for as long as the longest of them, or the window. A
+    text without the pattern is one sample.
+    """
+    found = []
+    at = text.find(start)
+    while at >= 0:
+        found.append(at)
+        at = text.find(start, at + len(start))
+    if not found:
+        return [(0, len(text))]
+    begins = [at if include_start else at + len(start) for at in found]
+    ends = [*found[1:], len(text)]
+    if overlapping:
+        longest = max(n_window, *(end - begin for begin, end in zip(begins, ends, strict=True)))
+        ends = [min(len(text), begin + longest) for begin in begins]
+    return [(begin, end) for begin, end in zip(begins, ends, strict=True) if end > begin]
