@@ -29,12 +29,18 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "pyopencl": ("backends/opencl/",),
     "vulkan": ("backends/vulkan/",),
     "tokenizers": ("models/tokenizer/",),
+    "llguidance": ("models/grammar/",),
     "jinja2": ("models/",),
     "prometheus_client": ("server/",),
     "rich": ("server/cli/",),
 }
 GRAPH_IMPORTS = {"numpy", "gguf"}  # beside the standard library
-LAZY = {"numba": ("backends/cpu/frontend.py",), "pyopencl": (), "vulkan": ()}  # may be imported inside functions only
+LAZY = {
+    "numba": ("backends/cpu/frontend.py",),
+    "pyopencl": (),
+    "vulkan": (),
+    "llguidance": ("models/grammar/",),
+}  # may be imported inside functions only
 NOT_NAMES = {"utils", "helpers", "common", "manager"}
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))

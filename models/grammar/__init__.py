@@ -1,0 +1,17 @@
+"""Constrained output: grammars of several kinds, compiled for a vocabulary, and the masks of tokens that they allow.
+
+    grammar = Grammar.compile("json_schema", '{"type": "object"}', tokenizer)   # GrammarError says where it is wrong
+    matcher = grammar.matcher()                                                 # one generation's state
+    bits = matcher.mask()                                                       # (⌈V/32⌉,) u32, a bit a token
+    matcher.accept(id); matcher.rollback(1)
+
+A tool call is a "lark" grammar of literals and schemas:
+
+    "start: " + quoted("<tool_call>\\n") + " " + json_rule(schema) + " " + quoted("\\n</tool_call>")
+"""
+
+from models.grammar.errors import GrammarError
+from models.grammar.matcher import Grammar, Matcher
+from models.grammar.sources import KINDS, json_rule, quoted
+
+__all__ = ["KINDS", "Grammar", "GrammarError", "Matcher", "json_rule", "quoted"]

@@ -1,0 +1,89 @@
+"""The parts of a grammar: classes of characters and tokens, put together by sequence, choice and repetition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Ranges = tuple[tuple[int, int], ...]  # of code points, both ends included; sorted, apart from each other
+
+LAST = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a class."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of the vocabulary, or any other than it."""
+
+    id: int
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """What another rule says."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """One part after the other; none of them is the empty text."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    """One of the parts."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`least` to `most` times the part; None: any number."""
+
+    part: Node
+    least: int
+    most: int | None
+
+
+Node = Chars | Token | Ref | Seq | Alt | Repeat
+EMPTY = Seq(())
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A grammar: what each rule says, in the order of the source; the text is one of `root`."""
+
+    rules: dict[str, Node]
+    root: str = "root"
+
+
+def chars(ranges: list[tuple[int, int]], negated: bool = False) -> Chars:
+    """A class of the characters in some ranges, or of all others; without surrogates, which are no characters."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = joined[-1][0], max(joined[-1][1], high)
+        else:
+            joined.append((low, high))
+    if negated:
+        ends = [-1, *(end for pair in joined for end in pair), LAST + 1]
+        joined = [(low + 1, high - 1) for low, high in zip(ends[::2], ends[1::2], strict=True) if low + 1 <= high - 1]
+    low, high = _SURROGATES
+    apart = []
+    for a, b in joined:
+        if b < low or a > high:
+            apart.append((a, b))
+        else:
+            apart += [(a, low - 1)] if a < low else []
+            apart += [(high + 1, b)] if b > high else []
+    return Chars(tuple(apart))

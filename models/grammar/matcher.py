@@ -1,0 +1,159 @@
+"""Grammars compiled for one vocabulary, and one generation's place in them; llguidance parses and makes the masks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.grammar.errors import GrammarError
+from models.grammar.sources import KINDS, explained, reason, to_lark
+from models.grammar.vocabulary import byte_token, vocabulary_of
+from models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Bits = npt.NDArray[np.uint32]
+
+MAX_CHARS = 1 << 20  # of a source
+# Bounds on work, in llguidance's units; at its own speeds about 40 ms to compile, 20 ms and 20 MB for a mask.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 2_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 100_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+# Any tokens that spell an allowed text are allowed, as in llama.cpp, and not only those that a tokenizer would choose.
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+
+
+class Grammar:
+    """A grammar, compiled. Immutable: any number of generations and threads may take matchers of it."""
+
+    def __init__(self, kind: str, source: str, tokenizer: Tokenizer, start: LLMatcher) -> None:
+        self.kind = kind
+        self.source = source
+        self.tokenizer = tokenizer
+        self._start = start
+
+    @classmethod
+    def compile(cls, kind: str, source: str, tokenizer: Tokenizer) -> Grammar:
+        """A grammar for a vocabulary. GrammarError says what is wrong and where.
+
+        kind is one of KINDS: "gbnf" (llama.cpp's dialect), "json_schema" (the schema as JSON text; keywords that cannot
+        be enforced are ignored, as llama.cpp does) and "strict_json_schema" (they are errors), "regex" (Rust's
+        dialect, of the whole output), or "lark" (llguidance's, whose rules may contain `json_rule(schema)` and
+        `quoted(text)`). The first grammar of a large vocabulary takes a second: not for the event loop.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of grammar {kind!r}; known are {', '.join(KINDS)}")
+        if len(source) > MAX_CHARS:
+            raise GrammarError(f"has {len(source)} characters, more than {MAX_CHARS}")
+        vocabulary = vocabulary_of(tokenizer)
+        lark = _NO_FORCING + to_lark(kind, source, tokenizer)
+        start = _start(vocabulary, lark)
+        if start.is_error():
+            raise explained(kind, source, start.get_error(), lambda text: _error_of(vocabulary, text))
+        grammar = cls(kind, source, tokenizer, start)
+        if not grammar.matcher().mask().any():
+            raise GrammarError("allows no text")
+        return grammar
+
+    def matcher(self) -> Matcher:
+        """A new generation's state."""
+        return Matcher(self.tokenizer, self._start.deep_copy())
+
+
+class Matcher:
+    """Where one generation is in a grammar. For one thread at a time; the long calls release the GIL."""
+
+    def __init__(self, tokenizer: Tokenizer, matcher: LLMatcher) -> None:
+        self.tokenizer = tokenizer
+        self.ended = False  # by a token that ends generations
+        self._matcher = matcher
+        self._history: list[int] = []  # how many llguidance tokens each accepted token was
+
+    def mask(self) -> Bits:
+        """The tokens that may follow, as (⌈V/32⌉,) u32: bit i of word w is token 32·w + i. Tokens that end a generation
+        are allowed where the grammar can end, and are the only ones when it can only end. GrammarError when the
+        grammar has become too complex to go on with."""
+        n_vocab = self.tokenizer.n_vocab
+        bits = np.zeros(-(-(n_vocab + 256) // 32), np.uint32)
+        if not self.ended and not self._matcher.is_stopped():
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._check()
+        words = bits[: -(-n_vocab // 32)]
+        if n_vocab % 32:
+            words[-1] &= np.uint32((1 << (n_vocab % 32)) - 1)
+        if self.ended or self._matcher.is_accepting():
+            for id in self.tokenizer.eog_ids:
+                words[id // 32] |= np.uint32(1 << (id % 32))
+        return words
+
+    def accept(self, id: int) -> bool:
+        """Go on with a token; False (and nothing has changed) where the grammar does not allow it."""
+        if id in self.tokenizer.eog_ids:
+            if not self.can_end:
+                return False
+            self.ended = True
+            self._history.append(0)
+            return True
+        if self.ended or self._matcher.is_stopped() or self._matcher.try_consume_tokens([id]) != 1:
+            self._check()
+            return False
+        self._history.append(1)
+        return True
+
+    def accept_bytes(self, text: bytes) -> bool:
+        """Go on with the bytes of a token, or the last part of one; counts as one token for `rollback`."""
+        ids = [byte_token(self.tokenizer, byte) for byte in text if byte != 0xFF]
+        done = 0 if self.ended or len(ids) != len(text) else self._matcher.try_consume_tokens(ids)
+        if done != len(text):
+            if done:
+                self._matcher.rollback(done)
+            self._check()
+            return False
+        self._history.append(done)
+        return True
+
+    def rollback(self, n: int) -> None:
+        """Take back the last n accepted tokens."""
+        if not 0 <= n <= len(self._history):
+            raise ValueError(f"{n} tokens to take back of {len(self._history)}")
+        taken = self._history[len(self._history) - n :]
+        del self._history[len(self._history) - n :]
+        if n:
+            self.ended = False
+        if sum(taken):
+            self._matcher.rollback(sum(taken))
+
+    @property
+    def can_end(self) -> bool:
+        """Whether what was accepted is a whole text of the grammar."""
+        return self.ended or bool(self._matcher.is_accepting())
+
+    def copy(self) -> Matcher:
+        """The same state, on its own."""
+        other = Matcher(self.tokenizer, self._matcher.deep_copy())
+        other.ended, other._history = self.ended, self._history.copy()
+        return other
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(reason(self._matcher.get_error()))
+
+
+def _start(vocabulary: LLTokenizer, lark: str) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(**_LIMITS)
+    return LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
+
+
+def _error_of(vocabulary: LLTokenizer, lark: str) -> str:
+    return str(_start(vocabulary, lark).get_error())

@@ -1,0 +1,117 @@
+"""Every kind of grammar as llguidance's Lark, and its complaints as one line that says where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from models.grammar.errors import GrammarError
+from models.tokenizer import Tokenizer
+
+KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")
+
+# Between the tokens of JSON: what llama.cpp's schema grammars allow, so that a model cannot go on with blanks for ever.
+_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+_STOPPED = {
+    "NoExtension": "allows no text",
+    "NoExtensionBias": "allows no text",
+    "ParserTooComplex": "too complex",
+    "LexerTooComplex": "too complex",
+}
+_MAX_LOOKED_AT = 500  # parts of a schema that are tried to find the one at fault
+_SUBSCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
+    """A grammar's rules as Lark, `start` among them."""
+    if kind == "regex":
+        import llguidance
+
+        return f"start: TEXT\nTEXT: /{llguidance.regex_to_lark(source)}/\n"
+    if kind in ("json_schema", "strict_json_schema"):
+        return f"start: {json_rule(_schema(source), strict=kind == 'strict_json_schema')}\n"
+    if kind == "gbnf":
+        from models.grammar.gbnf import parse
+        from models.grammar.lark import to_lark
+
+        return to_lark(parse(source, tokenizer))
+    return source
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of Lark."""
+    return json.dumps(text)
+
+
+def json_rule(schema: Any, *, strict: bool = False) -> str:
+    """JSON of a schema as a part of a Lark rule; unless `strict`, keywords that cannot be enforced are ignored."""
+    if isinstance(schema, dict):
+        options = {"whitespace_pattern": _SPACE, "lenient": not strict, "coerce_one_of": True}
+        schema = {**schema, "x-guidance": options}
+    return f"%json {json.dumps(schema)}"
+
+
+def _schema(source: str) -> Any:
+    try:
+        schema = json.loads(source)
+    except RecursionError:
+        raise GrammarError("the schema is nested too deeply") from None
+    except ValueError as error:
+        raise GrammarError(f"the schema is not JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("a JSON schema must be an object or a boolean")
+    return schema
+
+
+def explained(kind: str, source: str, error: str, error_of: Callable[[str], str]) -> GrammarError:
+    """What llguidance said about a grammar, with the part of a schema at fault; `error_of` compiles Lark once more."""
+    said = reason(error)
+    if kind not in ("json_schema", "strict_json_schema"):
+        return GrammarError(said)
+    schema, where = json.loads(source), ""
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for n, (path, part) in enumerate(_parts(schema, "")):
+        if n >= _MAX_LOOKED_AT:
+            break
+        if path.startswith(where) and isinstance(part, dict):
+            found = error_of(f"start: {json_rule({**shared, **part}, strict=kind == 'strict_json_schema')}\n")
+            if found:
+                where, said = path, reason(found)
+    return GrammarError(f"in the schema at {where or '/'}: {said}")
+
+
+def _parts(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(path, schema) of everything in a schema that is one itself, a parent before what is in it."""
+    work = [(path, schema)]
+    while work:
+        path, schema = work.pop()
+        if path:
+            yield path, schema
+        if not isinstance(schema, dict):
+            continue
+        found = [(f"{path}/{key}", schema[key]) for key in _SUBSCHEMAS if isinstance(schema.get(key), dict)]
+        for key in _LISTS:
+            if isinstance(schema.get(key), list):
+                found += [(f"{path}/{key}/{i}", part) for i, part in enumerate(schema[key])]
+        for key in _MAPS:
+            if isinstance(schema.get(key), dict):
+                found += [(f"{path}/{key}/{name}", part) for name, part in schema[key].items()]
+        work += reversed(found)
+
+
+def reason(error: str) -> str:
+    """llguidance's message in one line, without its own positions."""
+    lines = error.splitlines()
+    why = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
+    if why >= 2:  # a regex, below it a caret, below that what is wrong
+        column = lines[why - 1].find("^") - 3
+        return f"regex {lines[why - 2].strip()!r}, column {max(1, column)}: {lines[why].removeprefix('error: ')}"
+    first = next((line.strip() for line in lines if line.strip()), "cannot be used")
+    if first in _STOPPED:
+        return _STOPPED[first]
+    first = re.sub(r"^at \d+\(\d+\): ", "", first)
+    return first.removeprefix("failed to compile JSON schema: ")

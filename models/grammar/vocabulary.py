@@ -1,0 +1,57 @@
+"""A vocabulary as llguidance wants it: the bytes of every token in a trie, made once for a tokenizer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_made: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class _Pieces:
+    """What llguidance reads of a tokenizer.
+
+    As in llama.cpp a special token counts as its text, so that a grammar may spell it, and a token without text is
+    never allowed; tokens that end a generation have none here, since the matcher decides about them. Bytes 0xFF,
+    which no UTF-8 has, mark special tokens in llguidance. After the vocabulary come 255 tokens of one byte each, for
+    the part of a token with which a lazy grammar begins.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        pieces = [tokenizer.piece(id) for id in range(tokenizer.n_vocab)]
+        for id, piece in enumerate(pieces):
+            if id in tokenizer.eog_ids or piece[:1] in (b"\xff", b"\0"):
+                pieces[id] = b""
+        self.tokens = pieces + [bytes([byte]) for byte in range(255)] + [b"</s>"]
+        self.eos_token_id = len(self.tokens) - 1
+        self.bos_token_id = None
+        self.special_token_ids = [self.eos_token_id]
+        self.is_tokenizer_wrapper = True
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """llguidance asks for tokens of a text only to force them, which we do not do."""
+        return []
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> LLTokenizer:
+    """The llguidance view of a vocabulary. The first call takes about 4 µs a token and holds the GIL meanwhile."""
+    with _lock:
+        made = _made.get(tokenizer)
+        if made is None:
+            import llguidance
+
+            wrapper: Any = _Pieces(tokenizer)
+            _made[tokenizer] = made = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens))
+        return made
+
+
+def byte_token(tokenizer: Tokenizer, byte: int) -> int:
+    """The id of the extra token for one byte (not 0xFF)."""
+    return tokenizer.n_vocab + byte
