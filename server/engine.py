@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from backends.errors import DeviceError
 from graph.backend import Backend, Bytes
 from graph.ops import samplers
 from graph.ops.attention import PAGE
@@ -51,18 +52,36 @@ class EngineOptions:
     devices: tuple[str, ...] = ("cpu",)
 
 
-class DeviceError(ValueError):
-    """A device that this version or this machine does not have; the message names it."""
-
-
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
-    """Backends in the order given; the CPU is added last when it is not named, because it runs every op."""
-    from backends.cpu.backend import CPUBackend
+    """Backends in the order given; the CPU is added last when it is not named, because it runs every op.
 
-    for name in names:
-        if name != "cpu":
-            raise DeviceError(f"device {name!r} is not available: this version runs on cpu")
-    return [CPUBackend(threads)]
+    DeviceError says in one line which of them is not there, and why.
+    """
+    opened: list[Backend] = []
+    try:
+        for name in dict.fromkeys((*names, "cpu")):
+            opened.append(_open_backend(name, threads))
+    except Exception:
+        for backend in opened:
+            backend.close()
+        raise
+    return opened
+
+
+def _open_backend(name: str, threads: int) -> Backend:
+    if name == "cpu":
+        from backends.cpu.backend import CPUBackend
+
+        return CPUBackend(threads)
+    if name.startswith("opencl"):
+        from backends.opencl.backend import OpenCLBackend
+
+        return OpenCLBackend(name)
+    if name.startswith("vulkan"):
+        from backends.vulkan.backend import VulkanBackend
+
+        return VulkanBackend(name)
+    raise DeviceError(f"device {name!r} is not available: see `logitless devices`")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,14 @@ def run(options: SimpleNamespace) -> int:
 
 
 def devices() -> list[dict[str, Any]]:
-    """One entry per kind of device; `available` says whether `--device` takes it."""
+    """One entry per device, and one per kind of which there is none; `available`: whether `--device` takes it."""
+    return [cpu(), *opencl_devices(), *vulkan_devices()]
+
+
+def cpu() -> dict[str, Any]:
     from backends.cpu.isa import isa
 
-    cpu = {
+    return {
         "name": "cpu",
         "available": True,
         "description": cpu_name(),
@@ -28,18 +32,62 @@ def devices() -> list[dict[str, Any]]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_bytes": total_memory(),
     }
-    absent = "not built into this version"
-    return [cpu, *({"name": n, "available": False, "description": absent} for n in ("opencl", "vulkan"))]
+
+
+def opencl_devices() -> list[dict[str, Any]]:
+    from backends.opencl.devices import driver_error, find
+
+    if why := driver_error():
+        return [{"name": "opencl", "available": False, "description": f"OpenCL: {why}"}]
+    return [
+        {
+            "name": d.name,
+            "available": True,
+            "description": d.description,
+            "type": d.kind,
+            "driver": d.driver,
+            "units": d.units,
+            "features": sorted(d.features),
+            "memory_bytes": d.memory_bytes,
+        }
+        for d in find()
+    ]
+
+
+def vulkan_devices() -> list[dict[str, Any]]:
+    from backends.errors import DeviceError
+    from backends.vulkan.instance import all_devices
+
+    try:
+        found = all_devices()
+    except (DeviceError, OSError) as error:
+        return [{"name": "vulkan", "available": False, "description": str(error)}]
+    return [
+        {
+            "name": f"vulkan:{d.index}",
+            "available": not d.missing,
+            "description": d.name + (f": lacks {d.missing}" if d.missing else ""),
+            "type": d.kind,
+            "driver": d.driver,
+            "api": ".".join(map(str, d.api)),
+            "features": sorted(d.features),
+            "memory_bytes": d.memory_bytes,
+        }
+        for d in found
+    ]
 
 
 def as_text(found: list[dict[str, Any]]) -> str:
     lines = []
     for d in found:
-        lines.append(f"{d['name']:<8}{d['description']}")
+        lines.append(f"{d['name']:<10}{d['description']}")
         if d["available"]:
-            memory = d["memory_bytes"] / 2**30
-            lines.append(f"        {d['cores']} cores, {memory:.1f} GiB of memory, kernels: {d['isa']}")
-            lines.append(f"        features: {', '.join(d['features']) or 'unknown'}")
+            memory = f"{d['memory_bytes'] / 2**30:.1f} GiB of memory"
+            if "cores" in d:
+                lines.append(f"{'':<10}{d['cores']} cores, {memory}, kernels: {d['isa']}")
+            else:
+                lines.append(f"{'':<10}{d['type']}, {memory}, driver: {d['driver']}")
+            lines.append(f"{'':<10}features: {', '.join(d['features']) or 'none'}")
     return "\n".join(lines)
 
 

@@ -227,6 +227,16 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def device_list(text: str) -> str:
+    """Devices in order of preference, as `logitless devices` names them: `vulkan:0,cpu`."""
+    names = [name.strip().lower() for name in text.split(",")]
+    for name in names:
+        kind, _, index = name.partition(":")
+        if not (name == "cpu" or (kind in ("opencl", "vulkan") and (name == kind or index.isdecimal()))):
+            raise ValueError("is not a list of cpu, opencl:N and vulkan:N")
+    return ",".join(names)
+
+
 def text(value: str) -> str:
     """Anything."""
     return value

@@ -110,7 +110,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         threads=n_threads(options),
-        devices=(options.device,),
+        devices=tuple(options.device.split(",")),
     )
 
 

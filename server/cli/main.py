@@ -122,10 +122,11 @@ def _fail(message: str, code: int) -> int:
 
 def _explain(error: Exception, verbose: bool) -> str:
     """One line about an exception: the user's errors speak for themselves, ours say where they happened."""
+    from backends.errors import DeviceError
     from models.errors import ModelFileError
     from server.errors import RequestError
 
-    if isinstance(error, ModelFileError | RequestError):
+    if isinstance(error, DeviceError | ModelFileError | RequestError):
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)

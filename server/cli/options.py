@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.cli.cache_options import CACHE
 from server.cli.compatible import COMPATIBLE
-from server.cli.flags import Flag, Group, choice, json_object, number, text, whole, wholes, words
+from server.cli.flags import Flag, Group, choice, device_list, json_object, number, text, whole, wholes, words
 
 INT_MAX = 2**31 - 1
 KV_TYPES = ("f32", "f16", "q8_0")
@@ -14,7 +14,12 @@ JSON = Flag("--json", "print JSON instead of text")
 VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE")
 MODEL = Flag("-m --model", "the GGUF file", text, metavar="FILE", env="LLAMA_ARG_MODEL")
 DEVICE = Flag(
-    "--device -dev", "what computes; see `logitless devices`", choice("cpu"), "cpu", "NAME", env="LLAMA_ARG_DEVICE"
+    "--device -dev",
+    "what computes, in order of preference; see `logitless devices`",
+    device_list,
+    "cpu",
+    "NAME,...",
+    env="LLAMA_ARG_DEVICE",
 )
 THREADS = Flag(
     "-t --threads",

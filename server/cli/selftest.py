@@ -62,7 +62,7 @@ def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
         if name not in OPS:
             raise UsageError(f"--op: there is no op {name!r}; the ops are {', '.join(sorted(OPS))}")
     show_compiling()
-    backends = open_backends((options.device,), max(options.threads, 0))
+    backends = open_backends(options.device.split(","), max(options.threads, 0))
     yield from run_all(backends[:1], options.op)
 
 

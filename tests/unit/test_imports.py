@@ -35,12 +35,12 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "rich": ("server/cli/",),
 }
 GRAPH_IMPORTS = {"numpy", "gguf"}  # beside the standard library
-LAZY = {
+LAZY = {  # may be imported inside functions only
     "numba": ("backends/cpu/frontend.py",),
-    "pyopencl": (),
-    "vulkan": (),
+    "pyopencl": ("backends/opencl/backend.py", "backends/opencl/devices.py"),
+    "vulkan": ("backends/vulkan/",),
     "llguidance": ("models/grammar/",),
-}  # may be imported inside functions only
+}
 NOT_NAMES = {"utils", "helpers", "common", "manager"}
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))

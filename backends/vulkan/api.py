@@ -1,0 +1,135 @@
+"""The Vulkan binding as this backend uses it: raw calls, struct makers that keep what they point to, literals, errors.
+
+The binding's own wrappers look at the type of every argument at every call (1 to 3 µs), and free nested structs too
+early. Raw calls through its `lib` take a third of that, and `Keep` holds what is nested. The interpreter lock is
+released inside all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from backends.errors import DeviceError, DeviceLost
+
+# Literals that the binding lacks or has wrong, and those used on hot paths.
+WHOLE_SIZE = (1 << 64) - 1
+API_1_2 = 1 << 22 | 2 << 12
+API_1_3 = 1 << 22 | 3 << 12
+COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
+BIND_COMPUTE = 1
+STAGE_COMPUTE, STAGE_TRANSFER, STAGE_HOST = 0x800, 0x1000, 0x4000
+SHADER_READ, SHADER_WRITE = 0x20, 0x40
+TRANSFER_READ, TRANSFER_WRITE = 0x800, 0x1000
+HOST_READ, HOST_WRITE = 0x2000, 0x4000
+USAGE = 0x1 | 0x2 | 0x20 | 0x20000  # transfer source and destination, storage, device address
+DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
+ORDINARY = 15  # all of these; memory types with other flags are protected, uncached or made for tiles
+ALLOCATE_DEVICE_ADDRESS = 2
+QUEUE_COMPUTE = 2
+RESETTABLE = 2  # command buffers of a pool, one by one
+TIMELINE = 1
+TIMEOUT_NS = 600 * 10**9  # of one submission
+
+NOT_ENOUGH = {-1: "host memory", -2: "device memory", -1000072003: "device addresses"}
+LOST = -4
+TIMEOUT = 2
+
+TYPES = {  # VkStructureType
+    "ApplicationInfo": 0,
+    "InstanceCreateInfo": 1,
+    "DeviceQueueCreateInfo": 2,
+    "DeviceCreateInfo": 3,
+    "SubmitInfo": 4,
+    "MemoryAllocateInfo": 5,
+    "SemaphoreCreateInfo": 9,
+    "BufferCreateInfo": 12,
+    "ShaderModuleCreateInfo": 16,
+    "PipelineCacheCreateInfo": 17,
+    "PipelineShaderStageCreateInfo": 18,
+    "ComputePipelineCreateInfo": 29,
+    "PipelineLayoutCreateInfo": 30,
+    "CommandPoolCreateInfo": 39,
+    "CommandBufferAllocateInfo": 40,
+    "CommandBufferBeginInfo": 42,
+    "MemoryBarrier": 46,
+    "PhysicalDeviceVulkan11Features": 49,
+    "PhysicalDeviceVulkan11Properties": 50,
+    "PhysicalDeviceVulkan12Features": 51,
+    "PhysicalDeviceVulkan12Properties": 52,
+    "PhysicalDeviceVulkan13Features": 53,
+    "PhysicalDeviceVulkan13Properties": 54,
+    "PhysicalDeviceFeatures2": 1000059000,
+    "PhysicalDeviceProperties2": 1000059001,
+    "MemoryAllocateFlagsInfo": 1000060000,
+    "DebugUtilsMessengerCreateInfoEXT": 1000128004,
+    "SemaphoreTypeCreateInfo": 1000207002,
+    "TimelineSemaphoreSubmitInfo": 1000207003,
+    "SemaphoreWaitInfo": 1000207004,
+    "BufferDeviceAddressInfo": 1000244001,
+    "ValidationFeaturesEXT": 1000247000,
+    "PhysicalDeviceCooperativeMatrixFeaturesKHR": 1000506000,
+    "CooperativeMatrixPropertiesKHR": 1000506001,
+}
+
+
+@functools.cache
+def binding() -> tuple[Any, Any]:
+    """The binding's `ffi` and `lib`. DeviceError without the binding or the loader."""
+    try:
+        import vulkan
+    except ImportError as error:
+        raise DeviceError(f"Vulkan: the Python package vulkan is missing ({error})") from error
+    except OSError as error:
+        raise DeviceError("Vulkan: no loader (libvulkan.so.1): install a GPU driver with Vulkan") from error
+    return vulkan.ffi, vulkan.lib
+
+
+def check(result: int, what: str) -> None:
+    """MemoryError or DeviceLost where a call failed for that; OSError otherwise."""
+    if result == 0:
+        return
+    if result in NOT_ENOUGH:
+        raise MemoryError(f"Vulkan: not enough {NOT_ENOUGH[result]} ({what})")
+    if result == LOST:
+        raise DeviceLost(f"Vulkan: the device was lost ({what})")
+    if result == TIMEOUT:
+        raise DeviceLost(f"Vulkan: the device did not finish within {TIMEOUT_NS // 10**9} s ({what})")
+    raise OSError(f"Vulkan: {what} failed with VkResult {result}")
+
+
+class Keep(list[Any]):
+    """C memory for as long as this list lives."""
+
+    def new(self, ctype: str, init: Any = None) -> Any:
+        made = binding()[0].new(ctype, init)
+        self.append(made)
+        return made
+
+    def struct(self, name: str, **fields: Any) -> Any:
+        """A pointer to a Vk struct with its sType set."""
+        made = self.new(f"Vk{name} *")
+        made.sType = TYPES[name]
+        for field, value in fields.items():
+            setattr(made, field, value)
+        return made
+
+    def names(self, values: list[str]) -> Any:
+        """char *[] of strings."""
+        return self.new("char *[]", [self.new("char[]", v.encode()) for v in values])
+
+
+def listed(call: Any, ctype: str, *before: Any) -> list[Any]:
+    """What a Vulkan function of the form f(…, &count, array) enumerates. The items point into memory they keep."""
+    ffi, _ = binding()
+    count = ffi.new("uint32_t *")
+    call(*before, count, ffi.NULL)
+    array = ffi.new(f"{ctype}[]", max(count[0], 1))
+    call(*before, count, array)
+    return _Items((array[i] for i in range(count[0])), array)
+
+
+class _Items(list[Any]):
+    def __init__(self, items: Any, array: Any) -> None:
+        super().__init__(items)
+        self.array = array  # structs among the items are views of it

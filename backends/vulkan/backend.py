@@ -1,0 +1,171 @@
+"""The Vulkan backend: the shared kernels (backends/kernels) as SPIR-V, one recorded command buffer per program."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from backends.errors import DeviceError
+from backends.kernels import device as shared
+from backends.kernels.dialect import KERNELS, SIMT
+from backends.kernels.lowering import Dispatch
+from backends.vulkan.device import Device, Memory
+from backends.vulkan.instance import all_devices
+from backends.vulkan.pipelines import Pipelines
+from backends.vulkan.record import Range, Recording
+from graph.backend import Bytes, Place
+from graph.tensor import Tensor
+
+ALIGNMENT = 64
+STAGING_NBYTES = 16 << 20
+
+
+class VulkanBackend:
+    """`vulkan` is the first device. `validation` and `mapped` are for tests: see Instance and Device."""
+
+    alignment = ALIGNMENT
+
+    def __init__(self, name: str = "vulkan:0", *, validation: bool = False, mapped: bool = True) -> None:
+        found, index = all_devices(validation), int(name.partition(":")[2] or 0)
+        self.name = f"vulkan:{index}"
+        if index >= len(found):
+            raise DeviceError(f"device {self.name} is not available: this machine has vulkan:0 to {len(found) - 1}")
+        if found[index].missing:
+            raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
+        self.device = Device(found[index], mapped=mapped)
+        self.pipelines = Pipelines(self.device)
+        self._staging: Memory | None = None
+        self._scratch: Memory | None = None
+        self._copies = Recording(self.device)
+
+    def supports(self, t: Tensor) -> bool:
+        limit = self.device.info.max_invocations
+        found = shared.dispatches(t, SIMT)
+        return found is not None and all(KERNELS[d.kernel].threads(d.defines) <= limit for d in found)
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        return shared.rewrite(t)
+
+    def alloc(self, nbytes: int) -> Memory:
+        memory = self.device.memory(nbytes)
+        if memory.array is not None:
+            memory.array.fill(0)
+        else:
+            self._copies.begin()
+            self._copies.fill_zero(memory)
+            self._copies.finish()
+            self._copies.submit()
+        return memory
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        return shared.constant_nbytes(t)
+
+    def load(self, t: Tensor, raw: Bytes) -> Memory:
+        packed = shared.pack(t, raw)
+        memory = self.device.memory(len(packed))
+        self.upload(Place(memory), packed)
+        return memory
+
+    def upload(self, place: Place, data: Bytes) -> None:
+        self.device.idle()
+        memory: Memory = place.buffer
+        if memory.array is not None:
+            memory.array[place.offset : place.offset + len(data)] = data
+            return
+        for at in range(0, len(data), STAGING_NBYTES):
+            part = data[at : at + STAGING_NBYTES]
+            self.device.idle()
+            staging, held = self._staged(len(part))
+            held[: len(part)] = part
+            self._copy(staging, 0, memory, place.offset + at, len(part))
+
+    def download(self, place: Place, nbytes: int) -> Bytes:
+        self.device.idle()
+        memory: Memory = place.buffer
+        if memory.array is not None:
+            view: Bytes = memory.array[place.offset : place.offset + nbytes]
+            return view
+        result = np.empty(nbytes, np.uint8)
+        for at in range(0, nbytes, STAGING_NBYTES):
+            n = min(STAGING_NBYTES, nbytes - at)
+            staging, held = self._staged(n)
+            self._copy(memory, place.offset + at, staging, 0, n)
+            self.device.idle()
+            result[at : at + n] = held[:n]
+        return result
+
+    def _staged(self, nbytes: int) -> tuple[Memory, Bytes]:
+        """Memory of at least so many bytes that both sides see."""
+        if self._staging is None or self._staging.nbytes < nbytes:
+            self._staging = self.device.memory(max(nbytes, 1 << 16), "staging")
+        assert self._staging.array is not None
+        return self._staging, self._staging.array
+
+    def _copy(self, source: Memory, source_at: int, destination: Memory, destination_at: int, nbytes: int) -> None:
+        self._copies.begin()
+        self._copies.copy(source, source_at, destination, destination_at, nbytes)
+        self._copies.finish()
+        self._copies.submit()
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> VulkanProgram:
+        work = shared.lower_all(nodes, SIMT)
+        need = max((d.scratch for d in work), default=0)
+        if need and (self._scratch is None or self._scratch.nbytes < need):
+            self._scratch = self.device.memory(need)
+        program = VulkanProgram(self, work, place, self._scratch if need else None)
+        self.pipelines.save()
+        return program
+
+    def close(self) -> None:
+        self.pipelines.close()
+        self.device.close()
+
+
+class VulkanProgram:
+    """A run of dispatches, recorded. `run` starts it; whoever reads what it made waits for it."""
+
+    def __init__(
+        self,
+        backend: VulkanBackend,
+        work: Sequence[Dispatch],
+        place: Callable[[Tensor], Place],
+        scratch: Memory | None,
+    ) -> None:
+        self.recording = Recording(backend.device)
+        self.recording.begin()
+        self._keep: dict[int, Memory] = {}  # what the recording refers to
+        places: dict[int, tuple[int, Range | None]] = {}  # by tensor: address, and range where order matters
+        for d in work:
+            kernel = KERNELS[d.kernel]
+            addresses, reads, writes = [], [], []
+            for arg, (t, offset) in zip(kernel.args, d.buffers, strict=True):
+                if t is None:
+                    assert scratch is not None
+                    self._keep[id(scratch)] = scratch
+                    address, span = scratch.address, (scratch.address, scratch.address + d.scratch)
+                else:
+                    if id(t) not in places:
+                        places[id(t)] = self._where(t, place(t))
+                    address, known = places[id(t)]
+                    span = known  # type: ignore[assignment]
+                addresses.append(address + offset)
+                if span is not None:
+                    if arg.access != "w":
+                        reads.append(span)
+                    if arg.access != "r":
+                        writes.append(span)
+            push = struct.pack(f"<{len(addresses)}Q{len(d.words)}I", *addresses, *d.words)
+            self.recording.dispatch(backend.pipelines.get(kernel, d.defines), push, d.groups, reads, writes)
+        self.recording.finish()
+
+    def _where(self, t: Tensor, at: Place) -> tuple[int, Range | None]:
+        memory: Memory = at.buffer
+        self._keep[id(memory)] = memory
+        start = memory.address + at.offset
+        constant = t.op == "const" or (t.op == "state" and t.attrs["constant"])
+        return start, None if constant else (start, start + max(t.nbytes, 1))
+
+    def run(self) -> None:
+        self.recording.submit()

@@ -1,0 +1,186 @@
+"""A logical device: its queue, its memory, and one submission at a time on a timeline semaphore."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from backends.vulkan import api
+from backends.vulkan.api import Keep, binding, check
+from backends.vulkan.instance import COOPERATIVE_MATRIX, CORE_FEATURES, FEATURES, DeviceInfo, feature_chain
+from graph.backend import Bytes
+
+ANY = 0xFFFFFFFF  # every memory type
+
+
+class Memory:
+    """A buffer with a device address. `array` is its bytes in this process, None where the host cannot see them."""
+
+    __slots__ = ("__weakref__", "_finalizer", "address", "array", "handle", "nbytes")
+
+    def __init__(self, device: Device, nbytes: int, kinds: tuple[int, ...]) -> None:
+        """`kinds`: wanted property flags, the best first. MemoryError when nothing of the kind is left."""
+        ffi, lib = binding()
+        self.nbytes, keep = nbytes, Keep()
+        info = keep.struct("BufferCreateInfo", size=nbytes, usage=api.USAGE)
+        made = ffi.new("VkBuffer *")
+        check(lib.vkCreateBuffer(device.handle, info, ffi.NULL, made), f"a buffer of {nbytes} bytes")
+        self.handle = made[0]
+        needs = ffi.new("VkMemoryRequirements *")
+        lib.vkGetBufferMemoryRequirements(device.handle, self.handle, needs)
+        flags = keep.struct("MemoryAllocateFlagsInfo", flags=api.ALLOCATE_DEVICE_ADDRESS)
+        request = keep.struct("MemoryAllocateInfo", allocationSize=needs.size, pNext=flags)
+        memory = ffi.new("VkDeviceMemory *")
+        result = -2
+        for kind in device.memory_types(needs.memoryTypeBits, kinds):
+            request.memoryTypeIndex = kind
+            result = lib.vkAllocateMemory(device.handle, request, ffi.NULL, memory)
+            if result == 0:
+                break
+        if result:
+            lib.vkDestroyBuffer(device.handle, self.handle, ffi.NULL)
+            check(result, f"a buffer of {nbytes} bytes on {device.info.name}")
+        self._finalizer = weakref.finalize(self, device.discard, self.handle, memory[0])
+        check(lib.vkBindBufferMemory(device.handle, self.handle, memory[0], 0), "vkBindBufferMemory")
+        self.array: Bytes | None = None
+        if device.type_flags[request.memoryTypeIndex] & api.HOST_VISIBLE and kinds[0] & api.HOST_VISIBLE:
+            start = ffi.new("void **")
+            check(lib.vkMapMemory(device.handle, memory[0], 0, api.WHOLE_SIZE, 0, start), "vkMapMemory")
+            self.array = np.frombuffer(ffi.buffer(start[0], nbytes), np.uint8)
+        self.address = int(
+            lib.vkGetBufferDeviceAddress(device.handle, keep.struct("BufferDeviceAddressInfo", buffer=self.handle))
+        )
+
+    def release(self) -> None:
+        """Give it back now."""
+        self.array = None
+        self._finalizer()
+
+
+class Device:
+    """`mapped` False does as if the host could not see the device's memory, which it cannot on most discrete GPUs."""
+
+    def __init__(self, info: DeviceInfo, *, mapped: bool = True) -> None:
+        ffi, lib = binding()
+        self.info, self.open = info, False
+        keep = Keep()
+        chain, structs = feature_chain(keep, info.api[0] << 22 | info.api[1] << 12, info.extensions)
+        for name in CORE_FEATURES:
+            setattr(chain.features, name, int(name in info.features))
+        for struct, names in FEATURES.items():
+            for name in names if struct in structs else ():
+                setattr(structs[struct], name, int(name in info.features))
+        queue = keep.struct("DeviceQueueCreateInfo", queueFamilyIndex=info.queue_family, queueCount=1)
+        queue.pQueuePriorities = keep.new("float[]", [1.0])
+        wanted = keep.struct("DeviceCreateInfo", pNext=chain, queueCreateInfoCount=1, pQueueCreateInfos=queue)
+        if COOPERATIVE_MATRIX in info.extensions:
+            wanted.enabledExtensionCount, wanted.ppEnabledExtensionNames = 1, keep.names([COOPERATIVE_MATRIX])
+        device = ffi.new("VkDevice *")
+        check(lib.vkCreateDevice(info.handle, wanted, ffi.NULL, device), f"opening {info.name}")
+        self.handle, self.open = device[0], True
+        made = ffi.new("VkQueue *")
+        lib.vkGetDeviceQueue(self.handle, info.queue_family, 0, made)
+        self.queue = made[0]
+        memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
+        lib.vkGetPhysicalDeviceMemoryProperties(info.handle, memory)
+        self.type_flags = [int(memory.memoryTypes[i].propertyFlags) for i in range(memory.memoryTypeCount)]
+        both = api.HOST_VISIBLE | api.HOST_COHERENT
+        unified = info.kind in ("integrated", "cpu") and mapped
+        # A unified memory is read in place; otherwise results are copied to memory that the host reads fast.
+        self._kinds = {
+            "device": (both | api.DEVICE_LOCAL | api.HOST_CACHED,) if unified else (api.DEVICE_LOCAL,),
+            "feeds": (both | api.DEVICE_LOCAL, both) if mapped else (both,),
+            "staging": (both | api.HOST_CACHED, both),
+        }
+        if not self.memory_types(ANY, self._kinds["device"]):
+            self._kinds["device"] = (api.DEVICE_LOCAL,)
+        pool = keep.struct("CommandPoolCreateInfo", queueFamilyIndex=info.queue_family, flags=api.RESETTABLE)
+        made = ffi.new("VkCommandPool *")
+        check(lib.vkCreateCommandPool(self.handle, pool, ffi.NULL, made), "vkCreateCommandPool")
+        self.commands = made[0]
+        kind = keep.struct("SemaphoreTypeCreateInfo", semaphoreType=api.TIMELINE)
+        made = ffi.new("VkSemaphore *")
+        semaphore = keep.struct("SemaphoreCreateInfo", pNext=kind)
+        check(lib.vkCreateSemaphore(self.handle, semaphore, ffi.NULL, made), "vkCreateSemaphore")
+        self.semaphore = made
+        self._value = ffi.new("uint64_t *")  # of the last submission; the semaphore reaches it when that is done
+        self._pending = False
+        self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self._garbage: list[tuple[Any, Any]] = []
+        self._keep = keep = Keep()
+        timeline = keep.struct("TimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1)
+        timeline.pSignalSemaphoreValues = self._value
+        self._submit = keep.struct("SubmitInfo", pNext=timeline, commandBufferCount=1, signalSemaphoreCount=1)
+        self._submit.pSignalSemaphores = made
+        self._wait = keep.struct("SemaphoreWaitInfo", semaphoreCount=1, pSemaphores=made, pValues=self._value)
+
+    def memory_types(self, allowed: int, kinds: tuple[int, ...]) -> list[int]:
+        """Indices of the memory types that have all of the wanted flags, for each choice of flags in turn."""
+        return [
+            i
+            for flags in kinds
+            for i, has in enumerate(self.type_flags)
+            if allowed >> i & 1 and has & flags == flags and has <= api.ORDINARY
+        ]
+
+    def memory(self, nbytes: int, use: str = "device") -> Memory:
+        """`use`: "device", "feeds" (written by the host at every run), or "staging" (read by it)."""
+        self.sweep()
+        made = Memory(self, -(-max(nbytes, 1) // 16) * 16, self._kinds[use])
+        self._live.add(made)
+        return made
+
+    def discard(self, buffer: Any, memory: Any) -> None:
+        """Memory that nobody refers to any more; the collector may say so on any thread, so it is freed later."""
+        self._garbage.append((buffer, memory))
+
+    def discard_commands(self, commands: Any) -> None:
+        """The same of a command buffer (VkCommandBuffer *)."""
+        self._garbage.append((None, commands))
+
+    def sweep(self) -> None:
+        """Free what was discarded."""
+        if self._garbage:
+            ffi, lib = binding()
+            self.idle()
+            while self._garbage:
+                buffer, memory = self._garbage.pop()
+                if buffer is None:
+                    lib.vkFreeCommandBuffers(self.handle, self.commands, 1, memory)
+                else:
+                    lib.vkDestroyBuffer(self.handle, buffer, ffi.NULL)
+                    lib.vkFreeMemory(self.handle, memory, ffi.NULL)
+
+    def submit(self, commands: Any) -> None:
+        """Start a recorded command buffer (VkCommandBuffer *), after the one before it has ended."""
+        self.idle()
+        self._submit.pCommandBuffers = commands
+        self._value[0] += 1
+        self._pending = True
+        result = binding()[1].vkQueueSubmit(self.queue, 1, self._submit, binding()[0].NULL)
+        if result:
+            self._pending = False
+            check(result, f"a submission to {self.info.name}")
+
+    def idle(self) -> None:
+        """Return when the last submission has ended. DeviceLost when it never will."""
+        if self._pending:
+            result = binding()[1].vkWaitSemaphores(self.handle, self._wait, api.TIMEOUT_NS)
+            self._pending = False
+            check(result, f"waiting for {self.info.name}")
+
+    def close(self) -> None:
+        """Give everything back to the driver; the memory of buffers goes with it."""
+        if self.open:
+            ffi, lib = binding()
+            lib.vkDeviceWaitIdle(self.handle)
+            self._pending = False
+            for held in list(self._live):
+                held.release()
+            self.sweep()
+            self.open = False
+            lib.vkDestroySemaphore(self.handle, self.semaphore[0], ffi.NULL)
+            lib.vkDestroyCommandPool(self.handle, self.commands, ffi.NULL)
+            lib.vkDestroyDevice(self.handle, ffi.NULL)

@@ -1,0 +1,202 @@
+"""What the Vulkan loader finds: the instance of the process, and its devices."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from backends.errors import DeviceError
+from backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
+
+VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
+SYNCHRONIZATION = 4  # VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
+WARNING_AND_ERROR, ALL_TYPES = 0x1100, 7
+KINDS = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
+FEATURES = {  # a device's features by struct; all that it has of these are enabled
+    "PhysicalDeviceVulkan11Features": ("storageBuffer16BitAccess",),
+    "PhysicalDeviceVulkan12Features": (
+        "bufferDeviceAddress",
+        "timelineSemaphore",
+        "storageBuffer8BitAccess",
+        "shaderFloat16",
+        "vulkanMemoryModel",
+        "vulkanMemoryModelDeviceScope",
+    ),
+    "PhysicalDeviceVulkan13Features": (
+        "shaderIntegerDotProduct",
+        "subgroupSizeControl",
+        "computeFullSubgroups",
+        "maintenance4",
+    ),
+    "PhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
+}
+CORE_FEATURES = ("shaderInt16", "shaderInt64", "shaderFloat64")
+REQUIRED = (
+    "bufferDeviceAddress",
+    "timelineSemaphore",
+    "storageBuffer8BitAccess",
+    "storageBuffer16BitAccess",
+    "shaderInt16",
+)
+COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A physical device. `missing`: why this backend cannot use it; empty when it can."""
+
+    index: int
+    name: str
+    kind: str
+    driver: str
+    api: tuple[int, int, int]
+    memory_bytes: int
+    features: frozenset[str]
+    extensions: frozenset[str]
+    queue_family: int
+    subgroup: int
+    max_shared_bytes: int
+    max_invocations: int
+    identity: bytes  # of device and driver version: caches are kept under it
+    missing: str
+    handle: Any
+    keep: Any
+
+
+class Instance:
+    """VkInstance; `messages` collects what the validation layer says when that is asked for."""
+
+    def __init__(self, validation: bool = False) -> None:
+        ffi, self.lib = binding()
+        self.keep = keep = Keep()
+        self.messages: list[str] = []
+        app = keep.struct("ApplicationInfo", apiVersion=API_1_3)
+        info = keep.struct("InstanceCreateInfo", pApplicationInfo=app)
+        if validation:
+            info.enabledLayerCount, info.ppEnabledLayerNames = 1, keep.names([VALIDATION_LAYER])
+            extensions = ["VK_EXT_debug_utils", "VK_EXT_validation_features"]
+            info.enabledExtensionCount, info.ppEnabledExtensionNames = 2, keep.names(extensions)
+            enabled = keep.new("VkValidationFeatureEnableEXT[]", [SYNCHRONIZATION])
+            info.pNext = keep.struct(
+                "ValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enabled
+            )
+        made = ffi.new("VkInstance *")
+        result = self.lib.vkCreateInstance(info, ffi.NULL, made)
+        if result == -9:
+            raise DeviceError("Vulkan: no driver is installed (the loader finds none)")
+        check(result, "vkCreateInstance")
+        self.handle = made[0]
+        if validation:
+            self._listen()
+
+    def _listen(self) -> None:
+        ffi, lib = binding()
+
+        @ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT")  # type: ignore[untyped-decorator]
+        def heard(severity: int, kind: int, data: Any, user: Any) -> int:
+            self.messages.append(ffi.string(data.pMessage).decode(errors="replace"))
+            return 0
+
+        self.keep.append(heard)
+        info = self.keep.struct("DebugUtilsMessengerCreateInfoEXT")
+        info.messageSeverity, info.messageType, info.pfnUserCallback = WARNING_AND_ERROR, ALL_TYPES, heard
+        create = lib.vkGetInstanceProcAddr(self.handle, b"vkCreateDebugUtilsMessengerEXT")
+        made = ffi.new("VkDebugUtilsMessengerEXT *")
+        check(
+            ffi.cast("PFN_vkCreateDebugUtilsMessengerEXT", create)(self.handle, info, ffi.NULL, made),
+            "vkCreateDebugUtilsMessengerEXT",
+        )
+
+    def devices(self) -> list[DeviceInfo]:
+        """In the loader's order: `vulkan:0` is the first."""
+        found = listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", self.handle)
+        return [self._describe(i, handle) for i, handle in enumerate(found)]
+
+    def _describe(self, index: int, handle: Any) -> DeviceInfo:
+        ffi, lib = binding()
+        keep = Keep()
+        properties = keep.struct("PhysicalDeviceProperties2")
+        p11 = keep.struct("PhysicalDeviceVulkan11Properties")
+        p12 = keep.struct("PhysicalDeviceVulkan12Properties", pNext=p11)
+        lib.vkGetPhysicalDeviceProperties(handle, ffi.addressof(properties.properties))
+        core = properties.properties
+        api = (core.apiVersion >> 22, core.apiVersion >> 12 & 0x3FF, core.apiVersion & 0xFFF)
+        extensions = frozenset(
+            ffi.string(e.extensionName).decode()
+            for e in listed(lib.vkEnumerateDeviceExtensionProperties, "VkExtensionProperties", handle, ffi.NULL)
+        )
+        features: set[str] = set()
+        if core.apiVersion >= API_1_2:
+            properties.pNext = p12
+            lib.vkGetPhysicalDeviceProperties2(handle, properties)
+            chain, structs = feature_chain(keep, core.apiVersion, extensions)
+            lib.vkGetPhysicalDeviceFeatures2(handle, chain)
+            features = {n for n in CORE_FEATURES if getattr(chain.features, n)}
+            features |= {n for name, s in structs.items() for n in FEATURES[name] if getattr(s, n)}
+        memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
+        lib.vkGetPhysicalDeviceMemoryProperties(handle, memory)
+        local = [memory.memoryHeaps[i].size for i in range(memory.memoryHeapCount) if memory.memoryHeaps[i].flags & 1]
+        families = listed(lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", handle)
+        able = [i for i, f in enumerate(families) if f.queueFlags & QUEUE_COMPUTE]
+        if core.apiVersion < API_1_2:
+            missing = f"Vulkan 1.2 (the driver has {api[0]}.{api[1]})"
+        elif not able:
+            missing = "a compute queue"
+        else:
+            missing = ", ".join(n for n in REQUIRED if n not in features)
+        return DeviceInfo(
+            index=index,
+            name=ffi.string(core.deviceName).decode(errors="replace"),
+            kind=KINDS.get(core.deviceType, "other"),
+            driver=f"{ffi.string(p12.driverName).decode()} {ffi.string(p12.driverInfo).decode()}".strip(),
+            api=api,
+            memory_bytes=max(local, default=0),
+            features=frozenset(features),
+            extensions=extensions & {COOPERATIVE_MATRIX},
+            queue_family=able[0] if able else 0,
+            subgroup=p11.subgroupSize,
+            max_shared_bytes=core.limits.maxComputeSharedMemorySize,
+            max_invocations=core.limits.maxComputeWorkGroupInvocations,
+            identity=bytes(core.pipelineCacheUUID)
+            + b"".join(n.to_bytes(4, "little") for n in (core.vendorID, core.deviceID, core.driverVersion)),
+            missing=missing,
+            handle=handle,
+            keep=self,
+        )
+
+
+def feature_chain(keep: Keep, api: int, extensions: frozenset[str]) -> tuple[Any, dict[str, Any]]:
+    """VkPhysicalDeviceFeatures2 with the structs of FEATURES that a device knows behind it."""
+    names = ["PhysicalDeviceVulkan11Features", "PhysicalDeviceVulkan12Features"]
+    if api >= API_1_3:
+        names.append("PhysicalDeviceVulkan13Features")
+    if COOPERATIVE_MATRIX in extensions:
+        names.append("PhysicalDeviceCooperativeMatrixFeaturesKHR")
+    chain = keep.struct("PhysicalDeviceFeatures2")
+    structs, last = {}, chain
+    for name in names:
+        last.pNext = structs[name] = keep.struct(name)
+        last = structs[name]
+    return chain, structs
+
+
+@functools.cache
+def instance(validation: bool = False) -> Instance:
+    """The process' instance (one with validation beside it for tests). DeviceError says what is not installed."""
+    return Instance(validation)
+
+
+def all_devices(validation: bool = False) -> list[DeviceInfo]:
+    """Every device that the loader knows, at least one. DeviceError says what is not installed."""
+    found = instance(validation).devices()
+    if not found:
+        raise DeviceError("Vulkan: no driver has a device")
+    return found
+
+
+def has_validation() -> bool:
+    """Whether the validation layer is installed."""
+    ffi, lib = binding()
+    layers = listed(lib.vkEnumerateInstanceLayerProperties, "VkLayerProperties")
+    return VALIDATION_LAYER in (ffi.string(layer.layerName).decode() for layer in layers)

@@ -1,0 +1,118 @@
+"""Compute pipelines by kernel and variant, and the driver's cache of them on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends import cache
+from backends.kernels.dialect import Defines, Kernel
+from backends.vulkan.api import COMPUTE, Keep, binding, check
+from backends.vulkan.device import Device
+
+SHADERS = Path(__file__).parent / "shaders"
+MANIFEST = SHADERS / "manifest.json"
+
+
+@functools.cache
+def manifest() -> dict[str, dict[str, str]]:
+    """By file name: hashes of the GLSL that it was made of and of the file (scripts/build-shaders)."""
+    found: dict[str, dict[str, str]] = json.loads(MANIFEST.read_text(encoding="utf-8"))["shaders"]
+    return found
+
+
+def shader_name(kernel: Kernel, defines: Defines) -> str:
+    """The file of a variant: `linear-ROWS4-WG64.spv`."""
+    return "-".join((kernel.name, *(f"{name}{value}" for name, value in defines))) + ".spv"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    handle: Any
+    layout: Any
+    push_bytes: int
+
+
+class Pipelines:
+    """What a device has compiled; `save` keeps it for the next start."""
+
+    def __init__(self, device: Device) -> None:
+        ffi, lib = binding()
+        self.device = device
+        self._made: dict[tuple[str, Defines], Pipeline] = {}
+        self._layouts: dict[int, Any] = {}
+        self._unsaved = False
+        self._path = cache.cache_folder() / "vulkan" / f"{hashlib.sha256(device.info.identity).hexdigest()[:16]}.cache"
+        keep, held = Keep(), cache.read(self._path)
+        info = keep.struct("PipelineCacheCreateInfo", initialDataSize=len(held), pInitialData=ffi.from_buffer(held))
+        made = ffi.new("VkPipelineCache *")
+        check(lib.vkCreatePipelineCache(device.handle, info, ffi.NULL, made), "vkCreatePipelineCache")
+        self._cache = made[0]
+
+    def get(self, kernel: Kernel, defines: Defines) -> Pipeline:
+        """Compiled now if it never was. OSError names a kernel that the driver refuses."""
+        found = self._made.get((kernel.name, defines))
+        if found is None:
+            found = self._made[kernel.name, defines] = self._make(kernel, defines)
+            self._unsaved = True
+        return found
+
+    def _make(self, kernel: Kernel, defines: Defines) -> Pipeline:
+        ffi, lib = binding()
+        keep, name = Keep(), shader_name(kernel, defines)
+        code = (SHADERS / name).read_bytes()
+        words = keep.new("uint32_t[]", len(code) // 4)
+        ffi.memmove(words, code, len(code))
+        module = ffi.new("VkShaderModule *")
+        wanted = keep.struct("ShaderModuleCreateInfo", codeSize=len(code), pCode=words)
+        check(lib.vkCreateShaderModule(self.device.handle, wanted, ffi.NULL, module), f"shader {name}")
+        try:
+            push_bytes = 8 * len(kernel.args) + 4 * len(kernel.words)
+            info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes))
+            stage = keep.struct("PipelineShaderStageCreateInfo", stage=COMPUTE, module=module[0])
+            stage.pName = keep.new("char[]", b"main")
+            info.stage = stage[0]
+            made = ffi.new("VkPipeline *")
+            result = lib.vkCreateComputePipelines(self.device.handle, self._cache, 1, info, ffi.NULL, made)
+            check(result, f"compiling {name} for {self.device.info.name}")
+        finally:
+            lib.vkDestroyShaderModule(self.device.handle, module[0], ffi.NULL)
+        return Pipeline(made[0], info.layout, push_bytes)
+
+    def _layout(self, push_bytes: int) -> Any:
+        """All arguments are push constants, so a layout is a size."""
+        if push_bytes not in self._layouts:
+            ffi, lib = binding()
+            keep = Keep()
+            push = keep.new("VkPushConstantRange *", {"stageFlags": COMPUTE, "offset": 0, "size": push_bytes})
+            info = keep.struct("PipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=push)
+            made = ffi.new("VkPipelineLayout *")
+            check(lib.vkCreatePipelineLayout(self.device.handle, info, ffi.NULL, made), "vkCreatePipelineLayout")
+            self._layouts[push_bytes] = made[0]
+        return self._layouts[push_bytes]
+
+    def save(self) -> None:
+        """Write the driver's cache when there is something new in it."""
+        if self._unsaved:
+            self._unsaved = False
+            ffi, lib = binding()
+            size = ffi.new("size_t *")
+            if lib.vkGetPipelineCacheData(self.device.handle, self._cache, size, ffi.NULL) == 0 and size[0]:
+                data = ffi.new("char[]", size[0])
+                if lib.vkGetPipelineCacheData(self.device.handle, self._cache, size, data) == 0:
+                    cache.write(self._path, bytes(ffi.buffer(data, size[0])))
+
+    def close(self) -> None:
+        self.save()
+        ffi, lib = binding()
+        for pipeline in self._made.values():
+            lib.vkDestroyPipeline(self.device.handle, pipeline.handle, ffi.NULL)
+        for layout in self._layouts.values():
+            lib.vkDestroyPipelineLayout(self.device.handle, layout, ffi.NULL)
+        lib.vkDestroyPipelineCache(self.device.handle, self._cache, ffi.NULL)
+        self._made.clear()
+        self._layouts.clear()

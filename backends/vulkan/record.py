@@ -1,0 +1,136 @@
+"""A command buffer that is recorded once and submitted as often as wanted, with barriers only where they are needed."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect
+from typing import Any
+
+from backends.vulkan import api
+from backends.vulkan.api import Keep, binding, check
+from backends.vulkan.device import Device
+from backends.vulkan.pipelines import Pipeline
+
+Range = tuple[int, int]  # device addresses: start, end
+
+
+class Hazards:
+    """Which commands must wait for those before them: memory that was written, or read, since the last barrier."""
+
+    def __init__(self) -> None:
+        self._written, self._read = _Ranges(), _Ranges()
+
+    def meets(self, reads: list[Range], writes: list[Range]) -> bool:
+        """Whether a command with these reads and writes needs a barrier first; it is noted either way."""
+        conflict = (
+            any(self._written.overlap(r) for r in reads)
+            or any(self._written.overlap(w) for w in writes)
+            or any(self._read.overlap(w) for w in writes)
+        )
+        if conflict:
+            self._written, self._read = _Ranges(), _Ranges()
+        for r in reads:
+            self._read.add(r)
+        for w in writes:
+            self._written.add(w)
+        return conflict
+
+
+class _Ranges:
+    """A union of ranges of addresses, kept as disjoint ones in order."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def overlap(self, r: Range) -> bool:
+        i = bisect(self._ends, r[0])  # the first that ends after r begins
+        return i < len(self._ends) and self._starts[i] < r[1]
+
+    def add(self, r: Range) -> None:
+        start, end = r
+        i = bisect(self._ends, start - 1)  # neighbours that touch become one
+        j = i
+        while j < len(self._starts) and self._starts[j] <= end:
+            start, end = min(start, self._starts[j]), max(end, self._ends[j])
+            j += 1
+        self._starts[i:j], self._ends[i:j] = [start], [end]
+
+
+class Recording:
+    """One VkCommandBuffer: `begin`, record, `finish`, then `submit` again and again.
+
+    What was submitted before has ended when it starts, and the host sees what it wrote when it has ended.
+    """
+
+    def __init__(self, device: Device) -> None:
+        ffi, lib = binding()
+        self.device, keep = device, Keep()
+        info = keep.struct("CommandBufferAllocateInfo", commandPool=device.commands, commandBufferCount=1)
+        self.handle = ffi.new("VkCommandBuffer *")
+        check(lib.vkAllocateCommandBuffers(device.handle, info, self.handle), "vkAllocateCommandBuffers")
+        weakref.finalize(self, device.discard_commands, self.handle)
+        self._hazards = Hazards()
+        self._bound: Any = None
+        self.n_dispatches = self.n_barriers = 0
+        everything = api.SHADER_READ | api.SHADER_WRITE | api.TRANSFER_READ | api.TRANSFER_WRITE
+        writes = api.SHADER_WRITE | api.TRANSFER_WRITE
+        self._keep = keep
+        self._between = keep.struct("MemoryBarrier", srcAccessMask=writes, dstAccessMask=everything)
+        self._to_host = keep.struct("MemoryBarrier", srcAccessMask=writes, dstAccessMask=api.HOST_READ)
+
+    def begin(self) -> None:
+        """Start to record, forgetting what was recorded before."""
+        self.device.idle()
+        begin = Keep().struct("CommandBufferBeginInfo")
+        check(binding()[1].vkBeginCommandBuffer(self.handle[0], begin), "vkBeginCommandBuffer")
+        self._hazards, self._bound = Hazards(), None
+        self._barrier()
+
+    def _barrier(self) -> None:
+        ffi, lib = binding()
+        null, stages = ffi.NULL, api.STAGE_COMPUTE | api.STAGE_TRANSFER
+        lib.vkCmdPipelineBarrier(self.handle[0], stages, stages, 0, 1, self._between, 0, null, 0, null)
+        self.n_barriers += 1
+
+    def _order(self, reads: list[Range], writes: list[Range]) -> None:
+        if self._hazards.meets(reads, writes):
+            self._barrier()
+
+    def dispatch(
+        self, pipeline: Pipeline, push: bytes, groups: tuple[int, ...], reads: list[Range], writes: list[Range]
+    ) -> None:
+        ffi, lib = binding()
+        self._order(reads, writes)
+        commands = self.handle[0]
+        if self._bound is not pipeline.handle:
+            lib.vkCmdBindPipeline(commands, api.BIND_COMPUTE, pipeline.handle)
+            self._bound = pipeline.handle
+        lib.vkCmdPushConstants(commands, pipeline.layout, api.COMPUTE, 0, len(push), ffi.from_buffer(push))
+        x, y, z = (*groups, 1, 1)[:3]
+        lib.vkCmdDispatch(commands, x, y, z)
+        self.n_dispatches += 1
+
+    def copy(self, source: Any, source_at: int, destination: Any, destination_at: int, nbytes: int) -> None:
+        """Between two `Memory`s."""
+        ffi, lib = binding()
+        self._order(
+            [(source.address + source_at, source.address + source_at + nbytes)],
+            [(destination.address + destination_at, destination.address + destination_at + nbytes)],
+        )
+        region = ffi.new("VkBufferCopy *", (source_at, destination_at, nbytes))
+        lib.vkCmdCopyBuffer(self.handle[0], source.handle, destination.handle, 1, region)
+
+    def fill_zero(self, memory: Any) -> None:
+        """The whole of a `Memory`."""
+        self._order([], [(memory.address, memory.address + memory.nbytes)])
+        binding()[1].vkCmdFillBuffer(self.handle[0], memory.handle, 0, api.WHOLE_SIZE, 0)
+
+    def finish(self) -> None:
+        ffi, lib = binding()
+        null, done = ffi.NULL, api.STAGE_COMPUTE | api.STAGE_TRANSFER
+        lib.vkCmdPipelineBarrier(self.handle[0], done, api.STAGE_HOST, 0, 1, self._to_host, 0, null, 0, null)
+        check(lib.vkEndCommandBuffer(self.handle[0]), "vkEndCommandBuffer")
+
+    def submit(self) -> None:
+        self.device.submit(self.handle)
