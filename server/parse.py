@@ -196,11 +196,11 @@ class RequestParser:
                 unsupported("prompt", "multimodal_data needs a model with media, which this is not")
             prompt = as_text("prompt", prompt.get("prompt_string"))
         if isinstance(prompt, str):
-            ids = self._encode(prompt, True)
+            ids = self.encode(prompt, add_special=True, parse_special=True)
         elif isinstance(prompt, list):
             for i, item in enumerate(prompt):
                 if isinstance(item, str):
-                    ids += self._encode(item, i == 0)
+                    ids += self.encode(item, add_special=i == 0, parse_special=True)
                     continue
                 id = as_integer("prompt", item)
                 if not 0 <= id < self.tokenizer.n_vocab:
@@ -214,7 +214,7 @@ class RequestParser:
             refuse("prompt", "must not be empty: this vocabulary has no BOS token to start with")
         return tuple(ids)
 
-    def _encode(self, text: str, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """The ids of a text. One of megabytes that cannot fit by any count is refused first: tokenizing it takes many
         seconds, and some tokenizers let nobody else run meanwhile."""
         if len(text) >= LONG_TEXT and (n_least := len(text) // self._longest) > self.n_ctx:
@@ -224,7 +224,7 @@ class RequestParser:
                 n_prompt_tokens=n_least,
                 n_ctx=self.n_ctx,
             )
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=True)
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     @cached_property
     def _longest(self) -> int:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from server.config import ServerConfig
 from server.errors import NotFound, RequestError, ServerFault, Unauthorized
-from server.http import generate, info, lora, slots, text
+from server.http import generate, info, lora, messages, responses, slots, text
 from server.http.context import CONTEXT, Context, error_response
 from server.service import Service
 
@@ -45,6 +45,15 @@ _POST: dict[str, Handler] = {
     "/v1/completions": generate.openai_completion,
     "/chat/completions": generate.chat_completion,
     "/v1/chat/completions": generate.chat_completion,
+    "/chat/completions/input_tokens": responses.chat_input_tokens,
+    "/v1/chat/completions/input_tokens": responses.chat_input_tokens,
+    "/responses": responses.responses,
+    "/v1/responses": responses.responses,
+    "/responses/input_tokens": responses.responses_input_tokens,
+    "/v1/responses/input_tokens": responses.responses_input_tokens,
+    "/v1/messages": messages.messages,
+    "/v1/messages/count_tokens": messages.count_tokens,
+    "/infill": generate.infill,
     "/tokenize": text.tokenize,
     "/detokenize": text.detokenize,
     "/apply-template": text.apply_template,

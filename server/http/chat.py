@@ -24,8 +24,12 @@ class Answers:
 
     def message(self, result: Result) -> Message:
         """A whole answer."""
+        return Message(result.prefix).add(self.parts(result))
+
+    def parts(self, result: Result) -> list[Delta]:
+        """The deltas of a whole answer."""
         parser = Parser(self._style)
-        return Message(result.prefix).add(parser.push(result.content)).add(parser.finish())
+        return parser.push(result.content) + parser.finish()
 
     def deltas(self, result: Result, text: str, *, last: bool) -> list[Delta]:
         """What more text adds, and with the last of it the end."""

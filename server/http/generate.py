@@ -11,12 +11,13 @@ from aiohttp import web
 
 from server.errors import ServerFault
 from server.http.chat import ChatReply
-from server.http.context import CONTEXT, Context, beside, error_object, json_response
+from server.http.context import CONTEXT, Context, beside, json_response
 from server.http.native import NativeReply
 from server.http.openai import CompletionReply
-from server.http.reply import Reply, failure, sse
+from server.http.reply import Reply, failure
 from server.parse import Job
 from server.parse_chat import parse_chat
+from server.parse_infill import parse_infill
 from server.requests import Event, Failed, Finished, Progress, Token
 from server.stream import Stream
 
@@ -28,14 +29,22 @@ async def native_completion(request: web.Request) -> web.StreamResponse:
     """POST /completion."""
     context = request.app[CONTEXT]
     job = await context.parsed(request, context.parser.native)
-    return await _run(request, context, job, NativeReply(job, context.served, context.config))
+    return await run(request, context, job, NativeReply(job, context.served, context.config))
+
+
+async def infill(request: web.Request) -> web.StreamResponse:
+    """POST /infill."""
+    context = request.app[CONTEXT]
+    parser = context.parser
+    job = await context.parsed(request, lambda body: parse_infill(body, parser))
+    return await run(request, context, job, NativeReply(job, context.served, context.config))
 
 
 async def openai_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
     context = request.app[CONTEXT]
     job = await context.parsed(request, context.parser.openai)
-    return await _run(request, context, job, CompletionReply(job, context.served, context.config))
+    return await run(request, context, job, CompletionReply(job, context.served, context.config))
 
 
 async def chat_completion(request: web.Request) -> web.StreamResponse:
@@ -43,10 +52,10 @@ async def chat_completion(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     parser, template = context.parser, context.served.template
     job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
-    return await _run(request, context, job, ChatReply(job, context.served, context.config))
+    return await run(request, context, job, ChatReply(job, context.served, context.config))
 
 
-async def _run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
+async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
     """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots."""
     async with await context.service.submit(job.requests) as stream:
         if job.options.stream:
@@ -69,7 +78,7 @@ async def _stream(request: web.Request, context: Context, stream: Stream, reply:
             text = "".join([_event_text(reply, index, event) for index, event in events])
             failed = next((event for _, event in events if isinstance(event, Failed)), None)
             if failed is not None:
-                text += sse(error_object(failure(failed)))
+                text += reply.failed(failure(failed))
             if text:
                 await writer.write(text)
             if failed is not None:
@@ -81,7 +90,7 @@ async def _stream(request: web.Request, context: Context, stream: Stream, reply:
     except Exception as error:  # the reply has begun: the error can only be told in it
         log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
         with suppress(ConnectionError):
-            await writer.write(sse(error_object(ServerFault("internal error"))))
+            await writer.write(reply.failed(ServerFault("internal error")))
     finally:
         attendant.cancel()
     return response

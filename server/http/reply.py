@@ -11,7 +11,7 @@ from typing import Any
 
 from server.config import BUILD_INFO, ServerConfig
 from server.errors import RequestError
-from server.http.context import encode_json
+from server.http.context import encode_json, error_object
 from server.http.probabilities import within
 from server.parse import Job, ReplyOptions
 from server.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
@@ -129,6 +129,10 @@ class Reply:
     def ending(self) -> str:
         """All results are complete."""
         return ""
+
+    def failed(self, error: RequestError) -> str:
+        """The generation failed after the stream had begun."""
+        return sse(error_object(error))
 
     # -- pieces of both
 

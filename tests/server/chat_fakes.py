@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +38,20 @@ class Scripted(FakeScheduler):
         sequence = super().submit(request)
         sequence.script = [*self.tokenizer.encode(self.answer, add_special=False, parse_special=False), 257]
         return sequence
+
+
+async def named_events(server: Running, path: str, body: Any) -> list[dict[str, Any]]:
+    """The data of a stream whose events have names; every name is that of the data's type."""
+    async with server.http.post(server.url + path, json={**body, "stream": True}) as reply:
+        assert reply.status == 200, await reply.text()
+        blocks = (await reply.text()).split("\n\n")
+    assert blocks.pop() == ""
+    data = []
+    for block in blocks:
+        name, _, text = block.partition("\n")
+        data.append(json.loads(text.removeprefix("data: ")))
+        assert name == f"event: {data[-1]['type']}"
+    return data
 
 
 @asynccontextmanager

@@ -39,6 +39,7 @@ class FakeTokenizer:
 
     n_vocab, bos_id, eos_id, add_bos, add_space_prefix = 259, BOS, EOS, True, False
     eog_ids = frozenset({EOS})
+    fim_pre_id = fim_suf_id = fim_mid_id = fim_rep_id = fim_sep_id = None
     special: ClassVar = {BOS: b"<s>", EOS: b"</s>"}
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -264,14 +265,18 @@ async def while_stepping(gate: threading.Semaphore, work: Coroutine[Any, Any, T]
 
 @asynccontextmanager
 async def running(
-    config: ServerConfig | None = None, scheduler: Any = None, template: Any = None, **settings: Any
+    config: ServerConfig | None = None,
+    scheduler: Any = None,
+    template: Any = None,
+    tokenizer: Any = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a server, and end it."""
     config = replace(config or ServerConfig(model_path="fake.gguf"), **settings)
     scheduler = scheduler or FakeScheduler(config.n_parallel)
     service = Service()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
-    service.start(lambda: Served(scheduler, FakeTokenizer(), template or FakeTemplate(), info))  # type: ignore[arg-type]
+    service.start(lambda: Served(scheduler, tokenizer or FakeTokenizer(), template or FakeTemplate(), info))  # type: ignore[arg-type]
     await service.loaded()
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()

@@ -1,0 +1,112 @@
+"""POST /v1/responses: OpenAI's Responses API → the body of a chat request. Every refusal names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.fields import Fields, article, refuse, unsupported
+
+_RENAMED = ("input", "instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice", "include")
+_STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
+
+
+def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat request that asks for the same."""
+    fields = Fields(body)
+    for name in _STATEFUL:
+        if body.get(name):
+            unsupported(name, "this server keeps no responses")
+    if body.get("top_logprobs"):
+        unsupported("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
+    if body.get("n") not in (None, 1):
+        refuse("n", "must be 1")
+    chat = {k: v for k, v in body.items() if k not in _RENAMED and k not in _STATEFUL and k != "top_logprobs"}
+    instructions = fields.text("instructions")
+    chat["messages"] = [{"role": "system", "content": instructions}] if instructions else []
+    chat["messages"] += _messages(body.get("input"))
+    chat["reasoning_format"] = "auto"  # reasoning has items of its own
+    if body.get("max_output_tokens") is not None:
+        chat["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1, hard=True)
+    effort = Fields(fields.object("reasoning")).text("effort")
+    if effort:
+        chat["reasoning_effort"] = effort
+    form = Fields(fields.object("text")).object("format")
+    if form:
+        chat["response_format"] = _format(form)
+    if body.get("tools") is not None:
+        chat["tools"] = [_tool(i, tool) for i, tool in enumerate(fields.array("tools") or ())]
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    if choice is not None:
+        chat["tool_choice"] = choice
+    return chat
+
+
+def _format(form: Mapping[str, Any]) -> dict[str, Any]:
+    if form.get("type") != "json_schema":
+        return dict(form)
+    return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
+
+
+def _tool(i: int, tool: object) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        refuse(f"tools[{i}]", f"expected an object, got {article(tool)}")
+    if tool.get("type", "function") != "function":
+        unsupported(f"tools[{i}].type", "only functions can be called here")
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+
+
+def _messages(given: object) -> list[dict[str, Any]]:
+    """The items of `input` as messages; calls and reasoning belong to the assistant's message beside them."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        refuse("input", "must be a string or a non-empty array")
+    messages: list[dict[str, Any]] = []
+    for i, item in enumerate(given):
+        if not isinstance(item, dict):
+            refuse(f"input[{i}]", f"expected an object, got {article(item)}")
+        kind = item.get("type", "message")
+        if kind == "message":
+            _add_message(messages, item)
+        elif kind == "function_call":
+            call = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+            for key, value in (*call.items(), ("call_id", item.get("call_id"))):
+                if not isinstance(value, str):
+                    refuse(f"input[{i}].{key}", f"expected a string, got {article(value)}")
+            called = {"id": item["call_id"], "type": "function", "function": call}
+            _assistant(messages).setdefault("tool_calls", []).append(called)
+        elif kind == "function_call_output":
+            if not isinstance(item.get("call_id"), str):
+                refuse(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item.get("output")})
+        elif kind == "reasoning":
+            messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
+        else:
+            unsupported(f"input[{i}].type", f"{str(kind)[:32]} is not known here")
+    return messages
+
+
+def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    message = {"role": item.get("role"), "content": item.get("content")}
+    last = messages[-1] if messages else {}
+    if message["role"] == "assistant" and last.get("reasoning_content") and last.get("content") is None:
+        last["content"] = message["content"]
+    else:
+        messages.append(message)
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message that the next call is part of."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _thought(i: int, item: Mapping[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list) or not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
+        refuse(f"input[{i}].content", "must be an array of parts with a text")
+    return "\n".join(part["text"] for part in parts)

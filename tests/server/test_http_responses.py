@@ -1,0 +1,246 @@
+"""/v1/responses through OpenAI's own client, counting tokens, and /infill; a fake engine writes what models would."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from chat_fakes import HERMES_LIKE, Scripted, chatting, named_events
+from http_fakes import N_CTX, FakeTokenizer, Running, running
+from test_http_native import TIMINGS
+
+from server.config import ServerConfig
+from server.parse import RequestParser
+from server.parse_infill import parse_infill
+
+TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
+THOUGHT = "<think>\nI should add.\n</think>\n\n"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Running]:
+    async with chatting(HERMES_LIKE) as started:
+        yield started
+
+
+def says(server: Running, text: str) -> None:
+    assert isinstance(server.scheduler, Scripted)
+    server.scheduler.answer = text
+
+
+def prompt(server: Running) -> str:
+    return server.scheduler.tokenizer.pieces(server.scheduler.requests[-1].prompt).decode()
+
+
+async def test_a_response(server: Running):
+    says(server, "Two, é.")
+    reply = await server.openai.responses.create(
+        model="m", input="1 + 1?", instructions="Be brief", max_output_tokens=50
+    )
+    assert reply.id.startswith("resp_")
+    assert (reply.object, reply.status, reply.output_text) == ("response", "completed", "Two, é.")
+    (item,) = reply.output
+    assert item.type == "message"
+    assert item.id.startswith("msg_")
+    assert reply.usage is not None
+    n_prompt = len(server.scheduler.requests[-1].prompt)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.total_tokens) == (
+        n_prompt,
+        9,
+        n_prompt + 9,
+    )
+    assert (reply.instructions, reply.max_output_tokens) == ("Be brief", 50)
+    assert set(reply.timings) == TIMINGS  # type: ignore[attr-defined]
+    assert prompt(server) == "<s>[system]Be brief[user]1 + 1?[assistant]"
+    reply = await server.openai.responses.create(model="m", input="x", max_output_tokens=3)
+    assert reply.status == "incomplete"
+    assert reply.incomplete_details is not None
+    assert reply.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("text", ["Two.", f"{THOUGHT}Two.", f"{THOUGHT}Adding.\n{CALL}\n{CALL}", CALL, ""])
+async def test_a_stream_adds_up_to_the_response(server: Running, text: str):
+    says(server, text)
+    asked: Any = {"model": "m", "input": "1 + 1?", "tools": [TOOL]}
+    whole = await server.openai.responses.create(**asked)
+    async with server.openai.responses.stream(**asked) as stream:
+        told = await stream.get_final_response()
+
+    def shown(response: Any) -> list[dict[str, Any]]:
+        items = [item.model_dump(exclude_none=True) for item in response.output]
+        for item in items:
+            item.pop("id")
+            item.pop("call_id", None)
+            item.pop("parsed_arguments", None)
+        return items
+
+    assert shown(told) == shown(whole)
+    assert told.output_text == whole.output_text == ("Two." if "Two" in text else "Adding." if "Add" in text else "")
+    kinds = [item.type for item in whole.output]
+    assert kinds.count("function_call") == text.count("<tool_call>")
+    assert ("reasoning" in kinds) == ("<think>" in text)
+    assert [i.arguments for i in whole.output if i.type == "function_call"] == ['{"a": [1, "é"]}'] * text.count(
+        "<tool_"
+    )
+
+
+async def test_events(server: Running):
+    says(server, "Two.")
+    data = await named_events(server, "/v1/responses", {"input": "x", "return_progress": True})
+    kinds = [d["type"] for d in data]
+    assert [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.output_text.delta", "response.output_text.done", "response.content_part.done",
+        "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    assert [d["sequence_number"] for d in data] == list(range(len(data)))
+    assert len({d["item_id"] for d in data if "item_id" in d}) == 1
+    assert data[-1]["response"]["id"] == data[0]["response"]["id"]
+    assert any("prompt_progress" in d.get("response", {}) for d in data)
+    says(server, CALL)
+    body = {"input": "x", "tools": [{"type": "function", "name": "add"}]}
+    kinds = [d["type"] for d in await named_events(server, "/responses", body)]
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+
+
+async def test_a_conversation(server: Running):
+    says(server, f"{THOUGHT}Adding.\n{CALL}")
+    first = await server.openai.responses.create(model="m", input="1 + 1?", tools=[TOOL])
+    call = first.output[-1]
+    assert call.type == "function_call"
+    given: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}]},
+        *[item.model_dump(exclude_none=True) for item in first.output],
+        {"type": "function_call_output", "call_id": call.call_id, "output": "2"},
+    ]
+    says(server, "Two.")
+    reply = await server.openai.responses.create(model="m", input=given, tools=[TOOL])
+    assert reply.output_text == "Two."
+    assert prompt(server).endswith(
+        '[user]1 + 1?[assistant]Adding.<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
+        "[tool]2[assistant]"
+    )
+    says(server, CALL)
+    reply = await server.openai.responses.create(model="m", input="x", tools=[TOOL], tool_choice="none")
+    assert reply.output_text == CALL
+
+
+async def test_counting(server: Running):
+    says(server, "Two.")
+    body = {"input": "x", "instructions": "y", "tools": [TOOL]}
+    _, reply = await server.post("/v1/responses", body)
+    for path in ("/v1/responses/input_tokens", "/responses/input_tokens"):
+        _, counted = await server.post(path, body)
+        assert counted == {"object": "response.input_tokens", "input_tokens": reply["usage"]["input_tokens"]}
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    _, reply = await server.post("/v1/chat/completions", chat)
+    for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+        _, counted = await server.post(path, chat)
+        assert counted == {"object": "response.input_tokens", "input_tokens": reply["usage"]["prompt_tokens"]}
+
+
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"input": None}, 400, "'input'"),
+    ({"input": []}, 400, "'input'"),
+    ({"input": [1]}, 400, "input[0]"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, 501, "input[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 501, "content[0]"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, 400, "input[0].call_id"),
+    ({"input": [{"type": "function_call_output"}]}, 400, "input[0].call_id"),
+    ({"input": [{"type": "reasoning", "content": [1]}]}, 400, "input[0].content"),
+    ({"previous_response_id": "resp_1"}, 501, "previous_response_id"),
+    ({"tools": [{"type": "web_search"}]}, 501, "tools[0].type"),
+    ({"tools": [1]}, 400, "tools[0]"),
+    ({"tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
+    ({"max_output_tokens": 0}, 400, "max_output_tokens"),
+    ({"instructions": 1}, 400, "instructions"),
+    ({"text": {"format": {"type": "sound"}}}, 400, "response_format"),
+    ({"n": 2}, 400, "'n'"),
+    ({"top_logprobs": 2}, 501, "top_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "named"), BAD)
+async def test_refusals(server: Running, fields: dict[str, Any], code: int, named: str):
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        status, body = await server.post(path, {"input": "x", "stream": True, **fields})
+        assert status == code, body
+        assert named in body["error"]["message"]
+
+
+async def test_errors(server: Running):
+    with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
+        await server.openai.responses.create(model="m", input="x" * N_CTX, stream=True)
+    with pytest.raises(openai.APIError, match="step that computed"):
+        async for _ in await server.openai.responses.create(model="m", input="step-boom", stream=True):
+            pass
+
+
+# -- infill
+
+
+class Coder(FakeTokenizer):
+    """Bytes that stand for the tokens of a coder."""
+
+    fim_pre_id, fim_suf_id, fim_mid_id, fim_rep_id, fim_sep_id = b"PSMRF"
+
+
+async def filled(body: dict[str, Any], **ids: Any) -> str:
+    coder = type("Coder", (Coder,), ids)()
+    async with running(tokenizer=coder) as server:
+        status, reply = await server.post("/infill", {"n_predict": 2, "verbose": True, **body})
+        assert status == 200, reply
+        assert reply["content"] == "ab"
+        return str(reply["prompt"])
+
+
+async def test_infill():
+    gap = {"input_prefix": "def ", "input_suffix": "()"}
+    assert await filled(gap, fim_rep_id=None, fim_sep_id=None) == "<s>Pdef S()M"
+    assert await filled({**gap, "prompt": "f"}, fim_rep_id=None, fim_sep_id=None) == "<s>Pdef fS()M"
+    extra = {**gap, "input_extra": [{"filename": "a.py", "text": "x"}]}
+    assert await filled(extra) == "<s>Pdef S()M"  # 512 cells have no room beside the batch that llama-server reserves
+
+
+def test_infill_with_other_files():
+    body = {
+        "input_prefix": "def ",
+        "input_suffix": "()",
+        "input_extra": [{"filename": "a", "text": "x"}, {"text": "y"}],
+    }
+
+    def filled_by(n_ctx: int = 8192, **ids: Any) -> str:
+        coder = type("Coder", (Coder,), ids)()
+        (request,) = parse_infill(body, RequestParser(coder, ServerConfig(), n_ctx)).requests
+        return coder.pieces(request.prompt).decode()
+
+    files = "Rmyproject\nFa\nxFtmp\nyFfilename\n"
+    assert filled_by() == f"{files}<s>Pdef S()M"
+    assert filled_by(2048 + 5) == "name\n<s>Pdef S()M"
+    snippets = "\n\n--- snippet ---\n\nx\n\n--- snippet ---\n\ny"
+    assert filled_by(fim_rep_id=None, fim_sep_id=None) == f"{snippets}<s>Pdef S()M"
+    body["input_prefix"], body["input_suffix"] = "p" * 9999, "s" * 9999
+    filled = filled_by(2048, fim_rep_id=None)
+    assert (filled.count("p"), filled.count("s")) == (1536, 511)  # the "s" of <s> too
+
+
+async def test_infill_is_refused(server: Running):
+    status, body = await server.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert (status, body["error"]["type"]) == (501, "not_supported_error")
+    async with running(tokenizer=Coder()) as coder:
+        for fields, named in (
+            ({}, "input_prefix"), ({"input_prefix": "a", "input_suffix": None}, "input_suffix"),
+            ({"input_prefix": 1}, "input_prefix"),
+            ({"input_prefix": "", "input_suffix": "", "input_extra": [1]}, "input_extra[0]"),
+            ({"input_prefix": "", "input_suffix": "", "input_extra": [{"text": 1}]}, "input_extra[0].text"),
+            ({"input_prefix": "", "input_suffix": "", "prompt": []}, "prompt"),
+        ):  # fmt: skip
+            status, body = await coder.post("/infill", {"input_suffix": "b", **fields})
+            assert status == 400
+            assert named in body["error"]["message"]
