@@ -10,7 +10,8 @@ import backends.kernels.linear
 import backends.kernels.matmul
 import backends.kernels.norm
 import backends.kernels.rope
-import backends.kernels.rows  # noqa: F401  (they register their kernels and rules)
+import backends.kernels.rows
+import backends.kernels.select  # noqa: F401  (they register their kernels and rules)
 from backends.kernels import layout
 from backends.kernels.dialect import Shape
 from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed

@@ -28,14 +28,16 @@ typedef uint2 uvec2;
 #define LOAD8(b, i) ((uint)(b)[i])
 #define STORE16(b, i, v) (b)[i] = (ushort)(v)
 #define STORE8(b, i, v) (b)[i] = (uchar)(v)
-#define DEVICE_BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#define MULHI(a, b) mul_hi((uint)(a), (uint)(b))
 FN float F16(uint bits) { ushort h = (ushort)bits; return vload_half(0, (const __private half*)&h); }
 FN uint TO_F16(float x) { ushort h; vstore_half(x, 0, (__private half*)&h); return (uint)h; }
 """
 
 CL_SIMT = r"""
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+#define DEVICE_BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
 #define ATOMIC_ADD(x, v) atomic_add(&(x), v)
+#define ATOMIC_TAKE(x) atomic_inc(&(x))
 #define FOR_EACH(i, n) for (uint i = GX * WG + LID; i < (n); i += NGX * WG)
 #define LANE (LID % 16u)
 #define LCLAMP(i, n) (min((i) + LANE, (n) - 1u) - LANE)
@@ -60,6 +62,8 @@ CL_SIMT = r"""
 # One thread a group: barriers have nobody to wait for, and 16 lanes are one vector.
 CL_CPU = r"""
 #define BARRIER()
+#define DEVICE_BARRIER()
+#define ATOMIC_TAKE(x) ((x)++)
 #define ATOMIC_ADD(x, v) (x) += (v)
 #define SHARE(n) (((n) + NGX - 1u) / NGX)
 #define FOR_EACH(i, n) for (uint i = GX * SHARE(n), i##_end = min((uint)(n), i + SHARE(n)); i < i##_end; i++)
@@ -121,6 +125,7 @@ GL = r"""
 #define BARRIER() barrier()
 #define DEVICE_BARRIER() { memoryBarrierBuffer(); barrier(); }
 #define ATOMIC_ADD(x, v) atomicAdd(x, v)
+#define ATOMIC_TAKE(x) atomicAdd(x, 1u)
 #define FOR_EACH(i, n) for (uint i = GX * WG + LID; i < (n); i += NGX * WG)
 #define LANE (LID % 16u)
 #define LCLAMP(i, n) (min((i) + LANE, (n) - 1u) - LANE)
@@ -140,6 +145,7 @@ GL = r"""
 #define LST(b, i, v) b[(i) + LANE] = (v)
 #define LSTN(b, i, n, v) if ((i) + LANE < (n)) b[(i) + LANE] = (v)
 #define LST_LOCAL(b, i, v) b[(i) + LANE] = (v)
+uint MULHI(uint a, uint b) { uint high, low; umulExtended(a, b, high, low); return high; }
 float F16(uint bits) { return unpackHalf2x16(bits).x; }
 uint TO_F16(float x) { return packHalf2x16(vec2(x, 0.0)) & 0xffffu; }
 """
