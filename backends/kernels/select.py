@@ -68,6 +68,7 @@ STEP = f"""
         order = 2u; is_sorted = 0u;
         sel = 2u; goal = add64(fraction_of(total, PARAM(TYPICAL), false), UVEC2(1u, 0u)); least = min_keep; keep = 1u;
       }}
+      if (sel == 2u && (total.x | total.y) == 0u) {{ sel = 0u; keep = 0u; }} /* no sum of nothing reaches a part of 1 */
       if (what == MIN_P && top > -INF) {{
         if (is_sorted == 0u && count >= max(min_keep, 1u)) keep = 3u;
         else {{
@@ -305,9 +306,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if masked:
         mask, row = t.src[10:]
         bufs: Buffers = (mask, row, None)
-        found.append(
-            dispatch("sample_mask", shape, bufs, (head, mask_words), groups_for(head, shape, 64), scratch)
-        )
+        found.append(dispatch("sample_mask", shape, bufs, (head, mask_words), groups_for(head, shape, 64), scratch))
     words = (n_vocab, rows, chain.shape[1], t.attrs.get("n_probs", 0), state.shape[0], int(masked))
     bufs = (*t.src[:10], t, None)
     return [*found, dispatch("sample", shape, bufs, words, groups, scratch)]
