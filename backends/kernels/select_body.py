@@ -1,4 +1,4 @@
-"""The text of the sampling kernel: a group of threads runs a row's chain of samplers (graph/ops/samplers.py defines it).
+"""The text of the sampling kernel: a group of threads runs the chain of samplers of a row (graph/ops/samplers.py).
 
 Candidates are a list in the order of their ids, n long, in the group's scratch: KEY (an unsigned number in the order of
 the logits), ID, the order key OKH, OKL, the weight E (e^(logit − greatest)) and a probability BP. Their order (`order`)
