@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container
 from dataclasses import dataclass
 
 from server.fill import draft_part, prompt_rows
 from server.kv_cache import KvCache
-from server.requests import Event, Finished, Progress, Token, TokenProb
+from server.requests import Event, Failed, Finished, Progress, Token, TokenProb
 from server.sequence import Sequence
 from server.stats import SchedulerStats
 from server.ubatch import PAGE, StepResult
+
+log = logging.getLogger("logitless.scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +37,14 @@ class Committer:
 
     def commit(
         self, group: list[tuple[Sequence, int]], result: StepResult, now: float, events: list[tuple[Sequence, Event]]
-    ) -> list[tuple[Sequence, Stop]]:
+    ) -> list[tuple[Sequence, Stop | Failed]]:
         """Count the group's tokens as computed and add its events; returns the sequences that are done."""
         stats = self._stats
         stats.n_decode += 1
         stats.busy_slots += len(group)
         stats.bytes_read += result.bytes_read
         ids: list[int] = result.ids.tolist()
-        done: list[tuple[Sequence, Stop]] = []
+        done: list[tuple[Sequence, Stop | Failed]] = []
         row = 0
         for seq, n in group:
             if seq.request.prompt_logprobs is not None:
@@ -56,10 +59,14 @@ class Committer:
                 self._cache.copied(seq)
             if len(seq.tokens) == seq.n_prompt:
                 self._prompt(seq, now, events)
-            stop: Stop | None = None
+            stop: Stop | Failed | None = None
             if seq.n_computed == len(seq.tokens):
                 if seq.samples:
-                    stop = self._tokens(seq, draft, ids, result, row, now, events)
+                    try:
+                        stop = self._tokens(seq, draft, ids, result, row, now, events)
+                    except Exception as error:  # of a sampler or decoder: it ends its own request
+                        seq.n_computed = min(seq.n_computed, len(seq.tokens))
+                        stop = failure(error)
                     row += 1 + len(draft)
                 else:
                     stop = Stop("limit")
@@ -152,6 +159,12 @@ class Committer:
 def _departs(seq: Sequence) -> bool:
     """The last token is not what the client's draft has there."""
     return seq.tokens[-1] != seq.request.speculation.draft[seq.n_generated - 1]
+
+
+def failure(error: Exception) -> Failed:
+    """The last event of a sequence that cannot be computed."""
+    log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
+    return Failed(500, "server_error", f"this request could not be computed: {error or type(error).__name__}")
 
 
 def finished(seq: Sequence, stop: Stop) -> Finished:

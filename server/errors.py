@@ -11,6 +11,8 @@ class RequestError(Exception):
     code = 400
     type = "invalid_request_error"
 
+    retry_after: int | None = None  # seconds, where trying again may help
+
     def __init__(self, message: str, **extra: Any) -> None:
         super().__init__(message)
         self.message = message
@@ -39,6 +41,10 @@ class NotFound(RequestError):
     code, type = 404, "not_found_error"
 
 
+class TooManyRequests(RequestError):
+    code, type = 429, "rate_limit_error"
+
+
 class ServerFault(RequestError):
     code, type = 500, "server_error"
 
@@ -49,3 +55,4 @@ class NotSupported(RequestError):
 
 class Unavailable(RequestError):
     code, type = 503, "unavailable_error"
+    retry_after = 1

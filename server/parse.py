@@ -43,6 +43,7 @@ class ReplyOptions:
     sse_ping_interval: int = 30
     prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
     style: Style = field(default_factory=Style)  # chat: what an answer may consist of
+    user: str = ""  # whom the client asks for; users take turns
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
 
 
@@ -133,6 +134,7 @@ class RequestParser:
             ignore_eos=fields.boolean("ignore_eos"),
             cache_prompt=fields.boolean("cache_prompt", config.cache_prompt),
             id_slot=fields.integer("id_slot", default=-1, low=-1, high=config.n_parallel - 1, hard=True),
+            priority=fields.integer("priority", default=0, hard=True),
             n_indent=fields.integer("n_indent", default=0, low=0, hard=True),
             t_max_predict_ms=max(0.0, fields.number("t_max_predict_ms", default=0.0, low=-1, hard=True)),
             prompt_logprobs=top if prompt_probs else None,
@@ -156,6 +158,7 @@ class RequestParser:
                 "sse_ping_interval", default=config.sse_ping_interval, low=-1, high=INT_MAX, hard=True
             ),
             prefixes=prefixes,
+            user=fields.text("safety_identifier") or fields.text("user"),
             settings={
                 "n_keep": fields.integer("n_keep", default=config.n_keep, low=-1, hard=True),
                 "n_discard": fields.integer("n_discard", default=0, low=0, hard=True),

@@ -21,6 +21,7 @@ class CompletionRequest:
     ignore_eos: bool = False  # end tokens are also in sampling.logit_bias with -inf
     cache_prompt: bool = True
     id_slot: int = -1
+    priority: int = 0  # the less, the sooner
     n_indent: int = 0
     t_max_predict_ms: float = 0  # 0: no limit; checked after the first newline, as llama-server does
     prompt_logprobs: int | None = None  # n: log-probabilities of every prompt token and of the top n beside it

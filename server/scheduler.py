@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from models.adapter_bank import Mix
 from models.tokenizer import StreamDecoder, Tokenizer
-from server.commit import Committer, finished
+from server.commit import Committer, Stop, failure, finished
 from server.decoder import Decoder
 from server.errors import ExceedsContext, InvalidRequest
 from server.fill import bucket_floor, fill
@@ -18,13 +17,15 @@ from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
 from server.pages import n_pages_for, pool_size
 from server.prefix import common_prefix
-from server.requests import CompletionRequest, Event, Failed, Lora, Progress
+from server.requests import CompletionRequest, Event, Lora, Progress
 from server.sampling import RowSampler, SamplingParams
 from server.sequence import Sampler, Sequence, Slot
+from server.shares import shares
 from server.slot_files import CacheKind
 from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
-from server.ubatch import PAGE, StepFailed, StepResult, UBatch
+from server.ubatch import PAGE, StepResult, UBatch
+from server.waiting import WaitingRoom
 
 Events = list[tuple[Sequence, Event]]
 Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
@@ -43,8 +44,8 @@ class Engine(PageStore, Protocol):
 class Scheduler:
     """Shares one device and one KV cache among requests.
 
-    Sequences are ordered by age, the order of arrival. Whatever is scarce (pages, a device that fails), the oldest one
-    goes on; a younger one may have to wait, but it loses nothing that cannot be computed again to the same bits.
+    Sequences are ordered by priority, then by age. Whatever is scarce (pages, a device that fails), the first one goes
+    on; a later one may have to wait, but it loses nothing that cannot be computed again to the same bits.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class Scheduler:
         prompt_chunk: int = 128,
         cache_ram: int | None = 0,
         cache_idle_slots: bool = True,
+        queue_requests: int = -1,
+        queue_tokens: int = -1,
         clock: Callable[[], float] = time.perf_counter,
         make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
         speculator: Speculator | None = None,
@@ -68,7 +71,8 @@ class Scheduler:
         resolve_lora: Callable[[Lora | None], Mix] = lambda _: (),
     ) -> None:
         """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run.
-        `cache_ram`: bytes of host memory for pages that the device has no room for; None: no limit."""
+        `cache_ram`: bytes of host memory for pages that the device has no room for; None: no limit. `queue_*`: what may
+        wait for a seat; -1: no limit."""
         self.engine = engine
         self.vocab = vocab
         self.n_ubatch = min(n_ubatch, n_batch)
@@ -84,8 +88,8 @@ class Scheduler:
         self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, cache_idle_slots)
         self.slots = [Slot(i, n_ctx if unified else n_ctx // n_slots) for i in range(n_slots)]
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats)
-        self.queue: deque[Sequence] = deque()  # without a seat, oldest first
-        self.running: list[Sequence] = []  # with a seat, oldest first
+        self.queue = WaitingRoom(queue_requests, queue_tokens)  # without a seat
+        self.running: list[Sequence] = []  # with a seat, by rank
         self._n_submitted = 0
         self._n_seated = 0
         self._n_released = 0  # times that a sequence gave up pages
@@ -106,8 +110,8 @@ class Scheduler:
         """Adapters that sequences have, running and waiting."""
         return {seq.mix for seq in (*self.running, *self.queue)}
 
-    def submit(self, request: CompletionRequest) -> Sequence:
-        """Queue a request. Raises the RequestError for one that can never be served."""
+    def submit(self, request: CompletionRequest, client: str = "") -> Sequence:
+        """Queue a client's request. Raises the RequestError for one that can never be served, or not now."""
         n_prompt = len(request.prompt)
         if n_prompt == 0:
             raise InvalidRequest("prompt: must not be empty")
@@ -120,12 +124,13 @@ class Scheduler:
                 n_prompt_tokens=n_prompt,
                 n_ctx=n_ctx,
             )
+        self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         decoder = Decoder(pieces, request.stop, request.n_indent)
         mix = self.resolve_lora(request.lora)
-        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root_of(mix), mix)
+        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root_of(mix), mix, client)
         self._n_submitted += 1
-        self.queue.append(seq)
+        self.queue.push(seq)
         self.count()
         return seq
 
@@ -156,16 +161,16 @@ class Scheduler:
         plan = self._plan()
         while plan:  # once, unless the device fails: then the same work in smaller batches
             group, plan = self._split(plan)
-            batch = fill(group)
             began = self.clock()
             try:
+                batch = fill(group)
                 result = self.engine.step(batch)
-            except StepFailed as error:
+            except Exception as error:  # the device's, or that of one request's sampler: halving finds whose
                 plan = self._step_failed(group, plan, error, events)
                 continue
             now = self.clock()
-            for seq, stop in self._committer.commit(group, result, now, events):
-                events.append((seq, finished(seq, stop)))
+            for seq, end in self._committer.commit(group, result, now, events):
+                events.append((seq, finished(seq, end) if isinstance(end, Stop) else end))
                 self._leave(seq)
             self._limit = min(self.n_ubatch, 2 * self._limit)
             if self.on_step is not None:
@@ -176,20 +181,18 @@ class Scheduler:
     # -- admit
 
     def _admit(self, events: Events) -> None:
-        """Seats for queued sequences, and pages for those that have none, in order of age."""
-        if self.queue and len(self.running) < len(self.slots):
-            for seq in list(self.queue):
-                slot = self._choose_slot(seq)
-                if slot is not None:
-                    self.queue.remove(seq)
-                    self._seat(seq, slot)
-                if len(self.running) == len(self.slots):
-                    break
-        older = False  # does an older one have pages?
+        """Seats for queued sequences, and pages for those that have none, in order of rank."""
+        while len(self.queue) and len(self.running) < len(self.slots):
+            seq = self.queue.next(self.running, lambda seq: self._choose_slot(seq) is not None)
+            if seq is None:
+                break
+            self.queue.remove(seq)
+            self._seat(seq, events)
+        earlier = False  # does an earlier one have pages?
         for seq in self.running:
-            if not seq.started and not self._start(seq, older, events):
+            if not seq.started and not (earlier and self._follows(seq)) and not self._start(seq, earlier, events):
                 return
-            older = True
+            earlier = True
 
     def _choose_slot(self, seq: Sequence) -> Slot | None:
         """A free seat: the one asked for, else that of the most similar prompt, else the one not used for longest."""
@@ -204,15 +207,36 @@ class Scheduler:
             return self.slots[similar]
         return min(free, key=lambda slot: slot.last_used)
 
-    def _seat(self, seq: Sequence, slot: Slot) -> None:
-        seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
-        seq.sampler.begin(seq.request.prompt)
-        self.speculator.begin(seq)
+    def _seat(self, seq: Sequence, events: Events) -> None:
+        slot = self._choose_slot(seq)
+        assert slot is not None
+        try:
+            seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
+            seq.sampler.begin(seq.request.prompt)
+            self.speculator.begin(seq)
+        except Exception as error:  # whatever is wrong with one request ends that request
+            seq.done = True
+            events.append((seq, failure(error)))
+            return
         seq.slot = slot
         slot.sequence = seq
         self._n_seated += 1
         slot.last_used = self._n_seated
-        insort(self.running, seq, key=_age)
+        insort(self.running, seq, key=_rank)
+
+    def _follows(self, seq: Sequence) -> bool:
+        """Whether an earlier one is computing what this one could share: then it waits for that, and does not compute
+        it too. So the results of one prompt, and prompts that begin alike, cost their common part once."""
+        assert seq.slot is not None
+        limit = self._reusable(seq, seq.slot)
+        for other in self.running:
+            if other is seq:
+                return False
+            if other.started and other.owed > 1:
+                common = min(limit, common_prefix(seq.tokens, other.tokens))
+                if common - other.n_computed >= PAGE:
+                    return True
+        return False
 
     def _start(self, seq: Sequence, older: bool, events: Events) -> bool:
         """Give a sequence its first pages, if all of its tokens have room beside the older ones' pages."""
@@ -254,7 +278,7 @@ class Scheduler:
     # -- fill
 
     def _plan(self) -> Plan:
-        """One-token debts first, then prompts in order of arrival."""
+        """One-token debts first, then prompts."""
         plan: Plan = []
         prompts: list[Sequence] = []
         for seq in self.running:
@@ -271,12 +295,8 @@ class Scheduler:
         if prompts:
             total = min(self.n_ubatch, len(plan) + self.prompt_chunk) if plan else self.n_ubatch
             left = max(bucket_floor(total), len(plan) + 1) - len(plan)
-            for seq in prompts:
-                n = min(len(seq.tokens) - seq.n_computed, left)
-                plan.append((seq, n))
-                left -= n
-                if left == 0:
-                    break
+            given = shares([len(seq.tokens) - seq.n_computed for seq in prompts], left)
+            plan += [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
         if any(len(seq.table) * PAGE < seq.n_computed + n for seq, n in plan):
             plan = self._reserve(plan)
         return self._with_drafts(plan)
@@ -306,18 +326,18 @@ class Scheduler:
         return [(seq, n + len(seq.draft)) for seq, n in plan]
 
     def _reserve(self, plan: Plan) -> Plan:
-        """Find pages for what is planned, the oldest first; what finds none waits."""
+        """Find pages for what is planned, in order of rank; what finds none waits."""
         granted: dict[Sequence, int] = {}
-        for seq, n in sorted(plan, key=lambda part: part[0].id):
-            if not seq.started:  # preempted by an older one just now
+        for seq, n in sorted(plan, key=lambda part: part[0].rank):
+            if not seq.started:  # preempted by an earlier one just now
                 continue
             missing = n_pages_for(seq.n_computed + n) - len(seq.table)
-            while self.cache.n_available < missing and (youngest := self._youngest()) is not seq:
-                self._preempt(youngest)
+            while self.cache.n_available < missing and (last := self._last()) is not seq:
+                self._preempt(last)
             granted[seq] = self.cache.grow(seq, n)
         return [(seq, granted[seq]) for seq, _ in plan if granted.get(seq)]
 
-    def _youngest(self) -> Sequence:
+    def _last(self) -> Sequence:
         return next(seq for seq in reversed(self.running) if seq.started)
 
     def _preempt(self, seq: Sequence) -> None:
@@ -343,8 +363,8 @@ class Scheduler:
             left -= min(n, left)
         return group, []
 
-    def _step_failed(self, group: Plan, rest: Plan, error: StepFailed, events: Events) -> Plan:
-        """Halve the batch, older sequences first. One that fails alone, with a single token, has failed."""
+    def _step_failed(self, group: Plan, rest: Plan, error: Exception, events: Events) -> Plan:
+        """Halve the batch, in order of rank. One that fails alone, with a single token, has failed."""
         self.stats.n_failed_steps += 1
         if any(n > seq.owed for seq, n in group):
             return [(seq, min(n, seq.owed)) for seq, n in group] + rest  # without drafts first
@@ -352,10 +372,10 @@ class Scheduler:
         if n_tokens == 1:
             seq = group[0][0]
             self._leave(seq)
-            events.append((seq, Failed(500, "server_error", f"the device could not compute this request: {error}")))
+            events.append((seq, failure(error)))
             return rest
         self._limit = n_tokens // 2
-        return sorted(group + rest, key=lambda part: part[0].id)
+        return sorted(group + rest, key=lambda part: part[0].rank)
 
     # -- leave
 
@@ -367,6 +387,8 @@ class Scheduler:
             seq.n_lost = max(seq.n_lost, seq.n_computed)
             self._release(seq, slot)
         seq.done = True
+        if seq.n_generated:
+            self.queue.left(seq.t_last - seq.t_start)
         self.running.remove(seq)
         self._n_seated += 1
         slot.last_used = self._n_seated
@@ -398,5 +420,5 @@ def _missing(seq: Sequence) -> int:
     return n_pages_for(len(seq.tokens)) - len(seq.table)
 
 
-def _age(seq: Sequence) -> int:
-    return seq.id
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank

@@ -36,6 +36,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "client",
         "copy",
         "decoder",
         "done",
@@ -52,6 +53,7 @@ class Sequence:
         "node",
         "post_sampling_probs",
         "prompt_probs",
+        "rank",
         "refused_at",
         "request",
         "resumed",
@@ -70,9 +72,13 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, mix: Mix = ()) -> None:
+    def __init__(
+        self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, mix: Mix = (), client: str = ""
+    ) -> None:
         self.id = id  # grows with arrival: the smaller the older
         self.request = request
+        self.client = client  # who asks: clients take turns
+        self.rank = request.priority, id  # the smaller goes first, whatever is scarce
         self.tokens = list(request.prompt)
         self.n_prompt = len(request.prompt)
         self.n_computed = 0  # leading tokens whose K and V are in the cache

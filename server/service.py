@@ -82,8 +82,8 @@ class Service:
         """Wait for the model; raises what `build` raised."""
         return await asyncio.shield(self._loaded)
 
-    async def submit(self, requests: Sequence[CompletionRequest]) -> Stream:
-        """Queue requests, all or none. Raises the RequestError of the first that cannot be served."""
+    async def submit(self, requests: Sequence[CompletionRequest], client: str = "") -> Stream:
+        """Queue a client's requests, all or none. Raises the RequestError of the first that cannot be served."""
         if self.served is None:
             raise Unavailable("Loading model")
         if not self._accepting:
@@ -91,7 +91,7 @@ class Service:
         stream = Stream(self, len(requests))
         admitted: asyncio.Future[None] = self._loop.create_future()
         self._streams.add(stream)
-        self._post(lambda scheduler: self._admit(scheduler, requests, stream, admitted))
+        self._post(lambda scheduler: self._admit(scheduler, requests, client, stream, admitted))
         try:
             await admitted
         except BaseException:
@@ -188,13 +188,14 @@ class Service:
         self,
         scheduler: Scheduler,
         requests: Sequence[CompletionRequest],
+        client: str,
         stream: Stream,
         admitted: asyncio.Future[None],
     ) -> None:
         now = time.perf_counter()
         try:
             for index, request in enumerate(requests):
-                sequence = scheduler.submit(request)
+                sequence = scheduler.submit(request, client)
                 self._tickets[id(sequence)] = _Ticket(sequence, stream, index, now)
         except Exception as error:
             if not isinstance(error, RequestError):

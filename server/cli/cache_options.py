@@ -35,6 +35,23 @@ CACHE = Group(
     ),
 )
 
+QUEUE = (
+    Flag(
+        "--queue-requests",
+        "requests that may wait for a slot; more are refused with 429 or 503 and Retry-After; -1: any number",
+        whole(0, or_minus_one="any number"),
+        -1,
+        env="LLAMA_ARG_QUEUE_REQUESTS",
+    ),
+    Flag(
+        "--queue-tokens",
+        "tokens of prompts that may wait for a slot; -1: any number",
+        whole(0, or_minus_one="any number"),
+        -1,
+        env="LLAMA_ARG_QUEUE_TOKENS",
+    ),
+)
+
 
 def cache_ram_bytes(mib: int | None, total_memory: int) -> int | None:
     """What --cache-ram means in bytes; None: no limit."""

@@ -167,6 +167,8 @@ def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespac
         slot_prompt_similarity=getattr(options, "slot_prompt_similarity", 0.1),
         cache_ram=cache_ram_bytes(getattr(options, "cache_ram", 0), total_memory()),
         cache_idle_slots=getattr(options, "cache_idle_slots", True),
+        queue_requests=getattr(options, "queue_requests", -1),
+        queue_tokens=getattr(options, "queue_tokens", -1),
         make_sampler=lambda params, _: RowSampler(params, tokenizer, engine.n_ctx_slot),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.cli.cache_options import CACHE
+from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import Flag, Group, choice, device_list, json_object, number, text, whole, wholes, words
 
@@ -203,6 +203,7 @@ REQUESTS = Group(
             env="LLAMA_ARG_CACHE_PROMPT",
             off="--no-cache-prompt",
         ),
+        *QUEUE,
         Flag("-sps --slot-prompt-similarity", "prefer a slot with this much of the prompt", number(0, 1), 0.1, "X"),
         Flag("-r --reverse-prompt", "a text that ends an answer; may be given again", text, None, "TEXT", many=True),
         Flag(

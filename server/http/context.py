@@ -114,4 +114,6 @@ def error_response(error: RequestError) -> web.Response:
     response = json_response(error_object(error), error.code)
     if error.code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
     return response

@@ -55,9 +55,15 @@ async def chat_completion(request: web.Request) -> web.StreamResponse:
     return await run(request, context, job, ChatReply(job, context.served, context.config))
 
 
+def client_of(request: web.Request, job: Job) -> str:
+    """Whom a request counts for when clients take turns: the user that it names, of this key or address."""
+    key = request.headers.get("Authorization") or request.headers.get("X-Api-Key") or request.remote or ""
+    return f"{key} {job.options.user}"
+
+
 async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
     """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots."""
-    async with await context.service.submit(job.requests) as stream:
+    async with await context.service.submit(job.requests, client_of(request, job)) as stream:
         if job.options.stream:
             return await _stream(request, context, stream, reply)
         async for index, event in stream:

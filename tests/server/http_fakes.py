@@ -123,6 +123,7 @@ class FakeScheduler:
     n_cancelled: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     requests: list[CompletionRequest] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
     numbers: Any = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -133,7 +134,8 @@ class FakeScheduler:
     def idle(self) -> bool:
         return not self.running
 
-    def submit(self, request: CompletionRequest) -> FakeSequence:
+    def submit(self, request: CompletionRequest, client: str = "") -> FakeSequence:
+        self.clients.append(client)
         text = self.tokenizer.pieces(request.prompt)
         if len(request.prompt) > N_CTX:
             raise ExceedsContext(

@@ -80,9 +80,17 @@ class FakeEngine:
         self.cells: list[tuple[int, int] | None] = [None] * (n_pages * PAGE)
         self.tables: dict[int, list[int]] = {}
         self.batches: list[UBatch] = []
+        self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
 
     def step(self, batch: UBatch) -> StepResult:
+        try:
+            return self._step(batch)
+        except AssertionError as error:  # the scheduler would take it for a device's failure
+            self.broken = error
+            raise
+
+    def _step(self, batch: UBatch) -> StepResult:
         n = len(batch.tokens)
         assert 0 < n == len(batch.pos) == len(batch.slot) == len(batch.cells) == len(set(batch.cells))
         assert len(batch.out) == len(batch.rows) == len(batch.targets)
@@ -183,7 +191,7 @@ def check_pages(scheduler: Scheduler) -> None:
         assert all(order[child] < i for child in node.children.values())
     for slot in scheduler.slots:
         assert slot.is_processing == any(seq.slot is slot for seq in scheduler.running)
-    assert [seq.id for seq in scheduler.running] == sorted(seq.id for seq in scheduler.running)
+    assert [seq.rank for seq in scheduler.running] == sorted(seq.rank for seq in scheduler.running)
 
 
 class Answer:
@@ -266,8 +274,8 @@ class Bench:
         self.time += 1 / 1024
         return self.time
 
-    def submit(self, prompt: Iterable[int], **fields: Any) -> Sequence:
-        seq = self.scheduler.submit(CompletionRequest(tuple(prompt), **fields))
+    def submit(self, prompt: Iterable[int], client: str = "", **fields: Any) -> Sequence:
+        seq = self.scheduler.submit(CompletionRequest(tuple(prompt), **fields), client)
         self.answers[seq] = Answer()
         return seq
 
@@ -276,6 +284,8 @@ class Bench:
             for seq, event in self.scheduler.step():
                 assert not any(isinstance(old, Finished | Failed) for old in self.answers[seq].events)
                 self.answers[seq].events.append(event)
+            if self.engine.broken is not None:
+                raise self.engine.broken
             check_pages(self.scheduler)
             check_cells(self.scheduler, self.engine)
 

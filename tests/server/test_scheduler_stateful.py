@@ -80,6 +80,7 @@ class Life(RuleBasedStateMachine):
         poison=st.sampled_from([False] * 9 + [True]),
         twice=st.booleans(),
         speculation=speculations(),
+        whose=st.tuples(st.sampled_from(["", "a", "b"]), st.sampled_from([0, 0, 0, -1, 2])),
     )
     def submit(
         self,
@@ -93,6 +94,7 @@ class Life(RuleBasedStateMachine):
         poison: bool,
         twice: bool,
         speculation: tuple[SpeculationParams, int, int],
+        whose: tuple[str, int],
     ) -> None:
         prompt = (STEMS[stem][:n_stem] + rest + [POISON] * poison)[-(self.n_ctx - 1) :] or [1]
         ignore_eos, cache_prompt, progress = flags
@@ -104,6 +106,8 @@ class Life(RuleBasedStateMachine):
         for _ in range(1 + twice):
             self.bench.submit(
                 prompt,
+                whose[0],
+                priority=whose[1],
                 n_predict=n_predict,
                 stop=tuple(text for text in stop if text),
                 id_slot=pin if pin < len(self.bench.scheduler.slots) else -1,
@@ -129,7 +133,7 @@ class Life(RuleBasedStateMachine):
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
         oldest = scheduler.running[0] if scheduler.running else None
-        if oldest is not None and any(seq.id < oldest.id for seq in scheduler.queue):
+        if oldest is not None and any(seq.rank < oldest.rank for seq in scheduler.queue):
             oldest = None  # an older one may get the slot that it waits for, and run first
         before = (oldest.n_computed, len(oldest.tokens)) if oldest else (0, 0)
         self.bench.step()
