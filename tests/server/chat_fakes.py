@@ -34,7 +34,7 @@ class Scripted(FakeScheduler):
 
     answer: str = ""
 
-    def submit(self, request: CompletionRequest) -> FakeSequence:
+    def submit(self, request: CompletionRequest, client: str = "") -> FakeSequence:
         sequence = super().submit(request)
         sequence.script = [*self.tokenizer.encode(self.answer, add_special=False, parse_special=False), 257]
         return sequence
