@@ -137,16 +137,17 @@ class KvCache:
             for page in reversed(held):
                 prefixes.release(page)
 
-    def share(self, tokens: list[int], slot: Slot) -> None:
-        """Count what is known of these tokens as this slot's too."""
-        path, n_more, partial = self.prefixes.match(tokens, len(tokens))
+    def share(self, source: Slot, slot: Slot) -> None:
+        """Count what is known of a slot's tokens as another one's too."""
+        tokens, root = source.cached, source.root or self.prefixes.root
+        path, n_more, partial = self.prefixes.match(tokens, len(tokens), root=root)
         for node in path:
             node.owners |= 1 << slot.id
         last = self.prefixes.node_of(partial) if n_more else None
         if last is not None:
             last.owners |= 1 << slot.id
         elif self.host is not None:
-            key = path[-1].key if path else self.prefixes.root.key
+            key = path[-1].key if path else root.key
             for start in range(len(path) * PAGE, len(tokens) - PAGE + 1, PAGE):
                 key = chain_key(key, tuple(tokens[start : start + PAGE]))
                 if not self.host.add_owners(key, 1 << slot.id):

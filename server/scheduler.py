@@ -232,7 +232,7 @@ class Scheduler:
         for other in self.running:
             if other is seq:
                 return False
-            if other.started and other.owed > 1:
+            if other.started and other.owed > 1 and other.root is seq.root:
                 common = min(limit, common_prefix(seq.tokens, other.tokens))
                 if common - other.n_computed >= PAGE:
                     return True
@@ -396,7 +396,7 @@ class Scheduler:
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
         """Give up the pages; `pause`: until there is room again."""
         n_valid = seq.n_computed if seq.copy is None else seq.sealed
-        slot.cached = seq.tokens[:n_valid]
+        slot.cached, slot.root = seq.tokens[:n_valid], seq.root
         (self.cache.pause if pause else self.cache.release)(seq, slot)
         self._n_released += 1
         seq.started = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from server.errors import InvalidRequest, ServerFault, Unavailable
+from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from server.pages import n_pages_for
 from server.sequence import Slot
 from server.slot_files import SlotState
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def snapshot(scheduler: Scheduler, id: int) -> SlotState:
     """The slot's tokens as far as their cells are still known, and a copy of these."""
     slot = idle_slot(scheduler, id)
+    if slot.root not in (None, scheduler.cache.prefixes.root):
+        raise NotSupported(f"slot {id} was computed with adapters, which a slot file cannot name")
     try:
         return SlotState(*scheduler.cache.copy_out(slot.cached, slot))
     except (MemoryError, OSError) as error:
@@ -41,7 +43,7 @@ def install(scheduler: Scheduler, id: int, state: SlotState) -> None:
     if not fits:
         n_pages = n_pages_for(n_tokens)
         raise Unavailable(f"the requests that run leave no room for the {n_pages} pages of the state; try again later")
-    slot.cached = list(state.tokens)
+    slot.cached, slot.root = list(state.tokens), None
     scheduler.touch(slot)
 
 
@@ -59,8 +61,8 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
     """Let another slot share a slot's pages, as if it had computed them; returns how many tokens that are."""
     slot, other = idle_slot(scheduler, id), idle_slot(scheduler, to)
     if slot is not other:
-        scheduler.cache.share(slot.cached, other)
-        other.cached = list(slot.cached)
+        scheduler.cache.share(slot, other)
+        other.cached, other.root = list(slot.cached), slot.root
         scheduler.touch(other)
     return len(other.cached)
 

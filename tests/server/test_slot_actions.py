@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle
 
-from server.errors import InvalidRequest, ServerFault, Unavailable
+from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from server.slot_actions import erase, fork, install, snapshot
 from server.slot_files import SlotState
 from server.ubatch import PAGE
@@ -107,3 +107,15 @@ def test_a_fork_of_what_is_in_host_memory() -> None:
     fork(bench.scheduler, 0, 1)
     erase(bench.scheduler, 0)
     assert bench.run(prompt(64), n_predict=1, id_slot=1).finished.n_cached >= 48
+
+
+def test_cells_of_an_adapter_are_not_saved_as_the_models_own() -> None:
+    bench = Bench(n_slots=2, cache_ram=None)
+    bench.scheduler.resolve_lora = lambda lora: ((1, 0.5),) if lora else ()
+    bench.run(prompt(40), n_predict=1, id_slot=0, lora=((0, 0.5),))
+    with pytest.raises(NotSupported, match="slot 0 was computed with adapters"):
+        snapshot(bench.scheduler, 0)
+    assert fork(bench.scheduler, 0, 1) == 40
+    assert bench.run(prompt(40), n_predict=1, id_slot=1, lora=((0, 0.5),)).finished.n_cached == 39
+    assert bench.run(prompt(40), n_predict=1, id_slot=1).finished.n_cached == 0
+    assert len(snapshot(bench.scheduler, 1).tokens) == 40
