@@ -153,7 +153,7 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
         path = [node]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
-        assert path[-1] is scheduler.cache.prefixes.root
+        assert path[-1].page == -1
         content = p = 0
         for link in reversed(path[:-1]):
             assert link.parent is not None
