@@ -61,7 +61,7 @@ class DeviceInfo:
     identity: bytes  # of device and driver version: caches are kept under it
     missing: str
     handle: Any
-    keep: Any
+    instance: Instance
 
 
 class Instance:
@@ -162,7 +162,7 @@ class Instance:
             + b"".join(n.to_bytes(4, "little") for n in (core.vendorID, core.deviceID, core.driverVersion)),
             missing=missing,
             handle=handle,
-            keep=self,
+            instance=self,
         )
 
 

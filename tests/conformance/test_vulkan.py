@@ -1,0 +1,102 @@
+"""The Vulkan backend itself: clean under validation, with and without memory that the host sees, across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graph.backend import Backend, Place
+from graph.conformance import OK, UNSUPPORTED, problems, register_all, run
+from graph.op import OPS
+
+register_all()
+
+
+@pytest.fixture(params=["mapped", "copied"])
+def watched(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]) -> Iterator[Backend]:
+    """A device of its own under the validation layer; at the end, nothing may have been said."""
+    from backends.vulkan.backend import VulkanBackend
+    from backends.vulkan.instance import has_validation
+
+    open_device("vulkan:0")
+    if not has_validation():
+        if request.config.getoption("--require-devices"):
+            pytest.fail("the Vulkan validation layer is not installed")
+        pytest.skip("the Vulkan validation layer is not installed")
+    backend = VulkanBackend(validation=True, mapped=request.param == "mapped")
+    said = backend.device.info.instance.messages
+    yield backend
+    backend.close()
+    heard = said[:]
+    said.clear()  # the instance is shared by all tests
+    assert heard == []
+
+
+def test_validation_is_silent(watched: Backend) -> None:
+    """Two cases of every op; synchronization validation is on."""
+    outcomes = []
+    for name in sorted(OPS):
+        found = list(problems(name))
+        outcomes += [run(problem, [watched]) for problem in (found[:1] + found[-1:])]
+    assert [o for o in outcomes if o.status not in (OK, UNSUPPORTED)] == []
+    assert sum(o.status == OK for o in outcomes) > len(outcomes) // 2
+
+
+def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> None:
+    memory = watched.alloc(40_000_001)  # more than one piece of staging memory
+    assert not np.array(watched.download(Place(memory), 40_000_001)).any()
+    data = np.random.default_rng(0).integers(0, 256, 33_000_003).astype(np.uint8)
+    watched.upload(Place(memory, 5), data)
+    assert (np.array(watched.download(Place(memory, 5), len(data))) == data).all()
+    assert not np.array(watched.download(Place(memory), 5)).any()
+    assert not np.array(watched.download(Place(memory, 5 + len(data)), 100)).any()
+
+
+def test_the_layer_would_speak(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail: a copy that nothing ordered after the one it reads from is told."""
+    from backends.vulkan.backend import VulkanBackend
+    from backends.vulkan.record import Recording
+
+    assert isinstance(watched, VulkanBackend)
+    a, b, c = (watched.device.memory(64) for _ in range(3))
+    recording = Recording(watched.device)
+    recording.begin()
+    recording.copy(a, 0, b, 0, 64)
+    monkeypatch.setattr(recording, "_order", lambda reads, writes: None)
+    recording.copy(b, 0, c, 0, 64)
+    recording.finish()
+    recording.submit()
+    watched.device.idle()
+    said = watched.device.info.instance.messages
+    assert any("READ_AFTER_WRITE" in message for message in said), said
+    said.clear()
+
+
+def test_pipelines_are_kept_on_disk(
+    open_device: Callable[[str], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends.vulkan.backend import VulkanBackend
+
+    open_device("vulkan:0")
+    monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
+    problem = next(problems("rms_norm"))
+    for damage in (False, True):
+        backend = VulkanBackend()
+        assert run(problem, [backend]).status == OK
+        backend.close()
+        (kept,) = (tmp_path / "vulkan").iterdir()
+        assert len(kept.read_bytes()) > 32
+        if damage:
+            kept.write_bytes(b"damaged")
+
+
+def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> None:
+    from backends.errors import DeviceError
+    from backends.vulkan.backend import VulkanBackend
+
+    open_device("vulkan:0")
+    with pytest.raises(DeviceError, match=r"vulkan:99 is not available: this machine has vulkan:0"):
+        VulkanBackend("vulkan:99")
