@@ -26,7 +26,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             x, w = get_rows(x, rows.out), w.of_rows(rows.out)  # (R, n_embd): nobody needs the others any more
             b = w.block(layer)
         y = geglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps))
-        x = add(x, rms_norm(y, b["post_ffw_norm"], eps=h.eps))
+        x = add(x, rms_norm(y, b["post_ffw_norm"], eps=h.eps), name=f"blk.{layer}")
     x = rms_norm(x, w["output_norm"], eps=h.eps)
     logits = w.linear("output" if "output" in w else "token_embd", x)
     return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits

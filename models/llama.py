@@ -27,7 +27,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         if layer == h.n_layer - 1 and rows.out is not None:
             x, w = get_rows(x, rows.out), w.of_rows(rows.out)  # (R, n_embd): nobody needs the others any more
             b = w.block(layer)
-        x = add(x, swiglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps)))
+        x = add(x, swiglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps)), name=f"blk.{layer}")
     x = rms_norm(x, w["output_norm"], eps=h.eps)
     return w.linear("output" if "output" in w else "token_embd", x)
 

@@ -6,8 +6,9 @@ import math
 
 from backends.cpu.lower_basic import rows_of
 from backends.cpu.lower_gemm import tile_shape
-from backends.cpu.lowering import At, lower
+from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
+from graph.ops.rows import add_rows_to
 from graph.tensor import Tensor
 
 CHUNK = 4096  # kernels/optim.py
@@ -140,6 +141,22 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     rows, ids = t.src
     n, k = t.shape[0], _size(t) // t.shape[0]
     return [Instruction("add_rows", (at(rows), at(ids), at(t), ids.shape[0], k, n), -(-n // TABLE_ROWS), 4)]
+
+
+@lower("add_rows_to")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    n, k = t.shape[0], _size(t) // t.shape[0]
+    args = (*map(at, t.src), at(t), t.src[2].shape[0], k, n)
+    return [Instruction("add_rows_to", args, -(-n // TABLE_ROWS), 4)]
+
+
+@rewrite("add")
+def _(t: Tensor) -> Tensor:
+    """The gradient of an embedding that is the output matrix too: its rows go straight onto the large one."""
+    a, b = t.src
+    if b.op == "add_rows" and a.shape == b.shape:
+        return add_rows_to(a, *b.src)
+    return t
 
 
 @lower("pad_rows")

@@ -48,6 +48,34 @@ def _(g: Tensor, y: Tensor, rows: Tensor, ids: Tensor, n: int) -> tuple[Tensor |
     return get_rows(g, ids), None
 
 
+@op
+def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
+    """x (n, K) with each of `rows` (T, K) added at its id: `add_rows` and `add` without the zeros between them."""
+    out = x.copy()
+    np.add.at(out, ids, rows)
+    return out
+
+
+@add_rows_to.shape
+def _(x: Tensor, rows: Tensor, ids: Tensor) -> tuple[Shape, str]:
+    ok = rows.shape[:1] == ids.shape and rows.shape[1:] == x.shape[1:]
+    require(ok, "add_rows_to", "wants x (n, K), rows (T, K) and one id for each row", x, rows, ids)
+    return x.shape, x.dtype
+
+
+@add_rows_to.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, rows: Tensor, ids: Tensor) -> tuple[Tensor | None, ...]:
+    return g, get_rows(g, ids), None
+
+
+add_rows_to.inplace = (0,)
+
+
+@add_rows_to.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(150, 9)), r.normal(size=(4, 9)), np.array([1, 140, 1, 0], np.int32)], {}
+
+
 @add_rows.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(3, 4)), np.array([1, 5, 1], np.int32)], {"n": 7}

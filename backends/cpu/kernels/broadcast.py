@@ -102,6 +102,26 @@ def add_rows():
     return run
 
 
+@kernel("add_rows_to")
+def add_rows_to():
+    """a: x (n, K), rows (T, K), ids, y (n, K), T, K, n. As add_rows, onto x, whose memory y may be."""
+
+    def run(a, begin, end, scratch):
+        count, k, ids = a[4], a[5], i32p(a[2])
+        first, last = begin * TABLE_ROWS, min(a[6], end * TABLE_ROWS)
+        if a[0] != a[3]:
+            x, y = f32p(a[0]), f32p(a[3])
+            for i in range(first * k, last * k):
+                y[i] = x[i]
+        for t in range(count):
+            row = np.int64(ids[t])
+            if first <= row < last:
+                at = a[3] + row * k * 4
+                add(at, a[1] + t * k * 4, at, k)
+
+    return run
+
+
 @kernel("copy_block")
 def copy_block():
     """a: x, y, bytes of y before and of x, of y in all: zeros, x, zeros. A unit is 16 KiB of y."""

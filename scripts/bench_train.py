@@ -1,0 +1,146 @@
+"""What `scripts/bench-train` runs: training steps of synthetic shapes here and in torch, in turns, a process each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.cpu.backend import CPUBackend
+from graph.autodiff import backward
+from graph.checkpoint import choose, layers_of, recompute
+from graph.ops.elementwise import mul, sum_to
+from graph.ops.loss import cross_entropy
+from graph.ops.optim import adamw_params, adamw_step
+from graph.session import Session
+from graph.tensor import Tensor, const, feed
+from models.batch import Sequences
+from models.hparams import Hparams, RopeScaling
+from models.model import Model
+from models.rope import Rotary
+from models.synth import SHAPES
+from models.weights import Weights, parts
+
+N_SEQUENCES, LENGTH = 4, 128
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Step:
+    """The training step of a synthetic shape: every weight is a state and has moments."""
+
+    def __init__(self, shape_name: str, threads: int) -> None:
+        s = SHAPES[shape_name]
+        rope = (s.head_dim, s.rope_base, RopeScaling())
+        sizes = (s.n_ctx, s.n_embd, s.n_layer, s.n_ff, s.n_head, s.n_head_kv, s.head_dim, s.n_vocab)
+        h = Hparams("llama", *sizes, 1e-5, *rope, s.head_dim**-0.5)
+        self.session = session = Session([CPUBackend(threads)])
+        self.rng = np.random.default_rng(0)
+        weights = {
+            name: session.define(name, part.shape, "f32", lambda shape=part.shape: self._first(shape))  # type: ignore[misc]
+            for name, part in parts(h, {})
+            if part.required
+        }
+        frequency = (s.rope_base ** (-np.arange(0, s.head_dim, 2) / s.head_dim)).astype(np.float32)
+        rotary = Rotary(session.define("frequency", frequency.shape, "f32", lambda: frequency.view(np.uint8)), 1.0)
+        self.model, self.params = Model(h, Weights(weights), rotary), list(weights.values())
+        self.moments = {p.name: [session.define(f"{kind}.{p.name}", p.shape) for kind in "mv"] for p in self.params}
+
+    def _first(self, shape: tuple[int, ...]) -> Any:
+        small = self.rng.standard_normal(shape, np.float32) * 0.02
+        return (np.ones(shape, np.float32) if len(shape) == 1 else small).reshape(-1).view(np.uint8)
+
+    def build(self, segment: int | None = None) -> list[Tensor]:
+        """`segment`: layers between checkpoints, 0 as the formula has it, None for no checkpoints."""
+        sequences = Sequences.feeds(N_SEQUENCES, LENGTH)
+        losses = cross_entropy(self.model.training_logits(sequences), feed("targets", sequences.tokens.shape, "i32"))
+        loss = sum_to(mul(losses, const(1 / (N_SEQUENCES * LENGTH))), shape=())
+        gradients = backward(loss, self.params)
+        if segment is not None:
+            gradients = recompute(loss, gradients, choose(loss, gradients, layers_of(loss), segment).checkpoints)
+        adamw, one = feed("adamw", (9,)), const(1.0)
+        steps = [adamw_step(p, *self.moments[p.name], gradients[p], adamw, one) for p in reversed(self.params)]
+        return [loss, *steps]
+
+    def feeds(self) -> dict[str, Any]:
+        n = N_SEQUENCES * LENGTH
+        tokens = self.rng.integers(0, self.model.hparams.n_vocab, n).astype(np.int32)
+        feeds: dict[str, Any] = {"tokens": tokens, "pos": np.arange(n, dtype=np.int32) % LENGTH}
+        return feeds | {"start": np.zeros(n, np.int32), "targets": np.roll(tokens, -1)}
+
+
+def ours(shape_name: str, threads: int, n_steps: int, segment: int | None) -> dict[str, float]:
+    """Tokens a second of the best step, and the process's largest memory in bytes."""
+    step = Step(shape_name, threads)
+    plan, feeds, times = step.session.plan(lambda: step.build(segment)), step.feeds(), []
+    for i in range(n_steps):
+        start = time.perf_counter()
+        plan.run({**feeds, "adamw": adamw_params(i + 1, 1e-3)}, [None] + [0] * len(step.params))
+        times.append(time.perf_counter() - start)
+    step.session.close()
+    n = N_SEQUENCES * LENGTH
+    return {"tokens_s": n / min(times), "median": n / sorted(times)[len(times) // 2], "bytes": _peak()}
+
+
+def memory(shape_name: str) -> None:
+    """The curve of checkpointing: what a step's arena takes by the layers between two checkpoints."""
+    step = Step(shape_name, 1)
+    loss, *_ = step.build()
+    gradients = backward(loss, step.params)
+    chosen = choose(loss, gradients, layers_of(loss))
+    print(f"{shape_name}: u = {chosen.u / 1e6:.2f} MB, v = {chosen.v / 1e6:.2f} MB, a = {chosen.a:.1f}")
+    for segment in (None, *(k for k in (1, 2, 3, 5, 6, 10, 15, 30) if k <= step.model.hparams.n_layer)):
+        _, layout = step.session.measure(lambda segment=segment: step.build(segment))  # type: ignore[misc]
+        what = "no checkpoints" if segment is None else f"a checkpoint every {segment} layers"
+        print(f"{what}: {sum(layout.sizes.values()) / 1e6:.0f} MB")
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="training steps here and in torch")
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter with torch")
+    parser.add_argument("--shape", action="append", help="15M, 135M (default both)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="steps a turn")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--checkpoint", type=int, metavar="LAYERS", help="layers between checkpoints; 0: the formula's")
+    parser.add_argument("--memory", action="store_true", help="only measure what checkpoints save")
+    parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    for shape in args.shape or ["15M", "135M"]:
+        if args.memory:
+            memory(shape)
+            continue
+        if args.ours:
+            print(json.dumps(ours(shape, args.threads, args.steps, args.checkpoint)))
+            continue
+        keep = [] if args.checkpoint is None else ["--checkpoint", str(args.checkpoint)]
+        commands = {"here": [sys.executable, "-m", "scripts.bench_train", "--ours", *keep]}
+        if args.torch:
+            commands["torch"] = [args.torch, str(ROOT / "scripts" / "bench_train_torch.py")]
+        best: dict[str, dict[str, float]] = {}
+        for _ in range(args.turns):
+            for who, command in commands.items():
+                options = ["--shape", shape, "--threads", str(args.threads), "--steps", str(args.steps)]
+                out = subprocess.run([*command, *options], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+                found = json.loads(out.strip().splitlines()[-1])
+                if who not in best or found["tokens_s"] > best[who]["tokens_s"]:
+                    best[who] = found
+        for who, found in best.items():
+            print(f"{shape} {who}: {found['tokens_s']:.0f} tokens/s, {found['bytes'] / 1e9:.2f} GB at most")
+        if "torch" in best:
+            faster, less = (best["here"][k] / best["torch"][k] for k in ("tokens_s", "bytes"))
+            print(f"{shape}: {faster:.2f} × torch's speed, {less:.2f} × its memory", flush=True)
+
+
+if __name__ == "__main__":
+    main()
