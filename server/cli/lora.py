@@ -22,7 +22,7 @@ Given = list[tuple[str, float, "Adapter"]]
 
 def given(options: SimpleNamespace, base: GGUFFile, hparams: Hparams) -> Given:
     """(path, scale, adapter) of --lora and --lora-scaled; a file's faults are told before the port is taken."""
-    named = [(path, 1.0) for path in options.lora] + [_scaled(text) for text in options.lora_scaled]
+    named = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
     if not named:
         return []
     from models.lora import read_adapter
@@ -30,7 +30,7 @@ def given(options: SimpleNamespace, base: GGUFFile, hparams: Hparams) -> Given:
     return [(path, scale, read_adapter(path, base, hparams)) for path, scale in named]
 
 
-def _scaled(text: str) -> tuple[str, float]:
+def scaled(text: str) -> tuple[str, float]:
     path, _, number = text.rpartition(":")
     try:
         scale = float(number)

@@ -19,24 +19,32 @@ from server.cli.flags import CliError, Group, UsageError, parse, unknown
 
 @dataclass(frozen=True)
 class Command:
-    """`server.cli.<module>` has `run(options) -> int`; `server.cli.options.<TABLE>` has its flags."""
+    """`server.cli.<module>` has `run(options) -> int`; `<table>.<NAME>` has its flags."""
 
     name: str
     usage: str
     summary: str
+    table: str = "server.cli.options"
+
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
 
     @property
     def groups(self) -> Sequence[Group]:
-        options = importlib.import_module("server.cli.options")
-        groups: Sequence[Group] = getattr(options, self.name.upper())
+        groups: Sequence[Group] = getattr(importlib.import_module(self.table), self.module.upper())
         return groups
 
 
+_TRAINING = "server.cli.options_training"
 COMMANDS = (
     Command("serve", "[-m FILE] [flags]", "Serve a model over HTTP, with OpenAI's and llama-server's API."),
     Command("generate", "-m FILE -p TEXT [-n N] [flags]", "Continue a text on the terminal."),
     Command("bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits."),
     Command("plan", "-m FILE [flags]", "Show the memory that a model needs and what runs where."),
+    Command("finetune", "-m FILE --file DATA (--lora-out FILE | -o FILE) [flags]", "Train a model further.", _TRAINING),
+    Command("train", "--shape NAME --file DATA -o FILE [flags]", "Train a new model from scratch.", _TRAINING),
+    Command("export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING),
     Command("devices", "[--json]", "List what can compute."),
     Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
     Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),
@@ -88,7 +96,7 @@ def _dispatch(words: list[str]) -> int:
     if getattr(options, "verbose", False):
         for notice in options.notices:
             print(f"logitless: {notice}", file=sys.stderr)
-    code: int = importlib.import_module(f"server.cli.{command.name}").run(options)
+    code: int = importlib.import_module(f"server.cli.{command.module}").run(options)
     sys.stdout.flush()
     return code
 

@@ -1,0 +1,31 @@
+"""`logitless export-lora`: a model with adapters merged into its weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from server.cli.flags import CliError, UsageError
+
+
+def run(options: SimpleNamespace) -> int:
+    from models.gguf_file import GGUFFile
+    from models.lora import read_adapter
+    from models.merge import merge
+    from models.model import hparams_of
+    from server.cli.lora import scaled
+
+    if not options.model or not options.output:
+        raise UsageError("export-lora: -m FILE and -o FILE are required")
+    given = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
+    if not given:
+        raise UsageError("export-lora: --lora FILE or --lora-scaled FILE:SCALE is required")
+    folder = Path(options.output).absolute().parent
+    if not folder.is_dir():
+        raise CliError(f"{folder}: no such folder")
+    with GGUFFile.open(options.model) as base:
+        h = hparams_of(base)
+        changed = merge(options.output, base, h, [(read_adapter(path, base, h), scale) for path, scale in given])
+    print(f"{options.output}: {len(changed)} tensors changed", file=sys.stderr)
+    return 0

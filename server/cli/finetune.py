@@ -1,0 +1,92 @@
+"""`logitless finetune`: go on training a model on a text or on JSONL rows, all of it or a LoRA adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli import load
+from server.cli.flags import CliError, UsageError
+
+if TYPE_CHECKING:
+    from graph.session import Session
+    from models.gguf_file import GGUFFile
+    from models.hparams import Hparams
+    from training.checkpoint import Checkpoint
+    from training.trainable import LoraOptions, Trainable
+
+
+def run(options: SimpleNamespace) -> int:
+    from server.cli import training_run
+    from training.errors import TrainingError
+    from training.trainable import FULL, LORA
+
+    path = Path(load.model_path(options, "finetune"))
+    if bool(options.lora_out) == bool(options.output):
+        raise UsageError("finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model")
+    kind = LORA if options.lora_out else FULL
+    checkpoint = checkpoint_of(options)
+    lora = None
+    if kind == LORA:
+        lora = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else lora_options(options)
+        if options.only_write_lora:
+            return _only_write(options, path, checkpoint)
+    elif options.only_write_lora:
+        raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
+    output = options.lora_out or options.output
+
+    def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
+        return trainable(session, gguf, h, lora, options)
+
+    try:
+        return training_run.run(options, path, make, output, checkpoint)
+    except TrainingError as error:
+        raise CliError(str(error)) from None
+
+
+def trainable(
+    session: Session, gguf: GGUFFile, h: Hparams, lora: LoraOptions | None, options: SimpleNamespace
+) -> Trainable:
+    from models.model import define_model
+    from training import trainable as kinds
+
+    model = define_model(session, gguf, h, options.ctx_size)
+    if lora is not None:
+        return kinds.lora(session, model, lora)
+    return kinds.full(session, model, gguf, h, getattr(options, "train_tensors", None) or ["*"])
+
+
+def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
+    """The checkpoint to go on from; a file that is not there yet begins a run that will write it."""
+    if not options.checkpoint_in:
+        return None
+    path = Path(options.checkpoint_in.replace(options.pattern_fn_it, options.fn_latest))
+    if not path.exists():
+        return None
+    from training.checkpoint import read_checkpoint
+
+    return read_checkpoint(path)
+
+
+def lora_options(o: SimpleNamespace) -> LoraOptions:
+    from training.trainable import RANKS, LoraOptions
+
+    ranks = {kind: getattr(o, f"rank_{kind}") for kind in RANKS}
+    return LoraOptions(o.lora_r, o.lora_alpha, {k: n for k, n in ranks.items() if n is not None}, max(0, o.seed))
+
+
+def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -> int:
+    """The adapter of a checkpoint, without training."""
+    from models.gguf_file import GGUFFile
+    from models.lora import Adapter, Pair, write_adapter
+    from models.model import hparams_of
+
+    if checkpoint is None or checkpoint.lora is None:
+        raise UsageError("finetune: --only-write-lora needs --checkpoint-in FILE, a LoRA checkpoint")
+    values = checkpoint.tensors
+    weights = [name.removesuffix(".lora_a") for name in values if name.endswith(".lora_a")]
+    adapter = Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, checkpoint.lora.alpha)
+    with GGUFFile.open(path) as gguf:
+        write_adapter(o.lora_out, adapter, gguf, hparams_of(gguf), Path(o.lora_out).stem)
+    return 0

@@ -1,0 +1,155 @@
+"""The flags of `finetune`, `train` and `export-lora`: those of llama.cpp's old and new finetune, where they mean it."""
+
+from __future__ import annotations
+
+from server.cli.flags import Flag, Group, choice, number, text, whole, words
+from server.cli.options import DEVICE, HELP, MODEL, THREADS, VERBOSE
+
+_RANKS = {
+    "tok_embd": "token embedding",
+    "out": "output matrix",
+    "wq": "query projection",
+    "wk": "key projection",
+    "wv": "value projection",
+    "wo": "attention output",
+    "w1": "gate of the feed-forward",
+    "w2": "down projection of the feed-forward",
+    "w3": "up projection of the feed-forward",
+}
+
+DATA = Group(
+    "Data",
+    (
+        Flag("-f --file --train-data", "what to learn: a text, or .jsonl rows", text, None, "FILE"),
+        Flag("-c --ctx-size --ctx", "tokens of a window", whole(1, 2**20), 128),
+        Flag("-b --batch-size --batch", "windows of one device run", whole(1, 2**16), 8),
+        Flag("--grad-acc", "device runs of an optimizer step, each with windows of its own", whole(1, 2**16), 1),
+        Flag("-val-split --val-split", "part of the windows that validates", number(0, 0.99), 0.05, "X"),
+        Flag("--validate-every", "steps between validations; 0: after each epoch", whole(0), 0),
+        Flag("--stride", "tokens from one window of a text to the next; 0: half a window", whole(0, 2**20), 0),
+        Flag("--pack", "put several rows into a window where they fit", default=True, off="--no-pack"),
+        Flag("--shuffle", "visit the windows in random order", default=True, off="--no-shuffle"),
+        Flag("--sample-start", "samples of a text begin after this; '': at every token", text, None, "TEXT"),
+        Flag("--include-sample-start", "the sample's start is part of it"),
+        Flag("-e --escape", "read \\n, \\t and the like in --sample-start", default=True, off="--no-escape"),
+        Flag("--overlapping-samples", "samples go on into the next one"),
+        Flag("--fill-with-next-samples", "fill windows with the samples that follow"),
+        Flag("--separate-with-eos", "put an end token between samples", off="--no-separate-with-eos"),
+        Flag("--separate-with-bos", "put a BOS between samples", default=True, off="--no-separate-with-bos"),
+        Flag("--sample-random-offsets", "begin at a random token of a window's first sample"),
+        Flag("--force-reshuffle", "order the samples anew when going on from a checkpoint"),
+        Flag("-s --seed", "of everything random; -1 means 0", whole(0, 2**31 - 1, or_minus_one="0"), -1),
+    ),
+)
+OPTIMIZER = Group(
+    "Optimizer",
+    (
+        Flag("-opt --optimizer", "adamw or sgd", choice("adamw", "sgd"), "adamw", "NAME"),
+        Flag("-epochs --epochs", "passes over the data; -1: only --adam-iter counts", whole(1, or_minus_one="any"), -1),
+        Flag("--adam-iter --iterations", "optimizer steps", whole(1), 256),
+        Flag("--adam-alpha", "peak learning rate", number(1e-30, 1e3), 1e-3, "X"),
+        Flag("--adam-min-alpha", "least learning rate", number(0, 1e3), 0.0, "X"),
+        Flag("-lr --learning-rate", "a rate without warm-up and cosine, as llama-finetune's", number(1e-30), None, "X"),
+        Flag("-lr-min --learning-rate-min", "halve the rate of -lr down to this", number(0), 0.0, "X"),
+        Flag("-decay-epochs --decay-epochs", "epochs in which it gets there; 0: all", number(0), 0.0, "X"),
+        Flag("--warmup", "steps in which the rate rises", whole(0), 100),
+        Flag("--cos-decay-steps", "steps of the cosine", whole(1), 1000),
+        Flag("--cos-decay-min", "factor at its end", number(0, 1), 0.1, "X"),
+        Flag("--cos-decay-restart", "factor between the lengths of its periods", number(1), 1.1, "X"),
+        Flag("--enable-restart", "begin a new period when one ends", off="--disable-restart"),
+        Flag("--adam-decay", "weight decay", number(0, 1), 0.1, "X"),
+        Flag("-wd --weight-decay", "the same, as llama-finetune's", number(0, 1), None, "X"),
+        Flag("--adam-decay-min-ndim", "dimensions that a tensor needs to decay", whole(0, 9), 2),
+        Flag("--adam-beta1", "decay of the first moment", number(0, 0.999999), 0.9, "X"),
+        Flag("--adam-beta2", "decay of the second moment", number(0, 0.999999), 0.999, "X"),
+        Flag("--adam-eps", "what keeps its division finite", number(0, 1), 1e-8, "X"),
+        Flag("--adam-gclip", "largest norm of the gradient; 0: any", number(0), 1.0, "X"),
+        Flag("--adam-epsf", "stop when the loss changes by less from step to step; 0: never", number(0), 0.0, "X"),
+        Flag("--opt-past", "losses to look back at; 0: none", whole(0), 0),
+        Flag("--opt-delta", "stop when the loss changed by less since then; 0: never", number(0), 1e-5, "X"),
+        Flag("--opt-max-no-improvement", "stop after so many steps without a better loss; 0: never", whole(0), 0),
+    ),
+)
+FILES = Group(
+    "Files",
+    (
+        Flag("--checkpoint-in", "go on from here, if the file exists", text, "", "FILE"),
+        Flag("--checkpoint-out", "write checkpoints here", text, "", "FILE"),
+        Flag("--save-every", "steps between saves; 0: only at the end", whole(0), 10),
+        Flag("--pattern-fn-it", "what stands for the step's number in names of files", text, "ITERATION", "TEXT"),
+        Flag("--fn-latest", "what stands there in the newest file's name", text, "LATEST", "TEXT"),
+        Flag(
+            "--output-type",
+            "number type of the matrices of a whole model",
+            choice("f32", "f16", "bf16", "q8_0"),
+            "f32",
+            "TYPE",
+        ),
+        Flag("--plot", "draw the loss curves", text, None, "FILE.svg"),
+    ),
+)
+PLACE = Group("Device", (DEVICE, THREADS))
+FINETUNE = (
+    Group(
+        "Finetune",
+        (
+            MODEL,
+            Flag("-o --output", "train all weights, and write the model here", text, None, "FILE"),
+            Flag("--lora-out", "train a LoRA adapter, and write it here", text, None, "FILE"),
+            Flag("--only-write-lora", "write the adapter of --checkpoint-in, without training"),
+            Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4),
+            Flag("--lora-alpha", "scale times rank; 0: the rank", number(0, 1e6), 0.0, "X"),
+            *(
+                Flag(f"--rank-{kind.replace('_', '-')}", f"rank for the {what}; 0: none", whole(0, 4096))
+                for kind, what in _RANKS.items()
+            ),
+            Flag(
+                "--train-tensors",
+                "of a whole model: names to train, such as 'blk.*'",
+                words,
+                None,
+                "PATTERNS",
+                many=True,
+            ),
+            VERBOSE,
+            HELP,
+        ),
+    ),
+    DATA,
+    OPTIMIZER,
+    FILES,
+    PLACE,
+)
+TRAIN = (
+    Group(
+        "New model",
+        (
+            Flag("-o --output", "the model to write", text, None, "FILE"),
+            Flag("--vocab-model", "take the vocabulary of this GGUF file (default: bytes)", text, None, "FILE"),
+            Flag("--shape", "sizes by name, as of `synth`", text, "tiny", "NAME"),
+            Flag("--embd", "width", whole(2, 2**16)),
+            Flag("--layer", "blocks", whole(1, 512)),
+            Flag("--head", "heads", whole(1, 1024)),
+            Flag("--head-kv", "heads of keys and values", whole(1, 1024)),
+            Flag("--ff", "width of the feed-forward", whole(1, 2**18)),
+            VERBOSE,
+            HELP,
+        ),
+    ),
+    DATA,
+    OPTIMIZER,
+    FILES,
+    PLACE,
+)
+EXPORT_LORA = (
+    Group(
+        "Merge",
+        (
+            MODEL,
+            Flag("-o --output", "the model to write", text, None, "FILE"),
+            Flag("-l --lora", "an adapter; may be given again", words, None, "FILE", many=True),
+            Flag("-s --lora-scaled", "an adapter and its scale; may be given again", words, None, "FILE:X", many=True),
+            HELP,
+        ),
+    ),
+)

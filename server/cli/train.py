@@ -1,0 +1,57 @@
+"""`logitless train`: a new model from scratch."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli import finetune
+from server.cli.flags import CliError, UsageError
+
+if TYPE_CHECKING:
+    from graph.session import Session
+    from models.gguf_file import GGUFFile
+    from models.hparams import Hparams
+    from models.synth import Shape
+    from training.trainable import Trainable
+
+
+def run(options: SimpleNamespace) -> int:
+    from server.cli import training_run
+    from training.errors import TrainingError
+    from training.scratch import byte_vocabulary, new_model, write_model
+
+    if not options.output:
+        raise UsageError("train: -o FILE is required")
+    checkpoint = finetune.checkpoint_of(options)
+    shape = shape_of(options)
+    with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
+        start = Path(folder) / "start.gguf"  # what the run begins from, and the keys of what it writes
+        try:
+            if options.vocab_model:
+                new_model(start, options.vocab_model, shape, max(0, options.seed), Path(options.output).stem)
+            else:
+                keys, n_vocab = byte_vocabulary()
+                write_model(start, keys, n_vocab, shape, max(0, options.seed), Path(options.output).stem)
+
+            def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
+                return finetune.trainable(session, gguf, h, None, options)
+
+            return training_run.run(options, start, make, options.output, checkpoint)
+        except TrainingError as error:
+            raise CliError(str(error)) from None
+
+
+def shape_of(o: SimpleNamespace) -> Shape:
+    """A shape by name, with single sizes replaced."""
+    from models.synth import SHAPES
+
+    names = {name.lower(): name for name in SHAPES}
+    if o.shape.lower() not in names:
+        raise UsageError(f"--shape: {o.shape!r} is not one of {', '.join(SHAPES)}")
+    shape = SHAPES[names[o.shape.lower()]]
+    given = {"n_embd": o.embd, "n_layer": o.layer, "n_head": o.head, "n_head_kv": o.head_kv or o.head, "n_ff": o.ff}
+    return replace(shape, n_ctx=o.ctx_size, **{name: n for name, n in given.items() if n})

@@ -1,0 +1,222 @@
+"""What `finetune` and `train` share: from flags to a run, its saves, its progress and its summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli.flags import CliError, UsageError
+from server.cli.progress import COMPILING, show_compiling
+
+if TYPE_CHECKING:
+    from graph.session import Session
+    from models.chat_template import ChatTemplate
+    from models.gguf_file import GGUFFile
+    from models.hparams import Hparams
+    from models.tokenizer import Tokenizer
+    from training.checkpoint import Checkpoint
+    from training.load import DataOptions
+    from training.tokens import I32
+    from training.trainable import Trainable
+    from training.trainer import Settings, Trainer
+    from training.windows import Dataset
+
+MakeTrainable = Callable[["Session", "GGUFFile", "Hparams"], "Trainable"]
+
+
+def settings(o: SimpleNamespace) -> Settings:
+    from training.schedule import OptimizerSettings, Schedule
+    from training.trainer import Settings
+
+    old = o.learning_rate is None  # llama-finetune's flags choose its schedule, the older trainer's flags theirs
+    schedule = Schedule(
+        alpha=o.adam_alpha if old else o.learning_rate,
+        kind="cosine" if old else "halving" if o.learning_rate_min > 0 else "constant",
+        warmup=o.warmup if old else 0,
+        cos_decay_steps=o.cos_decay_steps,
+        cos_decay_min=o.cos_decay_min,
+        cos_decay_restart=o.cos_decay_restart,
+        enable_restart=o.enable_restart,
+        min_alpha=o.adam_min_alpha,
+        lr_min=o.learning_rate_min,
+        decay_epochs=o.decay_epochs,
+    )
+    optimizer = OptimizerSettings(
+        kind=o.optimizer,
+        beta1=o.adam_beta1,
+        beta2=o.adam_beta2,
+        eps=o.adam_eps,
+        decay=o.adam_decay if o.weight_decay is None else o.weight_decay,
+        decay_min_ndim=o.adam_decay_min_ndim,
+        gclip=o.adam_gclip,
+    )
+    return Settings(
+        n_ctx=o.ctx_size,
+        n_batch=o.batch_size,
+        grad_acc=o.grad_acc,
+        n_epochs=max(0, o.epochs),
+        max_steps=o.adam_iter if o.epochs <= 0 else max(0, o.adam_iter if o.adam_iter != ADAM_ITER else 0),
+        save_every=o.save_every,
+        validate_every=o.validate_every,
+        schedule=schedule,
+        optimizer=optimizer,
+    )
+
+
+ADAM_ITER = 256
+
+
+def data_options(o: SimpleNamespace) -> DataOptions:
+    from training.load import DataOptions
+    from training.windows import SampleOptions
+
+    start = o.sample_start
+    if start is not None and o.escape:
+        start = start.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    return DataOptions(
+        n_ctx=o.ctx_size,
+        stride=o.stride,
+        pack=o.pack,
+        sample_start=start,
+        include_sample_start=o.include_sample_start,
+        overlapping_samples=o.overlapping_samples,
+        samples=SampleOptions(
+            fill_with_next=o.fill_with_next_samples,
+            separate_with_eos=o.separate_with_eos,
+            separate_with_bos=o.separate_with_bos,
+            random_offsets=o.sample_random_offsets,
+        ),
+    )
+
+
+def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
+    """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
+    from graph.session import Session
+    from models import tokenizer
+    from models.chat_template import from_metadata
+    from models.gguf_file import GGUFFile
+    from models.model import hparams_of
+    from server.engine import open_backends
+
+    if not o.file:
+        raise UsageError("--file FILE is required: the text or the .jsonl file to learn from")
+    for path in (output, o.checkpoint_out):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise CliError(f"{Path(path).parent}: no such folder")
+    if o.plot and not o.plot.lower().endswith(".svg"):
+        raise UsageError(f"--plot: {o.plot!r} does not end in .svg")
+    show_compiling()
+    began = time.monotonic()
+    with GGUFFile.open(model) as gguf:
+        h = hparams_of(gguf)
+        vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
+        template = from_metadata(gguf.metadata, vocabulary)
+        trainer_settings, dataset, indices = prepare(o, vocabulary, template)
+        session = Session(open_backends((o.device,), 0 if o.threads == -1 else o.threads))
+        try:
+            trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
+            if resumed is not None:
+                same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
+                done = trainer.counters.iterations
+                note = "" if same else "; the samples are not those of the checkpoint, their order begins anew"
+                print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
+            _fit(o, trainer, gguf, h, output, began)
+        finally:
+            COMPILING.end()
+            session.close()
+            for backend in session.backends:
+                backend.close()
+    return 0
+
+
+def prepare(
+    o: SimpleNamespace, vocabulary: Tokenizer, template: ChatTemplate | None
+) -> tuple[Settings, Dataset, tuple[I32, I32]]:
+    """(settings, dataset, (training, validation) indices), with everything wrong about them said in one line."""
+    from training.errors import TrainingError
+    from training.load import load_dataset
+    from training.order import split
+
+    try:
+        wanted = settings(o)
+        dataset = load_dataset(o.file, vocabulary, template, data_options(o))
+        return wanted, dataset, split(len(dataset), o.val_split, max(0, o.seed))
+    except TrainingError as error:
+        raise CliError(str(error)) from None
+
+
+def make_trainer(
+    o: SimpleNamespace, trainable: Trainable, wanted: Settings, dataset: Dataset, indices: tuple[I32, I32]
+) -> Trainer:
+    from training.order import Order
+    from training.schedule import Stopping
+    from training.trainer import Trainer
+
+    order = Order(dataset, indices[0], Path(o.file).name, max(0, o.seed), shuffle=o.shuffle)
+    stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
+    return Trainer(trainable, wanted, order, indices[1], stopping=stopping)
+
+
+def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
+    from training.checkpoint import save_checkpoint
+    from training.plot import plot
+    from training.progress import Reporter, clock, uncertain
+    from training.save import save_result
+    from training.trainer import Finished, Save, Validated
+
+    terminal = sys.stderr.isatty()
+
+    def show(text: str, final: bool) -> None:
+        COMPILING.end()
+        end = "\n" if final or not terminal else ""
+        print(f"\r{text:<80}" if terminal else text, end=end, file=sys.stderr, flush=True)
+
+    t = trainer.trainable
+    bytes_of_optimizer = trainer.steps.optimizer_nbytes
+    print(
+        f"logitless: {t.kind}: {t.n_params} parameters in {len(t.params)} tensors, optimizer {bytes_of_optimizer} "
+        f"bytes; {len(trainer.order)} samples to train on, {len(trainer.validation_indices)} to validate, "
+        f"{trainer.n_steps} steps",
+        file=sys.stderr,
+    )
+    reporter = Reporter(show, terminal=terminal)
+    last_validation = None
+    reason = ""
+    for event in trainer.work():
+        reporter(event)
+        if isinstance(event, Validated):
+            last_validation = event.result
+        elif isinstance(event, Save):
+            at = time.monotonic()
+            for path in named(output, event.iteration, o):
+                save_result(path, t, gguf, h, o.output_type)
+            for path in named(o.checkpoint_out, event.iteration, o):
+                save_checkpoint(path, trainer, h.arch)
+            reporter.outside(time.monotonic() - at)
+        elif isinstance(event, Finished):
+            reason = event.reason
+    c = trainer.counters
+    print(f"logitless: {reason}: {c.iterations} steps, {c.samples} samples, {c.tokens} tokens", file=sys.stderr)
+    if reporter.losses:
+        first, last = reporter.losses[0][1], reporter.losses[-1][1]
+        line = f"logitless: training loss {first:.4f} → {last:.4f}"
+        if last_validation is not None:
+            found = uncertain(last_validation.loss, last_validation.loss_uncertainty, 4)
+            line += f", validation loss {found}, accuracy {100 * last_validation.accuracy:.1f} %"
+        print(line, file=sys.stderr)
+    print(f"logitless: total training time {clock(time.monotonic() - began)}", file=sys.stderr)
+    if o.plot:
+        plot(o.plot, {"training": reporter.losses, "validation": reporter.validations}, "loss")
+
+
+def named(pattern: str, iteration: int, o: SimpleNamespace) -> list[Path]:
+    """The files of a save: a name with ITERATION is written under the number and under LATEST, as llama.cpp's."""
+    if not pattern:
+        return []
+    if o.pattern_fn_it not in pattern:
+        return [Path(pattern)]
+    return [Path(pattern.replace(o.pattern_fn_it, text)) for text in (str(iteration), o.fn_latest)]

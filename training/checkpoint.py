@@ -1,0 +1,195 @@
+"""Checkpoints of a run as GGUF files, under llama.cpp's keys: the parameters, the optimizer, and where the data stand.
+
+A run that is restored goes on to the same bytes. Version 0 files, which have no `training.epoch_count` and no
+optimizer version of their own, are still read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.gguf_types import ValueType
+from models.gguf_write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
+from training.errors import TrainingError
+from training.results import Result
+from training.schedule import Stopping
+from training.trainable import LORA, RANKS, LoraOptions
+from training.trainer import Counters, Trainer
+
+F32 = npt.NDArray[np.float32]
+FILE_VERSION = 1
+OPTIMIZER_VERSION = 0
+_FIRST, _SECOND = "optimizer.adam.first_moments", "optimizer.adam.second_moments"
+_PAST = "optimizer.adam.past_loss_values"
+# our names for the kinds of tensors → llama.cpp's
+_RANK_KEYS = {
+    "tok_embd": "token_embd",
+    "out": "output",
+    "wq": "attn_q",
+    "wk": "attn_k",
+    "wv": "attn_v",
+    "wo": "attn_output",
+    "w1": "ffn_gate",
+    "w2": "ffn_down",
+    "w3": "ffn_up",
+}
+
+
+def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
+    """Write everything that the rest of the run depends on. OSError when the disk is full."""
+    state, trainable = trainer.state(), trainer.trainable
+    c, order, stopping = state["counters"], state["order"], state["stopping"]
+    o, result = trainer.settings.optimizer, state["epoch_result"]
+    keys: dict[str, Key] = {
+        "general.type": text("checkpoint"),
+        "training.type": text(trainable.kind),
+        "training.file_version": u32(FILE_VERSION),
+        "training.iteration_count": u64(c.iterations),
+        "training.sample_count": u64(c.samples),
+        "training.token_count": u64(c.tokens),
+        "training.epoch_count": u64(c.epochs),
+        "training.shuffle.samples_hash": u64(order["samples_hash"]),
+        "training.shuffle.rng_state": text(order["rng_state"]),
+        "training.shuffle.sample_count": u64(order["sample_count"]),
+        "training.shuffle.next_sample": u64(order["next_sample"]),
+        "training.shuffle.epoch": u64(order["epoch"]),
+        "training.epoch_result": text(json.dumps(asdict(result), separators=(",", ":"))),
+        "training.settings": text(json.dumps(asdict(trainer.settings), separators=(",", ":"), sort_keys=True)),
+        "optimizer.type": text("adam" if o.kind == "adamw" else o.kind),
+        "optimizer.file_version": u32(OPTIMIZER_VERSION),
+        "optimizer.convergence_past_count": u32(max(0, trainer.stopping.past)),
+        "optimizer.parameter_count": u64(trainable.n_params),
+        "optimizer.iteration_count": u64(c.iterations),
+        "optimizer.just_initialized": flag(state["just_initialized"]),
+        "optimizer.adam.best_loss": Key(stopping["best_loss"], ValueType.FLOAT64),
+        "optimizer.adam.previous_loss": Key(stopping["previous_loss"], ValueType.FLOAT64),
+        "optimizer.adam.no_improvement_count": u32(stopping["no_improvement"]),
+    }
+    if trainable.lora is not None:
+        keys["training.lora.alpha"] = f32(trainable.lora.alpha)
+        keys["training.lora.rank"] = u32(trainable.lora.rank)
+        for kind, key in _RANK_KEYS.items():
+            name = RANKS[kind].replace("*", "0")
+            keys[f"training.lora.rank.{key}"] = u32(trainable.lora.rank_of(name))
+    tensors: list[tuple[str, Data]] = [(name, tensor(values)) for name, values in trainable.read().items()]
+    if o.kind == "adamw":
+        for i, name in enumerate((_FIRST, _SECOND)):
+            parts = [trainable.session.read(pair[i].name).reshape(-1) for pair in trainer.steps.moments]
+            tensors.append((name, tensor(np.concatenate(parts))))
+    if stopping["history"]:
+        history = np.array(stopping["history"], np.float64)
+        tensors.append((_PAST, Data(history.view(np.float32), (2 * len(history),))))  # f64 as pairs of f32: exact
+    write_gguf(path, arch, keys, tensors)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has been read."""
+
+    path: Path
+    kind: str
+    arch: str
+    lora: LoraOptions | None
+    state: dict[str, Any]
+    tensors: dict[str, F32]
+    optimizer: str
+
+    def restore(self, trainer: Trainer, *, force_reshuffle: bool = False) -> bool:
+        """Put a run where the checkpoint was taken. False when the data are not the same ones, and begin anew.
+
+        TrainingError names what does not fit.
+        """
+        trainable = trainer.trainable
+        if self.kind != trainable.kind:
+            raise TrainingError(f"{self.path}: is a checkpoint of {self.kind}, not of {trainable.kind}")
+        kind = "adam" if trainer.settings.optimizer.kind == "adamw" else trainer.settings.optimizer.kind
+        if self.optimizer != kind:
+            raise TrainingError(f"{self.path}: the optimizer was {self.optimizer}, not {kind}")
+        try:
+            trainable.write(self.tensors)
+        except TrainingError as error:
+            raise TrainingError(f"{self.path}: {error}") from None
+        for i, name in enumerate((_FIRST, _SECOND) if kind == "adam" else ()):
+            flat = self.tensors.get(name)
+            if flat is None or flat.size != trainable.n_params:
+                raise TrainingError(f"{self.path}: tensor '{name}' is missing, or not of {trainable.n_params} numbers")
+            at = 0
+            for p, pair in zip(trainable.params, trainer.steps.moments, strict=True):
+                n = p.nbytes // 4
+                trainable.session.write(pair[i].name, flat[at : at + n])
+                at += n
+        return trainer.restore(self.state, force_reshuffle=force_reshuffle)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """ModelFileError or TrainingError says what is wrong with the file."""
+    with GGUFFile.open(path) as gguf:
+        m = gguf.metadata
+
+        def get(key: str, kind: type, default: Any = None) -> Any:
+            value = m.get(key, default)
+            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+                value = float(value)
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise ModelFileError(path, f"key '{key}' is missing or not a {kind.__name__}: no checkpoint")
+            return value
+
+        version = get("training.file_version", int)
+        if version > FILE_VERSION:
+            raise ModelFileError(path, f"key 'training.file_version' is {version}; this version reads {FILE_VERSION}")
+        kind = get("training.type", str)
+        tensors: dict[str, F32] = {}
+        for name, info in gguf.tensors.items():
+            if info.dtype != "f32":
+                raise ModelFileError(path, f"tensor '{name}' has type {info.dtype}, expected f32")
+            tensors[name] = np.array(gguf.bytes_of(name).view(np.float32).reshape(info.shape))
+        history = tensors.pop(_PAST, np.zeros(0, np.float32))
+        state = {
+            "counters": Counters(
+                get("training.iteration_count", int),
+                get("training.sample_count", int),
+                get("training.token_count", int),
+                get("training.epoch_count", int, 0),
+            ),
+            "order": {
+                "samples_hash": get("training.shuffle.samples_hash", int),
+                "rng_state": get("training.shuffle.rng_state", str),
+                "sample_count": get("training.shuffle.sample_count", int),
+                "next_sample": get("training.shuffle.next_sample", int),
+                "epoch": get("training.shuffle.epoch", int, get("training.epoch_count", int, 0)),
+            },
+            "stopping": {
+                **Stopping().counters(),
+                "best_loss": get("optimizer.adam.best_loss", float),
+                "previous_loss": get("optimizer.adam.previous_loss", float),
+                "no_improvement": get("optimizer.adam.no_improvement_count", int),
+                "history": tuple(history.view(np.float64).tolist()),
+                "n_updates": get("optimizer.iteration_count", int),
+            },
+            "epoch_result": _result(get("training.epoch_result", str, "{}"), path),
+            "just_initialized": get("optimizer.just_initialized", bool),
+        }
+        lora = None
+        if kind == LORA:
+            ranks = {k: int(get(f"training.lora.rank.{key}", int)) for k, key in _RANK_KEYS.items()}
+            lora = LoraOptions(
+                int(get("training.lora.rank", int, max(ranks.values()))), get("training.lora.alpha", float, 0.0), ranks
+            )
+        return Checkpoint(
+            Path(path), kind, get("general.architecture", str), lora, state, tensors, get("optimizer.type", str)
+        )
+
+
+def _result(raw: str, path: str | Path) -> Result:
+    try:
+        return Result(**json.loads(raw))
+    except (ValueError, TypeError):
+        raise ModelFileError(path, "key 'training.epoch_result' is not what a checkpoint has") from None
