@@ -15,16 +15,28 @@ from training.errors import TrainingError
 _STD = 0.02
 
 
-def new_model(path: str | Path, vocabulary: str | Path, shape: Shape, seed: int = 0, name: str = "") -> None:
-    """Write a Llama model in F32 with random weights and the vocabulary of another file, ready to be trained.
+def new_model(
+    path: str | Path,
+    vocabulary: str | Path | None,
+    shape: Shape,
+    seed: int = 0,
+    name: str = "",
+    chat_template: str | None = None,
+) -> None:
+    """Write a Llama model in F32 with random weights and the vocabulary of another file (None: bytes), to be trained.
 
     The output matrix is the embedding. Projections into the residual stream are smaller by √(2 · n_layer), as in GPT-2.
     """
-    keys = {k: v for k, v in copied_keys(vocabulary).items() if k.startswith("tokenizer.")}
-    with GGUFFile.open(vocabulary) as gguf:
-        n_vocab = gguf.metadata.length("tokenizer.ggml.tokens")
+    if vocabulary is None:
+        keys, n_vocab = byte_vocabulary()
+    else:
+        keys = {k: v for k, v in copied_keys(vocabulary).items() if k.startswith("tokenizer.")}
+        with GGUFFile.open(vocabulary) as gguf:
+            n_vocab = gguf.metadata.length("tokenizer.ggml.tokens") or 0
     if not n_vocab:
         raise TrainingError(f"{vocabulary}: has no vocabulary")
+    if chat_template is not None:
+        keys["tokenizer.chat_template"] = text(chat_template)
     write_model(path, keys, n_vocab, shape, seed, name)
 
 
@@ -80,9 +92,12 @@ def write_model(
 
 
 def byte_vocabulary() -> tuple[dict[str, Key], int]:
-    """A vocabulary of the 256 bytes and <unk>, <s>, </s>: every text is as many tokens as it has bytes."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    types = [2, 3, 3] + [6] * 256  # gguf.TokenType: unknown, control, byte
+    """A vocabulary of the 256 bytes and <unk>, <s>, </s>: every text is as many tokens as it has bytes.
+
+    The space has a token of its own too, because SentencePiece writes it as a character of three bytes.
+    """
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    types = [2, 3, 3] + [6] * 256 + [1]  # gguf.TokenType: unknown, control, byte, normal
     keys = {
         "tokenizer.ggml.model": text("llama"),
         "tokenizer.ggml.pre": text("default"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,8 +88,18 @@ class PackedExamples:
                 room = n_window
             self._rows[-1].append(piece)
             room -= n
+        self._measure()
+
+    def _measure(self) -> None:
         self.sizes = np.array([sum(len(p.tokens) - 1 for p in row) for row in self._rows], np.int32)
         self.begins = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int32)
+
+    def joined(self, other: PackedExamples) -> PackedExamples:
+        """These windows, then the other's."""
+        both = copy(self)
+        both._rows = self._rows + other._rows
+        both._measure()
+        return both
 
     def __len__(self) -> int:
         return len(self._rows)

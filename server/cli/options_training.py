@@ -126,6 +126,8 @@ TRAIN = (
         (
             Flag("-o --output", "the model to write", text, None, "FILE"),
             Flag("--vocab-model", "take the vocabulary of this GGUF file (default: bytes)", text, None, "FILE"),
+            Flag("--name", "the model's name (default: the file's)", text, None, "TEXT"),
+            Flag("--chat-template", "a Jinja template to put into the file", text, None, "TEMPLATE"),
             Flag("--shape", "sizes by name, as of `synth`", text, "tiny", "NAME"),
             Flag("--embd", "width", whole(2, 2**16)),
             Flag("--layer", "blocks", whole(1, 512)),

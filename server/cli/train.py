@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run(options: SimpleNamespace) -> int:
     from server.cli import training_run
     from training.errors import TrainingError
-    from training.scratch import byte_vocabulary, new_model, write_model
+    from training.scratch import new_model
 
     if not options.output:
         raise UsageError("train: -o FILE is required")
@@ -31,11 +31,8 @@ def run(options: SimpleNamespace) -> int:
     with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
         start = Path(folder) / "start.gguf"  # what the run begins from, and the keys of what it writes
         try:
-            if options.vocab_model:
-                new_model(start, options.vocab_model, shape, max(0, options.seed), Path(options.output).stem)
-            else:
-                keys, n_vocab = byte_vocabulary()
-                write_model(start, keys, n_vocab, shape, max(0, options.seed), Path(options.output).stem)
+            name = options.name or Path(options.output).stem
+            new_model(start, options.vocab_model, shape, max(0, options.seed), name, options.chat_template)
 
             def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
                 return finetune.trainable(session, gguf, h, None, options)

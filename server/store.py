@@ -1,0 +1,163 @@
+"""Files, fine-tuning jobs, their events and checkpoints, in SQLite and beside it, under one folder.
+
+Any thread may call. What has been written is there after a kill: every call is one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from models.gguf_write import unfinished
+
+VERSION = 1
+_SCHEMA = """
+create table if not exists files (id text primary key, data text not null, seq integer unique);
+create table if not exists jobs (id text primary key, data text not null, seq integer unique);
+create table if not exists events (seq integer primary key autoincrement, id text unique, job text, step integer,
+    data text not null);
+create index if not exists events_of_job on events (job, seq);
+create table if not exists checkpoints (seq integer primary key autoincrement, id text unique, job text, step integer,
+    data text not null, unique (job, step));
+"""
+Row = dict[str, Any]
+
+
+class Store:
+    """`folder` is made if it is not there. OSError says that it cannot be used."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        for name in ("files", "checkpoints"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        try:
+            self._db = sqlite3.connect(self.folder / "logitless.sqlite", check_same_thread=False, isolation_level=None)
+            self._db.execute("pragma journal_mode = wal")
+            (version,) = self._db.execute("pragma user_version").fetchone()
+            if version > VERSION:
+                raise OSError(f"{self.folder}: was written by a newer version ({version}, this one knows {VERSION})")
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"pragma user_version = {VERSION}")
+        except sqlite3.Error as error:
+            raise OSError(f"{self.folder}: {error}") from None
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._db.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise OSError(f"{self.folder}: {error}") from None
+
+    # -- files and jobs: rows that change
+
+    def put(self, table: str, row: Mapping[str, Any]) -> None:
+        """Write a row, new or not."""
+        self._run(
+            f"insert into {table} (id, data, seq) values (?, ?, (select coalesce(max(seq), 0) + 1 from {table})) "
+            "on conflict (id) do update set data = excluded.data",
+            row["id"],
+            json.dumps(row),
+        )
+
+    def get(self, table: str, id: str) -> Row | None:
+        found = self._run(f"select data from {table} where id = ?", id)
+        return json.loads(found[0][0]) if found else None
+
+    def all(self, table: str) -> list[Row]:
+        """Every row, the newest first."""
+        return [json.loads(data) for (data,) in self._run(f"select data from {table} order by seq desc")]
+
+    def delete(self, table: str, id: str) -> None:
+        self._run(f"delete from {table} where id = ?", id)
+
+    def file_path(self, id: str) -> Path:
+        return self.folder / "files" / id
+
+    def add_file(self, content: bytes, filename: str, purpose: str) -> Row:
+        """Keep a file; it is on the disk before it is known."""
+        row: Row = {
+            "id": new_id("file"),
+            "object": "file",
+            "bytes": len(content),
+            "created_at": int(time.time()),
+            "expires_at": None,
+            "filename": filename,
+            "purpose": purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+        with unfinished(self.file_path(row["id"])) as part:
+            part.write_bytes(content)
+        self.put("files", row)
+        return row
+
+    # -- events and checkpoints: rows that only come
+
+    def add_event(
+        self,
+        job: str,
+        message: str,
+        *,
+        level: str = "info",
+        type: str = "message",
+        step: int = 0,
+        data: Row | None = None,
+    ) -> Row:
+        row = {
+            "id": new_id("ftevent"),
+            "object": "fine_tuning.job.event",
+            "created_at": int(time.time()),
+            "level": level,
+            "message": message,
+            "type": type,
+            "data": data or {},
+        }
+        self._run("insert into events (id, job, step, data) values (?, ?, ?, ?)", row["id"], job, step, json.dumps(row))
+        return row
+
+    def events(self, job: str, after: int = 0) -> list[tuple[int, Row]]:
+        """(number, event) of a job, the oldest first, from the one after a number on."""
+        found = self._run("select seq, data from events where job = ? and seq > ? order by seq", job, after)
+        return [(seq, json.loads(data)) for seq, data in found]
+
+    def forget_events(self, job: str, step: int) -> None:
+        """Drop the metrics of steps after `step`: they will be done again."""
+        self._run("delete from events where job = ? and step > ?", job, step)
+
+    def add_checkpoint(self, job: str, step: int, row: Row) -> None:
+        self._run(
+            "insert or replace into checkpoints (id, job, step, data) values (?, ?, ?, ?)",
+            row["id"],
+            job,
+            step,
+            json.dumps(row),
+        )
+
+    def checkpoints(self, job: str) -> list[Row]:
+        """Of a job, the newest first."""
+        found = self._run("select data from checkpoints where job = ? order by step desc", job)
+        return [json.loads(data) for (data,) in found]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_urlsafe(18).replace('-', 'x').replace('_', 'y')}"
+
+
+def page(rows: Iterable[Row], after: str | None, limit: int) -> tuple[list[Row], bool]:
+    """`limit` rows after the one with this id, and whether there are more."""
+    rows = list(rows)
+    if after is not None:
+        at = next((i for i, row in enumerate(rows) if row["id"] == after), -1)
+        rows = rows[at + 1 :] if at >= 0 else []
+    return rows[:limit], len(rows) > limit

@@ -1,0 +1,305 @@
+"""Fine-tuning jobs between requests' steps: one runs on the engine's thread, one device run at a time; others queue.
+
+A job's future is its checkpoint: after a kill it goes on from there to the same bytes. Adapters are published between
+two steps; a request keeps the version that it began with.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.errors import ModelFileError
+from server.store import Row, Store, new_id
+from server.tuning_job import Hyperparameters, Prepared, prepare
+
+if TYPE_CHECKING:
+    from models.chat_template import ChatTemplate
+    from models.tokenizer import Tokenizer
+    from server.adapters import Adapters
+    from server.engine import Engine
+    from training.trainer import Event, Trainer
+
+log = logging.getLogger("logitless.tuning")
+RUNNING = ("validating_files", "queued", "running")
+ENDED = ("succeeded", "failed", "cancelled")
+SAVE_SECONDS = 30.0  # the most work that a kill may cost, about
+
+
+class Tuning:
+    """`run` is for the engine's thread (server.service.Background), all other methods for any."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        adapters: Adapters,
+        base: str,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store, self.engine, self.adapters, self.base = store, engine, adapters, base
+        self._tokenizer, self._template = tokenizer, template
+        self.on_change = on_change  # somebody should look: events, states
+        self.wake: Callable[[], None] = lambda: None  # the engine's thread has work
+        self._lock = threading.Lock()
+        self._job: str | None = None  # the one that has the device
+        self._prepared: Prepared | Exception | None = None
+        self._trainer: Trainer | None = None
+        self._work: Generator[Event, None, None] | None = None
+        self._saved_at = 0.0
+        for job in reversed(store.all("jobs")):
+            for row in reversed(store.checkpoints(job["id"])):
+                self._register(row["fine_tuned_model_checkpoint"], row["path"])
+            if store.checkpoints(job["id"]) and job.get("model_name"):
+                self._register(job["model_name"], store.checkpoints(job["id"])[0]["path"])
+        self._choose()
+
+    # -- from outside
+
+    def created(self) -> None:
+        """There is a new job, or one may go on."""
+        self._choose()
+
+    def _choose(self) -> None:
+        """Give the device to the oldest job that waits for it."""
+        with self._lock:
+            if self._job is not None:
+                return
+            waiting = [job for job in reversed(self.store.all("jobs")) if job["status"] in RUNNING]
+            if not waiting:
+                return
+            self._job = waiting[0]["id"]
+        threading.Thread(target=self._prepare, args=(waiting[0],), name="tuning", daemon=True).start()
+
+    def _prepare(self, job: Row) -> None:
+        """Read and tokenize the data beside the engine's thread."""
+        try:
+            self._prepared = prepare(job, self.store, self._tokenizer, self._template)
+        except Exception as error:
+            self._prepared = error
+        self.wake()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `run` has something to do."""
+        return self._work is not None or self._prepared is not None
+
+    # -- on the engine's thread
+
+    def run(self) -> None:
+        """One device run of the job, or what has to be done around it."""
+        try:
+            self._run()
+        except Exception as error:
+            log.error("job %s failed: %s", self._job, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            self._end("failed", error)
+        self.on_change()
+
+    def _run(self) -> None:
+        assert self._job is not None
+        job = self.store.get("jobs", self._job)
+        if job is None or job["status"] in (*ENDED, "paused"):  # it was cancelled or paused
+            self._leave(save=job is not None and job["status"] == "paused")
+            return
+        if self._work is None:
+            prepared, self._prepared = self._prepared, None
+            if isinstance(prepared, Exception):
+                raise prepared
+            assert prepared is not None
+            self._begin(job, prepared)
+            return
+        assert self._trainer is not None
+        event = next(self._work, None)
+        if event is not None:
+            self._told(job, event)
+
+    def _begin(self, job: Row, prepared: Prepared) -> None:
+        from training.checkpoint import read_checkpoint
+        from training.trainable import LoraOptions, lora
+        from training.trainer import Trainer
+
+        h: Hyperparameters = prepared.hyperparameters
+        prefix = f"job.{job['id']}"
+        options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
+        trainable = lora(self.engine.session, self.engine.model, options, prefix)
+        self._trainer = Trainer(trainable, prepared.settings, prepared.order, prepared.validation, prefix=prefix)
+        path = self._checkpoint_path(job["id"])
+        if path.exists():
+            read_checkpoint(path).restore(self._trainer)
+        self.store.forget_events(job["id"], self._trainer.counters.iterations)
+        self._work = self._trainer.work()
+        self._saved_at = time.monotonic()
+        done = self._trainer.counters.iterations
+        message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
+        self.store.add_event(job["id"], message)
+        self._update(job, status="running", started_at=job.get("started_at") or int(time.time()))
+
+    def _told(self, job: Row, event: Event) -> None:
+        from training.trainer import Finished, Save, Step, Validated
+
+        trainer = self._trainer
+        assert trainer is not None
+        if isinstance(event, Step):
+            message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}"
+            metrics = {
+                "step": event.iteration,
+                "train_loss": event.loss,
+                "train_mean_token_accuracy": event.accuracy,
+                "gradient_norm": event.norm,
+                "learning_rate": event.rate,
+                "total_steps": event.n_steps,
+            }
+            self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
+            if trainer.counters.epochs > event.epoch and event.iteration < event.n_steps:
+                self._publish(job)
+            elif time.monotonic() - self._saved_at > SAVE_SECONDS:
+                self._save(job)
+        elif isinstance(event, Validated):
+            metrics = {
+                "step": event.iteration,
+                "full_valid_loss": event.result.loss,
+                "full_valid_mean_token_accuracy": event.result.accuracy,
+            }
+            message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}"
+            self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
+            self._update(job, valid_loss=event.result.loss)
+        elif isinstance(event, Save):
+            self._publish(job)
+        elif isinstance(event, Finished):
+            if event.reason == "the loss is not finite":
+                raise ValueError(event.reason)
+            self._finish(job)
+
+    def _finish(self, job: Row) -> None:
+        trainer = self._trainer
+        assert trainer is not None
+        events = [e["data"] for _, e in self.store.events(job["id"]) if e["type"] == "metrics"]
+        lines = ["step,train_loss,train_accuracy,valid_loss"]
+        for m in events:
+            lines.append(
+                f"{m['step']},{m.get('train_loss', '')},{m.get('train_mean_token_accuracy', '')},"
+                f"{m.get('full_valid_loss', '')}"
+            )
+        results = self.store.add_file("\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results")
+        job = self.store.get("jobs", job["id"]) or job
+        self._update(
+            job,
+            status="succeeded",
+            finished_at=int(time.time()),
+            fine_tuned_model=job["model_name"],
+            trained_tokens=trainer.counters.tokens,
+            result_files=[results["id"]],
+        )
+        self.store.add_event(job["id"], f"New fine-tuned model created: {job['model_name']}")
+        self.store.add_event(job["id"], "The job has successfully completed")
+        self._leave()
+
+    # -- checkpoints
+
+    def _checkpoint_path(self, job: str) -> Path:
+        return self.store.folder / "checkpoints" / f"{job}.gguf"
+
+    def _save(self, job: Row) -> None:
+        from training.checkpoint import save_checkpoint
+
+        assert self._trainer is not None
+        save_checkpoint(self._checkpoint_path(job["id"]), self._trainer, self.engine.hparams.arch)
+        self._saved_at = time.monotonic()
+
+    def _publish(self, job: Row) -> None:
+        """A checkpoint that requests can use from now on: the adapter first, then what the job goes on from."""
+        from training.save import save_result
+
+        trainer = self._trainer
+        assert trainer is not None
+        step = trainer.counters.iterations
+        path = self.store.folder / "checkpoints" / f"{job['id']}@{step}.gguf"
+        save_result(path, trainer.trainable, self.engine.gguf, self.engine.hparams)
+        name = f"{job['model_name']}@{step}"
+        row = {
+            "id": new_id("ftckpt"),
+            "object": "fine_tuning.job.checkpoint",
+            "created_at": int(time.time()),
+            "fine_tuned_model_checkpoint": name,
+            "fine_tuning_job_id": job["id"],
+            "step_number": step,
+            "metrics": self._metrics(job["id"], step),
+            "path": str(path),
+        }
+        self.store.add_checkpoint(job["id"], step, row)
+        self._save(job)
+        self._register(name, str(path))
+        self._register(job["model_name"], str(path))
+        self.store.add_event(job["id"], f"Checkpoint created at step {step}: {name}", step=step)
+
+    def _metrics(self, job: str, step: int) -> Row:
+        """What is known of a step."""
+        found: Row = {"step": float(step)}
+        for _, event in self.store.events(job):
+            if event["type"] == "metrics" and event["data"].get("step") == step:
+                found |= {k: v for k, v in event["data"].items() if k.startswith(("train_", "full_valid_"))}
+        return found
+
+    def _register(self, name: str, path: str) -> None:
+        from models.lora import read_adapter
+
+        self.adapters.add(path, partial(read_adapter, path, self.engine.gguf, self.engine.hparams), name=name)
+
+    # -- ends
+
+    def _update(self, job: Row, **fields: Any) -> None:
+        """Change a job, unless somebody has cancelled or paused it meanwhile."""
+        with self._lock:
+            now = self.store.get("jobs", job["id"])
+            if now is not None and now["status"] in (*ENDED, "paused"):
+                fields.pop("status", None)
+            self.store.put("jobs", {**(now or job), **fields})
+
+    def set_status(self, id: str, allowed: tuple[str, ...], status: str) -> Row | None:
+        """Cancel, pause or resume; None where the job's state does not allow it."""
+        with self._lock:
+            job = self.store.get("jobs", id)
+            if job is None or job["status"] not in allowed:
+                return None
+            job["status"] = status
+            if status in ENDED:
+                job["finished_at"] = int(time.time())
+            self.store.put("jobs", job)
+        self.store.add_event(id, f"The job was {status}")
+        if status == "queued":
+            self._choose()
+        self.wake()
+        self.on_change()
+        return job
+
+    def _end(self, status: str, error: Exception) -> None:
+        """The job failed; the next one gets its chance."""
+        id = self._job
+        job = self.store.get("jobs", id) if id is not None else None
+        if job is not None:
+            message = " ".join(str(error).split()) or type(error).__name__
+            known = isinstance(error, (ValueError, OSError, ModelFileError))
+            detail = {"code": "invalid_training_file" if known else "server_error", "message": message, "param": None}
+            self._update(job, status=status, finished_at=int(time.time()), error=detail)
+            self.store.add_event(job["id"], f"The job failed: {message}", level="error")
+        self._leave()
+
+    def _leave(self, *, save: bool = False) -> None:
+        """Give up the device."""
+        if self._trainer is not None:
+            if save and self._job is not None and self._trainer.counters.iterations:
+                self._save({"id": self._job})
+            self.engine.session.forget(self._trainer.steps.state_names())
+        if self._work is not None:
+            self._work.close()
+        self._work = self._trainer = self._prepared = None
+        with self._lock:
+            self._job = None
+        self._choose()

@@ -1,0 +1,172 @@
+"""A fine-tuning job's request, and the data and settings that come of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from server.errors import InvalidRequest, NotSupported
+from server.fields import Fields, article, refuse
+from server.store import Row, Store, new_id
+
+if TYPE_CHECKING:
+    from models.chat_template import ChatTemplate
+    from models.tokenizer import Tokenizer
+    from training.order import Order
+    from training.tokens import I32
+    from training.trainer import Settings
+
+_METHODS = ("supervised", "dpo", "reinforcement")
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """OpenAI's, and ours beside them. `learning_rate_multiplier` is of the trainer's 1e-3."""
+
+    n_epochs: int = 3
+    batch_size: int = 4
+    learning_rate_multiplier: float = 1.0
+    context_length: int = 128
+    lora_r: int = 8
+    lora_alpha: float = 0.0
+    warmup_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a job needs of the host."""
+
+    hyperparameters: Hyperparameters
+    settings: Settings
+    order: Order
+    validation: I32
+
+
+def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n_ctx_train: int) -> Row:
+    """The row of a job. InvalidRequest names the field that is wrong."""
+    fields = Fields(body)
+    model = fields.text("model")
+    if model not in names:
+        refuse("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
+    if not fields.text("training_file"):
+        refuse("training_file", "is required")
+    for name in ("training_file", "validation_file"):
+        id = fields.text(name)
+        row = store.get("files", id) if id else None
+        if id and row is None:
+            refuse(name, f"there is no file {id[:100]!r}")
+        if row is not None and row["purpose"] != "fine-tune":
+            refuse(name, f"the purpose of {id!r} is {row['purpose']!r}, not 'fine-tune'")
+    suffix = fields.text("suffix")
+    if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
+        refuse("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
+    method = fields.object("method")
+    kind = method.get("type", "supervised")
+    if kind not in _METHODS:
+        refuse("method.type", f"must be one of {', '.join(_METHODS)}")
+    if kind != "supervised":
+        raise NotSupported(f"field 'method.type': {kind} is not supported yet")
+    given = method.get("supervised") if method else None
+    if given is not None and not isinstance(given, dict):
+        refuse("method.supervised", f"expected an object, got {article(given)}")
+    raw = (given or {}).get("hyperparameters") or fields.object("hyperparameters")
+    if not isinstance(raw, dict):
+        refuse("hyperparameters", f"expected an object, got {article(raw)}")
+    h = _hyperparameters(raw, n_ctx_train)
+    seed = fields.integer("seed", default=0, low=0, hard=True)
+    id = new_id("ftjob")
+    return {
+        "id": id,
+        "object": "fine_tuning.job",
+        "created_at": int(time.time()),
+        "finished_at": None,
+        "started_at": None,
+        "estimated_finish": None,
+        "model": model,
+        "model_name": f"ft:{Path(base).stem}:{suffix or 'logitless'}:{id.removeprefix('ftjob-')[:8]}",
+        "fine_tuned_model": None,
+        "organization_id": "logitless",
+        "status": "queued",
+        "training_file": fields.text("training_file"),
+        "validation_file": fields.text("validation_file") or None,
+        "result_files": [],
+        "hyperparameters": asdict(h),
+        "method": {"type": "supervised", "supervised": {"hyperparameters": asdict(h)}},
+        "metadata": dict(fields.object("metadata")) or None,
+        "integrations": [],
+        "seed": seed,
+        "trained_tokens": None,
+        "user_provided_suffix": suffix or None,
+        "error": None,
+    }
+
+
+def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameters:
+    unknown = set(raw) - set(asdict(Hyperparameters()))
+    if unknown:
+        refuse(f"hyperparameters.{min(unknown)}", "is not known")
+    fields = Fields({k: None if v == "auto" else v for k, v in raw.items()})
+    default = Hyperparameters()
+    try:
+        return Hyperparameters(
+            fields.integer("n_epochs", default=default.n_epochs, low=1, high=1000, hard=True),
+            fields.integer("batch_size", default=default.batch_size, low=1, high=1024, hard=True),
+            fields.number(
+                "learning_rate_multiplier", default=default.learning_rate_multiplier, low=1e-6, high=1e4, hard=True
+            ),
+            fields.integer(
+                "context_length", default=min(default.context_length, n_ctx_train), low=2, high=1 << 16, hard=True
+            ),
+            fields.integer("lora_r", default=default.lora_r, low=1, high=1024, hard=True),
+            fields.number("lora_alpha", default=default.lora_alpha, low=0, high=1e6, hard=True),
+            fields.integer("warmup_steps", default=default.warmup_steps, low=0, hard=True),
+        )
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message.replace("field '", "field 'hyperparameters.")) from None
+
+
+def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate | None) -> Prepared:
+    """Read and tokenize the files. TrainingError names the line that is wrong."""
+    import numpy as np
+
+    from training.errors import TrainingError
+    from training.load import DataOptions, jsonl_dataset
+    from training.order import Order
+    from training.schedule import Schedule
+    from training.trainer import Settings
+
+    h = Hyperparameters(**job["hyperparameters"])
+    options = DataOptions(n_ctx=h.context_length)
+
+    def rows(id: str) -> bytes:
+        try:
+            return store.file_path(id).read_bytes()
+        except FileNotFoundError:
+            raise TrainingError(f"the file {id} is gone") from None
+
+    raw = rows(job["training_file"])
+    dataset = jsonl_dataset(raw, job["training_file"], tokenizer, template, options)
+    n_train = len(dataset)
+    validation = np.arange(0, dtype=np.int32)
+    if job["validation_file"]:
+        held_out = jsonl_dataset(rows(job["validation_file"]), job["validation_file"], tokenizer, template, options)
+        dataset = dataset.joined(held_out)
+        validation = np.arange(n_train, len(dataset), dtype=np.int32)
+    n_steps = math.ceil(h.n_epochs * n_train / h.batch_size)
+    settings = Settings(
+        n_ctx=h.context_length,
+        n_batch=h.batch_size,
+        n_epochs=h.n_epochs,
+        max_steps=0,
+        schedule=Schedule(
+            alpha=1e-3 * h.learning_rate_multiplier,
+            warmup=h.warmup_steps or min(100, n_steps // 10),
+            cos_decay_steps=max(1, n_steps),
+        ),
+    )
+    order = Order(dataset, np.arange(n_train, dtype=np.int32), job["training_file"], job["seed"])
+    return Prepared(h, settings, order, validation)
