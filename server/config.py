@@ -29,6 +29,7 @@ class ServerConfig:
     reverse_prompts: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=SamplingParams)
     api_keys: tuple[str, ...] = ()
+    admin_api_key: str = ""  # what writing files and jobs needs, where it is set
     api_prefix: str = ""
     cors_origins: str = "*"  # "*": any; "localhost": this machine's names; else a comma list
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read

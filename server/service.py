@@ -19,10 +19,12 @@ from server.errors import RequestError, Unavailable
 from server.latency import Latencies
 from server.requests import CompletionRequest, Event, Failed, Finished, Token
 from server.stream import Stream
+from server.turns import Background, Turns
 
 if TYPE_CHECKING:
     from server.scheduler import Scheduler
     from server.sequence import Sequence as Generation
+    from server.tuning import Tuning
 
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
@@ -37,6 +39,8 @@ class Served:
     template: ChatTemplate | None
     info: ModelInfo
     adapters: Adapters | None = None
+    tuning: Tuning | None = None
+    train_share: float = 0.5  # of the device's time while requests run
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Service:
     def __init__(self) -> None:
         self.latency = Latencies()
         self.served: Served | None = None  # None: still loading
+        self.listeners: set[asyncio.Event] = set()  # set whenever something about a fine-tuning job is new
         self._loop: asyncio.AbstractEventLoop
         self._loaded: asyncio.Future[Served]
         self._ended: asyncio.Future[None]
@@ -168,21 +173,43 @@ class Service:
         try:
             served = build()
             self._tell(self._load_done, served)
+            turns, background = Turns(served.train_share), self._background(served)
             while True:
                 self._wake.clear()  # before the inbox is read: what comes later wakes us
                 while self._inbox:
                     self._inbox.popleft()(served.scheduler)
                 if self._stopping:
                     break
-                if served.scheduler.idle or not self._tickets:  # what no one waits for need not run
+                waiting = served.scheduler.idle or not self._tickets  # what no one waits for need not run
+                began = time.perf_counter()
+                if background is not None and background.ready and (waiting or turns.due):
+                    background.run()
+                    if not waiting:
+                        turns.ran(time.perf_counter() - began)
+                elif waiting:
                     self._wake.wait()
                 else:
                     self._step(served.scheduler)
+                    turns.stepped(time.perf_counter() - began)
+            if background is not None:
+                background.close()
         except BaseException as error:
             log.debug("the engine's thread ended", exc_info=True)
             self._tell(_reject, self._loaded, error)
         finally:
             self._tell(_resolve, self._ended, None, None)
+
+    def _background(self, served: Served) -> Background | None:
+        if served.tuning is None:
+            return None
+        served.tuning.wake = self._wake.set
+        served.tuning.on_change = lambda: self._tell(self._changed)
+        return served.tuning
+
+    def _changed(self) -> None:
+        """On the event loop: something about a job is new."""
+        for listener in self.listeners:
+            listener.set()
 
     def _admit(
         self,

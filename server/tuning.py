@@ -86,6 +86,13 @@ class Tuning:
             self._prepared = error
         self.wake()
 
+    def check(self, content: bytes, filename: str) -> None:
+        """TrainingError names the line of a file that cannot be trained on."""
+        from training.records import read_records
+        from training.tokens import examples_of
+
+        examples_of(read_records(content, filename), self._tokenizer, self._template, filename)
+
     @property
     def ready(self) -> bool:
         """Whether `run` has something to do."""
@@ -141,6 +148,15 @@ class Tuning:
         self.store.add_event(job["id"], message)
         self._update(job, status="running", started_at=job.get("started_at") or int(time.time()))
 
+    def close(self) -> None:
+        """The server ends: the job goes on from here when it starts again."""
+        if self._trainer is not None and self._job is not None and self._trainer.counters.iterations:
+            try:
+                self._save({"id": self._job})
+            except OSError as error:
+                log.warning("the checkpoint of %s could not be written: %s", self._job, error)
+        self.store.close()
+
     def _told(self, job: Row, event: Event) -> None:
         from training.trainer import Finished, Save, Step, Validated
 
@@ -157,9 +173,10 @@ class Tuning:
                 "total_steps": event.n_steps,
             }
             self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
-            if trainer.counters.epochs > event.epoch and event.iteration < event.n_steps:
+            ended_epoch = trainer.counters.epochs > event.epoch and event.iteration < event.n_steps
+            if ended_epoch and not len(trainer.validation_indices):
                 self._publish(job)
-            elif time.monotonic() - self._saved_at > SAVE_SECONDS:
+            elif not ended_epoch and time.monotonic() - self._saved_at > SAVE_SECONDS:
                 self._save(job)
         elif isinstance(event, Validated):
             metrics = {
@@ -169,7 +186,8 @@ class Tuning:
             }
             message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}"
             self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
-            self._update(job, valid_loss=event.result.loss)
+            if event.iteration < trainer.n_steps:  # an epoch ended
+                self._publish(job)
         elif isinstance(event, Save):
             self._publish(job)
         elif isinstance(event, Finished):

@@ -250,6 +250,19 @@ REQUESTS = Group(
 )
 
 
+TUNING = Group(
+    "Fine-tuning",
+    (
+        Flag("--data-dir", "folder of files and fine-tuning jobs; without it there are none", text, None, "DIR"),
+        Flag(
+            "--admin-api-key", "key that writing files and jobs needs", text, None, "KEY", env="LOGITLESS_ADMIN_API_KEY"
+        ),
+        Flag(
+            "--train-share", "per cent of the device's time for training while requests run", number(0, 100), 50.0, "X"
+        ),
+    ),
+)
+
 LORA = Group(
     "Adapters",
     (
@@ -297,6 +310,7 @@ SERVE = (
     REQUESTS,
     SAMPLING,
     LORA,
+    TUNING,
     Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
     COMPATIBLE,
 )

@@ -64,6 +64,11 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         hparams = hparams_of(gguf)
         wanted = load.engine_options(options, hparams, gguf.size)
         given = lora.given(options, gguf, hparams)
+    store = None
+    if options.data_dir:
+        from server.store import Store
+
+        store = Store(options.data_dir)
 
     def build() -> Served:
         from backends.cpu import warm
@@ -74,7 +79,13 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         load.load_weights(engine)
         scheduler = load.make_scheduler(engine, vocabulary, options)
         adapters = lora.connect(engine, scheduler, given, apply=not options.lora_init_without_apply)
-        return Served(scheduler, vocabulary, template, model_info(engine, vocabulary), adapters)
+        info = model_info(engine, vocabulary)
+        tuning = None
+        if store is not None:
+            from server.tuning import Tuning
+
+            tuning = Tuning(store, engine, vocabulary, template, adapters, config.model)
+        return Served(scheduler, vocabulary, template, info, adapters, tuning, options.train_share / 100)
 
     service = Service()
     service.start(build)
@@ -145,6 +156,7 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         reverse_prompts=tuple(options.reverse_prompt),
         defaults=load.sampling_defaults(options, vocabulary),
         api_keys=api_keys(options),
+        admin_api_key=options.admin_api_key or "",
         api_prefix=api_prefix(options.api_prefix),
         cors_origins=options.cors_origins,
         timeout=options.timeout,

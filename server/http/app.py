@@ -8,12 +8,13 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from importlib import import_module
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from server.config import ServerConfig
-from server.errors import NotFound, RequestError, ServerFault, Unauthorized
+from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from server.http import generate, info, lora, messages, responses, slots, text
 from server.http.context import CONTEXT, Context, error_response
 from server.service import Service
@@ -61,6 +62,23 @@ _POST: dict[str, Handler] = {
     "/slots/{id}": slots.slot_action,
     "/lora-adapters": lora.set_scales,
 }
+_JOBS = "/v1/fine_tuning/jobs"
+_TUNING: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks: most servers train nothing
+    ("GET", "/v1/files", "files.files"),
+    ("POST", "/v1/files", "files.upload"),
+    ("GET", "/v1/files/{id}", "files.file"),
+    ("DELETE", "/v1/files/{id}", "files.delete"),
+    ("GET", "/v1/files/{id}/content", "files.content"),
+    ("GET", _JOBS, "fine_tuning.jobs"),
+    ("POST", _JOBS, "fine_tuning.create"),
+    ("GET", f"{_JOBS}/{{id}}", "fine_tuning.job"),
+    ("POST", f"{_JOBS}/{{id}}/cancel", "fine_tuning.cancel"),
+    ("POST", f"{_JOBS}/{{id}}/pause", "fine_tuning.pause"),
+    ("POST", f"{_JOBS}/{{id}}/resume", "fine_tuning.resume"),
+    ("GET", f"{_JOBS}/{{id}}/events", "fine_tuning.events"),
+    ("GET", f"{_JOBS}/{{id}}/checkpoints", "fine_tuning.checkpoints"),
+)
+_ADMIN = ("/v1/files", "/v1/fine_tuning/")  # writing here needs the admin key, where there is one
 _PAGE: dict[str, Handler] = {
     "/": info.page,
     "/index.html": info.page,
@@ -81,11 +99,24 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
         app.router.add_get(prefix + path, handler)
     for path, handler in _POST.items():
         app.router.add_post(prefix + path, handler)
+    for method, path, name in _TUNING:
+        app.router.add_route(method, prefix + path, _later(name))
     if config.ui:
         for path, handler in _PAGE.items():
             app.router.add_get(prefix + path, handler)
     app.on_response_prepare.append(_add_headers)
     return app
+
+
+def _later(name: str) -> Handler:
+    """A handler of server.http whose module is imported at its first request."""
+    module, _, function = name.partition(".")
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        handler: Handler = getattr(import_module(f"server.http.{module}"), function)
+        return await handler(request)
+
+    return handle
 
 
 async def serve(service: Service, config: ServerConfig) -> None:
@@ -183,14 +214,20 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
 
 def _authorize(request: web.Request) -> None:
     config = request.app[CONTEXT].config
-    if not config.api_keys or request.path.removeprefix(config.api_prefix.rstrip("/")) in _PUBLIC:
+    path = request.path.removeprefix(config.api_prefix.rstrip("/"))
+    writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
+    if not writes and (not config.api_keys or path in _PUBLIC):
         return
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
     raw = given.encode("utf-8", "surrogateescape")
+    is_admin = bool(config.admin_api_key) and hmac.compare_digest(raw, config.admin_api_key.encode())
     matches = [hmac.compare_digest(raw, key.encode()) for key in config.api_keys]  # all of them, in constant time
-    if not any(matches):
-        raise Unauthorized("Invalid API Key")
+    if is_admin or (any(matches) and not writes):
+        return
+    if any(matches):
+        raise Forbidden("this needs the admin key")
+    raise Unauthorized("Invalid API Key")
 
 
 def _preflight(request: web.Request) -> web.Response:

@@ -1,0 +1,112 @@
+"""OpenAI's files: training data of fine-tuning jobs, checked line by line when they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import BodyPartReader, web
+
+from server.errors import InvalidRequest, NotFound, RequestError
+from server.http.context import beside, json_response
+from server.http.listing import listed
+from server.http.tuning_context import tuning_of
+from server.store import Row
+from server.tuning import RUNNING, Tuning
+
+MAX_BYTES = 512 << 20
+PURPOSES = ("fine-tune",)
+
+
+class TooLarge(RequestError):
+    """413."""
+
+    code = 413
+
+
+async def upload(request: web.Request) -> web.Response:
+    """POST /v1/files: a multipart form of `purpose` and `file`."""
+    tuning = tuning_of(request)
+    if not request.content_type.startswith("multipart/"):
+        raise InvalidRequest("the body must be a multipart form with the fields 'file' and 'purpose'")
+    purpose = filename = ""
+    content: bytes | None = None
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader):
+                continue
+            if part.name == "purpose":
+                purpose = (await part.read(decode=True))[:100].decode("utf-8", "replace")
+            elif part.name == "file":
+                filename = part.filename or "file"
+                content = await _read(part)
+    except (ValueError, RuntimeError) as error:
+        raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
+    if purpose not in PURPOSES:
+        raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")
+    if content is None:
+        raise InvalidRequest("field 'file': is required")
+    data, name = content, filename
+    return json_response(await beside(lambda: _keep(tuning, data, name, purpose)))
+
+
+def _keep(tuning: Tuning, content: bytes, filename: str, purpose: str) -> Row:
+    from training.errors import TrainingError
+
+    try:
+        tuning.check(content, filename)
+        return tuning.store.add_file(content, filename, purpose)
+    except TrainingError as error:
+        raise InvalidRequest(f"field 'file': {error}") from None
+    except OSError as error:
+        raise RequestError(f"the file cannot be kept: {error.strerror or error}") from None
+
+
+async def _read(part: BodyPartReader) -> bytes:
+    content = bytearray()
+    while chunk := await part.read_chunk(1 << 16):
+        content += chunk
+        if len(content) > MAX_BYTES:
+            raise TooLarge(f"field 'file': is larger than {MAX_BYTES} bytes")
+    return bytes(content)
+
+
+async def files(request: web.Request) -> web.Response:
+    """GET /v1/files."""
+    rows = tuning_of(request).store.all("files")
+    purpose = request.query.get("purpose")
+    if request.query.get("order") == "asc":
+        rows.reverse()
+    return json_response(listed(request, [r for r in rows if purpose in (None, r["purpose"])], 10_000))
+
+
+async def file(request: web.Request) -> web.Response:
+    """GET /v1/files/{id}."""
+    return json_response(_found(request))
+
+
+async def content(request: web.Request) -> web.StreamResponse:
+    """GET /v1/files/{id}/content."""
+    row = _found(request)
+    path = tuning_of(request).store.file_path(row["id"])
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+
+
+async def delete(request: web.Request) -> web.Response:
+    """DELETE /v1/files/{id}; not one that a job still needs."""
+    row = _found(request)
+    store = tuning_of(request).store
+    for job in store.all("jobs"):
+        in_use = row["id"] in (job["training_file"], job["validation_file"])
+        if in_use and (job["status"] in RUNNING or job["status"] == "paused"):
+            raise InvalidRequest(f"the file {row['id']} is in use by {job['id']}")
+    store.delete("files", row["id"])
+    store.file_path(row["id"]).unlink(missing_ok=True)
+    return json_response({"id": row["id"], "object": "file", "deleted": True})
+
+
+def _found(request: web.Request) -> dict[str, Any]:
+    id = request.match_info["id"]
+    row = tuning_of(request).store.get("files", id)
+    if row is None:
+        raise NotFound(f"No such File object: {id[:100]}")
+    return row
