@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli import help, options
+from server.cli import help
 from server.cli.flags import CliError, Flag, UsageError, choice, json_object, number, parse, text, whole, wholes, words
 from server.cli.main import COMMANDS
 
@@ -121,7 +121,7 @@ def test_kinds(kind: object, good: list[str], bad: list[str]) -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
 def test_tables(command: object) -> None:
     """Names are unique within a command, and the help mentions every flag in lines of at most 100 columns."""
-    groups = getattr(options, command.name.upper())  # type: ignore[attr-defined]
+    groups = command.groups  # type: ignore[attr-defined]
     flags = [f for g in groups for f in g.flags]
     names = [n for f in flags for n in (*f.all_names, *f.off_names)]
     assert len(names) == len(set(names))
