@@ -78,6 +78,14 @@ class AdapterBank:
                 out[which, columns.start : columns.stop] += np.float32(scale)
         return out
 
+    def move_to(self, session: Session) -> None:
+        """The same adapters in another session, where a device was lost."""
+        self._session = session
+        for name, (a, b) in self._host.items():
+            prefix = f"lora.{self.generation}.{name}"
+            self.pairs[name] = session.define(f"{prefix}.a", a.shape), session.define(f"{prefix}.b", b.shape)
+            self._write(name)
+
     def _room(self, n: int) -> range | None:
         """The first n free columns in a row."""
         used = {c for columns in self._columns.values() for c in columns}

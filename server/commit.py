@@ -43,6 +43,7 @@ class Committer:
         stats.n_decode += 1
         stats.busy_slots += len(group)
         stats.bytes_read += result.bytes_read
+        stats.bytes_written += result.bytes_written
         ids: list[int] = result.ids.tolist()
         done: list[tuple[Sequence, Stop | Failed]] = []
         row = 0

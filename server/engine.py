@@ -6,6 +6,8 @@ A step's graph is tokens → logits → sampled ids. Its plans are kept by bucke
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.errors import DeviceError
+from backends.errors import DeviceError, DeviceLost
 from graph.backend import Backend, Bytes
 from graph.ops import samplers
 from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
 from graph.partition import Placement, partition
 from graph.session import DeviceBytes, Session
-from graph.tensor import Tensor, feed
+from graph.tensor import Tensor, feed, toposort
 from models.adapter_bank import AdapterBank
 from models.batch import KV_TYPES, Batch, PagedMemory
 from models.fingerprint import fingerprint
@@ -33,8 +35,9 @@ from models.weights import check_weights
 from server.pages import pool_size
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
-from server.ubatch import StepFailed, StepResult, UBatch, bucket
+from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch, bucket
 
+log = logging.getLogger("logitless.engine")
 MIN_COPIES = 8  # rows of the page-copy feed come in powers of two from here
 
 
@@ -118,20 +121,28 @@ class Engine:
             raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
         self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
         self.table_pages = -(-self.n_ctx_slot // PAGE)
-        self.session = Session(open_backends(options.devices, options.threads))
+        self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
+        self._open(options.devices)
+        self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
+        self._sampling = SamplingFeeds(64)
+
+    def _open(self, devices: Sequence[str]) -> None:
+        """A session on these devices, with everything that lives in it; nothing is allocated yet."""
+        options, h = self.options, self.hparams
+        self.devices = tuple(devices)
+        self.session = Session(open_backends(devices, options.threads))
         self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot)
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
         self.memory = PagedMemory.define(self.session, h, self.n_pages + 1, tables, options.type_k, options.type_v)
-        self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
         self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
-        self._sampling = SamplingFeeds(64)
 
     def load(self) -> None:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
         from backends.cpu.warm import prepare
 
         everything = Shape(self.options.n_ubatch, 64, n_copies=MIN_COPIES, n_top=1)
+        self._examine(everything)
         prepare(partition(self._build(everything), self.session.backends, {}).order)
         self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
         trash = np.full(self.table_pages, self.n_pages, np.int32)
@@ -140,6 +151,26 @@ class Engine:
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1), UBatch())
         self.gguf.release()
+
+    def _examine(self, shape: Shape) -> None:
+        """Test the devices on the ops of a step; what one computes wrongly runs on the next."""
+        from backends import trust
+
+        self.rerouted = {}
+        for backend in self.session.backends[:-1]:
+            for op, why in trust.examine(backend, toposort(self._build(shape))).items():
+                log.warning("%s computes %s wrongly (%s): the next device does it", backend.name, op, why)
+                self.rerouted[op] = why
+
+    def _fall_back(self, error: DeviceLost) -> None:
+        """Go on without the device that was lost; what was in its memory is gone."""
+        lost = next((name for name in self.devices if name in str(error)), self.devices[0])
+        with contextlib.suppress(Exception):
+            self.session.close()
+        self._open([name for name in self.devices if name != lost] or ["cpu"])
+        self.adapters.move_to(self.session)
+        log.warning("%s: the device was lost (%s); from now on: %s", lost, error, ", ".join(self.devices))
+        self.load()
 
     # --- the graph ---------------------------------------------------------------------------------------------
 
@@ -166,9 +197,10 @@ class Engine:
     # --- a step ------------------------------------------------------------------------------------------------
 
     def step(self, batch: UBatch) -> StepResult:
-        """Run one ubatch. StepFailed when the device cannot; then nothing of it counts."""
-        for slot, table in batch.tables.items():
-            self._write_table(slot, np.asarray(table, np.int32))
+        """Run one ubatch. StepFailed when the device cannot; then nothing of it counts.
+
+        DeviceFailed when a device was lost: the next step runs on what is left, and every page is as good as empty.
+        """
         n_list = sum(len(row.ids) for row in batch.rows if row is not None)
         shape = Shape(
             bucket(len(batch.tokens)),
@@ -180,7 +212,12 @@ class Engine:
             lora=self.adapters.generation if batch.mixes else 0,
         )
         try:
+            for slot, table in batch.tables.items():
+                self._write_table(slot, np.asarray(table, np.int32))
             return self._run(shape, batch)
+        except DeviceLost as error:
+            self._fall_back(error)
+            raise DeviceFailed(str(error)) from error
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 
@@ -200,6 +237,7 @@ class Engine:
             top_ids,
             split_probs(words, shape.n_probs) if shape.n_probs else None,
             sum(f.nbytes for f in fetched),
+            sum(f.nbytes for f in feeds.values()) + 4 * self.table_pages * len(batch.tables),
         )
 
     def _feeds(self, shape: Shape, batch: UBatch) -> dict[str, npt.NDArray[Any]]:

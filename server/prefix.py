@@ -189,6 +189,11 @@ class PrefixCache:
             if not node.owners and not node.children:
                 self._remove(node)
 
+    def clear(self) -> None:
+        """Drop everything that no sequence uses: the pages' memory was lost."""
+        for node in list(self.idle):  # children come before their parents
+            self._remove(node)
+
     def insert(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
         """Make the caller's page known; it keeps its own reference."""
         for child in list(parent.children.values()):  # shorter pages with the same beginning are of no more use

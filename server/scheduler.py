@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from models.adapter_bank import Mix
@@ -17,14 +17,14 @@ from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
 from server.pages import n_pages_for, pool_size
 from server.prefix import common_prefix
-from server.requests import CompletionRequest, Event, Lora, Progress
+from server.requests import CompletionRequest, Event, Failed, Lora, Progress
 from server.sampling import RowSampler, SamplingParams
 from server.sequence import Sampler, Sequence, Slot
 from server.shares import shares
 from server.slot_files import CacheKind
 from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
-from server.ubatch import PAGE, StepResult, UBatch
+from server.ubatch import PAGE, DeviceFailed, StepResult, UBatch
 from server.waiting import WaitingRoom
 
 Events = list[tuple[Sequence, Event]]
@@ -36,6 +36,10 @@ class Engine(PageStore, Protocol):
 
     @property
     def cache_kind(self) -> CacheKind: ...
+
+    @property
+    def rerouted(self) -> Mapping[str, str]:
+        """Ops that a device computes wrongly, and so another does: why."""
 
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch; raises StepFailed."""
@@ -165,6 +169,9 @@ class Scheduler:
             try:
                 batch = fill(group)
                 result = self.engine.step(batch)
+            except DeviceFailed as error:
+                self._device_failed(error, events)
+                break
             except Exception as error:  # the device's, or that of one request's sampler: halving finds whose
                 plan = self._step_failed(group, plan, error, events)
                 continue
@@ -377,6 +384,17 @@ class Scheduler:
         self._limit = n_tokens // 2
         return sorted(group + rest, key=lambda part: part[0].rank)
 
+    def _device_failed(self, error: DeviceFailed, events: Events) -> None:
+        """What ran has failed, and what was cached is gone; who waits will be served by another device."""
+        self.stats.n_failed_steps += 1
+        self.stats.devices_lost += 1
+        for seq in list(self.running):
+            self._leave(seq)
+            events.append((seq, Failed(500, "server_error", f"the device was lost: {error}")))
+        self.cache.prefixes.clear()
+        for slot in self.slots:
+            slot.cached = []
+
     # -- leave
 
     def _leave(self, seq: Sequence) -> None:
@@ -404,6 +422,7 @@ class Scheduler:
     def count(self) -> None:
         """Bring the gauges up to date."""
         stats, prefixes = self.stats, self.cache.prefixes
+        stats.ops_rerouted = len(self.engine.rerouted)
         stats.requests_processing = len(self.running)
         stats.requests_deferred = len(self.queue)
         stats.kv_pages_free = len(prefixes.pages.free)

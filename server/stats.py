@@ -20,6 +20,9 @@ class SchedulerStats:
     busy_slots: int = 0  # sequences in a batch, summed over device runs
     preemptions: int = 0
     bytes_read: int = 0  # that came back from the device
+    bytes_written: int = 0  # that went there
+    devices_lost: int = 0
+    ops_rerouted: int = 0  # ops that a device computes wrongly and another does
     draft_tokens: int = 0  # guessed and tried
     draft_tokens_accepted: int = 0  # of these, what the model chose too
     n_tokens_max: int = 0  # the longest sequence so far

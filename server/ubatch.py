@@ -49,10 +49,15 @@ class StepResult:
     top_ids: I32 | None = None
     probs: tuple[I32, npt.NDArray[np.float32], I32, npt.NDArray[np.float32]] | None = None
     bytes_read: int = 0  # bytes that came back from the device
+    bytes_written: int = 0  # bytes that went there
 
 
 class StepFailed(Exception):
     """The device could not run this step; nothing of it counts."""
+
+
+class DeviceFailed(StepFailed):
+    """A device was lost with all that was in its memory. The next step will run on another."""
 
 
 def bucket(n: int) -> int:

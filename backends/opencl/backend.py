@@ -44,7 +44,8 @@ class OpenCLBackend:
         self.shape = _shape(found)
         self._context = cl.Context([found.device])
         self._queue = cl.CommandQueue(self._context)
-        self.programs = Programs(self._context, found.device, f"{found.description} {found.driver}", self.shape)
+        self.identity = f"{found.description} {found.driver}"
+        self.programs = Programs(self._context, found.device, self.identity, self.shape)
         self._scratch: Memory | None = None
         self._sending: list[Any] = []  # what uploads still read
         self.refused: set[str] = set()  # ops that a self-test found wrong

@@ -39,8 +39,12 @@ class VulkanBackend:
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies = Recording(self.device)
+        self.identity = f"{found[index].name} {found[index].driver}"
+        self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
+        if t.op in self.refused:
+            return False
         limit = self.device.info.max_invocations
         found = shared.dispatches(t, SIMT)
         return found is not None and all(KERNELS[d.kernel].threads(d.defines) <= limit for d in found)

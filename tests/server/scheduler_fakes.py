@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from server.sequence import Sequence
 from server.slot_files import CacheKind
 from server.speculation.settings import NgramSizes, SpeculationSettings
 from server.speculation.speculator import Speculator
-from server.ubatch import PAGE, StepFailed, StepResult, UBatch
+from server.ubatch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
 
 PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]
 EOG = 0
@@ -82,6 +82,8 @@ class FakeEngine:
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
+        self.lost = False  # the next step loses the device and all that it held
+        self.rerouted: Mapping[str, str] = {}
 
     def step(self, batch: UBatch) -> StepResult:
         try:
@@ -99,6 +101,9 @@ class FakeEngine:
         assert len({to for _, to in batch.copies}) == len(batch.copies)
         for source, to in batch.copies:
             self.cells[to * PAGE : (to + 1) * PAGE] = self.cells[source * PAGE : (source + 1) * PAGE]
+        if self.lost:
+            self.lost, self.cells, self.tables = False, [None] * len(self.cells), {}
+            raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
             for cell in batch.cells:  # a failed step may leave anything where it was to write
                 self.cells[cell] = (-1, 0)

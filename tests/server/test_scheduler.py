@@ -260,6 +260,26 @@ def test_one_that_cannot_be_computed_fails_alone() -> None:
         assert bench.answers[seq].outcome() == oracle(seq.request, 1024)
 
 
+def test_a_lost_device_fails_what_ran_and_nothing_else() -> None:
+    bench = Bench(n_slots=2)
+    done = bench.run(prompt(40), n_predict=4)
+    running = [bench.submit(prompt(40, salt), n_predict=50, ignore_eos=True) for salt in range(2)]
+    waiting = bench.submit(prompt(20, 5), n_predict=8)
+    bench.step(3)
+    bench.engine.lost = True
+    bench.drain()
+    for seq in running:
+        failed = bench.answers[seq].events[-1]
+        assert isinstance(failed, Failed)
+        assert (failed.code, failed.type) == (500, "server_error")
+        assert "it fell off the bus" in failed.message
+    assert bench.answers[waiting].outcome() == oracle(waiting.request, 1024)
+    assert bench.scheduler.stats.devices_lost == 1
+    again = bench.run(prompt(40), n_predict=4)  # nothing that was cached is taken for valid
+    assert again.ids == done.ids
+    assert again.finished.n_cached == 0
+
+
 def test_progress() -> None:
     bench = Bench(n_ubatch=16)
     bench.run(prompt(10), n_predict=1)

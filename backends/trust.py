@@ -1,0 +1,100 @@
+"""A quick test of a device before it serves: what it computes wrongly is left to the next one.
+
+Drivers are wrong now and then, on one device and not on another. The ops of a graph are tried on small cases from the
+registry, against their float64 reference, for two seconds at most; the result is kept for as long as device, driver and
+kernels stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from backends import cache
+from backends.errors import DeviceLost
+from graph.backend import Backend
+from graph.conformance import OK, Problem, problems, register_all, run
+from graph.op import OPS
+from graph.tensor import ALIASES, Tensor
+
+SECONDS = 2.0
+Kind = tuple[str, tuple[str, ...]]  # op, and the types of its sources
+
+
+class Examined(Backend, Protocol):
+    """A device that can be told to refuse ops. `identity` names device and driver; empty: results are not kept."""
+
+    refused: set[str]
+    identity: str
+
+
+def examine(backend: Backend, nodes: Iterable[Tensor], seconds: float = SECONDS) -> dict[str, str]:
+    """Ops of these nodes that the device gets wrong, and how; from now on it refuses them."""
+    if not hasattr(backend, "refused"):
+        return {}
+    device: Examined = backend  # type: ignore[assignment]
+    kinds = sorted({_kind(t) for t in nodes if not t.is_leaf and t.op not in ALIASES and device.supports(t)})
+    path = cache.cache_folder() / "trust" / _digest(device, kinds)
+    wrong = _kept(path) if device.identity else None
+    if wrong is None:
+        wrong, complete = _try(device, kinds, time.perf_counter() + seconds)
+        if device.identity and complete:
+            cache.write(path, json.dumps(wrong).encode())
+    device.refused |= wrong.keys()
+    return wrong
+
+
+def _kind(t: Tensor) -> Kind:
+    return t.op, tuple(s.dtype for s in t.src)
+
+
+def _kept(path: Path) -> dict[str, str] | None:
+    content = cache.read(path)
+    wrong: dict[str, str] | None = json.loads(content) if content else None
+    return wrong
+
+
+def _digest(device: Examined, kinds: list[Kind]) -> str:
+    digest = hashlib.sha256(f"{device.identity}\0{kinds}".encode())
+    for source in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _try(device: Examined, kinds: list[Kind], end: float) -> tuple[dict[str, str], bool]:
+    """What is wrong, and whether there was time for everything: one case of each kind first, then the others."""
+    register_all()
+    wrong: dict[str, str] = {}
+    waiting = [_cases(kind) for kind in kinds]
+    while waiting:
+        for cases in list(waiting):
+            problem = next(cases, None)
+            if problem is None or problem.op in wrong:
+                waiting.remove(cases)
+                continue
+            if time.perf_counter() > end:
+                return wrong, False
+            try:
+                outcome = run(problem, [device])
+            except DeviceLost:
+                raise
+            except Exception as error:
+                wrong[problem.op] = f"{problem.label}: {type(error).__name__}: {error}".replace("\n", " ")
+            else:
+                if outcome.status != OK:
+                    wrong[problem.op] = f"{outcome.case}: {outcome.detail or outcome.status}"
+    return wrong, True
+
+
+def _cases(kind: Kind) -> Iterator[Problem]:
+    """The registry's cases of a kind. Types that are padded with others have none, and are not tried."""
+    op, dtypes = kind
+    if not OPS[op].cases:
+        return
+    for problem in problems(op):
+        if tuple(s.dtype for s in problem.roots[0].src) == dtypes:
+            yield problem
