@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+DEVICES = ("opencl:0", "vulkan:0")
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
@@ -19,11 +20,23 @@ def recorded(pattern: str) -> list[Any]:
     return [pytest.param(f, id=f.name) for f in files]
 
 
-@pytest.mark.parametrize("file", recorded("*.gguf.json"))
-def test_prompt_ids_greedy_text_and_likelihood(serve: Any, file: Path) -> None:
+def on_devices(*files: Any) -> list[Any]:
+    """These files on each device that is not the CPU."""
+    return [pytest.param(*f.values, d, marks=f.marks, id=f"{f.id}-{d}") for f in files for d in DEVICES]
+
+
+def on_cpu(files: list[Any]) -> list[Any]:
+    return [pytest.param(*f.values, "cpu", marks=f.marks, id=f.id) for f in files]
+
+
+@pytest.mark.parametrize(
+    ("file", "device"), on_cpu(recorded("*.gguf.json")) + on_devices(*recorded("stories260K.gguf.json"))
+)
+def test_prompt_ids_greedy_text_and_likelihood(serve: Any, open_device: Any, file: Path, device: str) -> None:
+    open_device(device)
     expected = json.loads(file.read_text())
     name = expected["file"]
-    server = serve(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32")
+    server = serve(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32", "--device", device)
     agrees_on_text_and_likelihood(server, expected)
 
 
@@ -49,10 +62,13 @@ def agrees_on_text_and_likelihood(server: Any, expected: dict[str, Any]) -> None
     assert nll == pytest.approx(expected["eval_mean_nll"], rel=bound)
 
 
-@pytest.mark.parametrize("file", recorded("sampling-*.json"))
-def test_the_same_seed_gives_llama_cpps_tokens(serve: Any, file: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "device"), on_cpu(recorded("sampling-*.json")) + on_devices(*recorded("sampling-stories260K.json"))
+)
+def test_the_same_seed_gives_llama_cpps_tokens(serve: Any, open_device: Any, file: Path, device: str) -> None:
+    open_device(device)
     expected = json.loads(file.read_text())
-    server = serve(DATA / "models" / expected["model"], "-c", "512", "-ctk", "f32", "-ctv", "f32")
+    server = serve(DATA / "models" / expected["model"], "-c", "512", "-ctk", "f32", "-ctv", "f32", "--device", device)
     samples_as_recorded(server, expected)
 
 
