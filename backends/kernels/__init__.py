@@ -29,6 +29,6 @@ care use `LF LU LI`, `LLD(X, i)`, `LST(X, i, v)`: `LANES` numbers at once. Vulka
   Work size: groups × `Kernel.threads(defines)`, local size `Kernel.threads(defines)`.
 * Vulkan: push constants are the buffers' device addresses (8 bytes each, offset added), then the words (4 bytes each);
   at most 128 bytes, which `Kernel` checks. There are no descriptor sets. `groups` is the dispatch's count.
-* `KERNELS[name].variants(SIMT)` with `render_glsl(kernel, defines)` enumerates everything there is to compile ahead.
-  Needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess, and nothing else.
+* `KERNELS[name].variants(SIMT)` and `(SOFT)` with `render_glsl(kernel, defines)` enumerate everything there is to
+  compile ahead. Needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess, and (SOFT) subgroup ballots.
 """

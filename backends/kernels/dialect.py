@@ -22,12 +22,13 @@ KERNELS: dict[str, Kernel] = {}
 class Shape:
     """A class of devices. `units`: how many groups keep it busy; no result depends on it."""
 
-    name: Literal["simt", "cpu"]
+    name: Literal["simt", "cpu", "soft"]
     units: int = 64
 
 
 SIMT = Shape("simt")
 CPU = Shape("cpu", 8)
+SOFT = Shape("soft")
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Arg:
 class Kernel:
     """Device code. `words` are "type name" of the 32-bit parameters, `local` (type, name, size) of a group's memory.
 
-    `simt` and `cpu` are the variants of the two device classes: dicts of the constants, `WG` (threads a group) among
-    them. `functions` is text before the kernel: device functions and macros.
+    `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device classes: dicts of the
+    constants, `WG` (threads a group) among them. `functions` is text before the kernel: device functions and macros.
     """
 
     def __init__(
@@ -55,12 +56,17 @@ class Kernel:
         *,
         simt: Sequence[Mapping[str, int]],
         cpu: Sequence[Mapping[str, int]],
+        soft: Sequence[Mapping[str, int]] = (),
         local: Sequence[tuple[str, str, str]] = (),
         functions: str = "",
     ) -> None:
         self.name, self.args, self.body, self.functions, self.local = name, tuple(args), body, functions, tuple(local)
         self.words = [(w.split()[0], w.split()[1]) for w in words]
-        self._variants = {"simt": [_sorted(v) for v in simt], "cpu": [_sorted(v) for v in cpu]}
+        self._variants = {
+            "simt": [_sorted(v) for v in simt],
+            "cpu": [_sorted(v) for v in cpu],
+            "soft": [_sorted(v) for v in soft or simt],
+        }
         if 8 * len(self.args) + 4 * len(self.words) > PUSH_CONSTANT_BYTES:
             raise ValueError(f"kernel {name}: more than {PUSH_CONSTANT_BYTES} bytes of arguments")
         if name in KERNELS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from backends.kernels import layout, weights
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
+from backends.kernels.linear_soft import linear_soft
 from backends.kernels.lowering import Buffers, Dispatch, dispatch, is_packed, lower
 from backends.kernels.matmul import rows_product
 from graph.tensor import Tensor
@@ -137,6 +138,8 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     x, w = t.src
     if not is_packed(w):
         return rows_product(t, shape)
+    if shape.name == "soft":
+        return linear_soft(t, shape)
     (m, n), k = t.shape, w.shape[1]
     mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
     split = 1 if shape.name == "cpu" or m > 16 else CHUNKS

@@ -98,6 +98,7 @@ GL_EXTENSIONS = """#extension GL_EXT_buffer_reference : require
 #extension GL_EXT_shader_8bit_storage : require
 #extension GL_EXT_shader_explicit_arithmetic_types : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_ballot : require
 """
 
 GL = r"""
@@ -146,6 +147,8 @@ GL = r"""
 #define LSTN(b, i, n, v) if ((i) + LANE < (n)) b[(i) + LANE] = (v)
 #define LST_LOCAL(b, i, v) b[(i) + LANE] = (v)
 uint MULHI(uint a, uint b) { uint high, low; umulExtended(a, b, high, low); return high; }
+#define LANE8 (gl_SubgroupInvocationID % 8u)
+#define FROM_LANE(x, i) subgroupBroadcast(x, i)
 float F16(uint bits) { return unpackHalf2x16(bits).x; }
 uint TO_F16(float x) { return packHalf2x16(vec2(x, 0.0)) & 0xffffu; }
 """

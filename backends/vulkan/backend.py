@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.errors import DeviceError
 from backends.kernels import device as shared
-from backends.kernels.dialect import KERNELS, SIMT
+from backends.kernels.dialect import KERNELS, SIMT, SOFT
 from backends.kernels.lowering import Dispatch
 from backends.vulkan.device import Device, Memory
 from backends.vulkan.instance import all_devices
@@ -36,6 +36,7 @@ class VulkanBackend:
             raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
         self.device = Device(found[index], mapped=mapped)
         self.pipelines = Pipelines(self.device)
+        self.shape = SOFT if found[index].kind == "cpu" and found[index].broadcasts else SIMT
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies = Recording(self.device)
@@ -46,7 +47,7 @@ class VulkanBackend:
         if t.op in self.refused:
             return False
         limit = self.device.info.max_invocations
-        found = shared.dispatches(t, SIMT)
+        found = shared.dispatches(t, self.shape)
         return found is not None and all(KERNELS[d.kernel].threads(d.defines) <= limit for d in found)
 
     def rewrite(self, t: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class VulkanBackend:
         self._copies.submit()
 
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> VulkanProgram:
-        work = shared.lower_all(nodes, SIMT)
+        work = shared.lower_all(nodes, self.shape)
         need = max((d.scratch for d in work), default=0)
         if need and (self._scratch is None or self._scratch.nbytes < need):
             self._scratch = self.device.memory(need)

@@ -39,6 +39,7 @@ REQUIRED = (
     "storageBuffer16BitAccess",
     "shaderInt16",
 )
+BALLOT = 8  # VK_SUBGROUP_FEATURE_BALLOT_BIT
 COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
 
 
@@ -55,7 +56,7 @@ class DeviceInfo:
     features: frozenset[str]
     extensions: frozenset[str]
     queue_family: int
-    subgroup: int
+    broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     max_shared_bytes: int
     max_invocations: int
     identity: bytes  # of device and driver version: caches are kept under it
@@ -155,7 +156,7 @@ class Instance:
             features=frozenset(features),
             extensions=extensions & {COOPERATIVE_MATRIX},
             queue_family=able[0] if able else 0,
-            subgroup=p11.subgroupSize,
+            broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
             max_shared_bytes=core.limits.maxComputeSharedMemorySize,
             max_invocations=core.limits.maxComputeWorkGroupInvocations,
             identity=bytes(core.pipelineCacheUUID)

@@ -64,7 +64,7 @@ class Recording:
     """
 
     def __init__(self, device: Device) -> None:
-        ffi, lib = binding()
+        ffi, lib = self._api = binding()
         self.device, keep = device, Keep()
         info = keep.struct("CommandBufferAllocateInfo", commandPool=device.commands, commandBufferCount=1)
         self.handle = ffi.new("VkCommandBuffer *")
@@ -88,7 +88,7 @@ class Recording:
         self._barrier()
 
     def _barrier(self) -> None:
-        ffi, lib = binding()
+        ffi, lib = self._api
         null, stages = ffi.NULL, api.STAGE_COMPUTE | api.STAGE_TRANSFER
         lib.vkCmdPipelineBarrier(self.handle[0], stages, stages, 0, 1, self._between, 0, null, 0, null)
         self.n_barriers += 1
@@ -98,22 +98,21 @@ class Recording:
             self._barrier()
 
     def dispatch(
-        self, pipeline: Pipeline, push: bytes, groups: tuple[int, ...], reads: list[Range], writes: list[Range]
+        self, pipeline: Pipeline, push: bytes, groups: tuple[int, int, int], reads: list[Range], writes: list[Range]
     ) -> None:
-        ffi, lib = binding()
+        ffi, lib = self._api
         self._order(reads, writes)
         commands = self.handle[0]
         if self._bound is not pipeline.handle:
             lib.vkCmdBindPipeline(commands, api.BIND_COMPUTE, pipeline.handle)
             self._bound = pipeline.handle
         lib.vkCmdPushConstants(commands, pipeline.layout, api.COMPUTE, 0, len(push), ffi.from_buffer(push))
-        x, y, z = (*groups, 1, 1)[:3]
-        lib.vkCmdDispatch(commands, x, y, z)
+        lib.vkCmdDispatch(commands, *groups)
         self.n_dispatches += 1
 
     def copy(self, source: Any, source_at: int, destination: Any, destination_at: int, nbytes: int) -> None:
         """Between two `Memory`s."""
-        ffi, lib = binding()
+        ffi, lib = self._api
         self._order(
             [(source.address + source_at, source.address + source_at + nbytes)],
             [(destination.address + destination_at, destination.address + destination_at + nbytes)],
@@ -127,7 +126,7 @@ class Recording:
         binding()[1].vkCmdFillBuffer(self.handle[0], memory.handle, 0, api.WHOLE_SIZE, 0)
 
     def finish(self) -> None:
-        ffi, lib = binding()
+        ffi, lib = self._api
         null, done = ffi.NULL, api.STAGE_COMPUTE | api.STAGE_TRANSFER
         lib.vkCmdPipelineBarrier(self.handle[0], done, api.STAGE_HOST, 0, 1, self._to_host, 0, null, 0, null)
         check(lib.vkEndCommandBuffer(self.handle[0]), "vkEndCommandBuffer")

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import backends.kernels.device  # noqa: F401  (registers every kernel)
-from backends.kernels.dialect import KERNELS, SIMT, render_glsl
+from backends.kernels.dialect import KERNELS, SIMT, SOFT, render_glsl
 from backends.vulkan.pipelines import MANIFEST, SHADERS, manifest, shader_name
 
 COMPILE = ["glslc", "--target-env=vulkan1.2", "-O", "-fshader-stage=comp"]
@@ -34,7 +34,7 @@ def sources() -> dict[str, str]:
     return {
         shader_name(kernel, defines): render_glsl(kernel, defines)
         for kernel in KERNELS.values()
-        for defines in kernel.variants(SIMT)
+        for defines in dict.fromkeys((*kernel.variants(SIMT), *kernel.variants(SOFT)))
     }
 
 

@@ -45,6 +45,21 @@ def test_validation_is_silent(watched: Backend) -> None:
     assert sum(o.status == OK for o in outcomes) > len(outcomes) // 2
 
 
+def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend]) -> None:
+    """Where a CPU runs Vulkan, `linear` has kernels of its own: those of GPUs must be right there too."""
+    from backends.kernels.dialect import SIMT
+    from backends.vulkan.backend import VulkanBackend
+
+    open_device("vulkan:0")
+    backend = VulkanBackend()
+    backend.shape = SIMT
+    cases = {p.label.split("#")[1].split(" ", 1)[1]: p for p in problems("linear") if "odd" not in p.label}
+    outcomes = [run(problem, [backend]) for problem in list(cases.values())[::2]]
+    backend.close()
+    assert len(outcomes) > 20
+    assert [o for o in outcomes if o.status != OK] == []
+
+
 def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> None:
     memory = watched.alloc(40_000_001)  # more than one piece of staging memory
     assert not np.array(watched.download(Place(memory), 40_000_001)).any()
