@@ -14,6 +14,7 @@ import numpy as np
 from graph.backend import Bytes
 from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
 from graph.ops.causal import causal_attention
+from graph.ops.encoder import full_attention
 from graph.session import Session
 from graph.tensor import Tensor, feed
 from models.hparams import Hparams
@@ -130,3 +131,24 @@ class Sequences:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
         return causal_attention(q, k, v, self.start, length=self.length, scale=scale, window=window, cap=cap)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Windows of `length` tokens, each a text and what fills the window up: rows and memory of models that see a text
+    as a whole."""
+
+    length: int
+    tokens: Tensor  # (T,) i32, T a multiple of length
+    pos: Tensor  # (T,) i32
+    types: Tensor  # (T,) i32: which segment a token is of
+    count: Tensor  # (T / length,) i32: the text's part of a window
+    out: Tensor | None = None
+
+    @classmethod
+    def feeds(cls, n_texts: int, length: int) -> Texts:
+        tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
+        return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
+        return full_attention(q, k, v, self.count, length=self.length, scale=scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, gelu, mul, scale, softcap
+from graph.ops.elementwise import add, gelu, mul, scale
 from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
@@ -14,7 +14,7 @@ from models.weights import Weights
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
-    """Tokens in, logits (R, n_vocab) of `rows.out` out."""
+    """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
     x = scale(w.embedding(rows.tokens), factor=h.embedding_scale)  # (T, n_embd)
     far, near = rotary.angles(rows.pos), rotary.local_angles(rows.pos)
     for layer in range(h.n_layer):
@@ -23,13 +23,11 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         y = self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, memory, layer)
         x = add(x, rms_norm(y, b["post_attention_norm"], eps=h.eps))
         if layer == h.n_layer - 1 and rows.out is not None:
-            x, w = get_rows(x, rows.out), w.of_rows(rows.out)  # (R, n_embd): nobody needs the others any more
-            b = w.block(layer)
+            x = get_rows(x, rows.out)  # (R, n_embd): nobody needs the others any more
+            b = w.of_rows(rows.out).block(layer)
         y = geglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps))
         x = add(x, rms_norm(y, b["post_ffw_norm"], eps=h.eps), name=f"blk.{layer}")
-    x = rms_norm(x, w["output_norm"], eps=h.eps)
-    logits = w.linear("output" if "output" in w else "token_embd", x)
-    return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
+    return rms_norm(x, w["output_norm"], eps=h.eps)
 
 
 def geglu(b: Weights, x: Tensor) -> Tensor:

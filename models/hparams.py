@@ -10,8 +10,9 @@ import numpy as np
 
 from models.errors import ModelFileError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "bert")
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_LAYERS = 512  # llama.cpp's limit too
 
 
@@ -51,6 +52,8 @@ class Hparams:
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
+    causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
+    pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
 
     @property
     def interleaved_rope(self) -> bool:
@@ -111,9 +114,13 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     n_layer, n_ctx_train = count("block_count"), count("context_length")
     if n_layer > MAX_LAYERS:
         raise ModelFileError(file, f"key '{arch}.block_count' is {n_layer}; at most {MAX_LAYERS} blocks are supported")
-    eps = float(number("attention.layer_norm_rms_epsilon"))
+    eps_key = "attention.layer_norm_epsilon" if arch == "bert" else "attention.layer_norm_rms_epsilon"
+    eps = float(number(eps_key))
     if eps < 0:
-        raise ModelFileError(file, f"key '{arch}.attention.layer_norm_rms_epsilon' is {eps:g}, which is negative")
+        raise ModelFileError(file, f"key '{arch}.{eps_key}' is {eps:g}, which is negative")
+    pooling = number("pooling_type", 0)
+    if pooling not in range(len(POOLINGS)):
+        raise ModelFileError(file, f"key '{arch}.pooling_type' is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
     gemma = arch in ("gemma2", "gemma3")
     window = number("attention.sliding_window", 4096 if arch == "gemma2" else 0) if gemma else 0
     return Hparams(
@@ -137,6 +144,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         attn_softcap=float(number("attn_logit_softcapping", 50.0)) if arch == "gemma2" else 0.0,
         final_softcap=float(number("final_logit_softcapping", 30.0 if arch == "gemma2" else 0.0)) if gemma else 0.0,
         embedding_scale=float(n_embd) ** 0.5 if gemma else 1.0,
+        causal=arch != "bert",
+        pooling=POOLINGS[int(pooling)],
     )
 
 

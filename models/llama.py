@@ -18,18 +18,17 @@ from models.weights import Weights
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
-    """Tokens in, logits (R, n_vocab) of `rows.out` out."""
+    """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
     x = w.embedding(rows.tokens)  # (T, n_embd)
     angles = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
         x = add(x, self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, memory, layer))
         if layer == h.n_layer - 1 and rows.out is not None:
-            x, w = get_rows(x, rows.out), w.of_rows(rows.out)  # (R, n_embd): nobody needs the others any more
-            b = w.block(layer)
+            x = get_rows(x, rows.out)  # (R, n_embd): nobody needs the others any more
+            b = w.of_rows(rows.out).block(layer)
         x = add(x, swiglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps)), name=f"blk.{layer}")
-    x = rms_norm(x, w["output_norm"], eps=h.eps)
-    return w.linear("output" if "output" in w else "token_embd", x)
+    return rms_norm(x, w["output_norm"], eps=h.eps)
 
 
 def swiglu(b: Weights, x: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
-"""A model of a GGUF file on a session: hyper-parameters, weights, and the function from tokens to logits."""
+"""A model of a GGUF file on a session: hyper-parameters, weights, functions from tokens to logits or vectors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from graph.ops.elementwise import softcap
 from graph.session import Session
 from graph.tensor import Tensor
-from models import gemma, llama
+from models import bert, gemma, llama
 from models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
@@ -22,6 +23,7 @@ FORWARD = {
     "phi3": llama.forward,
     "gemma2": gemma.forward,
     "gemma3": gemma.forward,
+    "bert": bert.forward,
 }
 
 
@@ -44,7 +46,25 @@ class Model:
         return self.forward(sequences, sequences)
 
     def forward(self, rows: Rows, memory: Memory) -> Tensor:
+        h, x = self.hparams, self.hidden(rows, memory)
+        w = self.weights if rows.out is None else self.weights.of_rows(rows.out)
+        logits = w.linear("output" if "output" in w else "token_embd", x)
+        return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
+
+    def hidden(self, rows: Rows, memory: Memory) -> Tensor:
+        """(R, n_embd) f32: what the last layer says of these rows, normalised."""
         return FORWARD[self.hparams.arch](self.weights, self.hparams, self.rotary, rows, memory)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the file has a head that scores pairs of texts."""
+        return "cls" in self.weights or "cls.output" in self.weights
+
+    def scores(self, x: Tensor) -> Tensor:
+        """(R, n) f32: what the head says of hidden states (R, n_embd); the first column is the relevance."""
+        if "cls" in self.weights:
+            x = softcap(self.weights.linear("cls", x), cap=1.0)  # tanh
+        return self.weights.linear("cls.output", x) if "cls.output" in self.weights else x
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:

@@ -45,6 +45,9 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[f"{self.prefix}{name}.weight"]
 
+    def bias(self, name: str) -> Tensor:
+        return self.tensors[f"{self.prefix}{name}.bias"]
+
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = linear(x, self[name])
         bias = self.tensors.get(f"{self.prefix}{name}.bias")
@@ -69,6 +72,9 @@ class Part:
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
+    if h.arch == "bert":
+        yield from _bert_parts(h, present)
+        return
     attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
     gemma = h.arch in ("gemma2", "gemma3")
 
@@ -110,6 +116,29 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield one(b + "ffn_down.weight", h.n_embd, h.n_ff)
         yield one(b + "ffn_down.bias", h.n_embd, required=False)
         yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
+
+
+def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    def pair(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
+        yield f"{name}.weight", Part(f"{name}.weight", shape, required=required)
+        yield f"{name}.bias", Part(f"{name}.bias", shape[:1], required=required)
+
+    def rows(name: str) -> int:
+        info = present.get(f"{name}.weight")
+        return info.shape[0] if info is not None else 1
+
+    for name, n in (("token_embd", h.n_vocab), ("position_embd", h.n_ctx_train), ("token_types", rows("token_types"))):
+        yield f"{name}.weight", Part(f"{name}.weight", (n, h.n_embd))
+    yield from pair("token_embd_norm", h.n_embd)
+    yield from pair("cls", h.n_embd, h.n_embd, required=False)
+    yield from pair("cls.output", rows("cls.output"), h.n_embd, required=False)
+    for i in range(h.n_layer):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            yield from pair(f"blk.{i}.{name}", h.n_embd, h.n_embd)
+        yield from pair(f"blk.{i}.attn_output_norm", h.n_embd)
+        yield from pair(f"blk.{i}.ffn_up", h.n_ff, h.n_embd)
+        yield from pair(f"blk.{i}.ffn_down", h.n_embd, h.n_ff)
+        yield from pair(f"blk.{i}.layer_output_norm", h.n_embd)
 
 
 def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:

@@ -42,6 +42,7 @@ class ServerConfig:
     ui: bool = True
     prefill_assistant: bool = True
     reasoning_format: str = "auto"
+    pooling: str = ""  # of embeddings; "": what the model's file says
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     verbose: bool = False
 
@@ -63,3 +64,4 @@ class ModelInfo:
     nbytes: int = 0
     vocab_type: int = 0
     ftype: str = ""
+    generates: bool = True  # false: the model makes vectors of texts and nothing else

@@ -32,6 +32,7 @@ from models.gguf_file import GGUFFile
 from models.low_rank import LowRank
 from models.model import define_model, hparams_of
 from models.weights import check_weights
+from server.embedder import Embedder
 from server.pages import pool_size
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
@@ -53,6 +54,7 @@ class EngineOptions:
     type_v: str = "f16"
     threads: int = 0  # 0: every core of the process
     devices: tuple[str, ...] = ("cpu",)
+    embeddings: bool = False  # make the embeddings' kernels ready at load
 
 
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
@@ -123,6 +125,7 @@ class Engine:
         self.table_pages = -(-self.n_ctx_slot // PAGE)
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self._open(options.devices)
+        self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
         self._sampling = SamplingFeeds(64)
 
@@ -141,8 +144,15 @@ class Engine:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
         from backends.cpu.warm import prepare
 
+        if self.options.embeddings or not self.hparams.causal:
+            prepare(partition(self.embedder.everything(), self.session.backends, {}).order)
+        if not self.hparams.causal:
+            self._examine(self.embedder.everything())
+            self.embedder.load()
+            self.gguf.release()
+            return
         everything = Shape(self.options.n_ubatch, 64, n_copies=MIN_COPIES, n_top=1)
-        self._examine(everything)
+        self._examine(self._build(everything))
         prepare(partition(self._build(everything), self.session.backends, {}).order)
         self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
         trash = np.full(self.table_pages, self.n_pages, np.int32)
@@ -152,13 +162,13 @@ class Engine:
         self._run(Shape(1, 1), UBatch())
         self.gguf.release()
 
-    def _examine(self, shape: Shape) -> None:
-        """Test the devices on the ops of a step; what one computes wrongly runs on the next."""
+    def _examine(self, wanted: Sequence[Tensor]) -> None:
+        """Test the devices on the ops of a graph; what one computes wrongly runs on the next."""
         from backends import trust
 
         self.rerouted = {}
         for backend in self.session.backends[:-1]:
-            for op, why in trust.examine(backend, toposort(self._build(shape))).items():
+            for op, why in trust.examine(backend, toposort(wanted)).items():
                 log.warning("%s computes %s wrongly (%s): the next device does it", backend.name, op, why)
                 self.rerouted[op] = why
 

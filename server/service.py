@@ -22,6 +22,7 @@ from server.stream import Stream
 from server.turns import Background, Turns
 
 if TYPE_CHECKING:
+    from server.embedder import Embedder
     from server.scheduler import Scheduler
     from server.sequence import Sequence as Generation
     from server.tuning import Tuning
@@ -41,6 +42,7 @@ class Served:
     adapters: Adapters | None = None
     tuning: Tuning | None = None
     train_share: float = 0.5  # of the device's time while requests run
+    embedder: Embedder | None = None
 
 
 @dataclass(slots=True)

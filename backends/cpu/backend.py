@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import backends.cpu.lower_basic
+import backends.cpu.lower_encoder
 import backends.cpu.lower_linear
 import backends.cpu.lower_select
 import backends.cpu.lower_train  # noqa: F401  (they register their rules)

@@ -48,3 +48,30 @@ def rms_norm_back(g: Array, x: Array, *, eps: float) -> Array:
 @rms_norm_back.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {"eps": 1e-5}
+
+
+@op
+def layer_norm(x: Array, w: Array, b: Array, *, eps: float) -> Array:
+    """(x − mean) / sqrt(variance + eps) · w + b over the last axis (Ba, Kiros and Hinton, 2016)."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + eps) * w + b
+
+
+@layer_norm.shape
+def _(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Shape, str]:
+    ok = w.shape == b.shape == x.shape[-1:]
+    require(ok, "layer_norm", "weight and bias must have the last axis' length", x, w, b)
+    return x.shape, x.dtype
+
+
+@layer_norm.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(5, 37)) + 3, r.normal(size=(37,)), r.normal(size=(37,))], {"eps": 1e-12}
+
+
+@layer_norm.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(2, 3, 16)), r.normal(size=(16,)), r.normal(size=(16,))], {"eps": 1e-5}
+
+
+layer_norm.inplace = (0,)

@@ -111,6 +111,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_v=options.cache_type_v,
         threads=n_threads(options),
         devices=tuple(options.device.split(",")),
+        embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),
     )
 
 

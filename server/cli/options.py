@@ -240,6 +240,20 @@ REQUESTS = Group(
             env="LLAMA_ARG_REASONING",
         ),
         Flag(
+            "--embedding --embeddings",
+            "make ready for embeddings at start; they work without it, the first one may be slow",
+            env="LLAMA_ARG_EMBEDDINGS",
+        ),
+        Flag(
+            "--pooling",
+            "how a text's vectors become one: none, mean, cls, last, rank (default: what the model says)",
+            choice("none", "mean", "cls", "last", "rank"),
+            None,
+            "TYPE",
+            env="LLAMA_ARG_POOLING",
+        ),
+        Flag("--rerank --reranking", "serve /rerank: pooling is rank", env="LLAMA_ARG_RERANKING"),
+        Flag(
             "--prefill-assistant",
             "go on with a last message of the assistant",
             default=True,

@@ -85,7 +85,9 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
             from server.tuning import Tuning
 
             tuning = Tuning(store, engine, vocabulary, template, adapters, config.model)
-        return Served(scheduler, vocabulary, template, info, adapters, tuning, options.train_share / 100)
+        return Served(
+            scheduler, vocabulary, template, info, adapters, tuning, options.train_share / 100, engine.embedder
+        )
 
     service = Service()
     service.start(build)
@@ -134,6 +136,7 @@ def model_info(engine: Engine, vocabulary: Tokenizer) -> ModelInfo:
         nbytes=sum(t.nbytes for t in gguf.tensors.values()),
         vocab_type=int(vocabulary.vocab_type),
         ftype=FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
+        generates=h.causal,
     )
 
 
@@ -167,6 +170,7 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         ui=options.ui,
         prefill_assistant=options.prefill_assistant,
         reasoning_format=options.reasoning_format,
+        pooling="rank" if options.rerank else options.pooling or "",
         chat_template_kwargs=template_variables(options),
         verbose=options.verbose,
     )

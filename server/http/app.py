@@ -15,7 +15,7 @@ from aiohttp import web
 
 from server.config import ServerConfig
 from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
-from server.http import generate, info, lora, messages, responses, slots, text
+from server.http import embeddings, generate, info, lora, messages, responses, slots, text
 from server.http.context import CONTEXT, Context, error_response
 from server.service import Service
 
@@ -55,6 +55,13 @@ _POST: dict[str, Handler] = {
     "/v1/messages": messages.messages,
     "/v1/messages/count_tokens": messages.count_tokens,
     "/infill": generate.infill,
+    "/v1/embeddings": embeddings.openai_embeddings,
+    "/embedding": embeddings.native_embeddings,
+    "/embeddings": embeddings.native_embeddings,
+    "/rerank": embeddings.rerank,
+    "/reranking": embeddings.rerank,
+    "/v1/rerank": embeddings.rerank,
+    "/v1/reranking": embeddings.rerank,
     "/tokenize": text.tokenize,
     "/detokenize": text.detokenize,
     "/apply-template": text.apply_template,

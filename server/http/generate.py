@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from server.errors import ServerFault
+from server.errors import NotSupported, ServerFault
 from server.http.chat import ChatReply
 from server.http.context import CONTEXT, Context, beside, json_response
 from server.http.native import NativeReply
@@ -63,6 +63,8 @@ def client_of(request: web.Request, job: Job) -> str:
 
 async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
     """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots."""
+    if not context.served.info.generates:
+        raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")
     async with await context.service.submit(job.requests, client_of(request, job)) as stream:
         if job.options.stream:
             return await _stream(request, context, stream, reply)

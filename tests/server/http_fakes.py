@@ -271,6 +271,7 @@ async def running(
     scheduler: Any = None,
     template: Any = None,
     tokenizer: Any = None,
+    embedder: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a server, and end it."""
@@ -278,7 +279,8 @@ async def running(
     scheduler = scheduler or FakeScheduler(config.n_parallel)
     service = Service()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
-    service.start(lambda: Served(scheduler, tokenizer or FakeTokenizer(), template or FakeTemplate(), info))  # type: ignore[arg-type]
+    served = Served(scheduler, tokenizer or FakeTokenizer(), template or FakeTemplate(), info, embedder=embedder)  # type: ignore[arg-type]
+    service.start(lambda: served)
     await service.loaded()
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()

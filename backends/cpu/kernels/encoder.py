@@ -1,0 +1,83 @@
+"""Layer norm, attention of whole texts, and means of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends.cpu.kernels import emit_math as m
+from backends.cpu.kernels.causal import BLOCK, scaled
+from backends.cpu.kernels.emit_rows import row_exp_sum, row_max
+from backends.cpu.kernels.gemm import product
+from backends.cpu.kernels.loss import exp_scaled
+from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel, sqrt_f32
+
+plus = m.elements(2, 0, lambda b, x, s: b.fadd(x[0], x[1]))
+
+
+@kernel("layer_norm")
+def layer_norm():
+    """a: x, w, b, y, n (row length), eps bits."""
+
+    def run(a, begin, end, scratch):
+        n, eps = a[4], bits_f32(a[5])
+        w, b = f32p(a[1]), f32p(a[2])
+        for r in range(begin, end):
+            x, y = f32p(a[0] + r * n * 4), f32p(a[3] + r * n * 4)
+            total = np.float64(0)
+            for i in range(n):
+                total += x[i]
+            mean = np.float32(total / n)
+            total = np.float64(0)
+            for i in range(n):
+                total += np.float64(x[i] - mean) * np.float64(x[i] - mean)
+            k = np.float32(1) / sqrt_f32(np.float32(total / n) + eps)
+            for i in range(n):
+                y[i] = (x[i] - mean) * k * w[i] + b[i]
+
+    return run
+
+
+@kernel("full_attention")
+def full_attention():
+    """a: q, k, v, count, y, length, H, H_kv, D, scale bits. A unit is a window and a head. Scratch: scores, work."""
+
+    def run(a, begin, end, scratch):
+        length, heads, kv_heads, size = a[5], a[6], a[7], a[8]
+        scale = bits_f32(a[9])
+        q_row, k_row = heads * size * 4, kv_heads * size * 4
+        row_nbytes = length * 4
+        work = scratch + BLOCK * row_nbytes
+        for unit in range(begin, end):
+            w, head = unit // heads, unit % heads
+            kv = head // (heads // kv_heads)
+            n = np.int64(i32p(a[3])[w])
+            q, y = a[0] + w * length * q_row + head * size * 4, a[4] + w * length * q_row + head * size * 4
+            k, v = a[1] + w * length * k_row + kv * size * 4, a[2] + w * length * k_row + kv * size * 4
+            for t0 in range(0, length, BLOCK):
+                rows = min(length, t0 + BLOCK) - t0
+                product(q + t0 * q_row, q_row, 1, k, k_row, 1, scratch, row_nbytes, rows, n, size, 0, work)
+                for t in range(rows):
+                    at = scratch + t * row_nbytes
+                    scaled(at, at, n, scale)
+                    top = row_max(at, n)
+                    exp_scaled(at, at, n, top, np.float32(1) / row_exp_sum(at, n, top))
+                product(scratch, row_nbytes, 1, v, k_row, 0, y + t0 * q_row, q_row, rows, size, n, 0, work)
+
+    return run
+
+
+@kernel("mean_rows")
+def mean_rows():
+    """a: x, first, count, y, n (row length). A unit is a row of y."""
+
+    def run(a, begin, end, scratch):
+        n = a[4]
+        for r in range(begin, end):
+            x, y = a[0] + np.int64(i32p(a[1])[r]) * n * 4, a[3] + r * n * 4
+            scaled(x, y, n, np.float32(1))
+            count = i32p(a[2])[r]
+            for i in range(1, count):
+                plus(y, x + i * n * 4, y, n)
+            scaled(y, y, n, np.float32(1) / np.float32(count))
+
+    return run

@@ -1,0 +1,33 @@
+"""Instructions of what makes vectors of texts."""
+
+from __future__ import annotations
+
+from backends.cpu.lower_basic import rows_of
+from backends.cpu.lower_gemm import tile_shape
+from backends.cpu.lower_train import ATTENTION_BLOCK
+from backends.cpu.lowering import At, lower
+from backends.cpu.pool import Instruction, bits
+from graph.tensor import Tensor
+
+
+@lower("layer_norm")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    rows, n, grain = rows_of(t)
+    args = (*map(at, t.src), at(t), n, bits(t.attrs["eps"]))
+    return [Instruction("layer_norm", args, rows, max(1, grain // 4))]
+
+
+@lower("full_attention")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    q, k, _, count = t.src
+    length = t.attrs["length"]
+    args = (*map(at, t.src), at(t), length, q.shape[1], k.shape[1], q.shape[2], bits(t.attrs["scale"]))
+    mt, nr, kc = tile_shape()
+    tiles = -(-ATTENTION_BLOCK // mt) * mt * (kc + 2)
+    scratch = 4 * (ATTENTION_BLOCK * length + mt * nr + nr * kc + tiles + 64)
+    return [Instruction("full_attention", args, count.shape[0] * q.shape[1], 1, scratch)]
+
+
+@lower("mean_rows")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    return [Instruction("mean_rows", (*map(at, t.src), at(t), t.shape[1]), t.shape[0])]

@@ -1,0 +1,33 @@
+"""BERT (Devlin et al., 2018): learned positions, full attention, layer norms after each sublayer."""
+
+from __future__ import annotations
+
+from graph.ops.elementwise import add, gelu
+from graph.ops.norm import layer_norm
+from graph.ops.rows import get_rows
+from graph.ops.shape import reshape
+from graph.tensor import Tensor
+from models.batch import Memory, Rows, Texts
+from models.hparams import Hparams
+from models.rope import Rotary
+from models.weights import Weights
+
+
+def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
+    """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
+    assert isinstance(rows, Texts)
+    x = add(w.embedding(rows.tokens), get_rows(w["token_types"], rows.types))  # (T, n_embd)
+    x = add(x, get_rows(w["position_embd"], rows.pos))
+    x = _norm(w, "token_embd_norm", x, h)
+    for layer in range(h.n_layer):
+        b = w.block(layer)
+        q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, h.n_head, h.head_dim)) for c in "qkv")
+        y = memory.attend(layer, q, k, v, scale=h.attention_scale, window=0, cap=0.0)
+        x = _norm(b, "attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
+        y = b.linear("ffn_down", gelu(b.linear("ffn_up", x)))
+        x = _norm(b, "layer_output_norm", add(x, y), h)
+    return x if rows.out is None else get_rows(x, rows.out)
+
+
+def _norm(w: Weights, name: str, x: Tensor, h: Hparams) -> Tensor:
+    return layer_norm(x, w[name], w.bias(name), eps=h.eps)

@@ -1,0 +1,121 @@
+"""Vectors of BERT models (and of the others) against a forward pass in float64 that knows nothing of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bert_model import N_CTX, forward, score, tensors, write
+
+from backends.cpu.backend import CPUBackend
+from graph.session import Session
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+from server.embedder import Embedder
+
+Array = np.ndarray[Any, Any]
+
+
+def opened(path: Path) -> tuple[Session, Embedder]:
+    with GGUFFile.open(path) as gguf:
+        hparams = hparams_of(gguf)
+        session = Session([CPUBackend(2)])
+        model = define_model(session, gguf, hparams, hparams.n_ctx_train)
+        embedder = Embedder(lambda: (session, model), hparams, 64, hparams.n_ctx_train)
+        warm = embedder.embed([[1]], "none")  # reads the weights while the file is open
+        assert warm[0].shape == (1, hparams.n_embd)
+    return session, embedder
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
+    session, embedder = opened(write(tmp_path_factory.mktemp("bert") / "bert.gguf", tensors()))
+    yield embedder
+    session.close()
+
+
+TEXTS = [[5], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(1, 50)), [7, 7], list(range(40, 60)), [9] * N_CTX, [1, 2]]
+
+
+def embedded(embedder: Embedder, texts: list[list[int]], pooling: str) -> list[Array]:
+    found: dict[int, Array] = {}
+    for group in embedder.groups(texts):
+        vectors = embedder.embed([texts[i] for i in group], pooling)
+        found |= dict(zip(group, vectors, strict=True))
+    return [found[i] for i in range(len(texts))]
+
+
+def test_every_pooling_is_the_float64_forward_pass(bert: Embedder) -> None:
+    values = tensors()
+    hidden = [forward(values, text) for text in TEXTS]
+    expected: dict[str, list[Array]] = {
+        "none": hidden,
+        "mean": [x.mean(0) for x in hidden],
+        "cls": [x[0] for x in hidden],
+        "last": [x[-1] for x in hidden],
+        "rank": [score(values, x[0]) for x in hidden],
+    }
+    for pooling, vectors in expected.items():
+        for found, wanted in zip(embedded(bert, TEXTS, pooling), vectors, strict=True):
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, wanted, atol=2e-5, err_msg=pooling)
+    assert (bert.default, bert.n_ctx, bert.ranks) == ("cls", N_CTX, True)
+
+
+def test_a_vector_does_not_depend_on_its_company(bert: Embedder) -> None:
+    alone = [embedded(bert, [text], "mean")[0] for text in TEXTS]
+    together = embedded(bert, [[8] * 10, *TEXTS, [4] * 9, [4] * 10], "mean")[1:]
+    for a, b in zip(alone, together, strict=False):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_groups_take_what_fits(bert: Embedder) -> None:
+    lengths = [3, 60, 3, 3, 3, 30, 30, 30, 64]
+    groups = list(bert.groups([[1] * n for n in lengths]))
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        assert sum(lengths[i] for i in group) <= 64
+        assert len(group) in (1, 2, 4)
+    assert any(len(group) == 4 for group in groups)
+
+
+def test_half_precision_weights(tmp_path: Path) -> None:
+    path = write(tmp_path / "half.gguf", tensors(head=False), dtype=np.float16, pooling=1)
+    values = {k: v.astype(np.float16) if v.ndim == 2 else v for k, v in tensors().items()}
+    session, embedder = opened(path)
+    assert (embedder.default, embedder.ranks) == ("mean", False)
+    wanted = forward(values, TEXTS[1]).mean(0)
+    np.testing.assert_allclose(embedded(embedder, [TEXTS[1]], "mean")[0], wanted, atol=3e-3)
+    session.close()
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    values = tensors()
+    for name in ("token_types.weight", "blk.1.layer_output_norm.bias", "position_embd.weight"):
+        path = write(tmp_path / "x.gguf", {k: v for k, v in values.items() if k != name})
+        with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=f"'{name}' is missing"):
+            hparams_of(gguf)
+    path = write(tmp_path / "x.gguf", values, pooling=9)
+    with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match="pooling_type"):
+        hparams_of(gguf)
+
+
+def test_a_decoder_s_last_state_gives_its_logits(shared_data: Path) -> None:
+    """The hidden state of stories260K times its embedding matrix: the recorded greedy token is the largest."""
+    expected = json.loads((shared_data / "expected" / "stories260K.gguf.json").read_text())
+    path = shared_data / "models" / "stories260K.gguf"
+    session, embedder = opened(path)
+    prompt, greedy = expected["prompt_ids"], expected["greedy_ids"]
+    states = embedded(embedder, [prompt, [*prompt, *greedy[:5]]], "none")
+    with GGUFFile.open(path) as gguf:
+        raw = gguf.bytes_of("token_embd.weight").view(np.float32)
+        matrix = raw.reshape(gguf.tensors["token_embd.weight"].shape)
+        logits = [x @ matrix.T for x in states]
+    assert [int(row.argmax()) for row in logits[1][len(prompt) - 1 :]] == greedy[:6]
+    np.testing.assert_allclose(states[0], states[1][: len(prompt)], atol=1e-4)
+    session.close()
