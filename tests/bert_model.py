@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 N_EMBD, N_HEAD, N_FF, N_LAYER, N_CTX, EPS = 48, 4, 80, 2, 64, 1e-12
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = ["▁a", "▁the", "▁cat", "▁dog", "▁sat", "▁ran", "▁on", "▁mat", "▁moon", "▁sun", "▁and", "▁.", "▁,", "s", "ing"]
-TOKENS = SPECIAL + WORDS + [f"▁{chr(c)}{chr(c)}" for c in range(ord("a"), ord("z") + 1)] + ["x"] * 14
+TOKENS = SPECIAL + WORDS + [f"▁{chr(c)}{chr(c)}" for c in range(ord("a"), ord("z") + 1)] + ["x"] * 15
 N_VOCAB = len(TOKENS)
 Tensors = dict[str, Array]
 
