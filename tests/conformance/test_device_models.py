@@ -1,0 +1,76 @@
+"""Whole tiny models of every architecture on OpenCL and Vulkan: placed there from end to end, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.backend import Backend
+from graph.conformance import decode
+from graph.evaluate import evaluate
+from graph.session import Session
+from graph.tensor import Tensor, toposort
+from models.batch import Batch, PagedMemory
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
+FILES = sorted(DATA.glob("arch-*.gguf"))
+if not FILES:
+    FILES = [pytest.param(DATA, marks=pytest.mark.skip(reason="no arch-*.gguf beside the checkout"))]  # type: ignore[list-item]
+TOKENS = np.random.default_rng(0).integers(3, 400, 22).astype(np.int32)
+TABLE = np.array([3, 1, 0, 2], np.int32)
+SPLIT = 19  # tokens of the first step, in the second page of two
+Array = np.ndarray[Any, Any]
+
+
+def steps() -> list[dict[str, Array]]:
+    """The feeds of a prompt in two parts, and of one token more."""
+    made = []
+    for pos in np.split(np.arange(22, dtype=np.int32), [SPLIT, 21]):
+        cells = TABLE[pos // 16] * 16 + pos % 16
+        made.append({"tokens": TOKENS[pos], "pos": pos, "slot": 0 * pos, "cells": cells, "out": pos[-1:] - pos[0]})
+    return made
+
+
+class TinyModel:
+    def __init__(self, path: Path, backends: list[Backend]) -> None:
+        self.gguf = GGUFFile.open(path)
+        self.session, h = Session(backends), hparams_of(self.gguf)
+        self.model = define_model(self.session, self.gguf, h, 64)
+        self.memory = PagedMemory.define(self.session, h, 5, (1, 4), "f32", "f32")
+        self.session.write("tables", TABLE)
+
+    def build(self, n_tokens: int) -> list[Tensor]:
+        return [self.model.logits(Batch.feeds(n_tokens, 1), self.memory)]
+
+    def oracle(self) -> list[Array]:
+        """Logits in float64 with the numbers that the file's weights mean."""
+        states: dict[str, Array] = {}
+        logits = []
+        for feeds in steps():
+            roots = self.build(len(feeds["pos"]))
+            for t in toposort(roots):
+                if t.op == "state" and t.name not in states:
+                    held = self.session._held(t.name)
+                    states[t.name] = decode(held.first_bytes() if held.source is None else held.source(), t)
+            logits.append(evaluate(roots, feeds, states)[0])
+        return logits
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_logits_are_those_of_float64(path: Path, device: str, open_device: Callable[[str], Backend]) -> None:
+    model = TinyModel(path, [open_device(device), CPUBackend(1)])
+    for feeds, want in zip(steps(), model.oracle(), strict=True):
+        graph = model.build(len(feeds["pos"]))
+        plan = model.session.plan(lambda graph=graph: graph)  # type: ignore[misc]
+        assert [segment.backend for segment in plan.placement.segments] == [0]
+        (got,) = plan.run(feeds)
+        assert np.abs(got - want).max() < 1e-3 * np.abs(want).max()
+        assert got.argmax() == want.argmax()
