@@ -13,7 +13,8 @@ import backends.cpu.lower_basic
 import backends.cpu.lower_encoder
 import backends.cpu.lower_linear
 import backends.cpu.lower_select
-import backends.cpu.lower_train  # noqa: F401  (they register their rules)
+import backends.cpu.lower_train
+import backends.cpu.lower_window  # noqa: F401  (they register their rules)
 from backends.cpu import weights
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.packing import packed

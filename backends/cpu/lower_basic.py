@@ -43,6 +43,7 @@ def _binary(t: Tensor, at: At) -> list[Instruction] | None:
 
 lower("add")(_binary)
 lower("sub")(_binary)
+lower("div")(_binary)
 lower("mul")(_binary)
 lower("gate")(_binary)
 

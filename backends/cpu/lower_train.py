@@ -69,6 +69,8 @@ def _same_shape(t: Tensor, at: At) -> list[Instruction] | None:
     return [Instruction(f"binary:{t.op}", (at(a), at(b), at(t), n, 4 * n), rows, max(1, grain // 4))]
 
 
+lower("relu_back")(_same_shape)
+lower("elu_back")(_same_shape)
 lower("silu_back")(_same_shape)
 lower("gelu_back")(_same_shape)
 

@@ -17,6 +17,7 @@ from graph.tensor import Tensor, const, feed, state
 register_all()
 CASES = [(name, i) for name in sorted(OPS) if OPS[name].vjp_rule for i in range(len(OPS[name].cases))]
 STEP = 1e-6
+FLAT = {"argmax", "sign", "step"}  # constant wherever they are smooth: a gradient of zero is no node
 
 
 def arrays_of(name: str, case: int) -> tuple[list[Any], dict[str, Any]]:
@@ -35,7 +36,7 @@ def test_gradient_is_the_slope(name: str, case: int) -> None:
     feeds["g"] = rng.normal(size=y.shape)
     loss = sum_to(mul(y, feed("g", y.shape)), shape=())
     gradients = backward(loss, [leaf for leaf in leaves if leaf.dtype == "f32"])
-    assert gradients
+    assert bool(gradients) == (name not in FLAT)
     for leaf, gradient in gradients.items():
         direction = rng.normal(size=leaf.shape)
         (slope,) = evaluate([gradient], feeds, {})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.registry import bits_f32, f32p, kernel
 
@@ -33,6 +37,8 @@ BINARY_OF = {
     "sub": lambda b, x, y: b.fsub(x, y),
     "mul": lambda b, x, y: b.fmul(x, y),
     "div": lambda b, x, y: b.fdiv(x, y),
+    "relu_back": lambda b, g, y: _where_positive(b, y, g, m.fill(y.type.count, 0.0)),
+    "elu_back": lambda b, g, y: _where_positive(b, y, g, b.fmul(g, b.fadd(y, m.fill(y.type.count, 1.0)))),
     "silu_back": _silu_back,
     "gelu_back": _gelu_back,
     "gate": _gated,
@@ -51,7 +57,33 @@ def _gelu(b, x):
     return b.fmul(b.fmul(m.fill(n, 0.5), x), b.fadd(m.fill(n, 1.0), m.tanh(b, inner)))
 
 
-ACTIVATIONS = {"silu": _silu, "gelu": _gelu}
+def _elu(b, x):
+    n = x.type.count
+    zero = m.fill(n, 0.0)
+    return b.select(b.fcmp_ordered(">", x, zero), x, b.fsub(m.exp(b, x), m.fill(n, 1.0)))
+
+
+def _where_positive(b, x, yes, no):
+    return b.select(b.fcmp_ordered(">", x, m.fill(x.type.count, 0.0)), yes, no)
+
+
+def _sign(b, x):
+    n = x.type.count
+    return _where_positive(b, x, m.fill(n, 1.0), _where_positive(b, b.fneg(x), m.fill(n, -1.0), m.fill(n, 0.0)))
+
+
+ACTIVATIONS = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "exp": m.exp,
+    "tanh": m.tanh,
+    "sqrt": lambda b, x: m.call(b, "sqrt", x),
+    "relu": lambda b, x: _where_positive(b, x, x, m.fill(x.type.count, 0.0)),
+    "elu": _elu,
+    "step": lambda b, x: _where_positive(b, x, m.fill(x.type.count, 1.0), m.fill(x.type.count, 0.0)),
+    "sign": _sign,
+}
+SCALAR = {"log": math.log, "sin": math.sin, "cos": math.cos}  # in f64, one by one: rare
 
 
 @kernel("binary")
@@ -80,6 +112,20 @@ def unary(name):
         n = a[2]
         for r in range(begin, end):
             activate(a[0] + r * n * 4, a[1] + r * n * 4, n)
+
+    return run
+
+
+@kernel("scalar")
+def scalar(name):
+    """a: x, y, n."""
+    function = SCALAR[name]
+
+    def run(a, begin, end, scratch):
+        n = a[2]
+        x, y = f32p(a[0]), f32p(a[1])
+        for i in range(begin * n, end * n):
+            y[i] = np.float32(function(np.float64(x[i])))
 
     return run
 

@@ -106,6 +106,29 @@ def quantised_rows(layout):
     return run
 
 
+@kernel("unpack")
+def unpack(dtype):
+    """a: table, y (f32), row length, bytes of a packed group. A row is a unit."""
+    layout = LAYOUTS[dtype]
+    decode = decoded(layout) if layout.block > 1 else None
+    get = element(dtype) if layout.block == 1 else None
+
+    def blocks(a, begin, end, scratch):
+        k = a[2]
+        for row in range(begin, end):
+            for i in range(k // 32):
+                decode(a[0] + row // 16 * a[3], row % 16, i, k // 32, a[1] + (row * k + i * 32) * 4)
+
+    def floats(a, begin, end, scratch):
+        k = a[2]
+        for row in range(begin, end):
+            y = f32p(a[1] + row * k * 4)
+            for i in range(k):
+                y[i] = get(a[0] + row // 16 * a[3], i * 16 + row % 16)
+
+    return blocks if layout.block > 1 else floats
+
+
 def strip(dtype, width):
     """f(table, group_nbytes, n, row, rows, column, columns, target, spare): a part of a packed table (…, n) →
     target[rows][width], zeros beyond `columns`. `spare`: 128 bytes. Columns begin at multiples of width."""

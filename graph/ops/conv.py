@@ -1,0 +1,147 @@
+"""Convolution and pooling of images (N, H, W, C): a convolution is a matrix product of patches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graph.op import Array, Case, op, require
+from graph.ops.linear import linear
+from graph.ops.shape import reshape
+from graph.tensor import Shape, Tensor
+
+
+def conv2d(x: Tensor, w: Tensor, *, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Tensor:
+    """x (N, H, W, C) and w (C_out, height · width · C) → (N, H', W', C_out).
+
+    H' = (H + 2·padding − height) // stride + 1, and so W'.
+    """
+    columns = patches(x, size=size, stride=stride, padding=padding)
+    height, width = _out(x.shape, size, stride, padding)
+    return reshape(linear(columns, w), shape=(x.shape[0], height, width, w.shape[0]))
+
+
+def _out(shape: Shape, size: tuple[int, int], stride: int, padding: int) -> tuple[int, int]:
+    return tuple((n + 2 * padding - k) // stride + 1 for n, k in zip(shape[1:3], size, strict=True))  # type: ignore[return-value]
+
+
+def _places(shape: Shape, size: tuple[int, int], stride: int) -> list[tuple[int, int, slice, slice]]:
+    """Each place within a patch, and where the (padded) image meets it."""
+    height, width = _out(shape, size, stride, 0)
+    return [
+        (i, j, slice(i, i + stride * height, stride), slice(j, j + stride * width, stride))
+        for i in range(size[0])
+        for j in range(size[1])
+    ]
+
+
+@op
+def patches(x: Array, *, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Array:
+    """Every patch of an image as a row: (N, H, W, C) → (N · H' · W', height · width · C), zeros outside."""
+    x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = _out(x.shape, size, stride, 0)
+    out = np.empty((x.shape[0], height, width, *size, x.shape[3]), x.dtype)
+    for i, j, rows, columns in _places(x.shape, size, stride):
+        out[:, :, :, i, j] = x[:, rows, columns]
+    return out.reshape(x.shape[0] * height * width, -1)
+
+
+@patches.shape
+def _(x: Tensor, size: tuple[int, int], stride: int = 1, padding: int = 0) -> tuple[Shape, str]:
+    require(len(x.shape) == 4, "patches", "wants x (N, H, W, C)", x)
+    height, width = _out(x.shape, size, stride, padding)
+    require(height > 0 and width > 0 and stride > 0, "patches", f"patches of {size} do not fit", x)
+    return (x.shape[0] * height * width, size[0] * size[1] * x.shape[3]), x.dtype
+
+
+@patches.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, **attrs: Any) -> tuple[Tensor | None, ...]:
+    return (patches_back(g, shape=x.shape, **attrs),)
+
+
+@op
+def patches_back(g: Array, *, shape: Shape, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Array:
+    """Each patch added to where it came from: (N · H' · W', height · width · C) → (N, H, W, C) = shape."""
+    n, h, w, c = shape
+    out = np.zeros((n, h + 2 * padding, w + 2 * padding, c), g.dtype)
+    height, width = _out(shape, size, stride, padding)
+    g = g.reshape(n, height, width, *size, c)
+    for i, j, rows, columns in _places(out.shape, size, stride):
+        out[:, rows, columns] += g[:, :, :, i, j]
+    return out[:, padding : padding + h, padding : padding + w]
+
+
+@patches_back.shape
+def _(g: Tensor, shape: Shape, size: tuple[int, int], stride: int = 1, padding: int = 0) -> tuple[Shape, str]:
+    return shape, g.dtype
+
+
+@patches_back.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape, **attrs: Any) -> tuple[Tensor | None, ...]:
+    return (patches(g, **attrs),)
+
+
+@op
+def max_pool(x: Array, *, size: int) -> Array:
+    """The largest of each size × size square: (N, H, W, C) → (N, H // size, W // size, C)."""
+    n, h, w, c = x.shape
+    x = x[:, : h // size * size, : w // size * size]
+    return x.reshape(n, h // size, size, w // size, size, c).max((2, 4))
+
+
+@max_pool.shape
+def _(x: Tensor, size: int) -> tuple[Shape, str]:
+    require(len(x.shape) == 4 and 0 < size <= min(x.shape[1:3]), "max_pool", "wants x (N, H, W, C)", x)
+    return (x.shape[0], x.shape[1] // size, x.shape[2] // size, x.shape[3]), x.dtype
+
+
+@max_pool.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, size: int) -> tuple[Tensor | None, ...]:
+    return (max_pool_back(g, x, size=size),)
+
+
+@op
+def max_pool_back(g: Array, x: Array, *, size: int) -> Array:
+    """g at the first largest element of each square, zeros elsewhere."""
+    n, h, w, c = x.shape
+    out = np.zeros_like(x)
+    rows, columns = h // size, w // size
+    squares = x[:, : rows * size, : columns * size].reshape(n, rows, size, columns, size, c)
+    squares = squares.transpose(0, 1, 3, 5, 2, 4).reshape(n, rows, columns, c, size * size)
+    first = squares.argmax(-1)
+    i, p, q, k = np.indices(first.shape)
+    out[i, p * size + first // size, q * size + first % size, k] = g
+    return out
+
+
+@max_pool_back.shape
+def _(g: Tensor, x: Tensor, size: int) -> tuple[Shape, str]:
+    return x.shape, x.dtype
+
+
+for _shape, _attrs in (
+    ((2, 7, 6, 3), {"size": (3, 3), "padding": 1}),
+    ((3, 5, 5, 17), {"size": (2, 3)}),
+    ((1, 9, 8, 2), {"size": (3, 3), "stride": 2, "padding": 1}),
+):
+
+    def _case(r: np.random.Generator, shape: Shape = _shape, attrs: dict[str, object] = _attrs) -> Case:  # type: ignore[assignment]
+        return [r.normal(size=shape)], dict(attrs)
+
+    def _case_back(r: np.random.Generator, shape: Shape = _shape, attrs: dict[str, object] = _attrs) -> Case:  # type: ignore[assignment]
+        rows = patches.reference(np.zeros(shape), **attrs)
+        return [r.normal(size=rows.shape)], {"shape": shape, **attrs}
+
+    patches.case(_case)
+    patches_back.case(_case_back)
+
+
+@max_pool.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(2, 7, 6, 5))], {"size": 2}
+
+
+@max_pool_back.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(2, 3, 3, 5)), r.normal(size=(2, 7, 6, 5))], {"size": 2}
