@@ -43,8 +43,8 @@ def sample(
     slot       (R,)    i32   the row's row of the state; rows that follow each other with one slot are one sequence
                              (a token and its drafts) and take over each other's unused draws; -1: not so
     mask       (M, ⌈V/32⌉) u32, mask_row (R,) i32: optional, both or none. A row of the mask has a bit for each token
-                             that a grammar allows; mask_row says which one holds for a row of the logits, -1 for none.
-                             Draws are then (2R, 4): those of row r are 2r and 2r + 1.
+                             that a grammar allows; mask_row says which one holds for a row of the logits, -1 for none;
+                             -2: the row is not sampled after all, as with an empty chain. Draws are then (2R, 4): those of row r are 2r and 2r + 1.
 
     A row with a mask is sampled twice as llama.cpp does: first without the mask, and if the token is not allowed,
     again with the next draws from logits that are -inf where the mask has no bit (so allowed tokens keep their
@@ -61,7 +61,7 @@ def sample(
         if r == 0 or slot[r] < 0 or slot[r] != slot[r - 1]:
             drawn = drawn_xtc = per_row * r
         codes = [int(code) for code in chain[r]]
-        if codes[0] == s.END:
+        if codes[0] == s.END or (mask_row is not None and mask_row[r] == -2):
             out[r, 0] = np.uint32(s.NO_DIST | s.NO_XTC).view(np.int32)
             continue
         entries = [
@@ -237,7 +237,7 @@ def make_case(r: np.random.Generator, names: list[str]) -> Case:
 
 
 def make_masked_case(r: np.random.Generator, names: list[str]) -> Case:
-    """The same with masks for two rows of three: a few tokens, and all but a few."""
+    """The same with masks: a few tokens, all but a few, none (-1), and rows that are not sampled (-2)."""
     sources, attrs = make_case(r, names)
     rows = len(names)
     few, most = np.zeros(PERTURB, bool), np.ones(PERTURB, bool)
@@ -245,7 +245,7 @@ def make_masked_case(r: np.random.Generator, names: list[str]) -> Case:
     most[r.integers(0, PERTURB, 20)] = False
     words = np.packbits([few, most], axis=1, bitorder="little").view(np.uint32)
     sources[4] = r.integers(0, 2**32, (2 * rows, 4), dtype=np.uint32)
-    return [*sources, words, np.arange(rows, dtype=np.int32) % 3 - 1], attrs
+    return [*sources, words, np.arange(rows, dtype=np.int32) % 4 - 2], attrs
 
 
 for _name in CASES:

@@ -53,7 +53,7 @@ def with_masks(r: np.random.Generator, arrays: list[np.ndarray]) -> list[np.ndar
     bits[:, r.integers(0, n_vocab)] = True
     draws = r.integers(0, 2**32, (2 * n_rows, 4), dtype=np.uint32)
     words = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
-    return [*arrays[:4], draws, *arrays[5:], words, r.integers(-1, 3, n_rows, dtype=np.int32)]
+    return [*arrays[:4], draws, *arrays[5:], words, r.integers(-2, 3, n_rows, dtype=np.int32)]
 
 
 def copies(arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -110,7 +110,9 @@ def test_masked_rows_take_allowed_tokens_and_the_others_what_they_took(seed: int
     without, words_out = run("sample", copies(plain)), run("sample", copies(masked))
     for i in range(8):
         id = int(words_out[i, 0]) & s.ID
-        if rows[i] < 0:
+        if rows[i] == -2:
+            assert words_out[i, 0].view(np.uint32) == s.NO_DIST | s.NO_XTC
+        elif rows[i] == -1:
             assert words_out[i, 0] == without[i, 0]
         else:
             assert words[rows[i], id // 32] >> (id % 32) & 1

@@ -390,7 +390,8 @@ def sample(layout):
                 for i in range(width):
                     out[i] = 0
                 chain_at = a[3] + r * n_chain * 4
-                if i32p(chain_at)[0] == 0:
+                mask_row = i32p(a[19])[r] if a[18] != 0 else np.int32(-1)
+                if i32p(chain_at)[0] == 0 or mask_row == -2:
                     u32p(out_at)[0] = NO_DIST | NO_XTC
                 else:
                     state_at = a[1] + min(max(slot[r], 0), n_slots - 1) * n_state * 4
@@ -399,8 +400,8 @@ def sample(layout):
                         if q[codes.RESET + i] == q[codes.RESET + i]:
                             state[i] = q[codes.RESET + i]
                     mask_at = np.int64(0)
-                    if a[18] != 0 and i32p(a[19])[r] >= 0:
-                        mask_at = a[18] + i32p(a[19])[r] * ((n + 31) >> 5) * 4
+                    if mask_row >= 0:
+                        mask_at = a[18] + mask_row * ((n + 31) >> 5) * 4
                     before_0, before_1 = state[0], state[1]
                     used_dist, used_xtc, again = 0, 0, False
                     while True:  # once, or again with the mask
