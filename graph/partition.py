@@ -21,10 +21,11 @@ TRANSFER = "transfer"  # a copy of its source on another backend
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes that one backend runs in one go."""
+    """Nodes that one backend runs in one go. `late`: feeds that they are the first to read, and that may come late."""
 
     backend: int
     nodes: tuple[Tensor, ...]
+    late: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,19 @@ class Placement:
     @property
     def segments(self) -> list[Segment]:
         """Runs of nodes on one backend; a transfer is a segment of its own, done by the session."""
-        groups: list[tuple[int, list[Tensor]]] = []
+        groups: list[tuple[int, list[Tensor], list[Tensor]]] = []
+        seen: set[int] = set()
         for t in self.order:
             if t.is_leaf or t.op in ALIASES:
                 continue
             b = self.backend_of[id(t)]
-            if groups and groups[-1][0] == b and TRANSFER not in (t.op, groups[-1][1][-1].op):
+            late = [s for s in t.src if s.op == "feed" and s.attrs.get("late") and id(s) not in seen]
+            seen.update(map(id, late))
+            if groups and not late and groups[-1][0] == b and TRANSFER not in (t.op, groups[-1][1][-1].op):
                 groups[-1][1].append(t)
             else:
-                groups.append((b, [t]))
-        return [Segment(b, tuple(nodes)) for b, nodes in groups]
+                groups.append((b, [t], late))
+        return [Segment(b, tuple(nodes), tuple(late)) for b, nodes, late in groups]
 
     @property
     def seams(self) -> list[Tensor]:

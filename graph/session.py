@@ -17,6 +17,7 @@ from graph.partition import TRANSFER, Placement, partition
 from graph.tensor import ALIASES, Tensor, state, toposort
 
 Build = Callable[[], Sequence[Tensor]]
+Late = Callable[[], "Mapping[str, Array]"]
 Array = npt.NDArray[Any]
 
 
@@ -89,8 +90,13 @@ class Plan:
                 self._constants[id(leaf), b] = place = Place(backends[b].alloc(value.nbytes))
                 backends[b].upload(place, value.view(np.uint8))
         self.programs: list[Program] = []
+        self.late: set[str] = set()
+        self._late: Late | None = None
         self._steps: list[Callable[[], None]] = []
         for segment in placement.segments:
+            if segment.late and not self.late:
+                self._steps.append(self._feed_late)
+            self.late.update(leaf.name for leaf in segment.late)
             if segment.nodes[0].op == TRANSFER:
                 self._steps.append(self._transfer(segment.nodes[0]))
             else:
@@ -117,13 +123,23 @@ class Plan:
         start, end = self.place(t.src[0], source_b), self.place(t, t.attrs["to"])
         return lambda: destination.upload(end, source.download(start, t.nbytes))
 
-    def run(self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None) -> list[Array]:
+    def _feed_late(self) -> None:
+        given = self._late() if self._late is not None else {}
+        for name in self.late:
+            self._upload(self.feeds[name], given.get(name))
+
+    def run(
+        self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None, late: Late | None = None
+    ) -> list[Array]:
         """Values of the fetches, as they are at the end. ValueError names a feed that is missing or has a wrong shape.
 
         `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
+        `late` is called for the late feeds when all that comes before them has been handed to the devices.
         """
+        self._late = late
         for name, leaf in self.feeds.items():
-            self._upload(leaf, feeds.get(name))
+            if name not in self.late:
+                self._upload(leaf, feeds.get(name))
         for step in self._steps:
             step()
         wanted = rows if rows is not None else [None] * len(self.placement.fetches)
@@ -328,10 +344,15 @@ class Session:
         return plan
 
     def run(
-        self, key: Hashable, build: Build, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None
+        self,
+        key: Hashable,
+        build: Build,
+        feeds: Mapping[str, Array],
+        rows: Sequence[int | None] | None = None,
+        late: Late | None = None,
     ) -> list[Array]:
         """Run the plan kept under this key."""
-        return self.prepare(key, build).run(feeds, rows)
+        return self.prepare(key, build).run(feeds, rows, late)
 
     def close(self) -> None:
         self._plans.clear()

@@ -39,11 +39,12 @@ class Tensor:
         return f"<{self.op}{label} {self.dtype}{list(self.shape)}>"
 
 
-def feed(name: str, shape: Shape, dtype: str = "f32") -> Tensor:
-    """A value that the caller gives anew at every run, as a numpy array."""
+def feed(name: str, shape: Shape, dtype: str = "f32", *, late: bool = False) -> Tensor:
+    """A value that the caller gives anew at every run, as a numpy array. A `late` one may be given when what does not
+    depend on it has run: a run is cut in two before the first node that reads it."""
     if DTYPES[dtype].numpy is None:
         raise ValueError(f"feed {name!r}: numpy has no {dtype}")
-    return Tensor("feed", (), shape, dtype, name=name)
+    return Tensor("feed", (), shape, dtype, {"late": True} if late else NO_ATTRS, name)
 
 
 def state(name: str, shape: Shape, dtype: str = "f32", *, constant: bool = False) -> Tensor:

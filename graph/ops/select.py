@@ -44,7 +44,8 @@ def sample(
                              (a token and its drafts) and take over each other's unused draws; -1: not so
     mask       (M, ⌈V/32⌉) u32, mask_row (R,) i32: optional, both or none. A row of the mask has a bit for each token
                              that a grammar allows; mask_row says which one holds for a row of the logits, -1 for none;
-                             -2: the row is not sampled after all, as with an empty chain. Draws are then (2R, 4): those of row r are 2r and 2r + 1.
+                             -2: the row is not sampled after all, as with an empty chain. Draws are then (2R, 4):
+                             those of row r are 2r and 2r + 1.
 
     A row with a mask is sampled twice as llama.cpp does: first without the mask, and if the token is not allowed,
     again with the next draws from logits that are -inf where the mask has no bit (so allowed tokens keep their
