@@ -54,14 +54,18 @@ class Committer:
                     seq.prompt_probs.append(_pre_sampling(result, row, n_top, seq.tokens[p + 1]))
                     row += 1
             draft = draft_part(seq, n)
-            seq.n_computed += n - len(draft)
+            late = row in result.unsampled and seq.n_computed + n - len(draft) == len(seq.tokens)
+            seq.n_computed += n - len(draft) - late  # what could not be sampled is computed again
             seq.table_sent = True
             if seq.copy is not None:
                 self._cache.copied(seq)
             if len(seq.tokens) == seq.n_prompt:
                 self._prompt(seq, now, events)
             stop: Stop | Failed | None = None
-            if seq.n_computed == len(seq.tokens):
+            if late:
+                stop = self._late(seq, result.unsampled[row])
+                row += 1 + len(draft)
+            elif seq.n_computed == len(seq.tokens):
                 if seq.samples:
                     try:
                         stop = self._tokens(seq, draft, ids, result, row, now, events)
@@ -80,6 +84,11 @@ class Committer:
                 done.append((seq, stop))
         return done
 
+    def _late(self, seq: Sequence, problem: str) -> Failed | None:
+        """The mask of its next token did not come in time, or never will."""
+        seq.late, seq.draft = True, []
+        return Failed(400, "invalid_request_error", f"the grammar: {problem}") if problem else None
+
     def _tokens(
         self,
         seq: Sequence,
@@ -89,7 +98,7 @@ class Committer:
         row: int,
         now: float,
         events: list[tuple[Sequence, Event]],
-    ) -> Stop | None:
+    ) -> Stop | Failed | None:
         """The next token, and as many more as the draft was right about. What was computed for the rest of the draft
         is not counted, so the next tokens will be written over it."""
         stop = self._token(seq, ids[row], result, row, now, events)
@@ -100,7 +109,7 @@ class Committer:
             if seq.tokens[-1] != guess:
                 break
             n_accepted += 1
-            if stop is not None:
+            if stop is not None or row + i + 1 in result.unsampled:
                 break
             seq.n_computed += 1
             stop = self._token(seq, ids[row + i + 1], result, row + i + 1, now, events)
@@ -123,10 +132,13 @@ class Committer:
 
     def _token(
         self, seq: Sequence, word: int, result: StepResult, row: int, now: float, events: list[tuple[Sequence, Event]]
-    ) -> Stop | None:
+    ) -> Stop | Failed | None:
         request, stats = seq.request, self._stats
         assert seq.slot is not None
         id = seq.sampler.accept(word)
+        seq.late = False
+        if seq.sampler.problem:
+            return Failed(400, "invalid_request_error", f"the grammar: {seq.sampler.problem}")
         seq.tokens.append(id)
         n_tokens = len(seq.tokens)
         stats.tokens_predicted += 1
@@ -142,6 +154,7 @@ class Committer:
         events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
         if is_end:
             return Stop("eos")
+        stop: Stop | None
         if word_found is not None:
             stop = Stop("word", word_found)
         elif n_tokens >= seq.slot.n_ctx:

@@ -78,7 +78,9 @@ class Guide:
             return
         ends = [place for place, _ in self._starts[1:]] + [len(self._text)]
         pieces = [
-            self._text[max(start, place) : end] for (place, _), end in zip(self._starts, ends, strict=True) if end > start
+            self._text[max(start, place) : end]
+            for (place, _), end in zip(self._starts, ends, strict=True)
+            if end > start
         ]
         self._text, self._starts = b"", []
         self._begin(pieces)
@@ -91,22 +93,20 @@ class Guide:
                 raise GrammarError("does not allow the text of its trigger")
 
     def masks(self, draft: Sequence[int]) -> list[Bits | None]:
-        """The masks here and after each drafted token, as far as the draft is allowed. Changes nothing."""
-        found = [self.mask()]
-        guide = self.copy() if self._matcher is None else self
-        n_accepted = 0
-        try:
-            for id in draft:
-                if guide._matcher is not None and not guide._matcher.accept(id):
-                    break
-                if guide._matcher is None:
-                    guide.accept(id)
-                else:
-                    n_accepted += 1
-                found.append(guide._matcher.mask() if guide._matcher is not None else None)
-        finally:
-            if guide is self and self._matcher is not None:
-                self._matcher.rollback(n_accepted)
+        """The masks here and after each drafted token, as far as the draft is allowed. Leaves the place as it is,
+        unless a trigger is awaited: then call it on a copy."""
+        found, n_accepted = [self.mask()], 0
+        for id in draft:
+            if self._matcher is None:
+                self.accept(id)
+                found.append(self.mask())
+            elif self._matcher.accept(id):
+                found.append(self._matcher.mask())
+                n_accepted += 1
+            else:
+                break
+        if self._matcher is not None:
+            self._matcher.rollback(n_accepted)
         return found
 
     def copy(self) -> Guide:
@@ -166,7 +166,8 @@ class Masks:
             if guide.awaiting:
                 self._rows = []
                 return [None] * (1 + len(draft))
-        if draft:
+            self._job = _workers().submit(self._guide.copy().masks, tuple(draft))
+        elif draft:
             self._submit(tuple(draft))
         self._rows = [Mask(self._job, i) for i in range(1 + len(draft))]
         return list(self._rows)
@@ -191,7 +192,7 @@ class Masks:
         return True
 
     def _submit(self, draft: tuple[int, ...]) -> None:
-        if self._guide.awaiting and not draft:
+        if self._guide.awaiting:
             self._job = Future()
             self._job.set_result([None])
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,7 @@ from models.adapter_bank import AdapterBank
 from models.batch import KV_TYPES, Batch, PagedMemory
 from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
+from models.grammar import GrammarError
 from models.low_rank import LowRank
 from models.model import define_model, hparams_of
 from models.weights import check_weights
@@ -39,6 +41,8 @@ from server.slot_files import CacheKind
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch, bucket
 
 log = logging.getLogger("logitless.engine")
+MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
+NOT_SAMPLED = -2  # in mask_row
 MIN_COPIES = 8  # rows of the page-copy feed come in powers of two from here
 
 
@@ -100,6 +104,7 @@ class Shape:
     n_top: int = 0
     n_probs: int = 0
     lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
+    n_masks: int = 0  # rows of the grammars' masks
 
 
 class Engine:
@@ -191,7 +196,8 @@ class Engine:
             gates = feed("gates", (shape.n_tokens, self.adapters.n_columns))
             model = model.adapted(LowRank(self.adapters.pairs, gates))
         logits = model.logits(batch, self.memory)
-        ids = sample(logits, self.sampler_state, *_sampling_feeds(shape.n_out, shape.n_list), n_probs=shape.n_probs)
+        sampling = _sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
+        ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
         fetches = [ids]
         if shape.n_top:
             fetches.append(log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1))
@@ -212,6 +218,7 @@ class Engine:
         DeviceFailed when a device was lost: the next step runs on what is left, and every page is as good as empty.
         """
         n_list = sum(len(row.ids) for row in batch.rows if row is not None)
+        n_masks = sum(row is not None and row.mask is not None for row in batch.rows)
         shape = Shape(
             bucket(len(batch.tokens)),
             bucket(max(1, len(batch.out))),
@@ -220,6 +227,7 @@ class Engine:
             1 + _power_of_two(batch.n_top - 1, 1) if batch.n_top > 1 else batch.n_top,
             _power_of_two(batch.n_probs, 1) if batch.n_probs else 0,
             lora=self.adapters.generation if batch.mixes else 0,
+            n_masks=_power_of_two(n_masks, 1) if n_masks else 0,
         )
         try:
             for slot, table in batch.tables.items():
@@ -235,7 +243,9 @@ class Engine:
         n_out = len(batch.out)
         feeds = self._feeds(shape, batch)
         rows = [n_out] * (1 + (shape.n_top > 0))
-        fetched = self.session.run(shape, lambda: self._build(shape), feeds, rows)
+        unsampled: dict[int, str] = {}
+        late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
+        fetched = self.session.run(shape, lambda: self._build(shape), feeds, rows, late)
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
         logprobs = top_ids = None
         if shape.n_top:
@@ -248,6 +258,7 @@ class Engine:
             split_probs(words, shape.n_probs) if shape.n_probs else None,
             sum(f.nbytes for f in fetched),
             sum(f.nbytes for f in feeds.values()) + 4 * self.table_pages * len(batch.tables),
+            unsampled,
         )
 
     def _feeds(self, shape: Shape, batch: UBatch) -> dict[str, npt.NDArray[Any]]:
@@ -257,7 +268,7 @@ class Engine:
         if shape.n_out > len(self._sampling.slot):
             self._sampling = SamplingFeeds(shape.n_out)
         slots = [batch.slot[i] for i in batch.out]
-        sampling = self._sampling.pack(batch.rows, slots, shape.n_out)
+        sampling = self._sampling.pack(batch.rows, slots, shape.n_out, masked=shape.n_masks > 0)
         feeds = {f"sample.{name}": array for name, array in sampling.items()}
         feeds["tokens"] = np.array(batch.tokens + [0] * fill, np.int32)
         feeds["pos"] = np.array(batch.pos + [0] * fill, np.int32)
@@ -273,6 +284,26 @@ class Engine:
             mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
             feeds["gates"] = self.adapters.gates(mixes, shape.n_tokens)
         return feeds
+
+    def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
+        """The late feeds. Rows whose mask is not there yet when the device wants it are not sampled."""
+        masks = np.zeros((shape.n_masks, -(-self.hparams.n_vocab // 32)), np.uint32)
+        mask_row = np.full(shape.n_out, -1, np.int32)
+        deadline, n = time.monotonic() + MASK_PATIENCE, 0
+        for i, row in enumerate(batch.rows):
+            if row is None or row.mask is None:
+                continue
+            try:
+                bits = row.mask.wait(deadline - time.monotonic())
+            except TimeoutError:
+                mask_row[i], unsampled[i] = NOT_SAMPLED, ""
+            except GrammarError as error:
+                mask_row[i], unsampled[i] = NOT_SAMPLED, str(error)
+            else:
+                if bits is not None:
+                    masks[n, : len(bits)] = bits
+                    mask_row[i], n = n, n + 1
+        return {"sample.mask": masks, "sample.mask_row": mask_row}
 
     def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:
         self.session.write("tables", pages, slot * self.table_pages * 4)
@@ -302,19 +333,24 @@ class Engine:
         self.gguf.close()
 
 
-def _sampling_feeds(n_rows: int, n_list: int) -> list[Tensor]:
+def _sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0) -> list[Tensor]:
     """The sources of `sample` after logits and state, as SamplingFeeds packs them."""
+    n_draws = 2 * n_rows if n_masks else n_rows
     shapes: list[tuple[str, tuple[int, ...], str]] = [
         ("params", (n_rows, samplers.N_PARAMS), "f32"),
         ("chain", (n_rows, MAX_CHAIN), "i32"),
-        ("draws", (n_rows, 4), "u32"),
+        ("draws", (n_draws, 4), "u32"),
         ("list_ptr", (n_rows + 1,), "i32"),
         ("list_kind", (n_list,), "i32"),
         ("list_id", (n_list,), "i32"),
         ("list_value", (n_list,), "f32"),
         ("slot", (n_rows,), "i32"),
     ]
-    return [feed(f"sample.{name}", shape, dtype) for name, shape, dtype in shapes]
+    feeds = [feed(f"sample.{name}", shape, dtype) for name, shape, dtype in shapes]
+    if n_masks:
+        feeds.append(feed("sample.mask", (n_masks, -(-n_vocab // 32)), "u32", late=True))
+        feeds.append(feed("sample.mask_row", (n_rows,), "i32", late=True))
+    return feeds
 
 
 def _power_of_two(n: int, least: int) -> int:

@@ -13,6 +13,7 @@ from server.adapters import Adapters
 from server.config import ServerConfig
 from server.errors import ExceedsContext, InvalidRequest
 from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
+from server.parse_grammar import Grammars, parse_constraint, preserved_ids
 from server.parse_lora import model_adapter, parse_lora
 from server.parse_sampling import parse_sampling
 from server.requests import CompletionRequest
@@ -65,6 +66,7 @@ class RequestParser:
         self.adapters = adapters
         self.config = config
         self.n_ctx = n_ctx
+        self.grammars = Grammars(tokenizer)
 
     def native(self, body: Mapping[str, Any]) -> Job:
         """POST /completion."""
@@ -121,6 +123,9 @@ class RequestParser:
         if best_of > n:
             n_probs = max(1, n_probs)
         sampling = parse_sampling(fields, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
+        constraint = parse_constraint(fields, self.grammars)
+        if constraint is not None:
+            sampling = replace(sampling, grammar=constraint)
         n_predict = fields.integer(
             "n_predict", "max_completion_tokens", "max_tokens", default=config.n_predict, low=-1, hard=True
         )
@@ -140,6 +145,7 @@ class RequestParser:
             prompt_logprobs=top if prompt_probs else None,
             return_progress=fields.boolean("return_progress"),
             lora=parse_lora(fields, self.adapters),
+            preserved=preserved_ids(fields, self.tokenizer),
         )
         options = ReplyOptions(
             stream=fields.boolean("stream"),
@@ -258,18 +264,9 @@ def _refuse_tools(fields: Fields) -> None:
 
 def refuse_unsupported(fields: Fields) -> None:
     """501 for what would change the result and is not there yet: better than a silent ignore."""
-    for name in ("grammar", "json_schema", "grammar_triggers", "functions", "function_call"):
+    for name in ("functions", "function_call"):
         if fields.body.get(name):
             unsupported(name)
-    if fields.body.get("json_schema") is not None:  # {} allows any JSON, which is a constraint too
-        unsupported("json_schema")
-    if fields.boolean("grammar_lazy"):
-        unsupported("grammar_lazy")
-    kind = fields.object("response_format").get("type", "text")
-    if kind in ("json_object", "json_schema"):
-        unsupported("response_format")
-    if kind != "text":
-        refuse("response_format", "type must be text, json_object or json_schema")
     for name, value in fields.body.items():
         if name.startswith("speculative.") and value and (name, value) != ("speculative.type", "none"):
             unsupported(name)

@@ -49,7 +49,9 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
         "reasoning_in_content": prompt.style.tags_in_content,
     }
     options = replace(job.options, style=prompt.style, settings=told)
-    return Job(tuple(replace(request, preserved=prompt.preserved) for request in job.requests), options)
+    return Job(
+        tuple(replace(request, preserved=request.preserved | prompt.preserved) for request in job.requests), options
+    )
 
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:

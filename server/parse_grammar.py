@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -46,13 +45,11 @@ class Grammars:
         return grammar
 
 
-def constrains(body: Mapping[str, Any]) -> bool:
-    """Whether a body may ask for a grammar, whose compilation takes time."""
-    return any(body.get(name) is not None for name in ("grammar", "json_schema", "response_format", "tools"))
-
-
 def parse_constraint(fields: Fields, grammars: Grammars) -> Constraint | None:
-    """The request's constraint, if any. As in llama-server a `grammar` counts more than a `json_schema`."""
+    """The request's constraint, if any; there can only be one."""
+    form = fields.object("response_format").get("type") not in (None, "text")
+    if bool(fields.body.get("grammar")) + (fields.body.get("json_schema") is not None) + form > 1:
+        refuse("grammar", "only one of grammar, json_schema and response_format can be given")
     found = _grammar(fields, grammars)
     if not fields.boolean("grammar_lazy"):
         _triggers(fields, grammars.tokenizer)  # nothing to do with them, but they may be wrong
@@ -88,29 +85,26 @@ def _grammar(fields: Fields, grammars: Grammars) -> Constraint | None:
         return None
     if kind == "json_object":
         schema = form.get("schema")
-        return _schema("response_format.schema", {"type": "object"} if not schema else schema, False, grammars)
+        return _schema("response_format.schema", {} if schema is None else schema, False, grammars)
     if kind == "json_schema":
         inner = form.get("json_schema")
         if isinstance(inner, dict) and "schema" in inner:
-            return _schema(
-                "response_format.json_schema.schema", inner["schema"], inner.get("strict") is True, grammars
-            )
+            return _schema("response_format.json_schema.schema", inner["schema"], inner.get("strict") is True, grammars)
         if "schema" in form:  # as some clients send it
             return _schema("response_format.schema", form["schema"], False, grammars)
         refuse("response_format.json_schema.schema", "is required")
-    if kind in ("grammar", "regex"):
-        name = kind if form.get(kind) is not None else "pattern" if kind == "regex" else "value"
-        source = as_text(f"response_format.{kind}", form.get(name))
-        kinds = {"grammar": "gbnf", "regex": "regex"}
-        compiled = grammars.compile(f"response_format.{name}", kinds[kind], source)
-        return Constraint(compiled, source if kind == "grammar" else "")
-    refuse("response_format", "type must be text, json_object, json_schema, grammar or regex")
+    if kind not in ("grammar", "regex"):
+        refuse("response_format", "type must be text, json_object, json_schema, grammar or regex")
+    name = "pattern" if kind == "regex" and form.get("pattern") is not None else kind
+    source = as_text(f"response_format.{name}", form.get(name))
+    compiled = grammars.compile(f"response_format.{name}", "gbnf" if kind == "grammar" else "regex", source)
+    return Constraint(compiled, source if kind == "grammar" else "")
 
 
 def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> Constraint:
     if not isinstance(schema, dict | bool):
         refuse(name, f"expected an object, got {article(schema)}")
-    source = json.dumps(schema, ensure_ascii=False)
+    source = json.dumps(schema if schema != {} else {"type": "object"}, ensure_ascii=False)  # as llama.cpp
     return Constraint(grammars.compile(name, "strict_json_schema" if strict else "json_schema", source))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph.ops import samplers as s
+from server.constraint import Constraint, Mask, Masks
 from server.repetition import Dry, Penalties, Vocabulary, find_breakers
 from server.rng import Generator, choose_seed
 
@@ -75,6 +76,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     n_probs: int = 0
     post_sampling_probs: bool = False
+    grammar: Constraint | None = None
 
     def active(self, sampler: str) -> bool:
         """Whether a sampler of the chain does anything with these settings."""
@@ -149,10 +151,11 @@ class Row:
 
     params: F32  # (N_PARAMS,)
     chain: I32  # (MAX_CHAIN,)
-    draws: tuple[int, int, int, int]
+    draws: tuple[int, ...]  # four words; eight with a grammar, which may need a second draw
     kinds: Sequence[int] = ()
     ids: Sequence[int] = ()
     values: Sequence[float] = ()
+    mask: Mask | None = None  # what a grammar allows; None: everything
 
 
 class RowSampler:
@@ -188,7 +191,14 @@ class RowSampler:
             window = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
             breakers = find_breakers(vocab, p.dry_sequence_breakers)
             self._dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
+        self._masks = Masks(p.grammar) if p.grammar else None
+        self.problem = ""  # why the grammar cannot be gone on with
         self._started = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next row can be sampled without waiting for its mask."""
+        return self._masks is None or self._masks.ready
 
     def begin(self, prompt: Sequence[int]) -> None:
         """The tokens before the first one to be sampled."""
@@ -200,12 +210,13 @@ class RowSampler:
 
     def feeds(self) -> Row:
         """The next token's row."""
-        return self._row(0, self._penalties, self._dry)
+        return self._row(0, self._penalties, self._dry, self._masks.rows()[0] if self._masks else None)
 
     def draft_feeds(self, draft: Sequence[int]) -> list[Row]:
         """Rows for the next token and for the one after each drafted token, to lie next to each other in one step.
         Not for `stateful` samplers. Accept the words in order, up to the first that differs from the draft."""
-        rows = [self.feeds()]
+        masks = self._masks.rows(draft) if self._masks else [None] * (1 + len(draft))
+        rows = [self._row(0, self._penalties, self._dry, masks[0])]
         penalties = self._penalties.copy() if self._penalties else None
         dry = self._dry.copy() if self._dry else None
         for i, token in enumerate(draft):
@@ -213,16 +224,22 @@ class RowSampler:
                 penalties.push(token)
             if dry:
                 dry.push(token)
-            rows.append(self._row(i + 1, penalties, dry))
+            rows.append(self._row(i + 1, penalties, dry, masks[i + 1]))
         return rows
 
-    def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None) -> Row:
-        low, high = self._dist.peek(2, 2 * skip) if self._dist else (0, 0)
-        third = self._xtc.peek(1, skip)[0] if self._xtc else 0
+    def _draw(self, i: int) -> tuple[int, int, int, int]:
+        """The i-th draw that has not been used."""
+        low, high = self._dist.peek(2, 2 * i) if self._dist else (0, 0)
+        return low, high, self._xtc.peek(1, i)[0] if self._xtc else 0, 0
+
+    def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None, mask: Mask | None) -> Row:
+        draws: tuple[int, ...] = self._draw(skip)
+        if self._masks:
+            draws = (*self._draw(2 * skip), *self._draw(2 * skip + 1))
         vector = self._vector if self._started else self._first
         kinds, ids, values = self._bias_kinds, self._bias_ids, self._bias_values
         if not (penalties or dry):
-            return Row(vector, self._chain, (low, high, third, 0), kinds, ids, values)
+            return Row(vector, self._chain, draws, kinds, ids, values, mask)
         kinds, ids, values = kinds.copy(), ids.copy(), values.copy()
         if penalties:
             ids += penalties.counts
@@ -233,17 +250,20 @@ class RowSampler:
             ids += found
             values += found.values()
             kinds += [s.DRY_ENTRY] * len(found)
-        return Row(vector, self._chain, (low, high, third, 0), kinds, ids, values)
+        return Row(vector, self._chain, draws, kinds, ids, values, mask)
 
     def accept(self, word: int) -> int:
         """The op's word for this sequence's row: the token that it chose, which joins the history."""
         word = int(word)
         token = word & s.ID
         self._started = True
-        if self._dist and not word & s.NO_DIST:
-            self._dist.advance(2)
-        if self._xtc and not word & s.NO_XTC:
-            self._xtc.advance(1)
+        n_dist, n_xtc = s.used(word)
+        if self._dist and n_dist:
+            self._dist.advance(2 * n_dist)
+        if self._xtc and n_xtc:
+            self._xtc.advance(n_xtc)
+        if self._masks and not self._masks.accept(token):
+            self.problem = "the other settings rule out every token that the grammar allows"
         if self._penalties:
             self._penalties.push(token)
         if self._dry:
@@ -257,15 +277,18 @@ class SamplingFeeds:
     def __init__(self, capacity: int) -> None:
         self.params = np.zeros((capacity, s.N_PARAMS), np.float32)
         self.chain = np.zeros((capacity, MAX_CHAIN), np.int32)
-        self.draws = np.zeros((capacity, 4), np.uint32)
+        self.draws = np.zeros((2 * capacity, 4), np.uint32)
         self.ptr = np.zeros(capacity + 1, np.int32)
         self.slot = np.zeros(capacity, np.int32)
         self.kinds, self.ids, self.values = np.zeros(16, np.int32), np.zeros(16, np.int32), np.zeros(16, np.float32)
 
-    def pack(self, rows: Sequence[Row | None], slots: Sequence[int], n_rows: int = 0) -> dict[str, npt.NDArray[Any]]:
+    def pack(
+        self, rows: Sequence[Row | None], slots: Sequence[int], n_rows: int = 0, *, masked: bool = False
+    ) -> dict[str, npt.NDArray[Any]]:
         """Feeds by the names of the op's sources, for n_rows (default: as many as there are) of which the rest, and
-        those that are None, have nothing to sample. The lists' length is a power of two of at least 16."""
-        n, n_rows = len(rows), max(n_rows, len(rows))
+        those that are None, have nothing to sample. The lists' length is a power of two of at least 16. `masked`: for
+        an op with masks, which has two draws for each row; the masks themselves come separately."""
+        n, n_rows, per_row = len(rows), max(n_rows, len(rows)), 1 + masked
         total = sum(len(row.ids) for row in rows if row is not None)
         size = 16
         while size < total:
@@ -273,25 +296,29 @@ class SamplingFeeds:
         if size > len(self.ids):
             self.kinds, self.ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
             self.values = np.zeros(size, np.float32)
-        at = 0
-        self.slot[:n], self.slot[n:n_rows] = slots, -1
+        at = first = 0
         for r, row in enumerate(rows):
             self.ptr[r] = at
+            if r == 0 or slots[r] != slots[r - 1]:
+                first = per_row * r  # the sequence's draws begin here, whichever of its rows is the first to use one
             if row is None:
                 self.chain[r, 0] = s.END
-                self.slot[r] = -1  # or the sequence's next row would take over draws that this one does not have
                 continue
-            self.params[r], self.chain[r], self.draws[r] = row.params, row.chain, row.draws
+            self.params[r], self.chain[r] = row.params, row.chain
+            n_draws = len(row.draws) // 4
+            self.draws[first : first + n_draws] = np.reshape(row.draws, (n_draws, 4))
+            first += n_draws
             if row.ids:
                 end = at + len(row.ids)
                 self.kinds[at:end], self.ids[at:end], self.values[at:end] = row.kinds, row.ids, row.values
                 at = end
         self.ptr[n : n_rows + 1] = at
         self.chain[n:n_rows, 0] = s.END
+        self.slot[:n], self.slot[n:n_rows] = slots, -1
         return {
             "params": self.params[:n_rows],
             "chain": self.chain[:n_rows],
-            "draws": self.draws[:n_rows],
+            "draws": self.draws[: per_row * n_rows],
             "list_ptr": self.ptr[: n_rows + 1],
             "list_kind": self.kinds[:size],
             "list_id": self.ids[:size],

@@ -285,15 +285,20 @@ class Scheduler:
     # -- fill
 
     def _plan(self) -> Plan:
-        """One-token debts first, then prompts."""
+        """One-token debts first, then prompts. Who waits for a mask holds up nobody else."""
         plan: Plan = []
+        late: Plan = []
         prompts: list[Sequence] = []
         for seq in self.running:
             if seq.started:
-                if len(seq.tokens) - seq.n_computed == 1:
-                    plan.append((seq, 1))
-                else:
+                if len(seq.tokens) - seq.n_computed != 1:
                     prompts.append(seq)
+                elif seq.late and not seq.sampler.ready:
+                    late.append((seq, 1))
+                else:
+                    plan.append((seq, 1))
+        if not plan and not prompts:
+            plan = late
         n_most = max(1, self.n_ubatch - bool(prompts))
         if len(plan) > n_most:
             plan = sorted(plan, key=lambda part: part[0].served)[:n_most]  # those whose turn is longest ago

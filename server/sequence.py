@@ -18,6 +18,10 @@ class Sampler(Protocol):
 
     seed: int
     stateful: bool  # the device remembers something of each row: no drafts
+    problem: str  # why nothing can be sampled any more; "": nothing is wrong
+
+    @property
+    def ready(self) -> bool: ...
 
     def begin(self, prompt: tuple[int, ...], /) -> None: ...
 
@@ -44,6 +48,7 @@ class Sequence:
         "drafts",
         "has_new_line",
         "id",
+        "late",
         "mix",
         "n_cached",
         "n_computed",
@@ -105,6 +110,7 @@ class Sequence:
         self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
         # Scheduling.
         self.started = False
+        self.late = False  # its mask did not come in time
         self.resumed = False  # has been preempted
         self.n_lost = 0  # tokens that it had computed when it lost its pages
         self.refused_at = -1  # when it last found too few pages to start

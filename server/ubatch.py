@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +42,8 @@ class StepResult:
     """`ids[j]`: the word that the sample op returned for row j (see server.sampling.RowSampler.accept).
 
     `logprobs[j]`: value at the target, then n_top−1 values; `top_ids[j]`: their ids. `probs[j]`: post-sampling
-    (candidates, probability of the chosen token, ids, probabilities). Arrays are None when nobody asked.
+    (candidates, probability of the chosen token, ids, probabilities). Arrays are None when nobody asked. `unsampled`:
+    rows whose mask did not come in time, or not at all, with the reason if it never will.
     """
 
     ids: npt.NDArray[np.uint32]
@@ -50,6 +52,7 @@ class StepResult:
     probs: tuple[I32, npt.NDArray[np.float32], I32, npt.NDArray[np.float32]] | None = None
     bytes_read: int = 0  # bytes that came back from the device
     bytes_written: int = 0  # bytes that went there
+    unsampled: Mapping[int, str] = field(default_factory=dict)
 
 
 class StepFailed(Exception):

@@ -1,4 +1,4 @@
-"""Patterns that begin a lazy grammar. RE2 finds them in linear time, so that no pattern can stall the others' streams."""
+"""Patterns that begin a lazy grammar. RE2 finds them in linear time, so that no pattern can stall other streams."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from server.service import Served, Service
 
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
+_SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u")  # may ask for a grammar, which is to be compiled
 
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -55,7 +56,7 @@ class Context:
         return self._parser
 
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
-        """`parse` of the request's JSON body; beside the event loop when the body is large."""
+        """`parse` of the request's JSON body; beside the event loop when that may take long."""
         try:
             async with asyncio.timeout(self.config.timeout):
                 raw = await request.read()
@@ -63,7 +64,7 @@ class Context:
             raise RequestTimeout("the request did not arrive in time") from None
         except (web.RequestPayloadError, HttpProcessingError):  # garbage where Content-Encoding promises gzip
             raise InvalidRequest("the body does not have the form that the request's headers promise") from None
-        if len(raw) < _LARGE:
+        if len(raw) < _LARGE and not any(word in raw for word in _SLOW):
             return parse(json_object(raw))
         return await beside(lambda: parse(json_object(raw)))
 

@@ -52,6 +52,8 @@ class FakeSampler:
     """Stands for RowSampler: the device's word is the id."""
 
     stateful = False
+    problem = ""
+    ready = True
 
     def __init__(self, params: SamplingParams, n_ctx: int) -> None:
         self.seed = params.seed

@@ -30,6 +30,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "vulkan": ("backends/vulkan/",),
     "tokenizers": ("models/tokenizer/",),
     "llguidance": ("models/grammar/",),
+    "re2": ("models/grammar/",),
     "jinja2": ("models/",),
     "prometheus_client": ("server/",),
     "rich": ("server/cli/",),
@@ -40,6 +41,7 @@ LAZY = {  # may be imported inside functions only
     "pyopencl": ("backends/opencl/backend.py", "backends/opencl/devices.py"),
     "vulkan": ("backends/vulkan/",),
     "llguidance": ("models/grammar/",),
+    "re2": ("models/grammar/",),
 }
 NOT_NAMES = {"utils", "helpers", "common", "manager"}
 
@@ -106,7 +108,7 @@ def test_packages_in_pyproject_are_the_folders() -> None:
 
 def test_dependencies_in_pyproject_are_those_imported() -> None:
     """Nothing is installed for nobody, and nothing is imported that comes only by way of another package."""
-    import_names = {"prometheus-client": "prometheus_client"}
+    import_names = {"prometheus-client": "prometheus_client", "google-re2": "re2"}
     declared = {requirement.split(">")[0] for requirement in PYPROJECT["project"]["dependencies"]}
     wanted = {import_names.get(name, name) for name in declared}
     used = {module.split(".")[0] for path in SOURCES for module, _ in imports(path)}
