@@ -138,6 +138,8 @@ class Committer:
         id = seq.sampler.accept(word)
         seq.late = False
         if seq.sampler.problem:
+            if seq.sampler.ended:
+                return Stop("eos")
             return Failed(400, "invalid_request_error", f"the grammar: {seq.sampler.problem}")
         seq.tokens.append(id)
         n_tokens = len(seq.tokens)

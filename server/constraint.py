@@ -143,6 +143,7 @@ class Masks:
         self._accepted: deque[int] = deque()  # tokens that the guide does not know yet
         self._job: Future[list[Bits | None]] = Future()
         self._rows: list[Mask] = []
+        self.ended = False  # the grammar's text was whole, and only its end was ruled out
         self._submit(())
 
     @property
@@ -176,6 +177,7 @@ class Masks:
         """Go on with the token of the first row that has none yet; False: its mask does not have it."""
         row = self._rows.pop(0) if self._rows else None
         if row is not None and row.bits is not None and not row.bits[id // 32] >> np.uint32(id % 32) & 1:
+            self.ended = self.at_end(row.bits)
             return False
         if self._guide.awaiting:
             try:
@@ -190,6 +192,13 @@ class Masks:
             self._accepted.append(id)
         self._submit(())
         return True
+
+    def at_end(self, bits: Bits) -> bool:
+        """Whether a mask allows nothing but tokens that end a generation."""
+        rest = bits.copy()
+        for id in self._guide.constraint.grammar.tokenizer.eog_ids:
+            rest[id // 32] &= ~np.uint32(1 << (id % 32))
+        return not rest.any()
 
     def _submit(self, draft: tuple[int, ...]) -> None:
         if self._guide.awaiting:

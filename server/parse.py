@@ -13,7 +13,7 @@ from server.adapters import Adapters
 from server.config import ServerConfig
 from server.errors import ExceedsContext, InvalidRequest
 from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
-from server.parse_grammar import Grammars, parse_constraint, preserved_ids
+from server.parse_grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from server.parse_lora import model_adapter, parse_lora
 from server.parse_sampling import parse_sampling
 from server.requests import CompletionRequest
@@ -267,6 +267,7 @@ def refuse_unsupported(fields: Fields) -> None:
     for name in ("functions", "function_call"):
         if fields.body.get(name):
             unsupported(name)
+    response_kind(fields)
     for name, value in fields.body.items():
         if name.startswith("speculative.") and value and (name, value) != ("speculative.type", "none"):
             unsupported(name)

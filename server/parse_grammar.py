@@ -47,19 +47,25 @@ class Grammars:
 
 def parse_constraint(fields: Fields, grammars: Grammars) -> Constraint | None:
     """The request's constraint, if any; there can only be one."""
-    form = fields.object("response_format").get("type") not in (None, "text")
+    form = response_kind(fields) != "text"
     if bool(fields.body.get("grammar")) + (fields.body.get("json_schema") is not None) + form > 1:
         refuse("grammar", "only one of grammar, json_schema and response_format can be given")
-    found = _grammar(fields, grammars)
+    found, triggers = _grammar(fields, grammars), _triggers(fields, grammars.tokenizer)
     if not fields.boolean("grammar_lazy"):
-        _triggers(fields, grammars.tokenizer)  # nothing to do with them, but they may be wrong
         return found
-    if found is None:
-        return None
-    constraint = _triggers(fields, grammars.tokenizer)
-    if not constraint:
+    if not triggers:
         refuse("grammar_triggers", "a lazy grammar needs at least one")
-    return replace(found, lazy=True, **constraint)
+    return None if found is None else replace(found, lazy=True, **triggers)
+
+
+def response_kind(fields: Fields) -> str:
+    """The kind of text that response_format asks for."""
+    kind = fields.object("response_format").get("type")
+    if kind is None:
+        return "text"
+    if kind not in ("text", "json_object", "json_schema", "grammar", "regex"):
+        refuse("response_format", "type must be text, json_object, json_schema, grammar or regex")
+    return str(kind)
 
 
 def preserved_ids(fields: Fields, tokenizer: Tokenizer) -> frozenset[int]:
@@ -80,7 +86,7 @@ def _grammar(fields: Fields, grammars: Grammars) -> Constraint | None:
     if schema is not None:
         return _schema("json_schema", schema, False, grammars)
     form = fields.object("response_format")
-    kind = form.get("type") or "text"
+    kind = response_kind(fields)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -93,8 +99,6 @@ def _grammar(fields: Fields, grammars: Grammars) -> Constraint | None:
         if "schema" in form:  # as some clients send it
             return _schema("response_format.schema", form["schema"], False, grammars)
         refuse("response_format.json_schema.schema", "is required")
-    if kind not in ("grammar", "regex"):
-        refuse("response_format", "type must be text, json_object, json_schema, grammar or regex")
     name = "pattern" if kind == "regex" and form.get("pattern") is not None else kind
     source = as_text(f"response_format.{name}", form.get(name))
     compiled = grammars.compile(f"response_format.{name}", "gbnf" if kind == "grammar" else "regex", source)

@@ -192,6 +192,7 @@ class RowSampler:
             breakers = find_breakers(vocab, p.dry_sequence_breakers)
             self._dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
         self._masks = Masks(p.grammar) if p.grammar else None
+        self.ended = False  # the grammar's text is whole
         self.problem = ""  # why the grammar cannot be gone on with
         self._started = False
 
@@ -263,6 +264,7 @@ class RowSampler:
         if self._xtc and n_xtc:
             self._xtc.advance(n_xtc)
         if self._masks and not self._masks.accept(token):
+            self.ended = self._masks.ended
             self.problem = "the other settings rule out every token that the grammar allows"
         if self._penalties:
             self._penalties.push(token)
@@ -297,13 +299,15 @@ class SamplingFeeds:
             self.kinds, self.ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
             self.values = np.zeros(size, np.float32)
         at = first = 0
+        self.slot[:n], self.slot[n:n_rows] = slots, -1
         for r, row in enumerate(rows):
             self.ptr[r] = at
-            if r == 0 or slots[r] != slots[r - 1]:
-                first = per_row * r  # the sequence's draws begin here, whichever of its rows is the first to use one
             if row is None:
                 self.chain[r, 0] = s.END
+                self.slot[r] = -1  # or the sequence's next row would take over draws that this one does not have
                 continue
+            if r == 0 or self.slot[r] != self.slot[r - 1]:
+                first = per_row * r  # the sequence's draws lie together from here, whichever of its rows uses them
             self.params[r], self.chain[r] = row.params, row.chain
             n_draws = len(row.draws) // 4
             self.draws[first : first + n_draws] = np.reshape(row.draws, (n_draws, 4))
@@ -314,7 +318,6 @@ class SamplingFeeds:
                 at = end
         self.ptr[n : n_rows + 1] = at
         self.chain[n:n_rows, 0] = s.END
-        self.slot[:n], self.slot[n:n_rows] = slots, -1
         return {
             "params": self.params[:n_rows],
             "chain": self.chain[:n_rows],

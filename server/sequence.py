@@ -19,6 +19,7 @@ class Sampler(Protocol):
     seed: int
     stateful: bool  # the device remembers something of each row: no drafts
     problem: str  # why nothing can be sampled any more; "": nothing is wrong
+    ended: bool  # the reason is that a grammar's text is whole, and end tokens are ruled out
 
     @property
     def ready(self) -> bool: ...

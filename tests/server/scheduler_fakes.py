@@ -53,6 +53,7 @@ class FakeSampler:
 
     stateful = False
     problem = ""
+    ended = False
     ready = True
 
     def __init__(self, params: SamplingParams, n_ctx: int) -> None:

@@ -48,16 +48,18 @@ FIELDS: list[tuple[str, Any]] = [
     *[("response_fields", value) for value in ("x", [1], {})],
     *[("stream_options", value) for value in ("x", [], 1)],
     ("tools", [1]),
-    *[("response_format", value) for value in ("x", {"type": "sound"}, [])],
+    *[("response_format", value) for value in ("x", {"type": "sound"}, [], {"type": 1}, {"type": []})],
+    *[("grammar", value) for value in (1, [], "root ::= foo", "root", '"')],
+    *[("json_schema", value) for value in ([], "x", 1, {"type": "x"}, {"items": {"pattern": "("}})],
+    *[("grammar_triggers", value) for value in ("x", {}, [{"type": "word", "value": "a"}] * 257)],
+    *[("preserved_tokens", value) for value in ("x", 1, {})],
 ]
 PROMPTS: list[Any] = [
     None, 1, True, [], [259], [-1], [1.5], [None], [True], [{}], [[None]], ["a", [1, 999]], {"prompt_string": 1}, {},
     [10**30], [[[1]]],
 ]  # fmt: skip
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("grammar", 'root ::= "a"'), ("json_schema", {}), ("json_schema", {"type": "object"}),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}), ("grammar_lazy", True), ("speculative.n_max", 3),
+    ("speculative.n_max", 3),
 ]  # fmt: skip
 HARMLESS = {
     "grammar": "", "json_schema": None, "tools": [], "tool_choice": "none", "lora": [], "functions": None,

@@ -1,0 +1,215 @@
+"""Constrained output through the real port: every way to ask for it, with company, drafts and lazy triggers."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+PROMPT = "Once upon a time"
+ANSWER = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["Lily", "Tim"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server(serve_module: Any) -> Any:
+    return serve_module(None, "-c", "2048", "-np", "8")
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Any:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def answer_of(text: str) -> None:
+    value = json.loads(text)
+    assert list(value) == ["name", "age", "tags"]
+    assert value["name"] in ("Lily", "Tim")
+    assert 0 <= value["age"] <= 99
+    assert all(isinstance(tag, bool) for tag in value["tags"])
+
+
+def test_a_schema_of_openai(client: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": ANSWER}}
+    messages = [{"role": "user", "content": PROMPT}]
+    for seed in range(3):
+        chat = client.chat.completions.create(
+            model="any", messages=messages, max_tokens=200, seed=seed, response_format=form
+        )
+        answer_of(chat.choices[0].message.content)
+        assert chat.choices[0].finish_reason == "stop"
+    stream = client.chat.completions.create(
+        model="any", messages=messages, max_tokens=200, seed=0, response_format=form, stream=True
+    )
+    answer_of("".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices))
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"grammar": 'root ::= ("ab" | [0-9]){3} "!"'}, r"(ab|\d){3}!"),
+        ({"grammar": 'root ::= "(" root ")" | "x"', "temperature": 0}, r"\(*x\)*"),
+        ({"grammar": 'root ::= "é" "😀"{2}'}, "é😀😀"),
+        (
+            {"json_schema": {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}},
+            r"\[\s*1\s*,\s*1\s*\]",
+        ),
+        ({"json_schema": {"type": "string", "pattern": "^[a-c]{4}$"}, "top_k": 1}, '"[a-c]{4}"'),
+        ({"response_format": {"type": "regex", "regex": "[a-f0-9]{8}(-x)?"}}, "[a-f0-9]{8}(-x)?"),
+        ({"response_format": {"type": "grammar", "grammar": 'root ::= "yes" | "no"'}}, "yes|no"),
+        ({"response_format": {"type": "json_schema", "schema": {"type": "null"}}}, "null"),
+        ({"response_format": {"type": "text"}, "grammar": 'root ::= "a"', "mirostat": 2}, "a"),
+        ({"grammar": 'root ::= "a" "b"', "samplers": ["top_k", "adaptive_p"], "adaptive_target": 0.5}, "ab"),
+        ({"grammar": "root ::= [x-z]{5}", "xtc_probability": 1, "xtc_threshold": 0.01}, "[xyz]{5}"),
+        ({"grammar": "root ::= [x-z]{5}", "repeat_penalty": 1.5, "ignore_eos": True}, "[xyz]{5}"),
+    ],
+)
+def test_every_way_to_ask(server: Any, fields: dict[str, Any], pattern: str) -> None:
+    for path in ("/completion", "/v1/completions"):
+        body = {"prompt": PROMPT, "max_tokens": 200, "seed": 7, **fields}
+        reply = server.post(path, body)
+        text = reply["content"] if path == "/completion" else reply["choices"][0]["text"]
+        assert re.fullmatch(pattern, text), text
+        if path == "/completion":
+            assert reply["stop_type"] == "eos"  # the end of the grammar ends the request
+
+
+def test_json_object_is_an_object(server: Any) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "seed": 3, "response_format": {"type": "json_object"}}
+    assert server.post("/v1/completions", body)["choices"][0]["text"].startswith("{")
+
+
+def test_company_changes_nothing(server: Any) -> None:
+    """Constrained and free requests together give what each gives alone, and read back no more than others."""
+    forms: list[dict[str, Any]] = [
+        {},
+        {"grammar": "root ::= [a-z ]{30,40}"},
+        {"n_probs": 3},
+        {"json_schema": ANSWER},
+        {"grammar": 'root ::= "(" root ")" | [0-9]', "temperature": 1.5, "mirostat": 1},
+        {"temperature": 0},
+        {
+            "grammar": "root ::= .{20}",
+            "grammar_lazy": True,
+            "grammar_triggers": [{"type": "pattern", "value": "[aeiou]"}],
+        },
+        {"response_format": {"type": "regex", "regex": "(ab?c){8}"}, "n_probs": 2, "post_sampling_probs": True},
+    ]
+    bodies = [
+        {"prompt": PROMPT, "n_predict": 40, "seed": 50 + i, "return_tokens": True, "cache_prompt": False, **form}
+        for i, form in enumerate(forms)
+    ]
+    kept = ("content", "tokens", "stop_type", "completion_probabilities")
+
+    def ask(body: dict[str, Any]) -> dict[str, Any]:
+        reply = server.post("/completion", body)
+        return {key: reply.get(key) for key in kept}
+
+    alone = [ask(body) for body in bodies]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            assert list(pool.map(ask, bodies)) == alone
+
+
+def test_probabilities_before_sampling_know_no_grammar(server: Any) -> None:
+    body = {"prompt": PROMPT, "n_predict": 1, "temperature": 0, "n_probs": 5}
+    free = server.post("/completion", body)["completion_probabilities"][0]
+    bound = server.post("/completion", {**body, "grammar": 'root ::= "~"'})
+    assert bound["content"] == "~"
+    assert bound["completion_probabilities"][0]["top_logprobs"] == free["top_logprobs"]
+    after = server.post("/completion", {**body, "grammar": 'root ::= "~"', "post_sampling_probs": True})
+    assert after["completion_probabilities"][0]["prob"] == 1.0
+
+
+def test_drafts_change_nothing(server: Any) -> None:
+    body = {"prompt": PROMPT, "n_predict": 60, "seed": 11, "return_tokens": True, "json_schema": ANSWER}
+    plain = server.post("/completion", body)
+    guess = {"prediction": {"type": "content", "content": plain["content"]}}
+    wrong = {"prediction": {"type": "content", "content": plain["content"].replace('"age"', '"bge"')}}
+    for more in (guess, wrong):
+        drafted = server.post("/completion", {**body, **more})
+        assert drafted["tokens"] == plain["tokens"]
+        assert drafted["timings"]["draft_n"] > 0
+    assert server.post("/completion", {**body, **guess})["timings"]["draft_n_accepted"] > 5
+
+
+def lazy(server: Any, grammar: str, *triggers: dict[str, Any], **fields: Any) -> str:
+    body = {"prompt": PROMPT, "n_predict": 60, "seed": 5, "grammar": grammar, "grammar_lazy": True, **fields}
+    return str(server.post("/completion", {**body, "grammar_triggers": list(triggers)})["content"])
+
+
+def test_a_lazy_grammar_begins_with_its_trigger(server: Any) -> None:
+    free = server.post("/completion", {"prompt": PROMPT, "n_predict": 60, "seed": 5})["content"]
+    letter = free[4]
+    first = free.index(letter)
+    grammar = f"root ::= {json.dumps(letter)} [^0-9]{{0,9}} [0-9]{{3}}"
+    for trigger in (
+        {"type": "word", "value": letter},
+        {"type": 1, "value": letter},
+        {"type": "pattern", "value": f"({re.escape(letter)})"},
+        {"type": "pattern_full", "value": f".*?({re.escape(letter)}).*"},
+    ):
+        text = lazy(server, grammar, trigger)
+        assert text[:first] == free[:first]  # nothing is constrained before
+        assert re.fullmatch(re.escape(letter) + r"\D{0,9}\d{3}", text[first:]), (trigger, text)
+    assert lazy(server, grammar, {"type": "word", "value": "never said \u1234"}) == free
+    ids = server.post("/tokenize", {"content": free})["tokens"]
+    piece = server.post("/detokenize", {"tokens": ids[2:3]})["content"]
+    text = lazy(server, f"root ::= {json.dumps(piece)} [0-9]{{3}}", {"type": "token", "token": ids[2], "value": piece})
+    assert re.search(re.escape(piece) + r"\d{3}$", text), text
+
+
+def test_settings_tell_the_grammar(server: Any) -> None:
+    trigger = {"type": "word", "value": "a"}
+    body = {
+        "prompt": "x",
+        "n_predict": 1,
+        "grammar": 'root ::= "a"',
+        "grammar_lazy": True,
+        "grammar_triggers": [trigger],
+    }
+    told = server.post("/completion", body)["generation_settings"]
+    assert told["grammar"] == 'root ::= "a"'
+    assert told["grammar_lazy"] is True
+    assert told["grammar_triggers"] == [trigger]
+
+
+def test_what_the_grammar_allows_may_be_ruled_out(server: Any, client: Any) -> None:
+    """Then the request fails with an error that says so, and the server goes on."""
+    bound = {"grammar": "root ::= <[300]>", "logit_bias": [[300, False]]}
+    with pytest.raises(openai.BadRequestError, match="rule out every token"):
+        client.completions.create(model="any", prompt="x", max_tokens=5, extra_body=bound)
+    assert server.get("/health") == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"grammar": 'root ::= "a'}, "field 'grammar': line 1, column 10: a literal without its end"),
+        ({"json_schema": {"properties": {"a": {"type": "x"}}}}, "in the schema at /properties/a: Invalid type: x"),
+        ({"response_format": {"type": "json_schema"}}, "field 'response_format.json_schema.schema': is required"),
+        ({"response_format": {"type": "regex", "regex": "("}}, "field 'response_format.regex': regex '('"),
+        ({"grammar": 'root ::= "a"', "json_schema": {}}, "only one of grammar, json_schema and response_format"),
+        ({"grammar_lazy": True}, "field 'grammar_triggers': a lazy grammar needs at least one"),
+        ({"grammar_triggers": [{"type": "x"}]}, "field 'grammar_triggers[0].type'"),
+        ({"grammar_triggers": [{"type": "token", "token": 10**9}]}, "field 'grammar_triggers[0].token'"),
+        ({"grammar_triggers": [{"type": "pattern", "value": "("}]}, "field 'grammar_triggers[0].value': pattern '('"),
+    ],
+)
+def test_errors_say_where(client: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="any", prompt="x", max_tokens=1, extra_body=fields, stream=True)
+    assert message in caught.value.message
