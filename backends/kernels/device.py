@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import backends.kernels.attention
+import backends.kernels.causal
 import backends.kernels.elementwise
 import backends.kernels.linear
+import backends.kernels.loss
 import backends.kernels.matmul
 import backends.kernels.norm
+import backends.kernels.optim
 import backends.kernels.rope
 import backends.kernels.rows
 import backends.kernels.select  # noqa: F401  (they register their kernels and rules)

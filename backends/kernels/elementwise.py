@@ -23,7 +23,9 @@ FN float gelu_back(float g, float x) {
 UNARY = {"silu": "silu(x)", "gelu": "gelu(x)", "scale": "x * p", "softcap": "p * TANH(x / p)"}
 BINARY = {
     "add": "a + b",
+    "sub": "a - b",
     "mul": "a * b",
+    "gate": "b == 0.0f ? 0.0f : a * b",
     "silu_back": "silu_back(a, b)",
     "gelu_back": "gelu_back(a, b)",
     "glu_silu": "silu(a) * b",
@@ -57,7 +59,7 @@ for _name, _formula in BINARY.items():
         cpu=[CPU_VARIANT],
         functions=FUNCTIONS,
     )
-for _name in ("add", "mul"):
+for _name in ("add", "sub", "mul"):
     Kernel(
         f"broadcast_{_name}",
         [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
@@ -137,7 +139,7 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if t.shape == a.shape and every is not None:
         name = f"glu_{t.attrs['activation']}" if t.op == "glu" else t.op
         return [dispatch(f"binary_{name}", shape, (a, b, t), (n, every), groups_for(n, shape, WG))]
-    if t.op not in ("add", "mul") or len(t.shape) > MAX_DIMS:
+    if t.op not in ("add", "sub", "mul") or len(t.shape) > MAX_DIMS:
         return None
     full = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
     sa, sb = strides(a, full), strides(b, full)
@@ -145,7 +147,7 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return [dispatch(f"broadcast_{t.op}", shape, (a, b, t), words, groups_for(n, shape, WG))]
 
 
-for _name in ("add", "mul", "silu_back", "gelu_back", "glu"):
+for _name in ("add", "sub", "mul", "gate", "silu_back", "gelu_back", "glu"):
     lower(_name)(_binary)
 
 

@@ -1,4 +1,7 @@
-"""Compiled OpenCL programs: one per kernel variant, kept on disk as the driver's binary."""
+"""Compiled OpenCL programs: one per kernel variant, kept on disk as the driver's binary.
+
+PoCL keeps what it compiles by itself (we tell it where), and making a binary of it costs as much as compiling again.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ class Programs:
 
     def __init__(self, context: Any, device: Any, identity: str, shape: Shape) -> None:
         self._context, self._device, self._identity, self._shape = context, device, identity, shape
+        self._keep = "PoCL" not in identity
         self._programs: dict[tuple[str, Defines], Any] = {}
 
     def kernel(self, name: str, defines: Defines) -> Any:
@@ -30,6 +34,8 @@ class Programs:
 
     def _build(self, name: str, defines: Defines) -> Any:
         source = render_opencl(KERNELS[name], defines, self._shape)
+        if not self._keep:
+            return cl.Program(self._context, source).build(OPTIONS)
         digest = hashlib.sha256("\0".join([self._identity, *OPTIONS, source]).encode()).hexdigest()[:24]
         path = cache.cache_folder() / "opencl" / f"{name}-{digest}"
         kept = cache.read(path)
