@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from backends.kernels.dialect import Arg, Kernel, Shape
-from backends.kernels.lowering import Dispatch, dispatch, groups_for, lower, n_elements
 from backends.kernels.loss import LOCAL, VARIANTS, row_sum
+from backends.kernels.lowering import Dispatch, dispatch, groups_for, lower, n_elements
 from backends.kernels.norm import row_groups
 from graph.ops import optim
 from graph.tensor import Tensor
