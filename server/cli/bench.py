@@ -110,7 +110,7 @@ class Bench:
         """What the machine can do at this moment, on the bench's threads."""
         from backends.cpu import peaks
 
-        return peaks.measure(self.engine.session.backends[0].pool)  # type: ignore[attr-defined]
+        return peaks.measure(self.engine.session.backends[-1].pool)  # type: ignore[attr-defined]
 
     def tests(self, n_prompt: int, n_gen: int, n_batch: int) -> list[tuple[str, Work, Run, Run]]:
         """(name, work, a function that makes the plans, one that does the work once) for this batch."""
