@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,9 @@ from server.pages import pool_size
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch, bucket
+
+if TYPE_CHECKING:
+    from training.score import Scorer
 
 log = logging.getLogger("logitless.engine")
 MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
@@ -133,6 +136,7 @@ class Engine:
         self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
         self._sampling = SamplingFeeds(64)
+        self.scorer: Scorer | None = None  # made when somebody asks for scores
 
     def _open(self, devices: Sequence[str]) -> None:
         """A session on these devices, with everything that lives in it; nothing is allocated yet."""
@@ -184,6 +188,7 @@ class Engine:
             self.session.close()
         self._open([name for name in self.devices if name != lost] or ["cpu"])
         self.adapters.move_to(self.session)
+        self.scorer = None
         log.warning("%s: the device was lost (%s); from now on: %s", lost, error, ", ".join(self.devices))
         self.load()
 

@@ -23,6 +23,7 @@ from server.turns import Background, Turns
 
 if TYPE_CHECKING:
     from server.embedder import Embedder
+    from server.engine import Engine
     from server.scheduler import Scheduler
     from server.sequence import Sequence as Generation
     from server.tuning import Tuning
@@ -40,6 +41,7 @@ class Served:
     template: ChatTemplate | None
     info: ModelInfo
     adapters: Adapters | None = None
+    engine: Engine | None = None
     tuning: Tuning | None = None
     train_share: float = 0.5  # of the device's time while requests run
     embedder: Embedder | None = None

@@ -123,6 +123,10 @@ class Tuning:
             self._begin(job, prepared)
             return
         assert self._trainer is not None
+        if self._trainer.trainable.session is not self.engine.session:  # the device was lost, and the run with it
+            self._trainer = None
+            self._leave()
+            return
         event = next(self._work, None)
         if event is not None:
             self._told(job, event)

@@ -53,6 +53,11 @@ def _record(line: bytes, number: int, where: str) -> Record:
         raise TrainingError(f"{where}: is not valid JSON: {error}") from None
     if not isinstance(row, dict):
         raise TrainingError(f"{where}: must be a JSON object")
+    return parse_row(row, number, where)
+
+
+def parse_row(row: Mapping[str, Any], number: int, where: str) -> Record:
+    """A row that is an object already; TrainingError begins with `where`."""
     kinds = [key for key in ("messages", "prompt", "text") if row.get(key) is not None]
     if len(kinds) != 1:
         raise TrainingError(f"{where}: must have one of 'text', 'prompt' with 'completion', and 'messages'")

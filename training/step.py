@@ -74,7 +74,7 @@ class Steps:
 
     # -- graphs
 
-    def _forward(self) -> tuple[Tensor, list[Tensor]]:
+    def forward(self) -> tuple[Tensor, list[Tensor]]:
         """The loss to descend, Σ weight · cross entropy, and what is told about the batch."""
         sequences = Sequences.feeds(self.n_batch, self.n_ctx)
         rows = sequences.tokens.shape[0]
@@ -85,10 +85,10 @@ class Steps:
         return sum_to(mul(losses, feed("weight", (rows,))), shape=()), [losses, best]
 
     def _evaluate(self) -> list[Tensor]:
-        return self._forward()[1]
+        return self.forward()[1]
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        loss, told = self._forward()
+        loss, told = self.forward()
         gradients = backward(loss, self.trainable.params)
         missing = [p.name for p in self.trainable.params if p not in gradients]
         if missing:

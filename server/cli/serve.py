@@ -85,9 +85,8 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
             from server.tuning import Tuning
 
             tuning = Tuning(store, engine, vocabulary, template, adapters, config.model)
-        return Served(
-            scheduler, vocabulary, template, info, adapters, tuning, options.train_share / 100, engine.embedder
-        )
+        share = options.train_share / 100
+        return Served(scheduler, vocabulary, template, info, adapters, engine, tuning, share, engine.embedder)
 
     service = Service()
     service.start(build)

@@ -71,6 +71,7 @@ _POST: dict[str, Handler] = {
 }
 _JOBS = "/v1/fine_tuning/jobs"
 _TUNING: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks: most servers train nothing
+    ("POST", "/v1/score", "score.score"),
     ("GET", "/v1/files", "files.files"),
     ("POST", "/v1/files", "files.upload"),
     ("GET", "/v1/files/{id}", "files.file"),

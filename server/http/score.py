@@ -1,0 +1,117 @@
+"""POST /v1/score: log-probabilities and losses of given texts, as the trainer would measure them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from aiohttp import web
+
+from server.errors import ExceedsContext, InvalidRequest, NotSupported
+from server.fields import Fields, article, refuse
+from server.http.context import CONTEXT, Context, json_response
+from server.parse_lora import model_adapter
+
+if TYPE_CHECKING:
+    from training.score import Score
+    from training.tokens import Example
+
+MAX_TEXTS = 256
+
+
+async def score(request: web.Request) -> web.Response:
+    """`input`: a text, token ids, a training row (text, prompt and completion, messages), or an array of these."""
+    from training.score import Scorer
+
+    context = request.app[CONTEXT]
+    served = context.served
+    if served.engine is None:
+        raise NotSupported("this server cannot score texts")
+
+    def parse(body: dict[str, Any]) -> tuple[list[Example], bool]:
+        fields = Fields(body)
+        if model_adapter(fields.text("model"), served.adapters) is not None:
+            raise NotSupported("field 'model': scores are of the base model only")
+        return _examples(context, body), fields.boolean("gradient_norm")
+
+    examples, gradient = await context.parsed(request, parse)
+    engine = served.engine
+    if engine.scorer is None:
+        engine.scorer = Scorer(engine.session, engine.model)
+    scorer = engine.scorer
+    scores = [await context.service.ask(lambda _, e=e: scorer.score(e, gradient=gradient)) for e in examples]  # type: ignore[misc]
+    n_tokens = sum(len(e.tokens) for e in examples)
+    return json_response(
+        {
+            "object": "list",
+            "model": context.config.model,
+            "data": [_shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))],
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+    )
+
+
+def _shown(index: int, example: Example, score: Score) -> dict[str, Any]:
+    shown = {
+        "index": index,
+        "object": "score",
+        "tokens": example.tokens.tolist(),
+        "token_logprobs": [None, *(x if math.isfinite(x) else None for x in score.log_probs.tolist())],
+        "counted": example.learn.tolist(),
+        "loss": score.loss if math.isfinite(score.loss) else None,
+        "n_counted": score.n_counted,
+    }
+    if score.gradient_norm is not None:
+        shown["gradient_norm"] = score.gradient_norm
+    return shown
+
+
+def _examples(context: Context, body: Mapping[str, Any]) -> list[Example]:
+    value = body.get("input")
+    if value is None:
+        raise InvalidRequest("field 'input': is required")
+    is_ids = isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    items = value if isinstance(value, list) and not is_ids else [value]
+    if not 1 <= len(items) <= MAX_TEXTS:
+        refuse("input", f"must have from 1 to {MAX_TEXTS} texts, got {len(items)}")
+    n_ctx = context.served.info.n_ctx_train or context.served.info.n_ctx
+    examples = []
+    for i, item in enumerate(items):
+        example = _example(context, item, f"input[{i}]")
+        if len(example.tokens) > n_ctx:
+            raise ExceedsContext(
+                f"field 'input[{i}]': {len(example.tokens)} tokens exceed the context of {n_ctx}",
+                n_prompt_tokens=len(example.tokens),
+                n_ctx=n_ctx,
+            )
+        if len(example.tokens) < 2:
+            refuse(f"input[{i}]", "needs at least two tokens")
+        examples.append(example)
+    return examples
+
+
+def _example(context: Context, item: object, name: str) -> Example:
+    from training.errors import TrainingError
+    from training.records import parse_row
+    from training.tokens import Example, examples_of
+
+    tokenizer = context.served.tokenizer
+    if isinstance(item, dict):
+        try:
+            found = examples_of([parse_row(item, 1, f"field '{name}'")], tokenizer, context.served.template, name)
+        except TrainingError as error:
+            raise InvalidRequest(str(error)) from None
+        if len(found) != 1:
+            refuse(name, "the chat template rewrites earlier turns: give one turn of the assistant a row")
+        return found[0]
+    if isinstance(item, str):
+        ids = tokenizer.encode(item)
+    elif isinstance(item, list):
+        ids = list(context.parser.tokens(item))
+    else:
+        refuse(name, f"expected a text, token ids or a row, got {article(item)}")
+    learn = np.ones(len(ids), np.bool_)
+    learn[:1] = False
+    return Example(np.array(ids, np.int32), learn)

@@ -1,0 +1,76 @@
+"""What a model thinks of texts: every token's log-probability, the loss, and the norm of the loss's gradient.
+
+The numbers are those of a trainer's first evaluation, before anything has been learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.autodiff import backward
+from graph.ops.optim import global_norm
+from graph.session import Session
+from graph.tensor import Tensor
+from models.model import Model
+from training.schedule import OptimizerSettings
+from training.step import Steps
+from training.tokens import Example
+from training.trainable import FULL, Trainable
+from training.windows import Window
+
+_UNIT = 16  # windows are multiples of this long, so that few plans serve all texts
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one text. `log_probs[i]` is of token i + 1; `loss` is the mean over the `n_counted` that are to be learned."""
+
+    log_probs: npt.NDArray[np.float32]
+    loss: float
+    n_counted: int
+    gradient_norm: float | None = None
+
+
+class Scorer:
+    """Scores on a session beside whatever else runs there, one text at a time."""
+
+    def __init__(self, session: Session, model: Model) -> None:
+        self._trainable = Trainable(FULL, session, model, (), ())
+        self._steps: dict[int, Steps] = {}
+        self._weights = [t for name, t in model.weights.tensors.items() if not name.startswith("rope_")]
+
+    def score(self, example: Example, *, gradient: bool = False) -> Score:
+        """ValueError for a text of fewer than two tokens."""
+        n = len(example.tokens) - 1
+        if n < 1:
+            raise ValueError("a text needs at least two tokens to be scored")
+        length = -(-n // _UNIT) * _UNIT
+        steps = self._steps.get(length)
+        if steps is None:
+            optimizer = OptimizerSettings(kind="sgd")
+            steps = Steps(self._trainable, optimizer, n_batch=1, n_ctx=length, prefix=f"score.{length}")
+            self._steps[length] = steps
+        tokens, labels = np.zeros(length, np.int32), np.zeros(length, np.int32)
+        tokens[:n], labels[:n] = example.tokens[:-1], example.tokens[1:]
+        every, counted = np.zeros(length, np.float32), np.zeros(length, np.float32)
+        every[:n], counted[:n] = 1, example.learn[1:]
+        losses = steps.evaluate([Window(tokens, labels, every)]).losses[:n]
+        chosen = losses[example.learn[1:]]
+        loss = float(chosen.sum(dtype=np.float64) / len(chosen)) if len(chosen) else float("nan")
+        norm = self._norm(steps, Window(tokens, labels, counted)) if gradient and len(chosen) else None
+        return Score(-losses, loss, len(chosen), norm)
+
+    def _norm(self, steps: Steps, window: Window) -> float:
+        """Of the gradient of the mean loss by all weights of the file."""
+
+        def build() -> Sequence[Tensor]:
+            loss, _ = steps.forward()
+            return [global_norm(list(backward(loss, self._weights).values()))]
+
+        feeds = steps.feeds([window], float(window.weights.sum()))
+        (norm,) = self._trainable.session.run((steps.prefix, "gradient"), build, feeds)
+        return float(norm)
