@@ -1,0 +1,214 @@
+"""Windows, samples, examples and their order, against tables worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from models import tokenizer
+from models.chat_template import ChatTemplate
+from models.gguf_file import GGUFFile
+from models.tokenizer import Tokenizer
+from training.errors import TrainingError
+from training.load import DataOptions, load_dataset, text_dataset
+from training.order import Order, split
+from training.records import Record, read_records
+from training.scratch import byte_vocabulary
+from training.tokens import Example, encode_parts, examples_of
+from training.windows import PackedExamples, SampleOptions, TextSamples, TextWindows, find_samples
+
+RNG = np.random.default_rng(0)
+
+
+def vocabulary(shared_data: Path, name: str) -> Tokenizer:
+    path = shared_data / "vocabs" / f"ggml-vocab-{name}.gguf"
+    with GGUFFile.open(path) as gguf:
+        return tokenizer.from_metadata(gguf.metadata, path=path)
+
+
+def bytes_vocabulary() -> Tokenizer:
+    keys, _ = byte_vocabulary()
+    return tokenizer.from_metadata({name: key.value for name, key in keys.items()}, path="bytes")
+
+
+def test_every_text_is_its_bytes() -> None:
+    v = bytes_vocabulary()
+    text = " two  spaces, ümläute\n\tand 日本 "
+    ids = v.encode(text, add_special=False)
+    assert len(ids) == len(text.encode())
+    assert v.decode(ids).decode() == text
+
+
+def test_windows_of_a_text() -> None:
+    windows = TextWindows(np.arange(20, dtype=np.int32), 8)
+    assert windows.begins.tolist() == [0, 4, 8]
+    w = windows.window(1, RNG)
+    assert w.tokens.tolist() == list(range(4, 12))
+    assert w.labels.tolist() == list(range(5, 13))
+    assert len(TextWindows(np.arange(9, dtype=np.int32), 8)) == 1
+    with pytest.raises(TrainingError, match="short: has 8 tokens, fewer than the 9 that one window of 8 needs"):
+        TextWindows(np.arange(8, dtype=np.int32), 8, name="short")
+
+
+SAMPLES = "abcdABCD0123"
+BOS, EOS = 1, 2
+
+
+def filled(offset: int, **options: bool) -> str:
+    tokens = np.frombuffer(SAMPLES.encode(), np.uint8).astype(np.int32)
+    samples = TextSamples(tokens, [0, 4, 8], [4, 4, 4], 8, BOS, EOS, SampleOptions(random_offsets=True, **options))
+    fixed = SimpleNamespace(integers=lambda low, high: offset)
+    window = samples.window(0, fixed)  # type: ignore[arg-type]
+    assert window.tokens.tolist() == [BOS, *window.labels[:-1].tolist()]
+    return "".join({BOS: "<", EOS: ">"}.get(t, chr(t)) for t in window.labels)
+
+
+def test_samples_fill_windows() -> None:
+    """The example of llama.cpp's finetune: samples abcd, ABCD, 0123 and windows of 8."""
+    assert [filled(o) for o in range(3)] == ["abcd>>>>", "bcd>>>>>", "cd>>>>>>"]
+    joined = [filled(o, fill_with_next=True, separate_with_bos=False) for o in range(4)]
+    assert joined == ["abcdABCD", "bcdABCD0", "cdABCD01", "dABCD012"]
+    assert filled(0, fill_with_next=True, separate_with_eos=True) == "abcd><AB"
+    assert filled(2, fill_with_next=True) == "cd<ABCD<"
+
+
+def test_where_samples_begin() -> None:
+    text = "x #a b #cd #e"
+    assert [text[a:b] for a, b in find_samples(text, "#", 4)] == ["a b ", "cd ", "e"]
+    assert [text[a:b] for a, b in find_samples(text, "#", 4, include_start=True)] == ["#a b ", "#cd ", "#e"]
+    assert [text[a:b] for a, b in find_samples(text, "#", 5, overlapping=True)] == ["a b #", "cd #e", "e"]
+    assert find_samples(text, "@", 4) == [(0, len(text))]
+
+
+def test_every_token_begins_a_sample() -> None:
+    dataset = text_dataset("abcdef", "t", bytes_vocabulary(), DataOptions(n_ctx=4, sample_start=""))
+    assert dataset.begins.tolist() == [0, 1, 2]
+    assert [chr(t - 3) for t in dataset.window(1, RNG).labels] == ["b", "c", "d", "e"]
+
+
+def example(n: int, first: int, learned: int = 0) -> Example:
+    learn = np.arange(n) >= learned
+    learn[0] = False
+    return Example(np.arange(first, first + n, dtype=np.int32), learn)
+
+
+def test_packed_examples_do_not_see_each_other() -> None:
+    packed = PackedExamples([example(4, 10), example(3, 20), example(13, 30, learned=6)], 8)
+    assert packed.sizes.tolist() == [5, 8, 4]
+    w = packed.window(0, RNG)
+    assert w.tokens.tolist() == [10, 11, 12, 20, 21, 0, 0, 0]
+    assert w.labels.tolist() == [11, 12, 13, 21, 22, 0, 0, 0]
+    assert w.weights.tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+    assert w.starts == (0, 3, 5)
+    assert packed.window(1, RNG).weights.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert packed.window(2, RNG).tokens[:4].tolist() == [38, 39, 40, 41]
+    assert len(PackedExamples([example(4, 10), example(3, 20)], 8, pack=False)) == 2
+    with pytest.raises(TrainingError, match="data: has no token to learn"):
+        PackedExamples([example(4, 0, learned=9)], 8, name="data")
+
+
+def test_order_is_resumed_exactly() -> None:
+    data = TextWindows(np.arange(400, dtype=np.int32), 8)
+    train, val = split(len(data), 0.1, 7)
+    assert not set(train.tolist()) & set(val.tolist())
+    assert sorted([*train.tolist(), *val.tolist()]) == list(range(len(data)))
+    assert len(val) == round(len(data) * 0.1)
+    whole = Order(data, train, "f", seed=7)
+    visited = [int(w.tokens[0]) for w in whole.take(3 * len(train))]
+    assert [sorted(visited[i : i + len(train)]) for i in (0, len(train))] == [sorted(visited[-len(train) :])] * 2
+    assert visited[: len(train)] != visited[len(train) : 2 * len(train)]
+    first = Order(data, train, "f", seed=7)
+    n = len(train) + 17
+    assert [int(w.tokens[0]) for w in first.take(n)] == visited[:n]
+    second = Order(data, train, "f", seed=99)
+    assert second.restore(json.loads(json.dumps(first.state())))
+    assert [int(w.tokens[0]) for w in second.take(len(visited) - n)] == visited[n:]
+    assert not Order(data, train, "other", seed=7).restore(first.state())
+    assert not Order(data, train, "f", seed=7).restore(first.state(), force_reshuffle=True)
+
+
+def test_the_assistants_part_is_learned(shared_data: Path) -> None:
+    v = vocabulary(shared_data, "qwen2")
+    template = ChatTemplate("chatml", bos_token="", eos_token="<|im_end|>")
+    messages = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi?"},
+        {"role": "assistant", "content": "No.", "weight": 0},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "Because it rains."},
+    )
+    (found,) = examples_of([Record(1, messages=messages)], v, template)
+    assert v.decode(found.tokens[found.learn], special=True).decode() == "Because it rains.<|im_end|>\n"
+    plain = [{k: x for k, x in m.items() if k != "weight"} for m in messages]
+    assert found.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
+
+
+def test_a_template_that_rewrites_turns_gives_an_example_a_turn(shared_data: Path) -> None:
+    """Qwen 3 drops what the assistant thought in earlier turns."""
+    v = vocabulary(shared_data, "qwen2")
+    source = (shared_data / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text()
+    template = ChatTemplate(source, bos_token="", eos_token="<|im_end|>")
+    thought = "<think>\nhm\n</think>\n\n"
+    messages = (
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": f"{thought}one"},
+        {"role": "user", "content": "2?"},
+        {"role": "assistant", "content": f"{thought}two"},
+    )
+    found = examples_of([Record(1, messages=messages)], v, template)
+    learned = [v.decode(e.tokens[e.learn], special=True).decode() for e in found]
+    assert [text.split("</think>")[-1].strip() for text in learned] == ["one<|im_end|>", "two<|im_end|>"]
+
+
+def test_completions_follow_their_prompt_without_a_new_space(shared_data: Path) -> None:
+    v = vocabulary(shared_data, "llama-spm")
+    ids, learn = encode_parts([("Hello wor", False), ("ld, you", True)], v)
+    assert ids == v.encode("Hello world, you", add_special=False)
+    assert v.decode([t for t, flag in zip(ids, learn, strict=True) if flag]).decode() == ", you"  # "ld" is not alone
+    (e,) = examples_of([Record(1, parts=(("Hello", False), (" you", True)))], v, None)
+    assert e.tokens.tolist() == [v.bos_id, *v.encode("Hello you", add_special=False), v.eos_id]
+    assert e.learn.tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ("[1]", "line 2: must be a JSON object"),
+        ('{"a": 1}', "line 2: must have one of 'text'"),
+        ('{"text": "a", "prompt": "b"}', "line 2: must have one of 'text'"),
+        ('{"prompt": "a"}', "line 2: field 'completion' must be a string"),
+        ('{"text": NaN}', "line 2: is not valid JSON: NaN is not a JSON number"),
+        ('{"text": "\\ud800"}', "line 2: a surrogate escape without its partner"),
+        ('{"messages": []}', "line 2: field 'messages' must be a non-empty array"),
+        ('{"messages": [{"role": "judge", "content": "a"}]}', "line 2: messages[0]: field 'role' must be one of"),
+        ('{"messages": [{"role": "assistant"}]}', "line 2: messages[0]: field 'content' must be a string"),
+        ('{"messages": [{"role": "assistant", "content": "a", "weight": 2}]}', "field 'weight' must be 0 or 1"),
+    ],
+)
+def test_bad_rows_are_named(row: str, told: str) -> None:
+    with pytest.raises(TrainingError) as refused:
+        read_records(b'{"text": "fine"}\n' + row.encode(), "rows.jsonl")
+    assert str(refused.value).startswith("rows.jsonl: ")
+    assert told in str(refused.value)
+    with pytest.raises(TrainingError, match="line 1: byte 10 is not UTF-8"):
+        read_records(b'{"text": "\xff"}', "rows.jsonl")
+
+
+def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
+    v = bytes_vocabulary()
+    (tmp_path / "a.txt").write_text("To be, or not to be\0\0")
+    windows = load_dataset(tmp_path / "a.txt", v, None, DataOptions(n_ctx=6, stride=6))
+    assert len(windows) == 3
+    assert windows.window(0, RNG).tokens[0] == v.bos_id
+    (tmp_path / "b.jsonl").write_text('{"text": "ab"}\n')
+    assert load_dataset(tmp_path / "b.jsonl", v, None, DataOptions(n_ctx=6)).window(0, RNG).labels[:3].tolist() == [
+        *v.encode("ab", add_special=False),
+        v.eos_id,
+    ]
+    (tmp_path / "c.txt").write_bytes(b"a\xff")
+    with pytest.raises(TrainingError, match="byte 1 is not UTF-8"):
+        load_dataset(tmp_path / "c.txt", v, None, DataOptions())

@@ -1,0 +1,121 @@
+"""Schedules, stopping rules, results and progress, against their formulas and an injected clock."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+from training.errors import TrainingError
+from training.progress import Reporter, bar, clock, status
+from training.results import Result
+from training.schedule import OptimizerSettings, Schedule, Stopping
+from training.trainer import Step
+
+
+def test_warm_up_and_cosine() -> None:
+    s = Schedule(alpha=2e-3, warmup=10, cos_decay_steps=100, cos_decay_min=0.1)
+    assert [s.factor(n) for n in (0, 5)] == [0, 0.5]
+    assert s.factor(10) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.1)))  # counted from step 0
+    assert s.factor(50) == pytest.approx(0.55)
+    assert s.factor(100) == s.factor(5000) == pytest.approx(0.1)
+    assert s.rate(50) == pytest.approx(1.1e-3)
+
+
+def test_restarts_are_longer_each_time_and_counted_from_the_warm_up() -> None:
+    s = Schedule(warmup=10, cos_decay_steps=100, cos_decay_restart=1.5, cos_decay_min=0, enable_restart=True)
+    assert s.factor(10) == 1
+    assert s.factor(60) == pytest.approx(0.5)
+    assert s.factor(110) == pytest.approx(0, abs=1e-12)
+    assert s.factor(111) > 0.99
+    assert s.factor(110 + 75) == pytest.approx(0.5)
+    assert s.factor(110 + 150 + 112.5) == pytest.approx(0.5)  # type: ignore[arg-type]
+
+
+def test_a_floor_lifts_the_warm_up_too() -> None:
+    s = Schedule(alpha=1e-3, warmup=10, min_alpha=1e-4)
+    assert s.rate(0) == pytest.approx(1e-4)
+    assert all(1e-4 <= s.rate(n) <= 1e-3 for n in range(2000))
+
+
+def test_halving_is_constant_within_an_epoch() -> None:
+    s = Schedule(alpha=8e-5, kind="halving", lr_min=1e-5, decay_epochs=3)
+    assert [s.rate(n, epoch) for n, epoch in ((0, 0), (99, 0), (7, 1), (0, 2), (0, 3), (0, 9))] == pytest.approx(
+        [8e-5, 8e-5, 4e-5, 2e-5, 1e-5, 1e-5]
+    )
+    assert Schedule(alpha=1e-5, kind="constant", warmup=0).rate(12345) == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("rule", "losses", "told"),
+    [
+        (Stopping(past=3), [1.0] * 4, "(--opt-delta)"),
+        (Stopping(max_no_improvement=2), [1.0, 1.1, 1.2], "no improvement in 2 steps"),
+        (Stopping(epsf=1e-3), [1.0, 1.0001], "(--adam-epsf)"),
+        (Stopping(), [1.0, math.nan], "the loss is not finite"),
+    ],
+)
+def test_each_rule_stops_with_its_name(rule: Stopping, losses: list[float], told: str) -> None:
+    reasons = [rule.update(loss) for loss in losses]
+    assert reasons[:-1] == [None] * (len(losses) - 1)
+    assert told in str(reasons[-1])
+
+
+def test_disabled_rules_never_stop() -> None:
+    rule = Stopping()
+    assert not any(rule.update(1.0) for _ in range(1000))
+
+
+def test_results_have_uncertainties() -> None:
+    r = Result()
+    assert math.isnan(r.loss)
+    r.add(2.0, 10, 5)
+    assert math.isnan(r.loss_uncertainty)
+    for loss, n, right in ((3.0, 10, 1), (1.0, 20, 18)):
+        r.add(loss, n, right)
+    assert r.loss == pytest.approx((20 + 30 + 20) / 40)
+    assert r.loss_uncertainty == pytest.approx(statistics.stdev([2, 3, 1]) / math.sqrt(3))
+    assert r.accuracy == pytest.approx(0.6)
+    assert r.accuracy_uncertainty == pytest.approx(math.sqrt(0.6 * 0.4 / 39))
+
+
+def test_settings_that_make_no_sense() -> None:
+    for make in (
+        lambda: Schedule(alpha=0),
+        lambda: Schedule(kind="x"),
+        lambda: OptimizerSettings(kind="adam"),
+        lambda: OptimizerSettings(beta1=2),
+    ):
+        with pytest.raises(TrainingError):
+            make()
+
+
+def test_progress_fits_eighty_columns() -> None:
+    assert [bar(n, 64) for n in (0, 1, 13, 64)] == ["|        |", "|▏       |", "|█▋      |", "|████████|"]
+    assert [clock(x) for x in (0, 59.6, 3723, math.nan)] == ["0:00", "1:00", "1:02:03", "-:--"]
+    r = Result(10**9, 5 * 10**8, [123.456, 99.1], [1e9, 1e9])
+    for done in (1, 10**6, 10**9):
+        line = status("train", done, 10**9, r, 1e6, 1e6, 1e6)
+        assert len(line) <= 80
+        assert f"data={done}/1000000000" in line
+    assert "loss=111.2780±12.1780" in line
+
+
+def step(i: int) -> Step:
+    return Step(i, 10, 0, i, 10, 5.0 - i, 0.5, 1.0, 1e-3, 1.0, 100, Result(10, 5, [1.0], [1.0]))
+
+
+def test_the_time_left_is_smoothed_and_leaves_saving_out() -> None:
+    now = [0.0]
+    lines: list[str] = []
+    report = Reporter(lambda text, final: lines.append(text), terminal=False, now=lambda: now[0])
+    now[0] = 2.0
+    report(step(1))
+    assert "dt=0:02 eta=0:18" in lines[-1]
+    report.outside(50.0)
+    now[0] = 62.0  # 10 seconds of training
+    report(step(2))
+    assert f"dt=0:10 eta={clock((0.7 * 10 + 0.3 * 2) * 8)}" in lines[-1]
+    assert "iter=2/10 sample=2/10 sched=1.000000 loss=3.000000" in lines[-1]
+    assert report.losses == [(1, 4.0), (2, 3.0)]
