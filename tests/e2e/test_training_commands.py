@@ -1,0 +1,84 @@
+"""`finetune`, `train` and `export-lora` as a user types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.gguf_file import GGUFFile
+from server.cli.main import main
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("training")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(words)
+    return code, capsys.readouterr().err
+
+
+def test_from_scratch_then_an_adapter_then_merged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.txt").write_text(TEXT)
+    model, data = str(folder / "m.gguf"), str(folder / "a.txt")
+    one = ("--file", data, "-c", "16", "-b", "4", "-t", "1", "--warmup", "0")
+    sizes = ("--embd", "32", "--layer", "2", "--head", "4", "--ff", "48")
+    plot = str(folder / "loss.svg")
+    code, told = run(capsys, "train", *sizes, *one, "-o", model, "--iterations", "4", "--plot", plot)
+    assert code == 0, told
+    assert "train: iter=4/4 sample=16/" in told
+    assert "val: |████████|" in told
+    assert "total training time 0:0" in told
+    assert "<polyline" in (folder / "loss.svg").read_text()
+    names = ("--lora-out", str(folder / "ad-ITERATION.gguf"), "--checkpoint-out", str(folder / "ck-ITERATION.gguf"))
+    code, told = run(capsys, "finetune", "-m", model, *one, *names, "--iterations", "20", "--save-every", "10")
+    assert code == 0, told
+    found = {path.name for path in folder.glob("*-*.gguf")}
+    assert found == {f"{kind}-{at}.gguf" for kind in ("ad", "ck") for at in ("10", "20", "LATEST")}
+    assert (folder / "ad-20.gguf").read_bytes()[-500:] == (folder / "ad-LATEST.gguf").read_bytes()[-500:]
+    again = ("--checkpoint-in", str(folder / "ck-10.gguf"), "--lora-out", str(folder / "again" / "ad-20.gguf"))
+    (folder / "again").mkdir()
+    code, told = run(capsys, "finetune", "-m", model, *one, *again, "--iterations", "20", "--save-every", "0")
+    assert code == 0, told
+    assert "going on after iteration 10" in told
+    assert (folder / "again" / "ad-20.gguf").read_bytes() == (folder / "ad-20.gguf").read_bytes()
+    only = ("--checkpoint-in", str(folder / "ck-20.gguf"), "--lora-out", str(folder / "again" / "ad-LATEST.gguf"))
+    assert run(capsys, "finetune", "-m", model, *only, "--only-write-lora")[0] == 0
+    assert (folder / "again" / "ad-LATEST.gguf").read_bytes() == (folder / "ad-LATEST.gguf").read_bytes()
+    merged = str(folder / "merged.gguf")
+    code, told = run(capsys, "export-lora", "-m", model, "--lora-scaled", f"{folder / 'ad-20.gguf'}:0.5", "-o", merged)
+    assert code == 0, told
+    assert "14 tensors changed" in told
+    with GGUFFile.open(merged) as gguf:
+        assert gguf.metadata["general.architecture"] == "llama"
+        assert len(gguf.tensors) == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("finetune -m M", "finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model"),
+        ("finetune -m M --lora-out L", "--file FILE is required"),
+        ("finetune -m M --lora-out /no/such/L --file T", "/no/such: no such folder"),
+        ("finetune -m M --lora-out L --file NONE", "NONE: No such file or directory"),
+        ("finetune -m M --lora-out L --file T -c 100000", "fewer than the 100001 that one window of 100000 needs"),
+        ("finetune -m M --lora-out L --file T --plot x.gif", "--plot: 'x.gif' does not end in .svg"),
+        ("finetune -m M --lora-out L --file T --lora-r 0", "--lora-r: '0' is not a whole number from 1"),
+        ("finetune -m M --lora-out L --only-write-lora", "needs --checkpoint-in FILE"),
+        ("finetune -m M --lora-out L --file T --checkpoint-in M", "no checkpoint"),
+        ("train --file T", "train: -o FILE is required"),
+        ("train --file T -o O --embd 30 --head 4 -c 16", "heads must be of an even, equal size"),
+        ("export-lora -m M -o O", "--lora FILE or --lora-scaled FILE:SCALE is required"),
+        ("export-lora -m M -o O --lora M", "is not a LoRA adapter"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"M": "m.gguf", "T": "a.txt", "L": "out.gguf", "O": "out.gguf", "NONE": "NONE"}
+    code, err = run(capsys, *(str(folder / names[w]) if w in names else w for w in words.split()))
+    assert code in (1, 2)
+    assert told in err.replace(str(folder) + "/", "")
+    assert err.count("\n") == 1

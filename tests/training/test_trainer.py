@@ -1,0 +1,278 @@
+"""Runs on a tiny model: what is trained and what is not, accumulation, checkpoints, resuming to the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.session import Session
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.gguf_write import copied_keys, tensor, u32, write_gguf
+from models.lora import read_adapter
+from models.model import define_model, hparams_of
+from models.synth import Shape
+from training.checkpoint import read_checkpoint, save_checkpoint
+from training.errors import TrainingError
+from training.order import Order
+from training.save import save_result
+from training.schedule import OptimizerSettings, Schedule
+from training.scratch import new_model
+from training.tokens import Example
+from training.trainable import LORA, LoraOptions, full, lora
+from training.trainer import Control, Settings, Step, Trainer, Validated
+from training.windows import PackedExamples, TextWindows
+
+TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
+SCHEDULE = Schedule(alpha=1e-2, kind="constant", warmup=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    new_model(path, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    return path
+
+
+Open = Callable[..., Trainer]
+
+
+@pytest.fixture
+def start(model: Path) -> Iterator[Open]:
+    """A trainer with a session of its own."""
+    backend = CPUBackend(1)
+    sessions: list[Session] = []
+    files = []
+
+    def make(kind: str = LORA, *, sgd: bool = False, patterns: tuple[str, ...] = ("*",), **changes: object) -> Trainer:
+        gguf = GGUFFile.open(model)
+        files.append(gguf)
+        h = hparams_of(gguf)
+        sessions.append(Session([backend]))
+        base = define_model(sessions[-1], gguf, h, 64)
+        if kind == LORA:
+            trainable = lora(sessions[-1], base, LoraOptions(rank=3, alpha=6.0))
+        else:
+            trainable = full(sessions[-1], base, gguf, h, patterns)
+        data = TextWindows(TEXT, 16)
+        optimizer = OptimizerSettings(kind="sgd" if sgd else "adamw")
+        default = {"n_ctx": 16, "n_batch": 4, "max_steps": 6, "schedule": SCHEDULE, "optimizer": optimizer}
+        settings = Settings(**(default | changes))  # type: ignore[arg-type]
+        indices = np.arange(len(data), dtype=np.int32)
+        return Trainer(trainable, settings, Order(data, indices[:-4], "text", 5), indices[-4:])
+
+    yield make
+    for session in sessions:
+        session.close()
+    for gguf in files:
+        gguf.close()
+    backend.close()
+
+
+def losses(trainer: Trainer) -> list[float]:
+    found: list[float] = []
+    trainer.fit(lambda e: found.append(e.loss) if isinstance(e, Step) else None)
+    return found
+
+
+def test_a_lora_run_begins_at_the_models_loss_and_leaves_the_model_alone(start: Open, model: Path) -> None:
+    raw = model.read_bytes()
+    trainer, base = start(), start("full")
+    first = trainer.order.take(4)
+    expected = base.steps.evaluate(first).losses
+    assert np.array_equal(trainer.steps.evaluate(first).losses, expected)
+    assert trainer.steps.optimizer_nbytes == 2 * 4 * trainer.trainable.n_params
+    before = {n: trainer.trainable.session.read(n) for n in ("blk.0.attn_norm.weight",)}
+    found = losses(trainer)
+    assert found[-1] < found[0] - 0.1
+    assert all(np.array_equal(trainer.trainable.session.read(n), v) for n, v in before.items())
+    assert model.read_bytes() == raw
+    shapes = {name: p.shape for name, p in zip(trainer.trainable.names, trainer.trainable.params, strict=True)}
+    assert shapes["blk.1.attn_k.weight.lora_a"] == (3, 32)
+    assert shapes["blk.1.attn_k.weight.lora_b"] == (16, 3)
+    assert not any("token_embd" in name or "norm" in name for name in shapes)
+
+
+def test_ranks_are_set_by_kind(start: Open, model: Path) -> None:
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(model) as gguf:
+        base = define_model(session, gguf, hparams_of(gguf), 64)
+        options = LoraOptions(rank=4, ranks={"wq": 2, "w1": 0, "w2": 0, "w3": 0, "wo": 0, "tok_embd": 5})
+        trainable = lora(session, base, options)
+        with pytest.raises(TrainingError, match="all ranks are 0"):
+            lora(session, base, LoraOptions(rank=0), "none")
+    shapes = {name: p.shape for name, p in zip(trainable.names, trainable.params, strict=True)}
+    assert shapes["blk.0.attn_q.weight.lora_a"] == (2, 32)
+    assert shapes["blk.0.attn_v.weight.lora_b"] == (16, 4)
+    assert shapes["token_embd.weight.lora_a"] == (260, 5)
+    assert shapes["token_embd.weight.lora_b"] == (32, 5)
+    assert not any("ffn" in name or "attn_output" in name for name in shapes)
+    session.close()
+    for backend in session.backends:
+        backend.close()
+
+
+def test_accumulation_is_one_big_batch(start: Open) -> None:
+    big, small = start("full", n_batch=4), start("full", n_batch=1, grad_acc=4)
+    assert losses(big) == pytest.approx(losses(small), rel=2e-4)
+    assert big.counters == small.counters
+    assert big.counters.iterations == 6
+    assert big.counters.samples == 24
+    assert big.counters.tokens == 24 * 16
+    assert big.counters.epochs == 24 // len(big.order)
+
+
+def test_sgd_has_no_state_and_follows_its_formula(start: Open) -> None:
+    trainer = start("full", sgd=True, patterns=("blk.0.ffn_down.weight", "output_norm.weight"), max_steps=1)
+    assert trainer.steps.optimizer_nbytes == 0
+    before = trainer.trainable.read()
+    losses(trainer)
+    after = trainer.trainable.read()
+    assert list(before) == ["output_norm.weight", "blk.0.ffn_down.weight"]
+    assert all(not np.array_equal(before[n], after[n]) for n in before)
+
+
+def test_only_matrices_decay(start: Open) -> None:
+    """With a tiny rate and full decay, matrices shrink by rate · decay, and vectors stay."""
+    optimizer = OptimizerSettings(kind="sgd", decay=1.0, gclip=1e-12)
+    trainer = start("full", optimizer=optimizer, max_steps=1)
+    before = trainer.trainable.read()
+    losses(trainer)
+    for name, value in trainer.trainable.read().items():
+        keep = 0.99 if value.ndim == 2 else 1.0
+        np.testing.assert_allclose(value, before[name] * keep, rtol=1e-5, atol=1e-9)
+
+
+def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bytes(start: Open, model: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(model) as gguf:
+        h = hparams_of(gguf)
+        for kind in (LORA, "full"):
+            changes = {"max_steps": 0, "n_epochs": 1.4, "n_batch": 3, "grad_acc": 2}
+            whole = start(kind, **changes)
+            whole.stopping.past = 3
+            found = losses(whole)
+            n = len(found) // 2
+            first = start(kind, **changes)
+            first.stopping.past = 3
+            work = first.work()
+            while first.counters.iterations < n:
+                next(work)
+            work.close()
+            save_checkpoint(tmp_path / "half.gguf", first, h.arch)
+            second = start(kind, **changes)
+            second.stopping.past = 3
+            assert read_checkpoint(tmp_path / "half.gguf").restore(second)
+            assert losses(second) == found[n:]
+            for name, trainer in (("a", whole), ("b", second)):
+                save_checkpoint(tmp_path / f"{name}.ck", trainer, h.arch)
+                (tmp_path / name).mkdir(exist_ok=True)
+                save_result(tmp_path / name / "out.gguf", trainer.trainable, gguf, h)
+            assert (tmp_path / "a.ck").read_bytes() == (tmp_path / "b.ck").read_bytes()
+            assert (tmp_path / "a/out.gguf").read_bytes() == (tmp_path / "b/out.gguf").read_bytes()
+
+
+def test_checkpoints_have_llama_cpps_keys(start: Open, model: Path, tmp_path: Path) -> None:
+    trainer = start()
+    losses(trainer)
+    path = tmp_path / "c.gguf"
+    save_checkpoint(path, trainer, "llama")
+    keys = copied_keys(path)
+    assert keys["training.type"].value == "finetune_lora"
+    assert keys["training.iteration_count"].value == 6
+    assert keys["training.token_count"].value == 6 * 4 * 16
+    assert keys["training.lora.rank.attn_q"].value == 3
+    assert keys["training.lora.rank.token_embd"].value == 0
+    assert keys["optimizer.type"].value == "adam"
+    assert keys["optimizer.parameter_count"].value == trainer.trainable.n_params
+    with GGUFFile.open(path) as gguf:
+        assert gguf.tensors["optimizer.adam.first_moments"].shape == (trainer.trainable.n_params,)
+        newer = ("training.epoch_count", "training.shuffle.epoch", "training.epoch_result")
+        older = {name: key for name, key in keys.items() if name not in newer}
+        tensors = [(n, np.array(gguf.bytes_of(n).view(np.float32)).reshape(t.shape)) for n, t in gguf.tensors.items()]
+    write_gguf(
+        tmp_path / "v0.gguf",
+        "llama",
+        older | {"training.file_version": u32(0)},
+        [(n, tensor(a)) for n, a in tensors],
+    )
+    again = start()
+    assert read_checkpoint(tmp_path / "v0.gguf").restore(again)
+    assert again.counters.iterations == 6
+    write_gguf(tmp_path / "v9.gguf", "llama", older | {"training.file_version": u32(9)}, [])
+    with pytest.raises(ModelFileError, match=r"key 'training\.file_version' is 9; this version reads 1"):
+        read_checkpoint(tmp_path / "v9.gguf")
+    with pytest.raises(ModelFileError, match=r"key 'training\.file_version' is missing"):
+        read_checkpoint(model)
+    with pytest.raises(TrainingError, match="is a checkpoint of finetune_lora, not of train_model"):
+        read_checkpoint(path).restore(start("full"))
+    with pytest.raises(TrainingError, match="the optimizer was adam, not sgd"):
+        read_checkpoint(path).restore(start(sgd=True))
+
+
+def test_a_packed_example_has_the_loss_that_it_has_alone(start: Open) -> None:
+    trainer = start(n_batch=2)
+    pieces = [Example(TEXT[a : a + n], np.arange(n) > 0) for a, n in ((0, 7), (20, 9), (40, 12))]
+    alone, packed = PackedExamples(pieces, 16, pack=False), PackedExamples(pieces, 16)
+    assert (len(alone), len(packed)) == (3, 2)
+    rng = np.random.default_rng(0)
+    one = [trainer.steps.evaluate([alone.window(i, rng)]).losses[: len(p.tokens) - 1] for i, p in enumerate(pieces)]
+    together = trainer.steps.evaluate([packed.window(i, rng) for i in range(2)]).losses
+    np.testing.assert_array_equal(np.concatenate([together[:14], together[16:27]]), np.concatenate(one))
+
+
+def test_callbacks_change_the_rate_and_cancel(start: Open) -> None:
+    seen: list[float] = []
+
+    def before(control: Control) -> None:
+        seen.append(control.rate)
+        control.rate = 0.0
+        control.cancel = control.iteration == 2
+
+    trainer = start()
+    trainer.before_step = before
+    first = trainer.trainable.read()
+    done = trainer.fit()
+    assert done.cancelled
+    assert seen == [1e-2] * 3
+    assert trainer.counters.iterations == 2
+    assert all(np.array_equal(first[n], v) for n, v in trainer.trainable.read().items())
+
+
+def test_validation_does_not_disturb_training(start: Open) -> None:
+    found: list[int] = []
+    often = start(validate_every=1)
+    trained: list[float] = []
+    for event in often.work():
+        if isinstance(event, Validated):
+            found.append(event.iteration)
+            assert event.result.n_data == 4 * 16
+        if isinstance(event, Step):
+            trained.append(event.loss)
+    assert found == [1, 2, 3, 4, 5, 6]
+    assert trained == losses(start())
+
+
+def test_the_adapter_is_the_trained_one(start: Open, model: Path, tmp_path: Path) -> None:
+    trainer = start()
+    losses(trainer)
+    with GGUFFile.open(model) as gguf:
+        h = hparams_of(gguf)
+        save_result(tmp_path / "a.gguf", trainer.trainable, gguf, h)
+        adapter = read_adapter(tmp_path / "a.gguf", gguf, h)
+    assert adapter.alpha == 6.0
+    values = trainer.trainable.read()
+    assert all(np.array_equal(p.b, values[f"{n}.lora_b"]) for n, p in adapter.pairs.items())
+    assert all(np.abs(p.b).max() > 0 for p in adapter.pairs.values())
+
+
+def test_wrong_settings_are_told(start: Open) -> None:
+    with pytest.raises(TrainingError, match="n_batch must be at least 1, not 0"):
+        start(n_batch=0)
+    with pytest.raises(TrainingError, match="a run needs a limit"):
+        start(max_steps=0)
+    with pytest.raises(TrainingError, match="no tensor is named like nothing"):
+        start("full", patterns=("nothing",))
