@@ -1,0 +1,93 @@
+"""Adapters of requests through the real port: mixed in a batch, kept apart in the cache, set by /lora-adapters."""
+
+from __future__ import annotations
+
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.gguf_file import GGUFFile
+from models.lora import Adapter, Pair, write_adapter
+from models.model import hparams_of
+from models.weights import check_weights
+from tests.e2e.conftest import Server, ServerFactory
+
+PROMPT = "Once upon a time there was a little"
+
+
+@pytest.fixture(scope="module")
+def adapters(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    paths = [tmp_path_factory.mktemp("lora") / f"{i}.gguf" for i in range(2)]
+    with GGUFFile.open(shared_data / "models" / "stories260K.gguf") as base:
+        h = hparams_of(base)
+        for i, path in enumerate(paths):
+            rng = np.random.default_rng(i)
+            pairs = {
+                name: Pair(
+                    rng.normal(size=(4, part.shape[1])).astype(np.float32) / 8,
+                    rng.normal(size=(part.shape[0], 4)).astype(np.float32) / 8,
+                )
+                for name, part in check_weights(base, h).items()
+                if name.startswith("blk.") and len(part.shape) == 2
+            }
+            write_adapter(path, Adapter(pairs), base, h)
+    return paths
+
+
+def text(server: Server, **fields: Any) -> str:
+    body = {"prompt": PROMPT, "n_predict": 24, "temperature": 0, "n_probs": 1, **fields}
+    reply = server.post("/completion", body)
+    return str([(p["id"], p["logprob"]) for p in reply["completion_probabilities"]])
+
+
+def test_every_request_has_its_own(serve: ServerFactory, shared_data: Path, adapters: list[Path]) -> None:
+    model = shared_data / "models" / "stories260K.gguf"
+    plain = text(serve(model, "-c", "512", "-t", "1"))
+    flags = ("-c", "512", "-t", "1", "--lora", str(adapters[0]), "--lora-scaled", f"{adapters[1]}:0.5")
+    server = serve(model, *flags, "--lora-init-without-apply")
+    assert [(a["id"], a["path"], a["scale"]) for a in server.get("/lora-adapters")] == [
+        (i, str(path), 0.0) for i, path in enumerate(adapters)
+    ]
+    wanted: list[Any] = [
+        None,
+        [],
+        [{"id": 0, "scale": 1}],
+        [{"id": 1}],
+        [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}],
+    ]
+    alone = [text(server, lora=w) for w in wanted]
+    assert alone[:2] == [plain, plain]
+    assert len(set(alone[1:])) == 4
+    with ThreadPoolExecutor(8) as pool:  # twice, so that prefixes of all five are in the cache by then
+        together = list(pool.map(lambda w: text(server, lora=w), wanted * 2))
+    assert together == alone * 2
+    server.post("/lora-adapters", [{"id": 0, "scale": 1}])  # type: ignore[arg-type]
+    assert [a["scale"] for a in server.get("/lora-adapters")] == [1.0, 0.0]
+    assert [text(server), text(server, lora=[])] == [alone[2], plain]
+    applied = serve(model, *flags)
+    assert [a["scale"] for a in applied.get("/lora-adapters")] == [1.0, 0.5]
+    both = text(applied)
+    assert both == text(server, lora=[{"id": 0, "scale": 1}, {"id": 1, "scale": 0.5}])
+    assert both != plain
+
+    def refusal(path: str, body: Any) -> str:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.post(path, body)
+        assert refused.value.code == 400
+        return refused.value.read().decode()
+
+    for lora, told in (
+        ([{"id": 2, "scale": 1}], "there is no adapter 2; the server has 2"),
+        ([{"id": -1}], "there is no adapter -1"),
+        ([{"id": 0}, {"id": 0}], "adapter 0 is listed twice"),
+        ([{"id": 0, "scale": 1e30}], "must be between"),
+        ([{"id": 0, "scale": "1"}], "expected a number"),
+        ([7], "expected an object"),
+        ({"id": 0}, "expected an array"),
+    ):
+        assert told in refusal("/completion", {"prompt": PROMPT, "n_predict": 1, "lora": lora})
+        assert told in refusal("/lora-adapters", lora) or not isinstance(lora, list)
