@@ -97,6 +97,16 @@ def _attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_block
     return Instruction(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)
 
 
+@lower("attention_back")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    _, q, k, v, tables, _, _ = t.src
+    if k.dtype != v.dtype or k.dtype not in ("f32", "f16"):
+        return None
+    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[0], tables.shape[1], t.attrs.get("window", 0))
+    args = (*map(at, t.src), at(t), *sizes, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
+    return [Instruction(f"attention_back:{k.dtype}", args, k.shape[1], 1, 12 * 16 * tables.shape[1] + 64)]
+
+
 @lower("adamw_step")
 def _(t: Tensor, at: At) -> list[Instruction]:
     args = (*map(at, t.src), _size(t), int(t.attrs.get("decays", True)))

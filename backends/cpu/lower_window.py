@@ -105,6 +105,28 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     return [Instruction(f"cast:{x.dtype}:{t.dtype}", (at(x), at(t), n), _chunks(t), 4)]
 
 
+def _cells(how: str, t: Tensor, at: At) -> list[Instruction] | None:
+    cache, cells = t.src
+    if cache.dtype != "f32":
+        return None
+    keys = t.attrs["keys"]
+    args = (at(cache), at(cells), at(t), cells.shape[0], cache.shape[1], cache.shape[2 if keys else 3])
+    return [Instruction(f"cells:{how}:{'keys' if keys else 'values'}", args, cells.shape[0], 4)]
+
+
+@lower("take_cells")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    return _cells("take", t, at)
+
+
+@lower("clear_cells")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    clear, cache = _cells("clear", t, at), t.src[0]
+    if clear is None or at(cache) == at(t):
+        return clear
+    return [Instruction("copy", (at(cache), at(t), math.prod(t.shape)), _chunks(t), 8), *clear]
+
+
 @lower("argmax")
 def _(t: Tensor, at: At) -> list[Instruction]:
     rows, n, grain = rows_of(t.src[0])

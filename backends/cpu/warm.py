@@ -24,6 +24,26 @@ def begin() -> None:
     jit.prefetch(GENERAL)
 
 
+# Of a training step of any architecture, the slowest first. A server that only serves compiles none of them.
+TRAINING = (
+    "causal_attention_back",
+    "causal_attention",
+    *(f"gemm:{layouts}" for layouts in ("tiles:n", "tiles:k", "k:k", "m:n", "m:k")),
+    *("pack_tiles", "cross_entropy_back", "cross_entropy", "rms_norm", "rms_norm_plain", "rms_norm_back", "sum_to"),
+    *("adamw_step", "sgd_step", "square_sums", "norm_of_sums", "clip_factor", "clear", "add_rows", "add_rows_to"),
+    *(f"{kind}:{name}" for kind in ("binary", "broadcast") for name in ("add", "mul")),
+    *("broadcast:copy", "scale", "softcap", "get_rows:rows", "rope_angles", "rope:interleaved", "rope:halves"),
+    *(f"{kind}:{name}" for kind in ("unary", "glu") for name in ("silu", "gelu")),
+    *("binary:silu_back", "binary:gelu_back"),
+)
+
+
+def begin_training(frozen: Iterable[str] = ()) -> None:
+    """Start compiling what training needs and is not cached; returns at once. `frozen`: types of weights that stay."""
+    back = (f"gemm:{layout}:{dtype}" for dtype in dict.fromkeys(frozen) for layout in ("tiles", "m"))
+    jit.prefetch((*TRAINING, *back))
+
+
 def prepare(nodes: Iterable[Tensor]) -> None:
     """Load every kernel that a graph with these nodes runs, for any number of rows."""
     jit.load((*GENERAL, *(name for t in nodes for name in _kernels(t))))

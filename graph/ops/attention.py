@@ -6,9 +6,14 @@ cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 1
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from graph.op import Array, Case, State, op, require, writing
+from graph.ops.shape import reshape, slice_rows
 from graph.tensor import Shape, Tensor
 
 PAGE = 16
@@ -158,3 +163,128 @@ for _types, _heads, _kv_heads, _size, _attrs in (
     ("f32/f16", 4, 2, 32, {"window": 20}),
 ):
     attention.case(_attention_case(_types, _heads, _kv_heads, _size, **_attrs))  # type: ignore[arg-type]
+
+
+@op
+def take_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
+    """What `store_k` (keys) or `store_v` wrote into these cells (T,): (T, H_kv, D). Where cells repeat, the same."""
+    return cache[cells // PAGE, :, :, cells % PAGE] if keys else cache[cells // PAGE, :, cells % PAGE]
+
+
+@take_cells.shape
+def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
+    return (cells.shape[0], cache.shape[1], cache.shape[2 if keys else 3]), cache.dtype
+
+
+@op
+def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
+    """The cache with zeros in these cells: the gradient of what was there before a store."""
+    out = cache.copy()
+    if keys:
+        out[cells // PAGE, :, :, cells % PAGE] = 0
+    else:
+        out[cells // PAGE, :, cells % PAGE] = 0
+    return out
+
+
+@clear_cells.shape
+def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
+    return cache.shape, cache.dtype
+
+
+clear_cells.inplace = (0,)
+for _keys, _layout in ((True, (3, 2, 8, PAGE)), (False, (3, 2, PAGE, 8))):
+    for _cells_op in (take_cells, clear_cells):
+        _cells_op.case(lambda r, s=_layout, k=_keys: ([r.normal(size=s), np.array([17, 3, 40])], {"keys": k}))  # type: ignore[misc]
+
+
+@store_k.vjp
+def _(g: Tensor, y: Tensor, cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
+    return clear_cells(g, cells, keys=True), take_cells(g, cells, keys=True), None
+
+
+@store_v.vjp
+def _(g: Tensor, y: Tensor, cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
+    return clear_cells(g, cells, keys=False), take_cells(g, cells, keys=False), None
+
+
+@op
+def attention_back(
+    g: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    tables: Array,
+    slot: Array,
+    pos: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> Array:
+    """The gradients of q (T, H, D) and of the caches k and v, one after the other, as rows of D."""
+    group = q.shape[1] // k.shape[1]
+    dq, dk, dv = np.zeros_like(q), np.zeros(k.shape, q.dtype), np.zeros(v.shape, q.dtype)
+    for t in range(q.shape[0]):
+        p = int(pos[t])
+        where = np.arange(max(0, p - window + 1) if window else 0, p + 1)
+        pages, cells = tables[slot[t]][where // PAGE], where % PAGE
+        keys, values = k[pages, :, :, cells], v[pages, :, cells]  # (n, H_kv, D)
+        for h in range(q.shape[1]):
+            i = h // group
+            s = keys[:, i] @ q[t, h] * scale
+            slope = np.full_like(s, scale)
+            if cap:
+                slope = scale * (1 - np.tanh(s / cap) ** 2)
+                s = cap * np.tanh(s / cap)
+            e = np.exp(s - s.max())
+            weights = e / e.sum()
+            dp = values[:, i] @ g[t, h]
+            ds = weights * (dp - weights @ dp) * slope
+            dq[t, h] = ds @ keys[:, i]
+            dk[pages, i, :, cells] += np.outer(ds, q[t, h])
+            dv[pages, i, cells] += np.outer(weights, g[t, h])
+    return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
+
+
+@attention_back.shape
+def _(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    slot: Tensor,
+    pos: Tensor,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> tuple[Shape, str]:
+    require(g.shape == q.shape, "attention_back", "the gradient must have q's shape", g, q)
+    return (q.shape[0] * q.shape[1] + 2 * k.shape[0] * k.shape[1] * PAGE, q.shape[2]), q.dtype
+
+
+@attention.vjp
+def _(
+    g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
+) -> tuple[Tensor | None, ...]:
+    every = attention_back(g, q, k, v, tables, slot, pos, **attrs)
+    parts, start = [], 0
+    for t in (q, k, v):
+        rows = math.prod(t.shape) // q.shape[2]
+        parts.append(reshape(slice_rows(every, start=start, stop=start + rows), shape=t.shape))
+        start += rows
+    return (*parts, None, None, None)
+
+
+def _back_case(*case: Any, **attrs: float) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        src, found = _attention_case(*case, **attrs)(r)  # type: ignore[arg-type,operator]
+        return [r.normal(size=src[0].shape), *src], found
+
+    return make
+
+
+attention_back.case(_back_case("f32/f32", 4, 2, 8))
+attention_back.case(_back_case("f16/f16", 8, 4, 16, window=20))
+attention_back.case(_back_case("f32/f32", 3, 1, 24, cap=5.0, window=5))

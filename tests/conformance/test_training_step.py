@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.cpu import warm
 from backends.cpu.backend import CPUBackend
+from backends.cpu.lowering import LOWERINGS
 from graph.autodiff import backward
 from graph.evaluate import evaluate
 from graph.ops.elementwise import add, mul, scale, sum_to
@@ -18,7 +20,7 @@ from graph.ops.loss import cross_entropy
 from graph.ops.optim import adamw_params, adamw_step, clip_factor, global_norm
 from graph.session import Session
 from graph.tensor import Tensor, feed, state, toposort
-from models.batch import Sequences
+from models.batch import Batch, PagedMemory, Sequences
 from models.gguf_file import GGUFFile
 from models.model import Model, define_model, hparams_of
 from models.weights import Weights
@@ -73,6 +75,11 @@ class Trained:
         }
 
 
+def kernels_of(plan: Any) -> set[str]:
+    nodes = [t for segment in plan.placement.segments for t in segment.nodes]
+    return {i.kernel for t in nodes for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_gradients_of_every_weight(name: str, shared_data: Path) -> None:
     """In float64, along one random direction through all weights at once, and each kind of weight has one."""
@@ -94,8 +101,31 @@ def test_gradients_of_every_weight(name: str, shared_data: Path) -> None:
     assert all(np.abs(s).max() > 0 for s in slopes)
     plan: Any = trained.session.plan(lambda: [loss, *gradients.values()])
     assert [program.fallbacks for program in plan.programs] == [[]]
+    assert kernels_of(plan) <= set(warm.TRAINING)
     for gradient, wanted in zip(plan.run(trained.feeds())[1:], slopes, strict=True):
         np.testing.assert_allclose(gradient, wanted, atol=1e-3 * np.abs(wanted).max())
+    trained.session.close()
+
+
+def test_gradients_through_the_cache_are_those_without_it(shared_data: Path) -> None:
+    """A prompt written into pages and attended to there, against the same tokens as a training batch."""
+    trained = Trained.open(shared_data / "models" / "arch-llama-gqa-F32.gguf", Session([CPUBackend(1)]))
+    memory = PagedMemory.define(trained.session, trained.model.hparams, 3, (1, 2), "f32", "f32")
+    batch, params = Batch.feeds(LENGTH, LENGTH), list(trained.model.weights.tensors.values())
+    sequences = Sequences.feeds(1, LENGTH)
+    pos = np.arange(LENGTH, dtype=np.int32)
+    feeds = {name: values[:LENGTH] for name, values in trained.feeds().items()}
+    feeds |= {"slot": 0 * pos, "cells": pos + 32, "out": pos}
+    caches = {t.name: np.zeros(t.shape) for t in (*memory.keys, *memory.values)}
+    states = {**trained.values, **caches, "tables": np.array([[2, 0]])}
+    found = []
+    for logits in (trained.model.training_logits(sequences), trained.model.logits(batch, memory)):
+        losses = cross_entropy(logits, feed("targets", (LENGTH,), "i32"))
+        gradients = backward(sum_to(losses, shape=()), params)
+        assert set(gradients) == set(params)
+        found.append(evaluate([gradients[p] for p in params], feeds, states))
+    for plain, cached in zip(*found, strict=True):
+        np.testing.assert_allclose(cached, plain, rtol=1e-9, atol=1e-12)
     trained.session.close()
 
 
@@ -170,6 +200,7 @@ def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
     assert session.n_plans_built == 1
     programs: Any = session.prepare("step", build).programs
     assert [program.fallbacks for program in programs] == [[]]
+    assert kernels_of(session.prepare("step", build)) <= set(warm.TRAINING)
     for p in params:
         gap = np.abs(session.read(p.name) - values[p.name])  # a gradient near 0 may turn a whole step of 0.01 around
         assert gap.mean() < 1e-6
