@@ -321,7 +321,7 @@ class Scheduler:
         wanted: list[tuple[Sequence, int]] = []
         room = min(self.n_ubatch, len(plan) + self.prompt_chunk) - sum([n for _, n in plan])
         for seq, n in plan:
-            if seq.drafts is not None:
+            if seq.drafts is not None and not seq.late:  # its masks for a draft would be late again
                 n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
                 if seq.n_remain >= 0:
                     n_left = min(n_left, seq.n_remain)

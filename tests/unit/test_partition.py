@@ -55,6 +55,26 @@ def test_an_op_that_is_refused_runs_on_the_next() -> None:
     assert [(t.src[0].op, t.attrs["to"]) for t in plan.placement.seams] == [("scale", 1), ("silu", 0)]
 
 
+def test_a_late_feed_is_asked_for_when_the_rest_has_run() -> None:
+    backend = NumpyBackend()
+    x, late = feed("x", (3, 4)), feed("late", (3, 4), late=True)
+    y = add(mul(silu(x), late), late)
+    session = Session([backend])
+    plan = session.plan(lambda: [y])
+    ran: list[list[str]] = []
+
+    def give() -> dict[str, Any]:
+        ran.append(list(backend.ran))
+        return {"late": np.full((3, 4), 2, np.float32)}
+
+    found = plan.run(X, late=give)[0]
+    assert ran == [["silu"]]
+    assert backend.ran == ["silu", "mul", "add"]
+    assert found == pytest.approx(X["x"] / (1 + np.exp(-X["x"])) * 2 + 2, rel=1e-6)
+    with pytest.raises(ValueError, match="feed 'late' is missing"):
+        plan.run(X)
+
+
 def test_nobody_runs_it() -> None:
     y = silu(feed("x", (3, 4)))
     with pytest.raises(ValueError, match=r"no device runs <silu f32\[3, 4\]>: tried first, second"):
