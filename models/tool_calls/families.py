@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from models.tool_calls.call_object import CallObject, text_value, value
 from models.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
 from models.tool_calls.parser import CallFormat, NotACall, Parser, Step
@@ -175,6 +177,7 @@ MISTRAL = CallFormat(
     id_prefix="",
     id_letters=9,  # the templates refuse others
 )
+MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
 GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
 
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
@@ -183,7 +186,7 @@ REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_TH
 def family_of(template: str) -> CallFormat:
     """The family whose way of writing calls this template's source shows."""
     if "[TOOL_CALLS]" in template:
-        return MISTRAL
+        return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if "<tool_call>" in template:
         return HERMES
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):

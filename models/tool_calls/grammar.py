@@ -1,0 +1,125 @@
+"""Grammars of tool calls: what a family's models may write, with arguments that fit the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.grammar import json_rule, quoted
+from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
+from models.tool_calls.parser import CallFormat
+
+Function = Mapping[str, Any]
+_BLANK = r"W: /( |\n[ \t]{0,8})/"
+NO_SCHEMA = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """A Lark grammar. Lazy: it begins with the first of these words in the text, or with the group of a pattern."""
+
+    lark: str
+    lazy: bool = False
+    words: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+
+def call_grammar(
+    calls: CallFormat,
+    functions: Sequence[Function],
+    *,
+    required: bool,
+    parallel: bool,
+    reasoning: tuple[str, str] | None = None,
+    thinking: bool = False,
+) -> CallGrammar:
+    """The grammar of answers with calls of these functions (OpenAI's `function` objects).
+
+    Unless a call is `required`, it begins where a call begins. `reasoning`: tags that may surround what comes first;
+    `thinking`: the prompt has written the opening one.
+    """
+    rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
+    key = "parameters" if calls is LLAMA3 else "arguments"
+    for i, function in enumerate(functions):
+        schema = function.get("parameters") or NO_SCHEMA
+        strict = function.get("strict") is True
+        rules.append(f"args_{i}: {json_rule(schema, strict=strict)}")
+        named = quoted(json.dumps(function["name"], ensure_ascii=False))
+        tail = ' W? "," W? "\\"id\\":" W? /"[a-zA-Z0-9]{9}"/' if calls is MISTRAL else ""
+        head = f'"{{" W? "\\"name\\":" W? {named} "," W? {quoted(json.dumps(key) + ":")}'
+        rules.append(f'obj_{i}: {head} W? args_{i}{tail} W? "}}"')
+    body, word = _BODIES[calls.name](functions, parallel, required)
+    whole = required or calls is GENERIC
+    rules += body
+    if not whole:
+        return CallGrammar(
+            "\n".join([*rules, "start: calls"]), True, *_triggers(calls, functions, word, reasoning, thinking)
+        )
+    if reasoning is None:
+        return CallGrammar("\n".join([*rules, "start: calls"]))
+    opening, closing = reasoning
+    rules.append(f"rest[lazy]: /(?s:.*){_in_regex(closing)}/")
+    thought = "rest" if thinking else f"({quoted(opening)} rest)?"
+    return CallGrammar("\n".join([*rules, f"start: {thought} /[ \\n]{{0,4}}/ calls"]))
+
+
+def _hermes(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = " (W? call)*" if parallel else ""
+    return [f"calls: call{more}", 'call: "<tool_call>" W? obj W? "</tool_call>"'], "<tool_call>"
+
+
+def _llama3(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    return ['calls: obj (W? ";" W? obj)*' if parallel else "calls: obj"], ""
+
+
+def _mistral(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: "[TOOL_CALLS]" W? "[" W? obj{more} W? "]"'], "[TOOL_CALLS]"
+
+
+def _mistral_named(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    of_tools = [f"{quoted('[TOOL_CALLS]' + f['name'] + '[ARGS]')} args_{i}" for i, f in enumerate(functions)]
+    return [f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], "[TOOL_CALLS]"
+
+
+def _generic(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    one = '"{" W? "\\"tool_call\\":" W? obj W? "}"'
+    many = '"{" W? "\\"tool_calls\\":" W? "[" W? obj (W? "," W? obj)* W? "]" W? "}"'
+    said = f'"{{" W? "\\"response\\":" W? {json_rule({"type": "string"})} W? "}}"'
+    return ["calls: " + " | ".join([many if parallel else one, *([] if required else ["said"])]), f"said: {said}"], ""
+
+
+_BODIES = {
+    HERMES.name: _hermes,
+    LLAMA3.name: _llama3,
+    MISTRAL.name: _mistral,
+    MISTRAL_NAMED.name: _mistral_named,
+    GENERIC.name: _generic,
+}
+
+
+def _triggers(
+    calls: CallFormat, functions: Sequence[Function], word: str, reasoning: tuple[str, str] | None, thinking: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Words and patterns with which a call begins, but not in the midst of reasoning."""
+    if calls is LLAMA3:
+        names = "|".join(_in_regex(f["name"]) for f in functions)
+        return (), (rf'^\s*(?:<\|python_tag\|>)?(\{{ ?"name": ?"(?:{names})")',)
+    if reasoning is None:
+        return (word,), ()
+    opening, closing = (_in_regex(tag) for tag in reasoning)
+    begin = f"({_in_regex(word)})"
+    if thinking:
+        return (), (f"{closing}.*?{begin}",)
+    return (), (rf"^\s*{begin}", rf"^\s*[^<\[\s].*?{begin}", rf"^\s*{opening}.*?{closing}.*?{begin}")
+
+
+def _in_regex(text: str) -> str:
+    """A text as a regular expression of any dialect."""
+    return "".join(
+        c if c.isalnum() or c in "_ " else re.escape(c) if ord(c) < 128 and c != "/" else rf"\x{{{ord(c):x}}}"
+        for c in text
+    )
