@@ -11,6 +11,7 @@ from models.tool_calls import Style
 from server.errors import InvalidRequest, NotSupported
 from server.fields import Fields, refuse, unsupported
 from server.parse import MAX_TOP, Job, RequestParser, refuse_unsupported
+from server.parse_call_grammar import chat_constraint
 from server.parse_messages import content_text, parse_messages
 from server.parse_tools import Tools, parse_style, parse_tools, preserved_ids, reasoning_format
 
@@ -27,6 +28,7 @@ class ChatPrompt:
     style: Style = field(default_factory=Style)
     tools: Tools = field(default_factory=Tools)
     preserved: frozenset[int] = frozenset()
+    thinks: bool = True  # the model may reason first, if it can
 
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
@@ -48,10 +50,16 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
         "reasoning_format": reasoning_format(fields, parser.config.reasoning_format),
         "reasoning_in_content": prompt.style.tags_in_content,
     }
-    options = replace(job.options, style=prompt.style, settings=told)
-    return Job(
-        tuple(replace(request, preserved=request.preserved | prompt.preserved) for request in job.requests), options
-    )
+    assert template is not None  # render_chat refuses
+    first = job.requests[0]
+    given, begun = first.sampling.grammar, prompt.style.primer
+    constraint = chat_constraint(given, prompt.tools, template, begun, prompt.thinks, parser.grammars)
+    preserved = first.preserved | prompt.preserved
+    requests = [
+        replace(request, preserved=preserved, sampling=replace(request.sampling, grammar=constraint))
+        for request in job.requests
+    ]
+    return Job(tuple(requests), replace(job.options, style=prompt.style, settings=told))
 
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
@@ -80,7 +88,8 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     begun = _begun(text, template) if add else ""
     prefill = (prefill or "").removeprefix(begun) if begun else prefill or ""
     style = parse_style(fields, template, tools, parser.config.reasoning_format, begun + prefill)
-    return ChatPrompt(text + prefill, prefill, style, tools, preserved_ids(template, tools, tokenizer))
+    thinks = kwargs.get("enable_thinking", True)
+    return ChatPrompt(text + prefill, prefill, style, tools, preserved_ids(template, tools, tokenizer), thinks)
 
 
 def _continued(

@@ -51,9 +51,8 @@ def parse_tools(fields: Fields, template: ChatTemplate) -> Tools:
         refuse("tool_choice", "required needs tools")
     if not tools or choice == "none":
         return Tools()
-    for name in ("grammar", "json_schema"):
-        if fields.body.get(name):
-            refuse(name, "cannot be combined with tools")
+    if fields.body.get("grammar"):
+        refuse("grammar", "cannot be combined with tools")
     if fields.boolean("stream") and fields.boolean("logprobs"):
         refuse("logprobs", "cannot be streamed together with tools")
     return Tools(tools, choice, parallel, parse)

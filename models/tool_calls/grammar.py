@@ -35,11 +35,12 @@ def call_grammar(
     parallel: bool,
     reasoning: tuple[str, str] | None = None,
     thinking: bool = False,
+    said: str = "",
 ) -> CallGrammar:
     """The grammar of answers with calls of these functions (OpenAI's `function` objects).
 
     Unless a call is `required`, it begins where a call begins. `reasoning`: tags that may surround what comes first;
-    `thinking`: the prompt has written the opening one.
+    `thinking`: the prompt has written the opening one. `said`: the Lark of what an answer without calls must be.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
     key = "parameters" if calls is LLAMA3 else "arguments"
@@ -51,19 +52,29 @@ def call_grammar(
         tail = ' W? "," W? "\\"id\\":" W? /"[a-zA-Z0-9]{9}"/' if calls is MISTRAL else ""
         head = f'"{{" W? "\\"name\\":" W? {named} "," W? {quoted(json.dumps(key) + ":")}'
         rules.append(f'obj_{i}: {head} W? args_{i}{tail} W? "}}"')
-    body, word = _BODIES[calls.name](functions, parallel, required)
-    whole = required or calls is GENERIC
+    body, word = _BODIES[calls.name](functions, parallel, required or bool(said))
     rules += body
-    if not whole:
+    if said and not required:
+        rules.append(f"answer: {said}")
+    elif not required and calls is not GENERIC:
         return CallGrammar(
             "\n".join([*rules, "start: calls"]), True, *_triggers(calls, functions, word, reasoning, thinking)
         )
+    start = "(calls | answer)" if said and not required else "calls"
+    return CallGrammar("\n".join([*rules, *_start(start, reasoning, thinking)]))
+
+
+def answer_grammar(said: str, reasoning: tuple[str, str]) -> CallGrammar:
+    """The grammar of an answer (its Lark) after reasoning that the prompt has begun."""
+    return CallGrammar("\n".join([f"answer: {said}", *_start("answer", reasoning, True)]))
+
+
+def _start(rule: str, reasoning: tuple[str, str] | None, thinking: bool) -> list[str]:
     if reasoning is None:
-        return CallGrammar("\n".join([*rules, "start: calls"]))
+        return [f"start: {rule}"]
     opening, closing = reasoning
-    rules.append(f"rest[lazy]: /(?s:.*){_in_regex(closing)}/")
     thought = "rest" if thinking else f"({quoted(opening)} rest)?"
-    return CallGrammar("\n".join([*rules, f"start: {thought} /[ \\n]{{0,4}}/ calls"]))
+    return [f"rest[lazy]: /(?s:.*){_in_regex(closing)}/", f"start: {thought} /[ \\n]{{0,4}}/ {rule}"]
 
 
 def _hermes(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:

@@ -1,0 +1,144 @@
+"""Tools with a real model, which knows nothing of them: what it must write is a call that fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+TEMPLATE = """\
+{%- if tools %}<tool_call>{{ tools | length }}{% endif %}
+{%- for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}
+{%- endfor %}{% if force_thinking %}<think>{% endif %}"""
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer"},
+                "unit": {"enum": ["C", "F"]},
+                "note": {"type": "string", "maxLength": 8},
+            },
+            "required": ["a", "unit", "note"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+ASK: Any = [{"role": "user", "content": "Once upon a time"}]
+
+
+@pytest.fixture(scope="module")
+def server(serve_module: Any, shared_data: Path) -> Any:
+    model = shared_data / "models" / "stories260K.gguf"
+    return serve_module(model, "--ctx-size", "2048", "--chat-template", TEMPLATE)
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def fits(arguments: str) -> bool:
+    found = json.loads(arguments)
+    assert set(found) == {"a", "unit", "note"}
+    assert isinstance(found["a"], int)
+    assert found["unit"] in ("C", "F")
+    return isinstance(found["note"], str) and len(found["note"]) <= 8
+
+
+def test_a_required_call_fits_its_schema(client: openai.OpenAI) -> None:
+    for seed in range(6):
+        reply = client.chat.completions.create(
+            model="m", messages=ASK, tools=[TOOL], tool_choice="required", seed=seed, temperature=1.5, max_tokens=400
+        )
+        (choice,) = reply.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        for call in choice.message.tool_calls or []:
+            assert call.type == "function"
+            assert call.function.name == "add"
+            assert fits(call.function.arguments)
+        assert choice.message.tool_calls
+
+
+def test_a_named_call_streams(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "m", "messages": ASK, "tools": [NOW, TOOL], "seed": 3, "max_tokens": 400}
+    asked["tool_choice"] = {"type": "function", "function": {"name": "add"}}
+    with client.chat.completions.stream(**asked) as stream:
+        told = stream.get_final_completion().choices[0]
+    whole = client.chat.completions.create(**asked).choices[0]
+    calls = [
+        [(c.function.name, c.function.arguments) for c in m.tool_calls or []] for m in (told.message, whole.message)
+    ]  # type: ignore[union-attr]
+    assert calls[0] == calls[1]
+    ((name, arguments),) = calls[0]
+    assert name == "add"
+    assert fits(arguments)
+
+
+def test_reasoning_before_a_required_call(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="m",
+        messages=ASK,
+        tools=[TOOL],
+        tool_choice="required",
+        max_tokens=40,
+        temperature=0,
+        extra_body={"chat_template_kwargs": {"force_thinking": True}},
+    )
+    message = reply.choices[0].message
+    assert message.tool_calls is None
+    assert len(message.reasoning_content) > 20  # type: ignore[attr-defined]
+    assert not message.content
+
+
+def test_tools_or_a_format(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "boolean"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    for seed in range(4):
+        reply = client.chat.completions.create(
+            model="m", messages=ASK, tools=[TOOL], response_format=form, seed=seed, max_tokens=400
+        )
+        message = reply.choices[0].message
+        if message.tool_calls:
+            assert all(fits(call.function.arguments) for call in message.tool_calls)  # type: ignore[union-attr]
+        else:
+            assert json.loads(message.content or "")["x"] in (True, False)
+
+
+def test_auto_leaves_the_text_alone(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "m", "messages": ASK, "max_tokens": 24, "temperature": 0}
+    reply = client.chat.completions.create(**asked, tools=[TOOL])
+    assert reply.choices[0].message.tool_calls is None
+    prompt = "<tool_call>1Once upon a time"  # as the template writes it
+    plain = client.completions.create(model="m", prompt=prompt, max_tokens=24, temperature=0)
+    assert reply.choices[0].message.content == plain.choices[0].text
+
+
+def test_a_schema_that_is_none(client: openai.OpenAI) -> None:
+    broken = {
+        "type": "function",
+        "function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"type": "nonsense"}}}},
+    }
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\]\.function\.parameters"):
+        client.chat.completions.create(model="m", messages=ASK, tools=[NOW, broken])  # type: ignore[list-item]
+    with pytest.raises(openai.BadRequestError, match="only JSON"):
+        client.chat.completions.create(
+            model="m",
+            messages=ASK,
+            tools=[NOW],
+            response_format={"type": "regex", "pattern": "a+"},  # type: ignore[call-overload]
+        )
