@@ -5,7 +5,6 @@ from __future__ import annotations
 from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
-from graph.ops.attention import PAGE
 from graph.ops.elementwise import glu
 from graph.tensor import Tensor
 
@@ -140,5 +139,5 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     args = (*map(at, t.src), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
     units = -(-n // 8) * kv_heads
-    scratch = 8 * group * (size * 8 + PAGE * 4 + 12) + 64
+    scratch = 8 * group * (2 * size + 32 + 2 + 3) * 4 + 32 * size * 4 + 64
     return [Instruction(f"attention:{k.dtype}:{v.dtype}:{size}:{group}", args, units, 1, scratch)]

@@ -1,8 +1,8 @@
 """Attention over page tables with an online softmax, and the writes into the cache.
 
-A unit is up to 8 neighbouring tokens of a batch and one key head. The tokens' query rows walk their pages in position
-order; where neighbours belong to one sequence and see a whole page, four rows share its keys. A row's arithmetic is
-the same alone and in company: scores, the page's maximum, one rescaling, cells in order.
+A unit is up to 8 neighbouring tokens of a batch and one key head. The tokens' query rows walk their sequence in blocks
+of 32 positions (two pages), which are turned to f32 once for all of them. A row's arithmetic is the same alone and in
+company: scores, the block's maximum, one rescaling, cells in order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels.attention_tile import BYTES, page_nbytes, scores, softmax_step, weighted_sum
+from backends.cpu.kernels.attention_tile import (
+    BLOCK,
+    BYTES,
+    LOWEST,
+    PAGE,
+    page_nbytes,
+    scores,
+    softmax_step,
+    weighted_sum,
+    widen,
+)
 from backends.cpu.kernels.registry import (
     abs_f32,
     bits_f32,
@@ -26,33 +36,37 @@ from backends.cpu.kernels.registry import (
 )
 
 TOKENS = 8  # of a unit
-TILE = 4  # query rows that share a page's keys
 
 
 @kernel("attention")
 def attention(key_dtype, value_dtype, head_size, group_size):
     """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits.
 
-    Scratch per thread: 8·G rows of q, 16 scores, sums, and (maximum, sum, correction), G = query heads of a key head.
+    Scratch per thread, with R = 8 · query heads of a key head: q and sums (R, D), scores (R, 32), the cells that each row
+    sees (R, 2), (maximum, sum, correction) (3, R), and a block's keys or values (32, D).
     """
     size, group = int(head_size), int(group_size)
-    score4, score2, score1 = (scores(key_dtype, size, n) for n in (4, 2, 1))
+    widen_keys, widen_values = widen(key_dtype, size, keys=True), widen(value_dtype, size, keys=False)
+    score4, score2, score1 = (scores(size, n) for n in (4, 2, 1))
     weigh4, weigh2, weigh1 = (softmax_step(n) for n in (4, 2, 1))
-    sum4, sum2, sum1 = (weighted_sum(value_dtype, size, n) for n in (4, 2, 1))
+    sum4, sum2, sum1 = (weighted_sum(size, n) for n in (4, 2, 1))
     key_page, value_page = page_nbytes(key_dtype, size), page_nbytes(value_dtype, size)
     max_rows = TOKENS * group
+    wide_page = PAGE * size * 4
 
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
         scale, cap = bits_f32(a[11]), bits_f32(a[12])
         slot, pos = i32p(a[4]), i32p(a[5])
-        q_at = scratch
-        s_at = q_at + max_rows * size * 4
-        o_at = s_at + max_rows * 64
-        m_at = o_at + max_rows * size * 4
+        wide_at = scratch
+        s_at = wide_at + 2 * wide_page
+        q_at = s_at + max_rows * BLOCK * 4
+        o_at = q_at + max_rows * size * 4
+        seen_at = o_at + max_rows * size * 4
+        m_at = seen_at + max_rows * 8
         l_at = m_at + max_rows * 4
         c_at = l_at + max_rows * 4
-        q, o, m, l = f32p(q_at), f32p(o_at), f32p(m_at), f32p(l_at)
+        q, o, m, l, seen = f32p(q_at), f32p(o_at), f32p(m_at), f32p(l_at), i32p(seen_at)
         for unit in range(begin, end):
             h = unit % kv_heads
             first = unit // kv_heads * TOKENS
@@ -71,40 +85,53 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                         q[t * group * size + i] = source[i]
                         o[t * group * size + i] = np.float32(0)
                     for g in range(group):
-                        m[t * group + g] = np.float32(-np.inf)
+                        m[t * group + g] = np.float32(LOWEST)
                         l[t * group + g] = np.float32(0)
                 table = i32p(a[3] + slot[first] * table_pages * 4)
-                start_page = max(0, lowest - window + 1) // 16 if window > 0 else 0
-                for page in range(start_page, highest // 16 + 1):
-                    at = np.int64(table[page]) * kv_heads + h
-                    keys, values = a[1] + at * key_page, a[2] + at * value_page
+                start = max(0, lowest - window + 1) // BLOCK if window > 0 else 0
+                for block in range(start, highest // BLOCK + 1):
+                    for t in range(n):
+                        lo, hi = visible(pos[first + t], block, window)
+                        for g in range(group):
+                            seen[2 * (t * group + g)] = lo
+                            seen[2 * (t * group + g) + 1] = hi
+                    n_pages = min(2, highest // PAGE + 1 - 2 * block)
+                    for i in range(n_pages):
+                        at = np.int64(table[2 * block + i]) * kv_heads + h
+                        widen_keys(a[1] + at * key_page, wide_at + i * wide_page)
                     row = 0
                     while row < rows:
-                        lo, hi = visible(pos[first + row // group], page, window)
-                        if hi <= lo:
-                            row += 1
-                            continue
-                        alike = 1  # rows that see the same cells of this page
-                        while alike < TILE and row + alike < rows:
-                            lo2, hi2 = visible(pos[first + (row + alike) // group], page, window)
-                            if lo2 != lo or hi2 != hi:
-                                break
-                            alike += 1
-                        alike = 4 if alike >= 4 else (2 if alike >= 2 else 1)
-                        x, s, y = q_at + row * size * 4, s_at + row * 64, o_at + row * size * 4
+                        alike = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
+                        x, s, sr = q_at + row * size * 4, s_at + row * BLOCK * 4, seen_at + row * 8
                         mr, lr, cr = m_at + row * 4, l_at + row * 4, c_at + row * 4
                         if alike == 4:
-                            score4(x, keys, s)
-                            weigh4(s, mr, lr, cr, lo, hi, scale, cap)
-                            sum4(s, values, y, cr, lo, hi)
+                            score4(x, wide_at, s)
+                            weigh4(s, mr, lr, cr, sr, scale, cap)
                         elif alike == 2:
-                            score2(x, keys, s)
-                            weigh2(s, mr, lr, cr, lo, hi, scale, cap)
-                            sum2(s, values, y, cr, lo, hi)
+                            score2(x, wide_at, s)
+                            weigh2(s, mr, lr, cr, sr, scale, cap)
                         else:
-                            score1(x, keys, s)
-                            weigh1(s, mr, lr, cr, lo, hi, scale, cap)
-                            sum1(s, values, y, cr, lo, hi)
+                            score1(x, wide_at, s)
+                            weigh1(s, mr, lr, cr, sr, scale, cap)
+                        row += alike
+                    for i in range(n_pages):  # the values take the keys' place, so that all stays in the first-level cache
+                        at = np.int64(table[2 * block + i]) * kv_heads + h
+                        widen_values(a[2] + at * value_page, wide_at + i * wide_page)
+                    row = 0
+                    while row < rows:
+                        alike = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
+                        lo, hi = BLOCK, 0  # what any of them sees
+                        for r in range(row, row + alike):
+                            if seen[2 * r] < seen[2 * r + 1]:
+                                lo, hi = min(lo, seen[2 * r]), max(hi, seen[2 * r + 1])
+                        if lo < hi:
+                            s, y, cr = s_at + row * BLOCK * 4, o_at + row * size * 4, c_at + row * 4
+                            if alike == 4:
+                                sum4(s, wide_at, y, cr, lo, hi)
+                            elif alike == 2:
+                                sum2(s, wide_at, y, cr, lo, hi)
+                            else:
+                                sum1(s, wide_at, y, cr, lo, hi)
                         row += alike
                 for t in range(n):
                     out = f32p(a[6] + ((first + t) * kv_heads + h) * group * size * 4)
@@ -118,10 +145,10 @@ def attention(key_dtype, value_dtype, head_size, group_size):
 
 
 @njit(forceinline=True)
-def visible(position, page, window):
-    """The cells lo…hi−1 of a page that a token at this position sees."""
-    lo = position - window + 1 - page * 16 if window > 0 else 0
-    return max(0, lo), min(16, position + 1 - page * 16)
+def visible(position, block, window):
+    """The cells lo…hi−1 of a block that a token at this position sees."""
+    lo = position - window + 1 - block * BLOCK if window > 0 else 0
+    return max(0, lo), min(BLOCK, position + 1 - block * BLOCK)
 
 
 @njit(forceinline=True)

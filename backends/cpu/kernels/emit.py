@@ -14,6 +14,10 @@ V16I8, V16I16 = ir.VectorType(I8, 16), ir.VectorType(I16, 16)
 V8I, V32B, V64B, V16S = ir.VectorType(I32, 8), ir.VectorType(I8, 32), ir.VectorType(I8, 64), ir.VectorType(I16, 16)
 
 
+# Integer dots start at the bits of 1.5 · 2^23: within ±2^22 around it, the bits of n more are those of the float n more
+DOT_FLOAT, DOT_ZERO = 1.5 * 2**23, 0x4B400000
+
+
 def i64(value):
     return ir.Constant(I64, value)
 
@@ -86,8 +90,20 @@ def bits_to(b, value, left, mask):
 
 
 def dot_start(b, offset, biased):
-    """The first value of an integer dot: −128·sum(x) where quants carry an offset of 128, unless `dot` removes it."""
-    return each(0) if not biased or isa() == "avx2" else splat(b, offset)
+    """The first value of an integer dot: DOT_ZERO, or `offset`, which holds it and −128·sum(x) for biased quants."""
+    return each(DOT_ZERO) if not biased or isa() == "avx2" else splat(b, offset)
+
+
+def dot_value(b, dot):
+    """An integer dot as f32; exact."""
+    return b.fsub(b.bitcast(dot, V16F), each(DOT_FLOAT))
+
+
+def dot_times(b, dot, scale):
+    """An integer dot times a scale of at most 22 significant bits, rounded once: one instruction, no conversion."""
+    if isa() == "plain":  # without a fused multiply-add the large zero would swallow the dot
+        return b.fmul(dot_value(b, dot), scale)
+    return fma(b, b.bitcast(dot, V16F), scale, b.fmul(scale, each(-DOT_FLOAT)))
 
 
 def dot(b, acc, u, x, biased):

@@ -85,6 +85,23 @@ def tree(b, v, combine):
     return b.extract_element(v, ir.Constant(I32, 0))
 
 
+def trees(b, rows, combine):
+    """`tree` of each vector, as the lanes of one; their number is a power of two. Neighbours share the operations."""
+    n = rows[0].type.count
+    while n > 1:
+        paired = len(rows) > 1
+        held = rows[0].type.count // n  # vectors that a vector holds by now
+        half = n // 2
+        pairs = list(zip(rows[::2], rows[1::2], strict=True)) if paired else [(r, r) for r in rows]
+        starts = [i * n for i in range(held * (2 if paired else 1))]
+        index = lambda add: ir.Constant(
+            ir.VectorType(I32, len(starts) * half), [s + add + i for s in starts for i in range(half)]
+        )
+        rows = [combine(b, b.shuffle_vector(x, y, index(0)), b.shuffle_vector(x, y, index(half))) for x, y in pairs]
+        n = half
+    return rows[0]
+
+
 def larger(b, x, y):
     """The greater of each lane; the first where the second is NaN."""
     return b.select(b.fcmp_ordered(">", y, x), y, x)

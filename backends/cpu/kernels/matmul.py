@@ -84,6 +84,9 @@ def quant_tile(dtype, mt, nt):
             for block in blocks:
                 for line in range(layout.quants // 64):
                     e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line))
+        else:
+            for line in range(-(-mt * ACT_BLOCK // 64)):
+                e.prefetch(b, e.at(b, x, mt * ACT_BLOCK + 64 * line))
         xs = [e.at(b, x, ACT_BLOCK * j) for j in range(mt)]
         pairs = [(j, n) for j in range(mt) for n in range(nt)]
         terms = {}  # scale · integer dot
@@ -99,8 +102,10 @@ def quant_tile(dtype, mt, nt):
                         dots[j, n] = e.dot(b, dots[j, n], u[n], x4, biased)
             scales = [block.scale(part) for block in blocks]
             for j, n in pairs:
-                d = b.sitofp(dots[j, n], e.V16F)
-                terms[j, n] = e.fma(b, d, scales[n], terms[j, n]) if part else b.fmul(d, scales[n])
+                if part:
+                    terms[j, n] = e.fma(b, e.dot_value(b, dots[j, n]), scales[n], terms[j, n])
+                else:
+                    terms[j, n] = e.dot_times(b, dots[j, n], scales[n])
             if part < parts - 1:
                 e.keep_order(b)
         if layout.mins:

@@ -16,6 +16,7 @@ from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCA
 from backends.cpu.kernels.registry import f32p, from_bits, i32p, kernel
 
 TINY = np.float32(2.0**-100)  # blocks below this are zero: 127 / max would overflow
+ZERO = np.int32(e.DOT_ZERO)
 STRETCH = 64  # k of a unit of `pack_act`
 
 
@@ -74,9 +75,9 @@ def quantize_block(x, y, scale, inverse):
     first, second = np.int32(sums & 0xFFFFFFFF), np.int32(sums >> 32)
     f32p(y + ACT_SCALE)[0] = scale
     f32p(y + ACT_SUM)[0] = scale * np.float32(first + second)
-    i32p(y + ACT_HALF)[0] = np.int32(-128) * first
-    i32p(y + ACT_HALF)[1] = np.int32(-128) * second
-    i32p(y + ACT_OFFSET)[0] = np.int32(-128) * (first + second)
+    i32p(y + ACT_HALF)[0] = ZERO - np.int32(128) * first
+    i32p(y + ACT_HALF)[1] = ZERO - np.int32(128) * second
+    i32p(y + ACT_OFFSET)[0] = ZERO - np.int32(128) * (first + second)
 
 
 @njit(forceinline=True)
