@@ -19,7 +19,7 @@ from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
 CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
-STRETCH_BYTES = 12 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
+STRETCH_BYTES = 14 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
 
@@ -79,7 +79,8 @@ def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], 
     strips = -(-groups // nt)
     rows = m if n_panels == 1 else panel_rows + MAX_TILE
     grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, panel_rows) * nt * LANES * k)))
-    stretch = count if m <= mt else max(8, STRETCH_BYTES * count // (nt * group) // 8 * 8)  # 8 blocks of 32: a K block
+    stretches = 1 if m <= mt else -(-nt * group // STRETCH_BYTES)
+    stretch = -(-count // stretches // 8) * 8 if layout.block == 256 else -(-count // stretches)
     args = (*addresses, m, n, count, stretch, group, panel_rows, n_panels)
     scratch = (rows + mt) * nt * LANES * 4
     return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch)]

@@ -141,25 +141,28 @@ def float_tile(dtype, mt, nt):
 
 
 def tile_of(body, mt, nt):
-    """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0."""
+    """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
+
+    They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y.
+    """
 
     @intrinsic
-    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, begin, end, count):
+    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, out, out_stride, begin, end, count):
         def codegen(ctx, b, sig, a):
-            w0, x0, sums0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5))
+            w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
             w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
             places = [e.at(b, sums0, 64 * i) for i in range(mt * nt)]
-            fresh = b.icmp_signed("==", a[6], e.i64(0))
+            fresh = b.icmp_signed("==", a[8], e.i64(0))
             start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
 
             def step(i, acc):
-                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[8])
+                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[10])
 
-            for value, place in zip(e.loop(b, a[6], a[7], start, step), places, strict=True):
-                e.store(b, value, place)
+            for i, value in enumerate(e.loop(b, a[8], a[9], start, step)):
+                e.store(b, value, e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))))
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), codegen
+        return types.void(*[types.int64] * 11), codegen
 
     return tile
 
@@ -194,15 +197,20 @@ def linear(dtype, shape):
             rows = m - r0 if panel == n_panels - 1 else panel_rows
             x = a[1] + r0 * count * x_nbytes
             g0 = max(0, min(strip * nt, groups - nt))
-            w = a[0] + g0 * group_nbytes
+            w, y = a[0] + g0 * group_nbytes, a[2] + (r0 * n + g0 * 16) * 4
+            columns = min(n - g0 * 16, nt * 16)
             for k0 in range(0, count, stretch):
                 k1 = min(count, k0 + stretch)
+                finished = k1 == count and columns == nt * 16
                 for r in range(0, rows, mt):
-                    xr = x + min(r, rows - mt) * x_nbytes
-                    tile(w, group_nbytes, groups - 1 - g0, xr, rows * x_nbytes, scratch + r * nt * 64, k0, k1, count)
-            columns = min(n - g0 * 16, nt * 16)
-            for r in range(0, rows, mt):
-                copy(scratch + r * nt * 64, a[2] + ((r0 + min(r, rows - mt)) * n + g0 * 16) * 4, n, columns)
+                    row = min(r, rows - mt)
+                    sums = scratch + r * nt * 64
+                    out, stride = (y + row * n * 4, n * 4) if finished else (sums, nt * 64)
+                    xr = x + row * x_nbytes
+                    tile(w, group_nbytes, groups - 1 - g0, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
+            if columns < nt * 16:
+                for r in range(0, rows, mt):
+                    copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns)
 
     return run
 
@@ -230,7 +238,7 @@ def linear_rows(rows):
                 rows = m - r0 if panel == n_panels - 1 else panel_rows
                 for r in range(0, rows, mt):
                     r = min(r, rows - mt)
-                    tile(scratch, 0, 0, a[1] + (r0 * k + r) * 4, rows * 4, sums, 0, k, k)
+                    tile(scratch, 0, 0, a[1] + (r0 * k + r) * 4, rows * 4, sums, sums, 64, 0, k, k)
                     copy(sums, a[2] + ((r0 + r) * n + g * 16) * 4, n, columns)
 
     return run
