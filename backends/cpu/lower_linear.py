@@ -8,7 +8,7 @@ share its packed form.
 from __future__ import annotations
 
 from backends.cpu.isa import isa
-from backends.cpu.kernels.layout import ACT_BLOCK, LANES, LAYOUTS, MAX_TILE, panels, tile_for
+from backends.cpu.kernels.layout import ACT_BLOCK, LANES, LAYOUTS, MAX_TILE, expanded_nbytes, panels, tile_for, tiles
 from backends.cpu.lower_gemm import tile_shape, tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
@@ -38,7 +38,7 @@ def _(t: Tensor) -> Tensor:
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
-    args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=group == 32))
+    args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=True))
     return [Instruction(f"quantize_act:{group}", args, m * (k // group), 64 * 32 // group)]
 
 
@@ -73,16 +73,18 @@ def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], 
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
     count, row_nbytes = (k, 4 * k) if layout.block == 1 else (k // 32, k // 32 * ACT_BLOCK)
-    panel_rows, n_panels = panels(m, row_nbytes, wide=layout.block == 32)
+    panel_rows, n_panels = panels(m, row_nbytes, wide=layout.block > 1)
     group = layout.group_nbytes(k)
     groups = -(-n // LANES)
     strips = -(-groups // nt)
     rows = m if n_panels == 1 else panel_rows + MAX_TILE
     grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, panel_rows) * nt * LANES * k)))
-    stretches = 1 if m <= mt else -(-nt * group // STRETCH_BYTES)
-    stretch = -(-count // stretches // 8) * 8 if layout.block == 256 else -(-count // stretches)
+    expanded = layout.block > 1 and (mt, nt) == tiles(dtype, isa())[-1]
+    strip_nbytes = nt * count * expanded_nbytes(layout) if expanded else nt * group
+    stretches = 1 if m <= mt and not expanded else -(-strip_nbytes // STRETCH_BYTES)
+    stretch = -(-count // stretches)
     args = (*addresses, m, n, count, stretch, group, panel_rows, n_panels)
-    scratch = (rows + mt) * nt * LANES * 4
+    scratch = (rows + mt) * nt * LANES * 4 + expanded * nt * stretch * expanded_nbytes(layout)
     return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch)]
 
 

@@ -136,9 +136,9 @@ def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
         q = block[..., :32].view(np.int8).astype(np.float64)
         scale = np.ascontiguousarray(block[..., ACT_SCALE:ACT_SUM]).view(np.float32)
         total = np.ascontiguousarray(block[..., ACT_SUM:ACT_OFFSET]).view(np.float32)
-        offsets = np.ascontiguousarray(block[..., ACT_OFFSET : ACT_HALF + 8]).view(np.int32)
+        offsets = np.ascontiguousarray(block[..., ACT_OFFSET : ACT_HALF + 8]).view(np.float32)
         sums = q.reshape(*q.shape[:2], 2, 16).sum(-1)
-        np.testing.assert_array_equal(offsets, -128 * np.concatenate([sums.sum(-1, keepdims=True), sums], -1))
+        np.testing.assert_array_equal(offsets, 1.5 * 2**23 - 128 * np.concatenate([sums.sum(-1, keepdims=True), sums], -1))
         np.testing.assert_allclose(total[..., 0], scale[..., 0] * q.sum(-1), rtol=1e-6)
         out[r0:r1] = q * scale
     return out.reshape(m, k)

@@ -23,12 +23,14 @@ step v+4 in its high half. One high bit: bit `step` of byte [r][t]. Two high bit
 [step div 4][r][t].
 
 The kernels read every signed type as unsigned with offset 128: a quant of b bits is shifted to the top of its byte
-(q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot.
+(q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot, as
+the bits of the float 1.5 · 2^23 − 128 · sum(x): so close to 1.5 · 2^23 the bits count in ones, and the finished dot is read
+as a float without a conversion (emit.py: dot_times).
 
 Activations (M rows) are packed into panels of `panel_rows` rows, the last panel taking what is left: in a panel, all
 rows of the first block of k, then all rows of the next, so that a tile reads one place.
-    q8_act     [K/32][rows] of 52 bytes: 32 i8 quants, f32 scale, f32 scale · sum, i32 −128 · sum, and i32 −128 · sum of
-               the first 16 and of the second
+    q8_act     [K/32][rows] of 52 bytes: 32 i8 quants, f32 scale, f32 scale · sum, and the starts of an integer dot with
+               all, with the first 16 and with the second
     f32_act    [K][rows] f32
 """
 
@@ -53,6 +55,11 @@ class Layout:
     shift: int = 0  # signed types: quants are read as q << shift, offset 128
     mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
 
+    @property
+    def parts(self) -> int:
+        """Scales of 32 k."""
+        return 2 if self.high == 128 else 1
+
     def group_nbytes(self, k: int) -> int:
         if self.block == 1:
             return k * self.quants
@@ -74,24 +81,23 @@ LAYOUTS: dict[str, Layout] = {
     "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2),
 }
 
-# Tiles (activation rows, groups): the widest that keeps its sums in registers, and narrower ones for few rows.
-# "int": blocks of 32. "fine": q4_k and q5_k. "two": q6_k, whose blocks have two scales: an output needs one more
-# register.
+# Tiles (activation rows, groups), and last the one for many rows, for which quantised weights are expanded (blocks.py)
 WIDE_TILES = {
     "float": ((1, 4), (2, 4), (4, 4), (12, 2)),
-    "int": ((1, 1), (2, 1), (4, 1), (6, 2), (8, 1)),
-    "fine": ((1, 1), (2, 1), (4, 1), (8, 1), (12, 1)),
-    "two": ((1, 1), (2, 1), (4, 1), (8, 1), (9, 1)),
+    "int": ((1, 1), (2, 1), (4, 1), (8, 1), (6, 2)),
 }
 NARROW_TILES = {  # 16 registers of half the width
     "float": ((1, 2), (2, 2), (6, 1)),
     "int": ((1, 1), (2, 1), (4, 1)),
-    "fine": ((1, 1), (2, 1), (4, 1)),
-    "two": ((1, 1), (2, 1), (4, 1)),
 }
 MAX_TILE = 12  # outputs; no tile has more rows either
 PANEL_BYTES = 384 << 10  # activations that stay in the second-level cache while weights stream past them
 WIDE_PANEL_BYTES = 4 << 20  # where two groups share what is loaded of them, the third level is enough
+
+
+def expanded_nbytes(layout: Layout) -> int:
+    """Of 32 k of a group (blocks.py)."""
+    return 512 + 64 * (layout.parts + layout.mins)
 
 
 def panels(m: int, row_nbytes: int, *, wide: bool = False) -> tuple[int, int]:
@@ -107,14 +113,16 @@ def panels(m: int, row_nbytes: int, *, wide: bool = False) -> tuple[int, int]:
 def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
     """The tile shapes that exist for a type, fewest rows first."""
     table = WIDE_TILES if isa == "avx512_vnni" else NARROW_TILES
-    layout = LAYOUTS[dtype]
-    if layout.block == 1:
-        return table["float"]
-    return table["two" if layout.high == 128 else "fine" if layout.fine else "int"]
+    return table["float" if LAYOUTS[dtype].block == 1 else "int"]
 
 
 def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
     """The tile for m rows: no wider than m, and the least work, as the last tile may overlap the one before."""
-    fitting = [t for t in tiles(dtype, isa) if t[0] <= m]
-    # of a group: its products, unpacking its weights (about two rows' products), and its part of loading activations
-    return min(fitting, key=lambda t: -(-m // t[0]) * (t[0] + 2 + t[0] / t[1]))
+    table = tiles(dtype, isa)
+    expanded = table[-1] if LAYOUTS[dtype].block > 1 else None
+
+    def cost(tile: tuple[int, int]) -> float:  # of a group, in products of a row: unpacking, a part of loading rows
+        rows, groups = tile
+        return -(-m // rows) * (rows + 2 + rows / groups / 2) + (6 if tile == expanded else 0)
+
+    return min((t for t in table if t[0] <= m), key=cost)

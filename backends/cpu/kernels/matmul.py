@@ -5,7 +5,7 @@ Each output is one chain of fused multiply-adds over k (over blocks of 32 for qu
 the bits of a row do not depend on the rows beside it. A unit of work is one strip of `nt` groups for one panel of
 activation rows; units of the same panel follow each other, so the rows stay in cache while weights stream. Within a
 unit, a stretch of weights small enough for the first-level cache meets all rows before the next; partial sums wait in
-scratch. Tiles at an edge are moved back over their neighbour and compute it twice: same numbers, no special case.
+scratch. For many rows a stretch of quantised weights is first expanded (blocks.py). Tiles at an edge are moved back over their neighbour and compute it twice: same numbers, no special case.
 """
 
 from __future__ import annotations
@@ -14,106 +14,59 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM, LAYOUTS, MAX_TILE
+from backends.cpu.isa import isa
+from backends.cpu.kernels.blocks import Expanded, Packed, expand
+from backends.cpu.kernels.layout import (
+    ACT_BLOCK,
+    ACT_HALF,
+    ACT_OFFSET,
+    ACT_SCALE,
+    ACT_SUM,
+    LAYOUTS,
+    expanded_nbytes,
+    tiles,
+)
 from backends.cpu.kernels.registry import f32p, kernel
 
 AHEAD = 4096  # bytes between what is read and what is fetched
 
 
-class Block:
-    """32 k of one group, in registers: `quants(step)`, `scale` and `min`."""
-
-    def __init__(self, b, layout, group, i, n_blocks):
-        self.b, self.layout = b, layout
-        section, self.at = e.i64(0), []
-        for width in (layout.quants, layout.high, layout.fine):
-            self.at.append(e.at(b, group, b.add(section, b.mul(i, e.i64(width)))))
-            section = b.add(section, b.mul(n_blocks, e.i64(width)))
-        super_block = b.lshr(i, e.i64((layout.block // 32).bit_length() - 1))
-        self.coarse = e.at(b, group, b.add(section, b.mul(super_block, e.i64(layout.coarse))))
-        self.loaded = {}
-
-    def vector(self, section, index):
-        key = section, index
-        if key not in self.loaded:
-            self.loaded[key] = e.load(self.b, e.at(self.b, self.at[section], 64 * index), e.V16I)
-        return self.loaded[key]
-
-    def quants(self, step):
-        """Unsigned bytes: q, or with an offset (q << shift) + 128."""
-        b, layout = self.b, self.layout
-        if layout.quants == 512:
-            return self.vector(0, step)
-        shift, mask = layout.shift, 15 << layout.shift
-        u = e.bits_to(b, self.vector(0, step % 4), shift - 4 * (step // 4), mask)
-        if layout.high == 64:
-            u = b.or_(u, e.bits_to(b, self.vector(1, 0), 4 + shift - step, 16 << shift))
-        elif layout.high == 128:
-            u = b.or_(u, e.bits_to(b, self.vector(1, step // 4), 4 + shift - 2 * (step % 4), 48 << shift))
-        return u
-
-    def scale(self, part):
-        """f32: of the block, or (q6_k) of one of its halves."""
-        b, layout = self.b, self.layout
-        d = e.half(b, self.coarse)
-        if layout.shift:
-            d = b.fmul(d, e.each(2.0**-layout.shift))
-        if not layout.fine:
-            return d
-        fine = e.load(b, e.at(b, self.at[2], 16 * part), e.V16I8)
-        return b.fmul(d, b.sitofp((b.zext if layout.mins else b.sext)(fine, e.V16I), e.V16F))
-
-    def min(self):
-        b, layout = self.b, self.layout
-        m = e.half(b, e.at(b, self.coarse, 32))
-        if layout.fine:
-            fine = b.zext(e.load(b, e.at(b, self.at[2], 16), e.V16I8), e.V16I)
-            m = b.fneg(b.fmul(m, b.sitofp(fine, e.V16F)))
-        return m
-
-
-def quant_tile(dtype, mt, nt):
-    """A tile of quantised weights: a loop over blocks of 32."""
+def quant_tile(dtype, mt, nt, form):
+    """A tile of quantised weights, packed or expanded: a loop over blocks of 32."""
     layout = LAYOUTS[dtype]
-    parts = 2 if layout.high == 128 else 1  # q6_k has a scale for each half of a block
     biased = not layout.mins
 
     def block_of(b, i, acc, w, x, n_blocks):
-        blocks = [Block(b, layout, group, i, n_blocks) for group in w]
-        if mt * nt < MAX_TILE:  # few rows: memory is the limit, and the loads under way do not ask it for enough
+        blocks = [form(b, layout, group, i, n_blocks) for group in w]
+        if form is Packed:  # few rows: memory is the limit, and the loads under way do not ask it for enough
             for block in blocks:
                 for line in range(layout.quants // 64):
                     e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line))
-        else:
+        else:  # the next tile's activations
             for line in range(-(-mt * ACT_BLOCK // 64)):
                 e.prefetch(b, e.at(b, x, mt * ACT_BLOCK + 64 * line))
         xs = [e.at(b, x, ACT_BLOCK * j) for j in range(mt)]
-        pairs = [(j, n) for j in range(mt) for n in range(nt)]
-        terms = {}  # scale · integer dot
-        for part in range(parts):
-            offset = ACT_OFFSET if parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
+        for part in range(layout.parts):
+            offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
             starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
-            dots = {(j, n): starts[j] for j, n in pairs}
-            for step in range(8 // parts * part, 8 // parts * (part + 1)):
+            dots = [start for start in starts for _ in blocks]
+            for step in range(8 // layout.parts * part, 8 // layout.parts * (part + 1)):
                 u = [block.quants(step) for block in blocks]
                 for j, row in enumerate(xs):
                     x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
                     for n in range(nt):
-                        dots[j, n] = e.dot(b, dots[j, n], u[n], x4, biased)
+                        dots[j * nt + n] = e.dot(b, dots[j * nt + n], u[n], x4, biased)
             scales = [block.scale(part) for block in blocks]
-            for j, n in pairs:
-                if part:
-                    terms[j, n] = e.fma(b, e.dot_value(b, dots[j, n]), scales[n], terms[j, n])
-                else:
-                    terms[j, n] = e.dot_times(b, dots[j, n], scales[n])
-            if part < parts - 1:
+            terms = [e.dot_times(b, dot, scales[i % nt]) for i, dot in enumerate(dots)]
+            scales_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4)) for row in xs]
+            acc = [e.fma(b, terms[i], scales_x[i // nt], a) for i, a in enumerate(acc)]
+            if part < layout.parts - 1:
                 e.keep_order(b)
         if layout.mins:
             mins = [block.min() for block in blocks]
             sums = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
-            acc = [e.fma(b, mins[n], sums[j], a) for (j, n), a in zip(pairs, acc, strict=True)]
-        scales = [e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4)) for row in xs]
-        return [e.fma(b, terms[j, n], scales[j], a) for (j, n), a in zip(pairs, acc, strict=True)]
+            acc = [e.fma(b, mins[i % nt], sums[i // nt], a) for i, a in enumerate(acc)]
+        return acc
 
     return tile_of(block_of, mt, nt)
 
@@ -184,8 +137,15 @@ def put(mt, nt):
 def linear(dtype, shape):
     """a: w, x, y, m, n, count (blocks or k), stretch of it, bytes of a group, panel rows, panels. Scratch: the sums."""
     mt, nt = (int(s) for s in shape.split("x"))
-    plain = LAYOUTS[dtype].block == 1
-    tile, copy, x_nbytes = (float_tile if plain else quant_tile)(dtype, mt, nt), put(mt, nt), 4 if plain else ACT_BLOCK
+    layout, copy = LAYOUTS[dtype], put(mt, nt)
+    quantised = layout.block > 1
+    expanded = quantised and (mt, nt) == tiles(dtype, isa())[-1]
+    x_nbytes = ACT_BLOCK if quantised else 4
+    if quantised:
+        tile = quant_tile(dtype, mt, nt, Expanded if expanded else Packed)
+        unpack, block_nbytes = expand(dtype), expanded_nbytes(layout)
+    else:
+        tile, unpack, block_nbytes = float_tile(dtype, mt, nt), None, 0
 
     def run(a, begin, end, scratch):
         m, n, count, stretch, group_nbytes, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7], a[8], a[9]
@@ -202,12 +162,19 @@ def linear(dtype, shape):
             for k0 in range(0, count, stretch):
                 k1 = min(count, k0 + stretch)
                 finished = k1 == count and columns == nt * 16
+                source, source_nbytes, last = w, group_nbytes, groups - 1 - g0
+                if expanded:
+                    wide = scratch + (rows + mt) * nt * 64
+                    source_nbytes = (k1 - k0) * block_nbytes
+                    for i in range(nt):
+                        unpack(w + min(i, last) * group_nbytes, wide + i * source_nbytes, k0, k1, count)
+                    source, last = wide - k0 * block_nbytes, nt
                 for r in range(0, rows, mt):
                     row = min(r, rows - mt)
                     sums = scratch + r * nt * 64
                     out, stride = (y + row * n * 4, n * 4) if finished else (sums, nt * 64)
                     xr = x + row * x_nbytes
-                    tile(w, group_nbytes, groups - 1 - g0, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
+                    tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
                     copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns)
