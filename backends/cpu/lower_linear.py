@@ -39,7 +39,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
     args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=True))
-    return [Instruction(f"quantize_act:{group}", args, m * (k // group), 64 * 32 // group)]
+    return [Instruction(f"quantize_act:{group}", args, m, max(1, 4096 // k))]
 
 
 @lower("pack_act")

@@ -138,7 +138,9 @@ def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
         total = np.ascontiguousarray(block[..., ACT_SUM:ACT_OFFSET]).view(np.float32)
         offsets = np.ascontiguousarray(block[..., ACT_OFFSET : ACT_HALF + 8]).view(np.float32)
         sums = q.reshape(*q.shape[:2], 2, 16).sum(-1)
-        np.testing.assert_array_equal(offsets, 1.5 * 2**23 - 128 * np.concatenate([sums.sum(-1, keepdims=True), sums], -1))
+        np.testing.assert_array_equal(
+            offsets, 1.5 * 2**23 - 128 * np.concatenate([sums.sum(-1, keepdims=True), sums], -1)
+        )
         np.testing.assert_allclose(total[..., 0], scale[..., 0] * q.sum(-1), rtol=1e-6)
         out[r0:r1] = q * scale
     return out.reshape(m, k)

@@ -42,8 +42,8 @@ TOKENS = 8  # of a unit
 def attention(key_dtype, value_dtype, head_size, group_size):
     """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits.
 
-    Scratch per thread, with R = 8 · query heads of a key head: q and sums (R, D), scores (R, 32), the cells that each row
-    sees (R, 2), (maximum, sum, correction) (3, R), and a block's keys or values (32, D).
+    Scratch per thread, with R = 8 · query heads of a key head: a block's keys or values (32, D), scores (R, 32), q and
+    sums (R, D), the cells that each row sees (R, 2), and maximum, sum and correction (R each).
     """
     size, group = int(head_size), int(group_size)
     widen_keys, widen_values = widen(key_dtype, size, keys=True), widen(value_dtype, size, keys=False)
@@ -114,7 +114,7 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                             score1(x, wide_at, s)
                             weigh1(s, mr, lr, cr, sr, scale, cap)
                         row += alike
-                    for i in range(n_pages):  # the values take the keys' place, so that all stays in the first-level cache
+                    for i in range(n_pages):  # in the keys' place: all stays in the first cache
                         at = np.int64(table[2 * block + i]) * kv_heads + h
                         widen_values(a[2] + at * value_page, wide_at + i * wide_page)
                     row = 0

@@ -1,7 +1,7 @@
 """32 k of a weight's group of 16 rows, in registers: out of its packed form, or expanded once for many rows.
 
-Expanded: per 32 k [8][16][4] u8 quants, then [16] f32 scales (two for q6_k, each of 16 k), then [16] f32 minima for types
-that have them. Both forms give the same numbers.
+Expanded: per 32 k [8][16][4] u8 quants, then [16] f32 scales (two for q6_k, each of 16 k), then [16] f32 minima for
+types that have them. Both forms give the same numbers.
 """
 
 from __future__ import annotations

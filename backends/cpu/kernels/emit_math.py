@@ -89,16 +89,14 @@ def trees(b, rows, combine):
     """`tree` of each vector, as the lanes of one; their number is a power of two. Neighbours share the operations."""
     n = rows[0].type.count
     while n > 1:
+        held = rows[0].type.count // n  # rows that a vector has taken up by now, n lanes each
+        n //= 2
         paired = len(rows) > 1
-        held = rows[0].type.count // n  # vectors that a vector holds by now
-        half = n // 2
+        lanes = [2 * n * row + i for row in range(2 * held if paired else held) for i in range(n)]
+        kind = ir.VectorType(I32, len(lanes))
+        low, high = (ir.Constant(kind, [lane + add for lane in lanes]) for add in (0, n))
         pairs = list(zip(rows[::2], rows[1::2], strict=True)) if paired else [(r, r) for r in rows]
-        starts = [i * n for i in range(held * (2 if paired else 1))]
-        index = lambda add: ir.Constant(
-            ir.VectorType(I32, len(starts) * half), [s + add + i for s in starts for i in range(half)]
-        )
-        rows = [combine(b, b.shuffle_vector(x, y, index(0)), b.shuffle_vector(x, y, index(half))) for x, y in pairs]
-        n = half
+        rows = [combine(b, b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high)) for x, y in pairs]
     return rows[0]
 
 

@@ -23,9 +23,9 @@ step v+4 in its high half. One high bit: bit `step` of byte [r][t]. Two high bit
 [step div 4][r][t].
 
 The kernels read every signed type as unsigned with offset 128: a quant of b bits is shifted to the top of its byte
-(q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot, as
-the bits of the float 1.5 · 2^23 − 128 · sum(x): so close to 1.5 · 2^23 the bits count in ones, and the finished dot is read
-as a float without a conversion (emit.py: dot_times).
+(q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot.
+It does so as the bits of the float 1.5 · 2^23 − 128 · sum(x): near 1.5 · 2^23 the bits of floats count in ones, so the
+finished dot is read as a float without a conversion (emit.py: dot_times).
 
 Activations (M rows) are packed into panels of `panel_rows` rows, the last panel taking what is left: in a panel, all
 rows of the first block of k, then all rows of the next, so that a tile reads one place.

@@ -4,8 +4,9 @@ A tile is `mt` activation rows × `nt` groups of 16 outputs; its accumulators st
 Each output is one chain of fused multiply-adds over k (over blocks of 32 for quantised types), whatever the tile, so
 the bits of a row do not depend on the rows beside it. A unit of work is one strip of `nt` groups for one panel of
 activation rows; units of the same panel follow each other, so the rows stay in cache while weights stream. Within a
-unit, a stretch of weights small enough for the first-level cache meets all rows before the next; partial sums wait in
-scratch. For many rows a stretch of quantised weights is first expanded (blocks.py). Tiles at an edge are moved back over their neighbour and compute it twice: same numbers, no special case.
+unit, a stretch of weights small enough for the first-level cache, expanded once if it is quantised and the rows are
+many (blocks.py), meets all rows before the next; partial sums wait in scratch. Tiles at an edge are moved back over
+their neighbour and compute it twice: same numbers, no special case.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 from numba import njit, types
 from numba.extending import intrinsic
 
-from backends.cpu.kernels import emit as e
 from backends.cpu.isa import isa
+from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Packed, expand
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,

@@ -11,15 +11,12 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.emit_math import tree
+from backends.cpu.kernels.emit_math import tree, trees
 from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM
-from backends.cpu.kernels.registry import f32p, from_bits, i32p, kernel
+from backends.cpu.kernels.registry import f32p, from_bits, kernel
 
 TINY = np.float32(2.0**-100)  # blocks below this are zero: 127 / max would overflow
-ZERO = np.int32(e.DOT_ZERO)
 STRETCH = 64  # k of a unit of `pack_act`
-
-
 BITS = 0x7FFFFFFF  # of |x|
 
 
@@ -49,35 +46,67 @@ def largest_of(n):
     return find
 
 
-@intrinsic
-def round_block(typingctx, x, y, inverse):
-    """32 floats times `inverse` → int8; the sums of the first and (in the upper half) of the second 16."""
-
-    def codegen(ctx, b, sig, args):
-        X, Y = b.inttoptr(args[0], e.I8P), b.inttoptr(args[1], e.I8P)
-        sums = []
+def round_blocks(b, x, y, stride, scales, inverses):
+    """Blocks of 32 floats, one for each scale → q8_act blocks `stride` bytes apart (layout.py)."""
+    halves, places = [], [e.at(b, y, b.mul(stride, e.i64(i))) for i in range(len(scales))]
+    for n, (place, inverse) in enumerate(zip(places, inverses, strict=True)):
         for i in range(2):
-            v = b.fmul(e.load(b, e.at(b, X, 64 * i), e.V16F, 4), e.splat(b, args[2]))
+            v = b.fmul(e.load(b, e.at(b, x, 128 * n + 64 * i), e.V16F, 4), e.splat(b, inverse))
             v = e.call(b, "llvm.rint.v16f32", e.V16F, [v])
             v = b.select(b.fcmp_ordered(">", v, e.each(-127.0)), v, e.each(-127.0))  # NaN becomes −127
             v = b.select(b.fcmp_ordered("<", v, e.each(127.0)), v, e.each(127.0))
-            q = b.fptosi(v, e.V16I)
-            e.store(b, b.trunc(q, e.V16I8), e.at(b, Y, 16 * i))
-            sums.append(b.zext(tree(b, q, lambda b, u, v: b.add(u, v)), e.I64))
-        return b.or_(sums[0], b.shl(sums[1], e.i64(32)))
+            halves.append(b.fptosi(v, e.V16I))
+            e.store(b, b.trunc(halves[-1], e.V16I8), e.at(b, place, 16 * i))
+    sums = trees(b, halves, lambda b, u, v: b.add(u, v))
+    for n, (place, scale) in enumerate(zip(places, scales, strict=True)):
+        first, second = (b.extract_element(sums, ir.Constant(e.I32, 2 * n + i)) for i in range(2))
+        whole = b.add(first, second)
+        e.store(b, scale, e.at(b, place, ACT_SCALE), 4)
+        e.store(b, b.fmul(scale, b.sitofp(whole, e.F32)), e.at(b, place, ACT_SUM), 4)
+        for offset, part in ((ACT_OFFSET, whole), (ACT_HALF, first), (ACT_HALF + 4, second)):
+            start = b.sub(ir.Constant(e.I32, e.DOT_ZERO), b.shl(part, ir.Constant(e.I32, 7)))
+            e.store(b, start, e.at(b, place, offset), 4)
 
-    return types.int64(types.int64, types.int64, types.float32), codegen
+
+def round_each(n):
+    """intrinsic f(x, y, stride): n blocks, a power of two, each with its own scale max|x| / 127."""
+    kind = ir.VectorType(e.F32, n)
+    constant = lambda value: ir.Constant(kind, [value] * n)
+
+    @intrinsic
+    def quantize(typingctx, x, y, stride):
+        def codegen(ctx, b, sig, args):
+            X, Y = (b.inttoptr(v, e.I8P) for v in args[:2])
+            larger = lambda b, u, v: b.select(b.icmp_signed(">", v, u), v, u)
+            sizes = [b.and_(e.load(b, e.at(b, X, 64 * i), e.V16I, 4), e.each(BITS)) for i in range(2 * n)]
+            pairs = [larger(b, u, v) for u, v in zip(sizes[::2], sizes[1::2], strict=True)]
+            top = b.bitcast(trees(b, pairs, larger), kind)
+            tiny = b.fcmp_ordered("<", top, constant(TINY))
+            scales = b.select(tiny, constant(0.0), b.fdiv(top, constant(127.0)))
+            inverses = b.select(tiny, constant(0.0), b.fdiv(constant(127.0), top))
+            lanes = [ir.Constant(e.I32, i) for i in range(n)]
+            each = [[b.extract_element(v, i) for i in lanes] for v in (scales, inverses)]
+            round_blocks(b, X, Y, args[2], *each)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
+    return quantize
 
 
-@njit(forceinline=True)
-def quantize_block(x, y, scale, inverse):
-    sums = round_block(x, y, inverse)
-    first, second = np.int32(sums & 0xFFFFFFFF), np.int32(sums >> 32)
-    f32p(y + ACT_SCALE)[0] = scale
-    f32p(y + ACT_SUM)[0] = scale * np.float32(first + second)
-    i32p(y + ACT_HALF)[0] = ZERO - np.int32(128) * first
-    i32p(y + ACT_HALF)[1] = ZERO - np.int32(128) * second
-    i32p(y + ACT_OFFSET)[0] = ZERO - np.int32(128) * (first + second)
+def round_alike(n):
+    """intrinsic f(x, y, stride, scale, inverse): n blocks, a power of two, of one scale."""
+
+    @intrinsic
+    def quantize(typingctx, x, y, stride, scale, inverse):
+        def codegen(ctx, b, sig, args):
+            X, Y = (b.inttoptr(v, e.I8P) for v in args[:2])
+            round_blocks(b, X, Y, args[2], [args[3]] * n, [args[4]] * n)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 3, types.float32, types.float32), codegen
+
+    return quantize
 
 
 @njit(forceinline=True)
@@ -90,37 +119,40 @@ def panel_of(row, m, panel_rows, n_panels):
 
 @kernel("quantize_act")
 def quantize_act(group_size):
-    """a: x, y, m, blocks of a row, panel rows, panels. The blocks of 32 that share a scale are a unit.
+    """a: x, y, m, blocks of a row, panel rows, panels. A row is a unit; `group_size` elements share a scale.
 
     The scale of a group of 256 has the opposite sign of its first largest element, as in llama.cpp's q8_K: which way a
     tie is rounded depends on it.
     """
     group = int(group_size)
-    n_blocks, signed = group // 32, group > 32
+    signed = group > 32
     find = largest_of(group)
+    round4, round1, alike = round_each(4), round_each(1), round_alike(8)
 
     def run(a, begin, end, scratch):
         m, count, panel_rows, n_panels = a[2], a[3], a[4], a[5]
-        row, block = begin * n_blocks // count, begin * n_blocks % count  # divisions cost more than rounding a block
-        r0, rows = panel_of(row, m, panel_rows, n_panels)
-        for unit in range(begin, end):
-            if block == count:
-                row, block = row + 1, 0
-                r0, rows = panel_of(row, m, panel_rows, n_panels)
-            x = a[0] + unit * group * 4
-            found = find(x)
-            largest = from_bits(np.int32(found & 0x7FFFFFFF))
-            if largest < TINY:
-                scale, inverse = np.float32(0), np.float32(0)
-            elif signed:
-                inverse = np.float32(-127) / f32p(x)[found >> 32]
-                scale = np.float32(1) / inverse
-            else:
-                scale, inverse = largest / np.float32(127), np.float32(127) / largest
-            for i in range(n_blocks):
-                y = a[1] + (r0 * count + (block + i) * rows + row - r0) * ACT_BLOCK
-                quantize_block(x + i * 128, y, scale, inverse)
-            block += n_blocks
+        for row in range(begin, end):
+            r0, rows = panel_of(row, m, panel_rows, n_panels)
+            stride = rows * ACT_BLOCK  # from a block of a row to its next
+            x, y = a[0] + row * count * 128, a[1] + (r0 * count + row - r0) * ACT_BLOCK
+            block = 0
+            while block < count:
+                if signed:
+                    found = find(x)
+                    largest = from_bits(np.int32(found & 0x7FFFFFFF))
+                    scale, inverse = np.float32(0), np.float32(0)
+                    if not largest < TINY:
+                        inverse = np.float32(-127) / f32p(x)[found >> 32]
+                        scale = np.float32(1) / inverse
+                    alike(x, y, stride, scale, inverse)
+                    done = 8
+                elif count - block >= 4:
+                    round4(x, y, stride)
+                    done = 4
+                else:
+                    round1(x, y, stride)
+                    done = 1
+                block, x, y = block + done, x + done * 128, y + done * stride
 
     return run
 
