@@ -200,6 +200,7 @@ def finished(seq: Sequence, stop: Stop) -> Finished:
         id_slot=-1 if seq.slot is None else seq.slot.id,
         seed=seq.sampler.seed,
         timings=seq.timings(),
+        rng_used=seq.sampler.rng_used,
         prediction=(0, 0)
         if seq.drafts is None
         else (

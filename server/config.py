@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.sampling import SamplingParams
+from server.speculation.settings import SpeculationParams
 
 BUILD_INFO = "b1-logitless"  # llama-server's clients expect "b", then a build number
 
@@ -28,6 +29,8 @@ class ServerConfig:
     backend_sampling: bool = True
     reverse_prompts: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=SamplingParams)
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    has_draft_model: bool = False
     api_keys: tuple[str, ...] = ()
     admin_api_key: str = ""  # what writing files and jobs needs, where it is set
     api_prefix: str = ""

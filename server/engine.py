@@ -113,7 +113,8 @@ class Shape:
 class Engine:
     """A loaded model. ModelFileError, DeviceError and ValueError say in one line why it cannot be loaded."""
 
-    def __init__(self, path: str | Path, options: EngineOptions | None = None) -> None:
+    def __init__(self, path: str | Path, options: EngineOptions | None = None, *, beside: Engine | None = None) -> None:
+        """`beside`: another engine, whose devices and threads this one uses too; it must be closed later than this."""
         self.options = options = options or EngineOptions()
         self.gguf = GGUFFile.open(path)
         self.hparams = h = hparams_of(self.gguf)
@@ -132,6 +133,7 @@ class Engine:
         self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
         self.table_pages = -(-self.n_ctx_slot // PAGE)
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
+        self._beside = beside
         self._open(options.devices)
         self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
@@ -142,7 +144,9 @@ class Engine:
         """A session on these devices, with everything that lives in it; nothing is allocated yet."""
         options, h = self.options, self.hparams
         self.devices = tuple(devices)
-        self.session = Session(open_backends(devices, options.threads))
+        self._other = self._beside.session if self._beside is not None else None
+        backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
+        self.session: Session = Session(backends)
         self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot)
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
@@ -234,11 +238,18 @@ class Engine:
             lora=self.adapters.generation if batch.mixes else 0,
             n_masks=_power_of_two(n_masks, 1) if n_masks else 0,
         )
+        if self._beside is not None and self._beside.session is not self._other:  # it lost a device, so this one did
+            self._open(self._beside.devices)
+            self.adapters.move_to(self.session)
+            self.load()
+            raise DeviceFailed("the devices have been replaced")
         try:
             for slot, table in batch.tables.items():
                 self._write_table(slot, np.asarray(table, np.int32))
             return self._run(shape, batch)
         except DeviceLost as error:
+            if self._beside is not None:  # the devices are the other's to replace, when it needs them
+                raise StepFailed(str(error)) from error
             self._fall_back(error)
             raise DeviceFailed(str(error)) from error
         except (MemoryError, OSError) as error:
@@ -334,7 +345,8 @@ class Engine:
         self.memory.write_page(self.session, page, data)
 
     def close(self) -> None:
-        self.session.close()
+        if self._beside is None:
+            self.session.close()
         self.gguf.close()
 
 

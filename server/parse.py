@@ -16,6 +16,7 @@ from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited
 from server.parse_grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from server.parse_lora import model_adapter, parse_lora
 from server.parse_sampling import parse_sampling
+from server.parse_speculation import parse_speculation
 from server.requests import CompletionRequest
 
 MAX_TOP = 1024  # log-probabilities beside the chosen token
@@ -172,13 +173,15 @@ class RequestParser:
                 "backend_sampling": fields.boolean("backend_sampling", config.backend_sampling),
             },
         )
+        speculation = parse_speculation(fields, config, self.tokenizer, self.n_ctx)
         requests = []
         for prompt in prompts:
+            request = replace(request, prompt=prompt, speculation=speculation.after(prompt, self.tokenizer))
             for i in range(best_of):
                 varied = sampling  # the results of one prompt have seeds that count up, as llama-server's
                 if i and sampling.seed not in (-1, 0xFFFFFFFF):
                     varied = replace(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF)
-                requests.append(replace(request, prompt=prompt, sampling=varied))
+                requests.append(replace(request, sampling=varied))
         return Job(tuple(requests), options)
 
     # -- prompts
@@ -268,6 +271,3 @@ def refuse_unsupported(fields: Fields) -> None:
         if fields.body.get(name):
             unsupported(name)
     response_kind(fields)
-    for name, value in fields.body.items():
-        if name.startswith("speculative.") and value and (name, value) != ("speculative.type", "none"):
-            unsupported(name)

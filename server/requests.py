@@ -93,6 +93,7 @@ class Finished:
     id_slot: int = -1
     seed: int = 0  # the seed that was used
     timings: Timings = field(default_factory=Timings)
+    rng_used: tuple[int, int] = (0, 0)  # see SamplingParams
     prediction: tuple[int, int] = (0, 0)  # tokens of the client's draft: accepted, rejected
     prompt_probs: tuple[TokenProb | None, ...] = ()  # one per prompt token when asked for; the first is None
 

@@ -18,13 +18,14 @@ def choose_seed(seed: int) -> int:
 class Generator:
     """The words of std::mt19937(seed). Looking consumes nothing; `advance` says what was used."""
 
-    __slots__ = ("_at", "_source", "_words")
+    __slots__ = ("_at", "_source", "_words", "n_used")
 
     def __init__(self, seed: int) -> None:
         self._source = np.random.MT19937(0)
         self._source._legacy_seeding(seed & 0xFFFFFFFF)  # init_genrand, as the C++ standard prescribes
         self._words: list[int] = []
         self._at = 0
+        self.n_used = 0
 
     def peek(self, n: int, skip: int = 0) -> list[int]:
         """The n words after the next `skip`."""
@@ -45,3 +46,4 @@ class Generator:
         """n words have been used."""
         self.peek(n)
         self._at += n
+        self.n_used += n

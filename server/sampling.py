@@ -74,6 +74,7 @@ class SamplingParams:
     min_keep: int = 0
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     logit_bias: tuple[tuple[int, float], ...] = ()
+    rng_used: tuple[int, int] = (0, 0)  # words of the seed's selection and XTC generators that are used up
     n_probs: int = 0
     post_sampling_probs: bool = False
     grammar: Constraint | None = None
@@ -180,6 +181,10 @@ class RowSampler:
             self._first[s.RESET + 1] = np.float32(1) / rest if adaptive else 0
         self._dist = Generator(self.seed) if codes[-1] != s.GREEDY else None
         self._xtc = Generator(self.seed) if s.XTC in codes else None
+        if self._dist:
+            self._dist.advance(p.rng_used[0])
+        if self._xtc:
+            self._xtc.advance(p.rng_used[1])
         self._penalties: Penalties | None = None
         self._dry: Dry | None = None
         self._bias_ids = [id for id, _ in p.logit_bias]
@@ -200,6 +205,12 @@ class RowSampler:
     def ready(self) -> bool:
         """Whether the next row can be sampled without waiting for its mask."""
         return self._masks is None or self._masks.ready
+
+    @property
+    def rng_used(self) -> tuple[int, int]:
+        """What `SamplingParams.rng_used` must be to go on from here."""
+        dist, xtc = self.params.rng_used
+        return self._dist.n_used if self._dist else dist, self._xtc.n_used if self._xtc else xtc
 
     def begin(self, prompt: Sequence[int]) -> None:
         """The tokens before the first one to be sampled."""

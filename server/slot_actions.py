@@ -28,6 +28,14 @@ def snapshot(scheduler: Scheduler, id: int) -> SlotState:
         raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
 
 
+def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
+    """What the slot's last sequence had, with its last token, which is not in the cache."""
+    slot = idle_slot(scheduler, id)
+    known = slot.cached
+    last = slot.sequence.tokens if slot.sequence is not None else []
+    return tuple(last if known and last[: len(known)] == known else known)
+
+
 def install(scheduler: Scheduler, id: int, state: SlotState) -> None:
     """Give a slot a saved state; on any error it keeps what it has."""
     slot = idle_slot(scheduler, id)

@@ -40,7 +40,7 @@ class Flag:
     kind: Callable[[str], Any] | None = None
     default: Any = None
     metavar: str = "N"
-    env: str = ""
+    env: str = ""  # the variable, or several, of which the first that is set counts
     off: str = ""  # the names that turn a switch off, "--no-slots"
     many: bool = False  # may be given again; the value is a list
     optional: tuple[str, ...] = ()  # the value may be left out, and is one of these
@@ -131,21 +131,21 @@ def unknown(word: str, names: Iterable[str]) -> str:
 
 def from_environment(f: Flag, environ: Mapping[str, str]) -> tuple[str, str | bool] | None:
     """The variable that sets this flag and its text (True or False for a switch); None when none does."""
-    if not f.env:
-        return None
-    if f.env.startswith("LLAMA_ARG_") and (f.off or not f.takes_value):
-        negative = f.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)
-        if negative in environ:
-            return negative, False
-    text = environ.get(f.env)
-    if text is None:
-        return None
-    if f.takes_value:
-        return f.env, text
-    lowered = text.strip().lower()
-    if lowered not in TRUE | FALSE:
-        raise UsageError(f"{f.env}: {text!r} is not one of 1, 0, true, false, on, off")
-    return f.env, lowered in TRUE
+    for name in f.env.split():
+        if name.startswith("LLAMA_ARG_") and (f.off or not f.takes_value):
+            negative = name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1)
+            if negative in environ:
+                return negative, False
+        text = environ.get(name)
+        if text is None:
+            continue
+        if f.takes_value:
+            return name, text
+        lowered = text.strip().lower()
+        if lowered not in TRUE | FALSE:
+            raise UsageError(f"{name}: {text!r} is not one of 1, 0, true, false, on, off")
+        return name, lowered in TRUE
+    return None
 
 
 def _apply(

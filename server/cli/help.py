@@ -61,5 +61,5 @@ def _explanation(f: Flag) -> str:
         shown = ",".join(map(str, f.default)) if isinstance(f.default, (list, tuple)) else f.default
         notes.append(f"default: {shown}")
     if f.env:
-        notes.append(f"env: {f.env}")
+        notes.append(f"env: {f.env.split()[0]}")
     return f.help + (f" ({'; '.join(notes)})" if notes else "")

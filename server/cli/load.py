@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from server.engine import Engine, EngineOptions
     from server.sampling import SamplingParams
     from server.scheduler import Scheduler
+    from server.speculation.speculator import Speculator
 
 # flag → field of a request, where the names differ
 _FIELDS = {
@@ -125,12 +126,12 @@ def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
     return make_engine(path, wanted)
 
 
-def make_engine(path: str | Path, wanted: EngineOptions) -> Engine:
+def make_engine(path: str | Path, wanted: EngineOptions, *, beside: Engine | None = None) -> Engine:
     from server.engine import Engine
 
     show_compiling()
     try:
-        return Engine(path, wanted)
+        return Engine(path, wanted, beside=beside)
     except ModelFileError:
         raise
     except ValueError as error:
@@ -145,7 +146,9 @@ def load_weights(engine: Engine) -> None:
         COMPILING.end()
 
 
-def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespace) -> Scheduler:
+def make_scheduler(
+    engine: Engine, tokenizer: Tokenizer, options: SimpleNamespace, speculator: Speculator | None = None
+) -> Scheduler:
     from server.cli.cache_options import cache_ram_bytes
     from server.cli.devices import total_memory
     from server.sampling import RowSampler
@@ -171,6 +174,7 @@ def make_scheduler(engine: Engine, tokenizer: Tokenizer, options: SimpleNamespac
         queue_requests=getattr(options, "queue_requests", -1),
         queue_tokens=getattr(options, "queue_tokens", -1),
         make_sampler=lambda params, _: RowSampler(params, tokenizer, engine.n_ctx_slot),
+        speculator=speculator,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import Flag, Group, choice, device_list, json_object, number, text, whole, wholes, words
+from server.cli.speculation import speculation_group
 
 INT_MAX = 2**31 - 1
 KV_TYPES = ("f32", "f16", "q8_0")
@@ -325,6 +326,7 @@ SERVE = (
     SAMPLING,
     LORA,
     TUNING,
+    speculation_group(KV_TYPES),
     Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
     COMPATIBLE,
 )

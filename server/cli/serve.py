@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from server.cli import load, lora
+from server.cli import load, lora, speculation
 from server.cli.flags import CliError
 from server.cli.progress import show_compiling
 
@@ -64,6 +64,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         hparams = hparams_of(gguf)
         wanted = load.engine_options(options, hparams, gguf.size)
         given = lora.given(options, gguf, hparams)
+        speculation.check_draft_model(options, gguf)
     store = None
     if options.data_dir:
         from server.store import Store
@@ -77,7 +78,8 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         warm.begin()
         engine = load.make_engine(path, wanted)
         load.load_weights(engine)
-        scheduler = load.make_scheduler(engine, vocabulary, options)
+        speculator = speculation.make_speculator(options, engine, vocabulary)
+        scheduler = load.make_scheduler(engine, vocabulary, options, speculator)
         adapters = lora.connect(engine, scheduler, given, apply=not options.lora_init_without_apply)
         info = model_info(engine, vocabulary)
         tuning = None
@@ -157,6 +159,8 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         backend_sampling=options.backend_sampling,
         reverse_prompts=tuple(options.reverse_prompt),
         defaults=load.sampling_defaults(options, vocabulary),
+        speculation=speculation.defaults(options),
+        has_draft_model=options.model_draft is not None,
         api_keys=api_keys(options),
         admin_api_key=options.admin_api_key or "",
         api_prefix=api_prefix(options.api_prefix),

@@ -62,6 +62,8 @@ _POST: dict[str, Handler] = {
     "/reranking": embeddings.rerank,
     "/v1/rerank": embeddings.rerank,
     "/v1/reranking": embeddings.rerank,
+    "/verify": generate.verify,
+    "/v1/verify": generate.verify,
     "/tokenize": text.tokenize,
     "/detokenize": text.detokenize,
     "/apply-template": text.apply_template,

@@ -15,10 +15,13 @@ from server.http.context import CONTEXT, Context, beside, json_response
 from server.http.native import NativeReply
 from server.http.openai import CompletionReply
 from server.http.reply import Reply, failure
+from server.http.verify import VerifyReply
 from server.parse import Job
 from server.parse_chat import parse_chat
 from server.parse_infill import parse_infill
+from server.parse_verify import parse_verify, slot_to_continue
 from server.requests import Event, Failed, Finished, Progress, Token
+from server.slot_actions import tokens_of
 from server.stream import Stream
 
 log = logging.getLogger("logitless.http")
@@ -59,6 +62,16 @@ def client_of(request: web.Request, job: Job) -> str:
     """Whom a request counts for when clients take turns: the user that it names, of this key or address."""
     key = request.headers.get("Authorization") or request.headers.get("X-Api-Key") or request.remote or ""
     return f"{key} {job.options.user}"
+
+
+async def verify(request: web.Request) -> web.StreamResponse:
+    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose next."""
+    context = request.app[CONTEXT]
+    parser = context.parser
+    id = await context.parsed(request, lambda body: slot_to_continue(body, context.config))
+    known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id))
+    job = await context.parsed(request, lambda body: parse_verify(body, parser, known))
+    return await run(request, context, job, VerifyReply(job, context.served, context.config))
 
 
 async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:

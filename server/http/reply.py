@@ -170,12 +170,19 @@ class Reply:
         prompts = [result.finished for result in self.results[:: self.options.best_of]]
         n_prompt = sum(done.n_prompt for done in prompts)
         n_predicted = sum(result.finished.n_predicted for result in self.results)
-        return {
+        usage: dict[str, Any] = {
             "completion_tokens": n_predicted,
             "prompt_tokens": n_prompt,
             "total_tokens": n_predicted + n_prompt,
             "prompt_tokens_details": {"cached_tokens": sum(done.n_cached for done in prompts)},
         }
+        if any(result.request.speculation.draft for result in self.results):
+            predictions = [result.finished.prediction for result in self.results]
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(accepted for accepted, _ in predictions),
+                "rejected_prediction_tokens": sum(rejected for _, rejected in predictions),
+            }
+        return usage
 
 
 def failure(event: Failed) -> RequestError:
@@ -192,6 +199,7 @@ def sse(data: object) -> str:
 
 def timings(t: Timings) -> dict[str, Any]:
     """llama-server's `timings`."""
+    drafts = {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}
     return {
         "cache_n": t.cache_n,
         "prompt_n": t.prompt_n,
@@ -202,12 +210,13 @@ def timings(t: Timings) -> dict[str, Any]:
         "predicted_ms": t.predicted_ms,
         "predicted_per_token_ms": t.predicted_ms / t.predicted_n if t.predicted_n else 0.0,
         "predicted_per_second": 1e3 * t.predicted_n / t.predicted_ms if t.predicted_ms else 0.0,
+        **drafts,
     }
 
 
 def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a request by llama-server's names."""
-    s = request.sampling
+    s, drafts = request.sampling, request.speculation
     return {
         "seed": s.seed & 0xFFFFFFFF,
         "temperature": s.temperature,
@@ -252,6 +261,10 @@ def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -
         "reasoning_format": "none",
         "reasoning_in_content": False,
         "samplers": list(s.samplers),
+        "speculative.type": ",".join(drafts.kinds) or "none",
+        "speculative.n_max": drafts.n_max,
+        "speculative.n_min": drafts.n_min,
+        "speculative.p_min": drafts.p_min,
         "timings_per_token": False,
         "post_sampling_probs": s.post_sampling_probs,
         "backend_sampling": True,

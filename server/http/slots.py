@@ -108,7 +108,7 @@ def _slot(slot: Slot, context: Context) -> dict[str, Any]:
     data: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
-        "speculative": False,
+        "speculative": bool(context.config.speculation.kinds if slot.sequence is None else slot.sequence.drafts),
         "is_processing": slot.is_processing,
     }
     if slot.sequence is None:

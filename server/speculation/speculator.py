@@ -40,14 +40,16 @@ class Speculator:
         if params.draft:
             client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
         others = [self._make(kind, params) for kind in params.kinds if kind != MODEL]
-        seq.drafts = Drafts(params, client, others, self.model is not None and MODEL in params.kinds)
+        # The draft model knows no masks, and what it would guess without them a grammar mostly forbids.
+        wants_model = MODEL in params.kinds and self.model is not None and seq.request.sampling.grammar is None
+        seq.drafts = Drafts(params, client, others, wants_model)
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> None:
         """Set `draft` of each (sequence, most tokens)."""
         for_model: list[tuple[Sequence, int]] = []
         for seq, n_most in wanted:
             assert seq.drafts is not None
-            seq.draft = seq.drafts.propose(seq.tokens, n_most) if n_most > 0 else []
+            seq.draft = seq.drafts.propose(seq.tokens, n_most)
             if seq.drafts.wants_model:
                 n_max = seq.drafts.params.n_max
                 n_max = self.settings.draft_n_max if n_max is None else n_max

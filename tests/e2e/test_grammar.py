@@ -134,6 +134,18 @@ def test_probabilities_before_sampling_know_no_grammar(server: Any) -> None:
     assert after["completion_probabilities"][0]["prob"] == 1.0
 
 
+def test_drafts_change_nothing(server: Any) -> None:
+    body = {"prompt": PROMPT, "n_predict": 60, "seed": 11, "return_tokens": True, "json_schema": ANSWER}
+    plain = server.post("/completion", body)
+    guess = {"prediction": {"type": "content", "content": plain["content"]}}
+    wrong = {"prediction": {"type": "content", "content": plain["content"].replace('"age"', '"bge"')}}
+    for more in (guess, wrong):
+        drafted = server.post("/completion", {**body, **more})
+        assert drafted["tokens"] == plain["tokens"]
+        assert drafted["timings"]["draft_n"] > 0
+    assert server.post("/completion", {**body, **guess})["timings"]["draft_n_accepted"] > 5
+
+
 def lazy(server: Any, grammar: str, *triggers: dict[str, Any], **fields: Any) -> str:
     body = {"prompt": PROMPT, "n_predict": 60, "seed": 5, "grammar": grammar, "grammar_lazy": True, **fields}
     return str(server.post("/completion", {**body, "grammar_triggers": list(triggers)})["content"])

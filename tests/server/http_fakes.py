@@ -98,6 +98,7 @@ class FakeSequence:
     started: bool = False
     done: bool = False
     has_new_line: bool = False
+    drafts: None = None
 
     @property
     def n_prompt(self) -> int:

@@ -57,7 +57,7 @@ class FakeSampler:
     ready = True
 
     def __init__(self, params: SamplingParams, n_ctx: int) -> None:
-        self.seed = params.seed
+        self.seed, self.rng_used = params.seed, params.rng_used
         self.n_ctx = n_ctx
         self.history: list[int] = []
 

@@ -45,6 +45,12 @@ FIELDS: list[tuple[str, Any]] = [
         for value in (1, "x", [1], [[1]], [[1, 2, 3]], [[1, True]], [[1, None]], {"1": "x"}, [[{}, 1]])
     ],
     *[("dry_sequence_breakers", value) for value in ([], "x", [1], {}, ["z"] * 65)],
+    *[("speculative.type", value) for value in (1, [], "nope", "ngram-simple,nope", "draft-simple")],
+    *[("speculative.n_max", value) for value in (-1, "x", 4097, 1.5)],
+    *[("speculative.n_min", value) for value in (-1, "x", 4097)],
+    *[("speculative.p_min", value) for value in (-0.1, 1.1, "x")],
+    *[("speculative", value) for value in (1, "x", [])],
+    *[("draft_tokens", value) for value in (1, "x", {}, ["x"], [-1], [259], [1.5], [None], [10**30])],
     *[("response_fields", value) for value in ("x", [1], {})],
     *[("stream_options", value) for value in ("x", [], 1)],
     ("tools", [1]),
@@ -59,7 +65,7 @@ PROMPTS: list[Any] = [
     [10**30], [[[1]]],
 ]  # fmt: skip
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("speculative.n_max", 3),
+    ("speculative.type", "draft-eagle3"), ("speculative.n_ctx", 9),
 ]  # fmt: skip
 HARMLESS = {
     "grammar": "", "json_schema": None, "tools": [], "tool_choice": "none", "lora": [], "functions": None,

@@ -1,0 +1,183 @@
+"""The flags of speculation (llama-server's names), and what the scheduler and the parser of requests make of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli.flags import CliError, Flag, Group, UsageError, choice, number, text, whole
+from server.errors import RequestError
+
+if TYPE_CHECKING:
+    from models.gguf_file import GGUFFile
+    from models.tokenizer import Tokenizer
+    from server.engine import Engine
+    from server.speculation.settings import NgramSizes, SpeculationParams, SpeculationSettings
+    from server.speculation.speculator import Speculator
+
+MOST_DIFFERENCE = 128  # between the sizes of two vocabularies; like the next, llama.cpp's rule
+FIRST_COMMON = 5  # the token from which on two vocabularies must agree
+
+KINDS = "draft-simple, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
+
+
+def _sizes(kind: str) -> tuple[Flag, ...]:
+    return (
+        Flag(f"--spec-{kind}-size-n", f"{kind}: tokens that must have come before", whole(1, 1024), 12),
+        Flag(f"--spec-{kind}-size-m", f"{kind}: most tokens to draft", whole(1, 1024), 48),
+        Flag(f"--spec-{kind}-min-hits", f"{kind}: how often they must have come", whole(1, 65535), 1),
+    )
+
+
+def speculation_group(kv_types: tuple[str, ...]) -> Group:
+    """The group of flags."""
+    return Group(
+        "Speculation (same texts, fewer steps; a request may choose with speculative.type)",
+        (
+            Flag(
+                "--spec-type",
+                f"who drafts, separated by commas: none, {KINDS}",
+                text,
+                "none",
+                "KINDS",
+                env="LLAMA_ARG_SPEC_TYPE",
+            ),
+            Flag("--spec-default", "the same as --spec-type ngram-mod"),
+            Flag(
+                "-md --model-draft --spec-draft-model",
+                "a smaller model with the same vocabulary, for draft-simple",
+                text,
+                metavar="FILE",
+                env="LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_MODEL_DRAFT",
+            ),
+            Flag(
+                "--spec-draft-n-max --draft --draft-n --draft-max",
+                "draft-simple: most tokens to draft",
+                whole(0, 1024),
+                3,
+                env="LLAMA_ARG_SPEC_DRAFT_N_MAX LLAMA_ARG_DRAFT_MAX",
+            ),
+            Flag(
+                "--spec-draft-n-min --draft-min --draft-n-min",
+                "a shorter draft is not verified",
+                whole(0, 1024),
+                0,
+                env="LLAMA_ARG_SPEC_DRAFT_N_MIN LLAMA_ARG_DRAFT_MIN",
+            ),
+            Flag(
+                "--spec-draft-p-min --draft-p-min",
+                "draft-simple: stop where the draft model's choice has less probability",
+                number(0, 1),
+                0.0,
+                "X",
+                env="LLAMA_ARG_SPEC_DRAFT_P_MIN LLAMA_ARG_DRAFT_P_MIN",
+            ),
+            Flag(
+                "-ctkd --cache-type-k-draft --spec-draft-type-k",
+                "number type of the draft model's cached keys",
+                choice(*kv_types),
+                "f16",
+                "TYPE",
+                env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K LLAMA_ARG_CACHE_TYPE_K_DRAFT",
+            ),
+            Flag(
+                "-ctvd --cache-type-v-draft --spec-draft-type-v",
+                "number type of the draft model's cached values",
+                choice(*kv_types),
+                "f16",
+                "TYPE",
+                env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V LLAMA_ARG_CACHE_TYPE_V_DRAFT",
+            ),
+            *_sizes("ngram-simple"),
+            *_sizes("ngram-map-k"),
+            *_sizes("ngram-map-k4v"),
+            Flag("--spec-ngram-mod-n-match", "ngram-mod: tokens that must have come before", whole(1, 1024), 24),
+            Flag("--spec-ngram-mod-n-min", "ngram-mod: a shorter draft is not verified", whole(0, 1024), 48),
+            Flag("--spec-ngram-mod-n-max", "ngram-mod: most tokens to draft", whole(1, 1024), 64),
+        ),
+    )
+
+
+def settings(options: SimpleNamespace) -> SpeculationSettings:
+    """The sizes of each kind."""
+    from server.speculation.settings import NgramSizes, SpeculationSettings
+
+    def sizes(kind: str) -> NgramSizes:
+        return NgramSizes(*(getattr(options, f"spec_{kind}_{name}") for name in ("size_n", "size_m", "min_hits")))
+
+    return SpeculationSettings(
+        draft_n_max=options.spec_draft_n_max,
+        simple=sizes("ngram_simple"),
+        map_k=sizes("ngram_map_k"),
+        map_k4v=sizes("ngram_map_k4v"),
+        mod_n_match=options.spec_ngram_mod_n_match,
+        mod_n_min=options.spec_ngram_mod_n_min,
+        mod_n_max=options.spec_ngram_mod_n_max,
+    )
+
+
+def defaults(options: SimpleNamespace) -> SpeculationParams:
+    """What a request gets that says nothing about speculation."""
+    from server.parse_speculation import parse_kinds
+    from server.speculation.settings import MODEL, SpeculationParams
+
+    try:
+        kinds = parse_kinds("spec-type", options.spec_type, options.model_draft is not None)
+    except RequestError as error:
+        line = error.message.replace("field 'spec-type'", "--spec-type")
+        if "needs a server" in line:
+            raise CliError(f"--spec-type {MODEL} needs --model-draft FILE") from None
+        raise UsageError(line) from None
+    if options.spec_default and "ngram-mod" not in kinds:
+        kinds = (*kinds, "ngram-mod")
+    return SpeculationParams(kinds, n_min=options.spec_draft_n_min, p_min=options.spec_draft_p_min)
+
+
+def check_draft_model(options: SimpleNamespace, target: GGUFFile) -> None:
+    """Refuse a draft model that cannot be read, or that means something else by its tokens."""
+    from models.gguf_file import GGUFFile
+    from models.model import hparams_of
+
+    if options.model_draft is None:
+        return
+    with GGUFFile.open(options.model_draft) as draft:
+        hparams_of(draft)
+        both = target.metadata, draft.metadata
+        kinds, texts = ([m.get(f"tokenizer.ggml.{key}") for m in both] for key in ("model", "tokens"))
+        reason = ""
+        if kinds[0] != kinds[1]:
+            reason = f"its vocabulary is of kind {kinds[1]}, the model's of kind {kinds[0]}"
+        elif not isinstance(texts[0], list) or not isinstance(texts[1], list):
+            reason = "one of the two files has no vocabulary"
+        elif abs(len(texts[0]) - len(texts[1])) > MOST_DIFFERENCE:
+            reason = f"its vocabulary has {len(texts[1])} tokens, the model's has {len(texts[0])}"
+        else:
+            pairs = enumerate(zip(*texts, strict=False))
+            wrong = next((id for id, (a, b) in pairs if a != b and id >= FIRST_COMMON), None)
+            if wrong is not None:
+                reason = f"token {wrong} is {texts[1][wrong]!r}, the model's is {texts[0][wrong]!r}"
+        if reason:
+            raise CliError(f"--model-draft {options.model_draft}: {reason[:300]}")
+
+
+def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokenizer) -> Speculator:
+    """The drafters of a server, with the draft model loaded beside the engine's."""
+    from dataclasses import replace
+
+    from server.cli.load import load_weights, make_engine
+    from server.speculation.model import ModelDrafter
+    from server.speculation.speculator import Speculator
+
+    model = None
+    if options.model_draft is not None:
+        types = {"type_k": options.cache_type_k_draft, "type_v": options.cache_type_v_draft}
+        draft = make_engine(options.model_draft, replace(engine.options, n_ctx=engine.n_ctx, **types), beside=engine)
+        load_weights(draft)
+        model = ModelDrafter(
+            draft,
+            n_pages=draft.n_pages,
+            n_vocab=min(draft.hparams.n_vocab, engine.hparams.n_vocab),
+            n_ubatch=draft.options.n_ubatch,
+            eog_ids=tokenizer.eog_ids,
+        )
+    return Speculator(settings(options), model)

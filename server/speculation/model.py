@@ -1,0 +1,178 @@
+"""draft-simple: a smaller model guesses for several sequences at once, with a KV cache of its own.
+
+Its choices are sampled as the target will sample its own: by the sequence's settings, history and the very random
+numbers of each position. Two models that agree on the probabilities then agree on the token, at any temperature.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from graph.ops import samplers as s
+from server.pages import n_pages_for
+from server.prefix import common_prefix
+from server.sampling import Row
+from server.sequence import Sequence
+from server.ubatch import PAGE, StepResult, UBatch
+
+log = logging.getLogger("logitless.speculation")
+PROMPT_CHUNK = 128  # tokens of prompts that one step of the target may wait for, when others wait too
+
+
+class StepEngine(Protocol):
+    """What runs the draft model (server.engine.Engine)."""
+
+    def step(self, batch: UBatch, /) -> StepResult:
+        """Run one batch."""
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """What the draft model has computed for the sequence in one slot; it outlives the sequence, for the next one."""
+
+    tokens: list[int] = field(default_factory=list)  # in its cache
+    table: list[int] = field(default_factory=list)
+    sent: bool = False  # the engine knows the table as it is
+
+
+@dataclass(slots=True)
+class _Guess:
+    """One sequence's draft in the making."""
+
+    seq: Sequence
+    mirror: _Mirror
+    n_most: int
+    n_now: int  # tokens that the next batch takes in
+    draft: list[int] = field(default_factory=list)
+    n_dist: int = 0  # uniforms that the draft's tokens have used
+    n_xtc: int = 0
+
+    def row(self, n_vocab: int) -> Row:
+        """How the target will sample after what is drafted so far."""
+        rows = self.seq.sampler.draft_feeds(self.draft)
+        row = rows[-1]
+        low, high = rows[self.n_dist].draws[:2]
+        row = replace(row, draws=(low, high, rows[self.n_xtc].draws[2], 0))
+        if all(id < n_vocab for id in row.ids):
+            return row
+        entries = [entry for entry in zip(row.kinds, row.ids, row.values, strict=True) if entry[1] < n_vocab]
+        kinds, ids, values = zip(*entries, strict=True) if entries else ((), (), ())
+        return replace(row, kinds=kinds, ids=ids, values=values)
+
+
+class ModelDrafter:
+    """Drafts by a second model. It computes a prompt piecemeal while the target goes on without it."""
+
+    def __init__(
+        self, engine: StepEngine, *, n_pages: int, n_vocab: int, n_ubatch: int, eog_ids: Iterable[int] = ()
+    ) -> None:
+        """`n_vocab`: ids below it mean the same to both models; others are neither fed nor drafted."""
+        self._engine = engine
+        self._n_vocab = n_vocab
+        self._n_ubatch = n_ubatch
+        self._eog_ids = frozenset(eog_ids)
+        self._free = list(range(n_pages - 1, -1, -1))
+        self._mirrors: dict[int, _Mirror] = {}  # by slot, the one used longest ago first
+        self._active: set[int] = set()  # slots that this step drafts for
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[Sequence, list[int]]:
+        """Drafts for (sequence, most tokens); with 0 it only keeps up."""
+        guesses = self._catch_up(wanted)
+        drafts: dict[Sequence, list[int]] = {}
+        while guesses:
+            try:
+                result = self._run(guesses)
+            except Exception as error:  # no reason for the target to fail: it goes on without these drafts
+                log.warning("the draft model failed: %s", " ".join(str(error).split()))
+                for mirror in self._mirrors.values():
+                    self._forget(mirror, 0)
+                break
+            row = 0
+            going_on = []
+            for guess in guesses:
+                if guess.n_most == 0 or len(guess.mirror.tokens) < len(guess.seq.tokens):
+                    continue
+                word = int(result.ids[row])
+                sure = result.probs is None or float(result.probs[1][row]) >= _p_min(guess.seq)
+                row += 1
+                id = word & s.ID
+                if not sure or id >= self._n_vocab:
+                    continue
+                guess.draft.append(id)
+                drafts[guess.seq] = guess.draft
+                n_dist, n_xtc = s.used(word)
+                guess.n_dist += n_dist
+                guess.n_xtc += n_xtc
+                if len(guess.draft) < guess.n_most and id not in self._eog_ids and self._has_room(guess.mirror, 1):
+                    guess.n_now = 1
+                    going_on.append(guess)
+            guesses = going_on
+        return drafts
+
+    def _catch_up(self, wanted: list[tuple[Sequence, int]]) -> list[_Guess]:
+        """What each sequence's mirror owes, as far as this step may wait for it."""
+        self._active = {seq.slot.id for seq, _ in wanted if seq.slot is not None}
+        for id in self._active:
+            self._mirrors[id] = self._mirrors.pop(id, _Mirror())
+        left = self._n_ubatch if len(wanted) == 1 else min(self._n_ubatch, PROMPT_CHUNK)
+        guesses = []
+        for seq, n_most in wanted:
+            assert seq.slot is not None
+            mirror = self._mirrors[seq.slot.id]
+            known = min(common_prefix(mirror.tokens, seq.tokens), len(seq.tokens) - 1)
+            self._forget(mirror, known)
+            n = min(left, len(seq.tokens) - known)
+            if n > 0 and max(seq.tokens[known : known + n]) < self._n_vocab and self._has_room(mirror, n):
+                guesses.append(_Guess(seq, mirror, max(0, n_most), n))
+                left -= n
+        return guesses
+
+    def _forget(self, mirror: _Mirror, n: int) -> None:
+        """Keep the first n tokens only."""
+        del mirror.tokens[n:]
+        while len(mirror.table) > n_pages_for(n):
+            self._free.append(mirror.table.pop())
+
+    def _has_room(self, mirror: _Mirror, n: int) -> bool:
+        """Find pages for n more tokens, if need be those of the mirror that was used longest ago."""
+        missing = n_pages_for(len(mirror.tokens) + n) - len(mirror.table)
+        for id, other in self._mirrors.items():
+            if len(self._free) >= missing or id in self._active:
+                break
+            self._forget(other, 0)
+        if len(self._free) < missing:
+            return False
+        if missing > 0:
+            mirror.table += [self._free.pop() for _ in range(missing)]
+            mirror.sent = False
+        return True
+
+    def _run(self, guesses: list[_Guess]) -> StepResult:
+        """One batch: the next tokens of each, and a row where its last known token is among them."""
+        batch = UBatch()
+        for guess in guesses:
+            seq, mirror = guess.seq, guess.mirror
+            assert seq.slot is not None
+            start = len(mirror.tokens)
+            end = start + guess.n_now
+            mirror.tokens += (seq.tokens + guess.draft)[start:end]
+            batch.tokens += mirror.tokens[start:]
+            batch.pos += range(start, end)
+            batch.slot += [seq.slot.id] * guess.n_now
+            batch.cells += [mirror.table[p // PAGE] * PAGE + p % PAGE for p in range(start, end)]
+            if not mirror.sent:
+                batch.tables[seq.slot.id] = mirror.table
+                mirror.sent = True
+            if guess.n_most > 0 and end >= len(seq.tokens):
+                batch.out.append(len(batch.tokens) - 1)
+                batch.rows.append(guess.row(self._n_vocab))
+                batch.targets.append(-1)
+                batch.n_probs = max(batch.n_probs, int(_p_min(seq) > 0))
+        return self._engine.step(batch)
+
+
+def _p_min(seq: Sequence) -> float:
+    return seq.request.speculation.p_min
