@@ -45,8 +45,8 @@ class Backend(Protocol):
     def rewrite(self, t: Tensor) -> Tensor:
         """What this backend runs in the node's place; its sources are rewritten already. Usually t itself."""
 
-    def alloc(self, nbytes: int) -> Buffer:
-        """Zeroed memory. MemoryError when there is not enough."""
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
+        """Zeroed memory; `feeds`: the host writes it before every run. MemoryError when there is not enough."""
 
     def constant_nbytes(self, t: Tensor) -> int:
         """Bytes that `load` will take for this constant state."""

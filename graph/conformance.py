@@ -248,8 +248,8 @@ class Guarded:
     def load(self, t: Tensor, raw: Bytes) -> Buffer:
         return self.inner.load(t, raw)
 
-    def alloc(self, n: int) -> Buffer:
-        made = GuardedBuffer(self.inner.alloc(n + 2 * GUARD), n)
+    def alloc(self, n: int, *, feeds: bool = False) -> Buffer:
+        made = GuardedBuffer(self.inner.alloc(n + 2 * GUARD, feeds=feeds), n)
         self.inner.upload(Place(made.inner), np.full(n + 2 * GUARD, FILL, np.uint8))
         self._buffers.append(made)
         return made

@@ -70,6 +70,16 @@ def _leaf_uses(placement: Placement, arenas: Layout) -> list[tuple[Tensor, int]]
     return list(uses.values())
 
 
+def _input_layout(uses: Sequence[tuple[Tensor, int]], alignments: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where each feed and scalar lies in its backend's buffer of them, and the sizes of these buffers."""
+    offsets, sizes = [], [0] * len(alignments)
+    for leaf, b in uses:
+        offsets.append(sizes[b])
+        if leaf.op != "state":
+            sizes[b] += -(-max(leaf.nbytes, 1) // alignments[b]) * alignments[b]
+    return offsets, sizes
+
+
 class Plan:
     """One graph, ready to run as often as wanted. Made by `Session.plan`."""
 
@@ -80,15 +90,7 @@ class Plan:
         self.feeds: dict[str, Tensor] = {}
         self._feed_places: dict[str, dict[int, Place]] = {}  # by name and backend
         self._constants: dict[tuple[int, int], Place] = {}
-        for leaf, b in _leaf_uses(placement, arenas):
-            if leaf.op == "feed":
-                if self.feeds.setdefault(leaf.name, leaf) is not leaf:
-                    raise ValueError(f"two feeds are named {leaf.name!r}")
-                self._feed_places.setdefault(leaf.name, {})[b] = Place(backends[b].alloc(max(leaf.nbytes, 1)))
-            elif leaf.op == "const":
-                value = np.array([leaf.attrs["value"]], DTYPES[leaf.dtype].numpy)
-                self._constants[id(leaf), b] = place = Place(backends[b].alloc(value.nbytes))
-                backends[b].upload(place, value.view(np.uint8))
+        self._inputs = self._place_inputs(_leaf_uses(placement, arenas))
         self.programs: list[Program] = []
         self.late: set[str] = set()
         self._late: Late | None = None
@@ -103,6 +105,26 @@ class Plan:
                 b = segment.backend
                 self.programs.append(backends[b].compile(segment.nodes, partial(self.place, b=b)))
                 self._steps.append(self.programs[-1].run)
+
+    def _place_inputs(self, uses: Sequence[tuple[Tensor, int]]) -> dict[int, tuple[Place, Bytes]]:
+        """Feeds and scalars have one buffer on each backend, and an image of it here that is sent as a whole."""
+        backends = self._session.backends
+        offsets, sizes = _input_layout(uses, [b.alignment for b in backends])
+        inputs = {
+            b: (Place(backends[b].alloc(size, feeds=True)), np.full(size, 0xFF, np.uint8))
+            for b, size in enumerate(sizes)
+            if size
+        }
+        for (leaf, b), offset in zip(uses, offsets, strict=True):
+            if leaf.op == "feed":
+                if self.feeds.setdefault(leaf.name, leaf) is not leaf:
+                    raise ValueError(f"two feeds are named {leaf.name!r}")
+                self._feed_places.setdefault(leaf.name, {})[b] = Place(inputs[b][0].buffer, offset)
+            elif leaf.op == "const":
+                value = np.array([leaf.attrs["value"]], DTYPES[leaf.dtype].numpy)
+                self._constants[id(leaf), b] = Place(inputs[b][0].buffer, offset)
+                inputs[b][1][offset : offset + value.nbytes] = value.view(np.uint8)
+        return inputs
 
     def place(self, t: Tensor, b: int) -> Place:
         """Where t's bytes are, for a node that runs on backend b."""
@@ -126,7 +148,10 @@ class Plan:
     def _feed_late(self) -> None:
         given = self._late() if self._late is not None else {}
         for name in self.late:
-            self._upload(self.feeds[name], given.get(name))
+            self._set(self.feeds[name], given.get(name))
+            for b, place in self._feed_places[name].items():
+                image = self._inputs[b][1][place.offset : place.offset + self.feeds[name].nbytes]
+                self._session.backends[b].upload(place, image)
 
     def run(
         self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None, late: Late | None = None
@@ -139,13 +164,15 @@ class Plan:
         self._late = late
         for name, leaf in self.feeds.items():
             if name not in self.late:
-                self._upload(leaf, feeds.get(name))
+                self._set(leaf, feeds.get(name))
+        for b, (place, image) in self._inputs.items():
+            self._session.backends[b].upload(place, image)
         for step in self._steps:
             step()
         wanted = rows if rows is not None else [None] * len(self.placement.fetches)
         return [self._fetch(t, n) for t, n in zip(self.placement.fetches, wanted, strict=True)]
 
-    def _upload(self, leaf: Tensor, given: Array | None) -> None:
+    def _set(self, leaf: Tensor, given: Array | None) -> None:
         if given is None:
             raise ValueError(f"feed {leaf.name!r} is missing")
         kind = np.dtype(DTYPES[leaf.dtype].numpy)
@@ -156,7 +183,7 @@ class Plan:
             raise ValueError(f"feed {leaf.name!r}: expected {leaf.dtype}, got {value.dtype}")
         data = np.asarray(value, kind, order="C").reshape(-1).view(np.uint8)
         for b, place in self._feed_places[leaf.name].items():
-            self._session.backends[b].upload(place, data)
+            self._inputs[b][1][place.offset : place.offset + len(data)] = data
 
     def _fetch(self, t: Tensor, rows: int | None) -> Array:
         root = self.layout.roots[id(t)][0]
@@ -306,14 +333,14 @@ class Session:
 
     def device_bytes(self, placement: Placement, arenas: Layout) -> list[DeviceBytes]:
         """What a measured graph needs on each device."""
-        weights, states, feeds = ([0] * len(self.backends) for _ in range(3))
-        for leaf, b in _leaf_uses(placement, arenas):
+        weights, states = ([0] * len(self.backends) for _ in range(2))
+        uses = _leaf_uses(placement, arenas)
+        _, feeds = _input_layout(uses, [b.alignment for b in self.backends])
+        for leaf, b in uses:
             if leaf.op == "state" and leaf.attrs["constant"]:
                 weights[b] += self.backends[b].constant_nbytes(leaf)
             elif leaf.op == "state":
                 states[b] += leaf.nbytes
-            elif leaf.op == "feed":
-                feeds[b] += leaf.nbytes
         return [
             DeviceBytes(backend.name, weights[i], states[i], arenas.sizes.get(i, 0), feeds[i])
             for i, backend in enumerate(self.backends)

@@ -68,7 +68,7 @@ class CPUBackend:
         rule = REWRITES.get(t.op)
         return rule(t) if rule else t
 
-    def alloc(self, nbytes: int) -> Memory:
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         return Memory(aligned(nbytes))
 
     def constant_nbytes(self, t: Tensor) -> int:

@@ -56,7 +56,7 @@ class OpenCLBackend:
     def rewrite(self, t: Tensor) -> Tensor:
         return kernels.rewrite(t)
 
-    def alloc(self, nbytes: int) -> Memory:
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         size = -(-nbytes // 4) * 4 + SLACK
         try:
             buffer = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, size)

@@ -53,8 +53,8 @@ class VulkanBackend:
     def rewrite(self, t: Tensor) -> Tensor:
         return shared.rewrite(t)
 
-    def alloc(self, nbytes: int) -> Memory:
-        memory = self.device.memory(nbytes)
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
+        memory = self.device.memory(nbytes, "feeds" if feeds else "device")
         if memory.array is not None:
             memory.array.fill(0)
         else:

@@ -43,7 +43,7 @@ class NumpyBackend:
     def rewrite(self, t: Tensor) -> Tensor:
         return t
 
-    def alloc(self, nbytes: int) -> Memory:
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         self.allocated.append(nbytes)
         return Memory(np.zeros(nbytes, np.uint8))
 

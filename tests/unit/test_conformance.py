@@ -33,7 +33,7 @@ class FaultyBackend:
     def rewrite(self, t: Tensor) -> Tensor:
         return t
 
-    def alloc(self, nbytes: int) -> Any:
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Any:
         return SimpleNamespace(nbytes=nbytes, array=np.zeros(nbytes, np.uint8))
 
     def constant_nbytes(self, t: Tensor) -> int:

@@ -213,7 +213,7 @@ def test_measuring_reports_sizes_and_allocates_nothing() -> None:
     placement, arenas = session.measure(lambda: graph)
     need = session.device_bytes(placement, arenas)
     assert [backend.allocated for backend in pair] == [[], []]
-    assert [(d.device, d.weights, d.states, d.feeds) for d in need] == [("first", 0, 48, 8), ("second", 0, 0, 48)]
+    assert [(d.device, d.weights, d.states, d.feeds) for d in need] == [("first", 0, 48, 32), ("second", 0, 0, 64)]
     session.plan(lambda: graph)
     for d, backend in zip(need, pair, strict=True):
         assert d.arena in backend.allocated
