@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from backends import cache
 from backends.errors import DeviceError
 from backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
 
@@ -69,6 +71,8 @@ class Instance:
     """VkInstance; `messages` collects what the validation layer says when that is asked for."""
 
     def __init__(self, validation: bool = False) -> None:
+        # Mesa's drivers keep compiled shaders on disk of their own accord: beside ours. They read this when they start.
+        os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(cache.cache_folder() / "mesa"))
         ffi, self.lib = binding()
         self.keep = keep = Keep()
         self.messages: list[str] = []

@@ -7,21 +7,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from backends.cpu.backend import CPUBackend, CPUProgram
+from backends.kernels import device
+from backends.kernels.dialect import CPU, SIMT, SOFT, Shape
 from graph.backend import Place
-from graph.conformance import problems, register_all, run
+from graph.conformance import Problem, problems, register_all, run
 from graph.op import OPS
-from graph.tensor import ALIASES, Tensor
+from graph.tensor import ALIASES, Tensor, toposort
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "SUPPORT.md"
 HEAD = """# Ops and backends
 
 Made by `scripts/support` from the registries; a test compares. In the column of a backend, `kernel` runs natively,
-`reference` runs the declaration in numpy (complete but slow, never part of a decode step), and `no bytes` is a name for
-memory of the source. `logitless selftest` checks every case against the float64 reference.
+`reference` runs the declaration in numpy (complete but slow, never part of a decode step), `–` runs on the next device,
+and `no bytes` is a name for memory of the source. OpenCL and Vulkan share their kernels. `logitless selftest` checks
+every case against the float64 reference.
 
-| op | cases | gradient | writes | cpu |
-|---|---|---|---|---|
+| op | cases | gradient | writes | cpu | opencl | vulkan |
+|---|---|---|---|---|---|---|
 """
+
+
+SHAPES = {"opencl": (CPU, SIMT), "vulkan": (SIMT, SOFT)}  # the classes of devices that a backend drives
 
 
 class Watched(CPUBackend):
@@ -43,24 +49,35 @@ def page() -> str:
     backend = Watched()
     rows = []
     for name in sorted(OPS):
-        op, native, total = OPS[name], 0, 0
-        for problem in problems(name):
+        op, found = OPS[name], list(problems(name))
+        native = 0
+        for problem in found:
             backend.fallbacks.clear()
             run(problem, [backend])
             native += name not in backend.fallbacks
-            total += 1
-        if name in ALIASES:
-            how = "no bytes"
-        elif total == 0:
-            how = "within others"
-        elif native in (0, total):
-            how = "kernel" if native else "reference"
-        else:
-            how = f"kernel in {native} of {total} cases"
+        how = _how(name, native, len(found), "reference")
+        for shapes in SHAPES.values():
+            runs = sum(all(_runs(problem, shape) for shape in shapes) for problem in found)
+            how += " | " + _how(name, runs, len(found), "–")
         gradient, writes = ("yes" if op.vjp_rule else "–"), ", ".join(map(str, op.writes)) or "–"
         rows.append(f"| `{name}` | {len(op.cases)} | {gradient} | {writes} | {how} |")
     backend.close()
     return HEAD + "\n".join(rows) + "\n"
+
+
+def _runs(problem: Problem, shape: Shape) -> bool:
+    """Whether a device of a class has kernels for all of a case."""
+    return all(device.supports(t, shape) for t in toposort(problem.roots) if not t.is_leaf)
+
+
+def _how(name: str, native: int, total: int, otherwise: str) -> str:
+    if name in ALIASES:
+        return "no bytes"
+    if total == 0:
+        return "within others"
+    if native in (0, total):
+        return "kernel" if native else otherwise
+    return f"kernel in {native} of {total} cases"
 
 
 if __name__ == "__main__":
