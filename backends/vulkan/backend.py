@@ -37,7 +37,6 @@ class VulkanBackend:
         self.device = Device(found[index], mapped=mapped)
         self.pipelines = Pipelines(self.device)
         self.shape = SOFT if found[index].kind == "cpu" and found[index].broadcasts else SIMT
-        self.refused: set[str] = set()  # ops that a self-test found wrong
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies = Recording(self.device)
@@ -45,8 +44,6 @@ class VulkanBackend:
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
-        if t.op in self.refused:
-            return False
         if t.op in self.refused:
             return False
         limit = self.device.info.max_invocations
