@@ -99,8 +99,25 @@ class Committer:
         now: float,
         events: list[tuple[Sequence, Event]],
     ) -> Stop | Failed | None:
-        """The next token, and as many more as the draft was right about. What was computed for the rest of the draft
-        is not counted, so the next tokens will be written over it."""
+        """The next token, as many more as the draft was right about, and those that end its reasoning."""
+        stop = self._verified(seq, draft, ids, result, row, now, events)
+        if stop is None and seq.thoughts is not None:
+            for id in seq.thoughts.take():
+                stop = stop or self._forced(seq, id, now, events)
+        return stop
+
+    def _verified(
+        self,
+        seq: Sequence,
+        draft: list[int],
+        ids: list[int],
+        result: StepResult,
+        row: int,
+        now: float,
+        events: list[tuple[Sequence, Event]],
+    ) -> Stop | Failed | None:
+        """The next token and those that the draft was right about. What was computed for the rest of the draft is not
+        counted, so the next tokens will be written over it."""
         stop = self._token(seq, ids[row], result, row, now, events)
         if seq.drafts is None:
             return stop
@@ -109,7 +126,7 @@ class Committer:
             if seq.tokens[-1] != guess:
                 break
             n_accepted += 1
-            if stop is not None or row + i + 1 in result.unsampled:
+            if stop is not None or row + i + 1 in result.unsampled or (seq.thoughts is not None and seq.thoughts.due):
                 break
             seq.n_computed += 1
             stop = self._token(seq, ids[row + i + 1], result, row + i + 1, now, events)
@@ -141,6 +158,8 @@ class Committer:
             if seq.sampler.ended:
                 return Stop("eos")
             return Failed(400, "invalid_request_error", f"the grammar: {seq.sampler.problem}")
+        if seq.thoughts is not None:
+            seq.thoughts.push(id)
         seq.tokens.append(id)
         n_tokens = len(seq.tokens)
         stats.tokens_predicted += 1
@@ -156,10 +175,25 @@ class Committer:
         events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
         if is_end:
             return Stop("eos")
+        return self._stop(seq, text, word_found, now)
+
+    def _forced(self, seq: Sequence, id: int, now: float, events: list[tuple[Sequence, Event]]) -> Stop | None:
+        """A token that comes without having been sampled."""
+        assert seq.slot is not None
+        seq.sampler.force(id)
+        seq.tokens.append(id)
+        text, word_found = seq.decoder.push(id)
+        events.append((seq, Token(id, text, None, seq.timings(), seq.slot.id)))
+        return self._stop(seq, text, word_found, now)
+
+    def _stop(self, seq: Sequence, text: str, word_found: str | None, now: float) -> Stop | None:
+        """Why a generation ends with the token that it has just got, if it does."""
+        request = seq.request
+        assert seq.slot is not None
         stop: Stop | None
         if word_found is not None:
             stop = Stop("word", word_found)
-        elif n_tokens >= seq.slot.n_ctx:
+        elif len(seq.tokens) >= seq.slot.n_ctx:
             stop = Stop("limit", truncated=True)
         elif seq.n_generated == request.n_predict or seq.decoder.ended or (request.verify and _departs(seq)):
             stop = Stop("limit")

@@ -45,6 +45,7 @@ class ServerConfig:
     ui: bool = True
     prefill_assistant: bool = True
     reasoning_format: str = "auto"
+    reasoning_budget: int = -1  # tokens of reasoning before it is ended; -1: no limit
     pooling: str = ""  # of embeddings; "": what the model's file says
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     verbose: bool = False

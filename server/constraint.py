@@ -179,19 +179,27 @@ class Masks:
         if row is not None and row.bits is not None and not row.bits[id // 32] >> np.uint32(id % 32) & 1:
             self.ended = self.at_end(row.bits)
             return False
+        self._go_on(id)
+        return True
+
+    def force(self, id: int) -> None:
+        """Go on with a token that comes whether it is allowed or not."""
+        self._rows = []
+        self._go_on(id)
+
+    def _go_on(self, id: int) -> None:
         if self._guide.awaiting:
             try:
                 self._guide.accept(id)
             except GrammarError as error:
                 self._job = Future()
                 self._job.set_exception(error)
-                return True
+                return
             if self._guide.awaiting:
-                return True
+                return
         else:
             self._accepted.append(id)
         self._submit(())
-        return True
 
     def at_end(self, bits: Bits) -> bool:
         """Whether a mask allows nothing but tokens that end a generation."""

@@ -9,11 +9,12 @@ from typing import Any
 from models.chat_template import ChatTemplate, ChatTemplateError
 from models.tool_calls import Style
 from server.errors import InvalidRequest, NotSupported
-from server.fields import Fields, refuse, unsupported
+from server.fields import Fields, refuse
 from server.parse import MAX_TOP, Job, RequestParser, refuse_unsupported
 from server.parse_call_grammar import chat_constraint
 from server.parse_messages import content_text, parse_messages
 from server.parse_tools import Tools, parse_style, parse_tools, preserved_ids, reasoning_format
+from server.thoughts import ReasoningLimit
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
 """What chat_template_kwargs cannot set."""
@@ -29,6 +30,7 @@ class ChatPrompt:
     tools: Tools = field(default_factory=Tools)
     preserved: frozenset[int] = frozenset()
     thinks: bool = True  # the model may reason first, if it can
+    limit: ReasoningLimit | None = None
 
 
 def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> Job:
@@ -56,7 +58,12 @@ def parse_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTem
     constraint = chat_constraint(given, prompt.tools, template, begun, prompt.thinks, parser.grammars)
     preserved = first.preserved | prompt.preserved
     requests = [
-        replace(request, preserved=preserved, sampling=replace(request.sampling, grammar=constraint))
+        replace(
+            request,
+            preserved=preserved,
+            reasoning=prompt.limit,
+            sampling=replace(request.sampling, grammar=constraint),
+        )
         for request in job.requests
     ]
     return Job(tuple(requests), replace(job.options, style=prompt.style, settings=told))
@@ -66,7 +73,6 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     """The conversation as the model's template writes it."""
     fields = Fields(body)
     refuse_unsupported(fields)
-    fields.boolean("reasoning_control")
     if template is None:
         raise NotSupported("this model has no chat template; give one with --chat-template")
     messages = parse_messages(fields)
@@ -87,9 +93,19 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
         text = text.removeprefix(tokenizer.piece(tokenizer.bos_id).decode("utf-8", "replace"))
     begun = _begun(text, template) if add else ""
     prefill = (prefill or "").removeprefix(begun) if begun else prefill or ""
+    if begun and not prefill and _budget(fields, parser) == 0 and template.reasoning is not None:
+        ended = f"{template.reasoning[1]}\n\n"
+        text, begun = text + ended, begun + ended
     style = parse_style(fields, template, tools, parser.config.reasoning_format, begun + prefill)
-    thinks = kwargs.get("enable_thinking", True)
-    return ChatPrompt(text + prefill, prefill, style, tools, preserved_ids(template, tools, tokenizer), thinks)
+    return ChatPrompt(
+        text + prefill,
+        prefill,
+        style,
+        tools,
+        preserved_ids(template, tools, tokenizer),
+        kwargs.get("enable_thinking", True),
+        _limit(fields, parser, template, style.primer),
+    )
 
 
 def _continued(
@@ -131,12 +147,25 @@ def _variables(fields: Fields, parser: RequestParser) -> dict[str, Any]:
         kwargs.setdefault("reasoning_effort", effort)
         if effort == "none":
             kwargs.setdefault("enable_thinking", False)
-    budget = fields.integer("reasoning_budget_tokens", default=-1, low=-1, hard=True)
-    if budget == 0:
+    if _budget(fields, parser) == 0:
         kwargs.setdefault("enable_thinking", False)
-    elif budget > 0:
-        unsupported("reasoning_budget_tokens")
     return kwargs
+
+
+def _budget(fields: Fields, parser: RequestParser) -> int:
+    """Tokens of reasoning; -1: no limit."""
+    return fields.integer("reasoning_budget_tokens", default=parser.config.reasoning_budget, low=-1, hard=True)
+
+
+def _limit(fields: Fields, parser: RequestParser, template: ChatTemplate, primer: str) -> ReasoningLimit | None:
+    """What may end the reasoning: its budget, or the client while it runs (`reasoning_control`)."""
+    budget, control = _budget(fields, parser), fields.boolean("reasoning_control")
+    if template.reasoning is None or not (budget > 0 or control):
+        return None
+    opening, closing = template.reasoning
+    forced = tuple(parser.encode(closing, parse_special=True))
+    begun = primer.lstrip().startswith(opening) and closing not in primer
+    return ReasoningLimit(opening.encode(), closing.encode(), forced, budget, begun)
 
 
 def _begun(text: str, template: ChatTemplate) -> str:

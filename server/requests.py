@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from server.sampling import SamplingParams
 from server.speculation.settings import SpeculationParams
+from server.thoughts import ReasoningLimit
 
 Lora = tuple[tuple[int, float], ...]
 
@@ -30,6 +31,7 @@ class CompletionRequest:
     special: bool = False  # show special tokens as text
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     verify: bool = False  # end with the first token that is not the client's draft's
+    reasoning: ReasoningLimit | None = None
     preserved: frozenset[int] = frozenset()  # special tokens that are shown nevertheless
 
 

@@ -277,11 +277,20 @@ class RowSampler:
         if self._masks and not self._masks.accept(token):
             self.ended = self._masks.ended
             self.problem = "the other settings rule out every token that the grammar allows"
+        self._remember(token)
+        return token
+
+    def force(self, id: int) -> None:
+        """A token that comes without having been sampled."""
+        if self._masks:
+            self._masks.force(id)
+        self._remember(id)
+
+    def _remember(self, token: int) -> None:
         if self._penalties:
             self._penalties.push(token)
         if self._dry:
             self._dry.push(token)
-        return token
 
 
 class SamplingFeeds:

@@ -24,6 +24,7 @@ from server.shares import shares
 from server.slot_files import CacheKind
 from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
+from server.thoughts import Thoughts
 from server.ubatch import PAGE, DeviceFailed, StepResult, UBatch
 from server.waiting import WaitingRoom
 
@@ -133,6 +134,8 @@ class Scheduler:
         decoder = Decoder(pieces, request.stop, request.n_indent)
         mix = self.resolve_lora(request.lora)
         seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root_of(mix), mix, client)
+        if request.reasoning is not None:
+            seq.thoughts = Thoughts(request.reasoning, self.vocab.piece)
         self._n_submitted += 1
         self.queue.push(seq)
         self.count()

@@ -10,6 +10,7 @@ from server.prefix import Node
 from server.requests import CompletionRequest, Timings, TokenProb
 from server.sampling import Row, SamplingParams
 from server.speculation.drafts import Drafts
+from server.thoughts import Thoughts
 from server.ubatch import PAGE
 
 
@@ -34,6 +35,8 @@ class Sampler(Protocol):
     def draft_feeds(self, draft: list[int], /) -> list[Row]: ...
 
     def accept(self, word: int, /) -> int: ...
+
+    def force(self, id: int, /) -> None: ...
 
 
 class Sequence:
@@ -78,6 +81,7 @@ class Sequence:
         "t_start",
         "table",
         "table_sent",
+        "thoughts",
         "tokens",
     )
 
@@ -101,6 +105,7 @@ class Sequence:
         self.samples = request.n_predict != 0
         self.n_probs = max(0, request.sampling.n_probs)
         self.post_sampling_probs = request.sampling.post_sampling_probs
+        self.thoughts: Thoughts | None = None  # where its reasoning may have to end
         # Speculation.
         self.drafts: Drafts | None = None  # its drafters, where it has some
         self.draft: list[int] = []  # guesses of what follows its tokens, to be verified in this step

@@ -121,6 +121,15 @@ class Service:
         self._post(put)
         return await answer
 
+    async def end_reasoning(self, stream: Stream) -> bool:
+        """Have the stream's sequences end their reasoning with the next token; False: none is reasoning."""
+
+        def end(_: Scheduler) -> bool:
+            thoughts = [t.sequence.thoughts for t in self._tickets.values() if t.stream is stream]
+            return sum([thought.end() for thought in thoughts if thought is not None]) > 0
+
+        return await self.ask(end)
+
     def cancel(self, stream: Stream) -> None:
         """Stop the stream's sequences."""
         self.forget(stream)

@@ -233,6 +233,13 @@ REQUESTS = Group(
             env="LLAMA_ARG_THINK",
         ),
         Flag(
+            "--reasoning-budget",
+            "tokens of reasoning before it is ended; 0: none; -1: as many as it takes",
+            whole(-1),
+            -1,
+            env="LLAMA_ARG_THINK_BUDGET",
+        ),
+        Flag(
             "-rea --reasoning",
             "whether models that can reason do: on, off, auto (as the template says)",
             choice("on", "off", "auto"),

@@ -173,6 +173,7 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         ui=options.ui,
         prefill_assistant=options.prefill_assistant,
         reasoning_format=options.reasoning_format,
+        reasoning_budget=options.reasoning_budget,
         pooling="rank" if options.rerank else options.pooling or "",
         chat_template_kwargs=template_variables(options),
         verbose=options.verbose,

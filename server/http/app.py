@@ -15,7 +15,7 @@ from aiohttp import web
 
 from server.config import ServerConfig
 from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
-from server.http import embeddings, generate, info, lora, messages, responses, slots, text
+from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text
 from server.http.context import CONTEXT, Context, error_response
 from server.service import Service
 
@@ -46,6 +46,7 @@ _POST: dict[str, Handler] = {
     "/v1/completions": generate.openai_completion,
     "/chat/completions": generate.chat_completion,
     "/v1/chat/completions": generate.chat_completion,
+    "/v1/chat/completions/control": control.control,
     "/chat/completions/input_tokens": responses.chat_input_tokens,
     "/v1/chat/completions/input_tokens": responses.chat_input_tokens,
     "/responses": responses.responses,

@@ -17,6 +17,7 @@ from server.errors import InvalidRequest, RequestError, Unavailable
 from server.fields import json_object
 from server.parse import RequestParser
 from server.service import Served, Service
+from server.stream import Stream
 
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
@@ -38,6 +39,7 @@ class Context:
         self.service = service
         self.config = config
         self._parser: RequestParser | None = None
+        self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
 
     @property
     def served(self) -> Served:

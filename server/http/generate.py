@@ -79,10 +79,14 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     if not context.served.info.generates:
         raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")
     async with await context.service.submit(job.requests, client_of(request, job)) as stream:
-        if job.options.stream:
-            return await _stream(request, context, stream, reply)
-        async for index, event in stream:
-            reply.add(index, event)
+        context.running[reply.id] = stream
+        try:
+            if job.options.stream:
+                return await _stream(request, context, stream, reply)
+            async for index, event in stream:
+                reply.add(index, event)
+        finally:
+            del context.running[reply.id]
     if reply.is_large:
         return await beside(lambda: json_response(reply.whole()))
     return json_response(reply.whole())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,59 @@ def test_a_schema_that_is_none(client: openai.OpenAI) -> None:
             tools=[NOW],
             response_format={"type": "regex", "pattern": "a+"},  # type: ignore[call-overload]
         )
+
+
+def test_a_reasoning_budget(server: Any, client: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"messages": ASK, "max_tokens": 30, "temperature": 0, "verbose": True}
+    body["chat_template_kwargs"] = {"force_thinking": True}
+    for budget in (1, 7):
+        reply = server.post("/v1/chat/completions", {**body, "reasoning_budget_tokens": budget, "return_tokens": True})
+        message = reply["choices"][0]["message"]
+        tokens = reply["__verbose"]["tokens"]
+        n_closing = len(server.post("/tokenize", {"content": "</think>"})["tokens"])
+        assert len(tokens) == reply["usage"]["completion_tokens"] == 30
+        text = server.post("/apply-template", body)["prompt"]
+        prompt = server.post("/tokenize", {"content": text, "add_special": True})["tokens"]
+        assert len(prompt) == reply["usage"]["prompt_tokens"]
+        again = {
+            "prompt": prompt + tokens[: budget + n_closing],
+            "n_predict": 30 - budget - n_closing,
+            "temperature": 0,
+        }
+        rest = server.post("/completion", {**again, "return_tokens": True, "cache_prompt": False})
+        assert rest["tokens"] == tokens[budget + n_closing :]  # it goes on as if it had stopped by itself
+        assert message["content"]
+        shown = server.post("/detokenize", {"tokens": tokens[:budget]})["content"]
+        assert message["reasoning_content"].split() == shown.split()
+    reply = server.post("/v1/chat/completions", {**body, "reasoning_budget_tokens": 0})
+    assert reply["__verbose"]["prompt"].endswith("<think></think>\n\n")
+    assert "reasoning_content" not in reply["choices"][0]["message"]
+
+
+def test_the_client_ends_the_reasoning(server: Any, client: openai.OpenAI) -> None:
+    extra = {"chat_template_kwargs": {"force_thinking": True}, "reasoning_control": True}
+    told, said = "", ""
+    with client.chat.completions.create(
+        model="m", messages=ASK, max_tokens=1500, temperature=0, stream=True, extra_body=extra
+    ) as stream:
+        for chunk in stream:
+            delta = chunk.choices[0].delta if chunk.choices else None
+            thought = getattr(delta, "reasoning_content", None) or ""
+            if thought and not told:
+                reply = server.post("/v1/chat/completions/control", {"id": chunk.id, "action": "reasoning_end"})
+                assert reply == {"id": chunk.id, "success": True}
+            told += thought
+            said += (delta.content if delta else None) or ""
+            if len(said) > 20:
+                break
+    assert told
+    assert len(said) > 20
+    for body, code in (
+        ({"id": "x", "action": "reasoning_end"}, 404),
+        ({"id": "x"}, 400),
+        ({"action": "reasoning_end"}, 400),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.post("/v1/chat/completions/control", body)
+        with caught.value as error:
+            assert error.code == code

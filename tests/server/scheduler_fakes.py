@@ -75,6 +75,9 @@ class FakeSampler:
         self.history.append(word)
         return word
 
+    def force(self, id: int) -> None:
+        self.history.append(id)
+
 
 class FakeEngine:
     """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""

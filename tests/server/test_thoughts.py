@@ -1,0 +1,67 @@
+"""Where reasoning begins and ends, and when it is too long, by the tokens of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.thoughts import ReasoningLimit, Thoughts
+
+OPEN, CLOSE = b"<think>", b"</think>"
+
+
+def run(text: str, budget: int = -1, begun: bool = False, size: int = 3) -> tuple[str, int, bool]:
+    """State, tokens of reasoning, and whether it had to be ended, after a text in tokens of `size` bytes."""
+    raw = text.encode()
+    pieces = [raw[i : i + size] for i in range(0, len(raw), size)]
+    thoughts = Thoughts(ReasoningLimit(OPEN, CLOSE, (7, 8), budget, begun), lambda id: pieces[id])
+    ended = False
+    for id in range(len(pieces)):
+        thoughts.push(id)
+        ended = ended or thoughts.due == (7, 8)
+    return thoughts.state, thoughts.n_tokens, ended
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ("before", 0, False)),
+        ("\n <thi", ("before", 0, False)),
+        ("Hello <think>", ("after", 0, False)),
+        ("<thing>", ("after", 0, False)),
+        ("<think>ab", ("inside", 0, False)),
+        ("<think>abcdefgh", ("inside", 2, False)),
+        ("<think>abcdef</think>abcdef", ("after", 4, False)),
+    ],
+)
+def test_where_it_begins_and_ends(text: str, expected: tuple[str, int, bool]) -> None:
+    assert run(text) == expected
+
+
+def test_a_budget() -> None:
+    for budget in range(1, 9):
+        state, n, ended = run("<think>" + "x" * 30, budget, size=1)
+        assert (state, n, ended) == ("after", budget, True)
+        assert run("x" * 30, budget, begun=True, size=1) == ("after", budget, True)
+        assert run("x" * 30, budget, size=1) == ("after", 0, False)
+    assert run("<think>ab</think>" + "x" * 30, 20, size=1)[2] is False
+
+
+@given(st.text("<>/think x", max_size=30), st.integers(1, 7))
+def test_tokens_of_any_size_end_in_the_same_state(text: str, size: int) -> None:
+    assert run(text, begun=True, size=size)[0] == ("after" if "</think>" in text else "inside")
+    begins, rest = text.lstrip(), text.partition("<think>")[2]
+    expected = "after" if "</think>" in rest else "inside"
+    if not begins.startswith("<think>"):
+        expected = "before" if "<think>".startswith(begins) else "after"
+    assert run(text, size=size)[0] == expected
+
+
+def test_ending_it_by_hand() -> None:
+    thoughts = Thoughts(ReasoningLimit(OPEN, CLOSE, (7,)), lambda id: [b"<think>", b"a", b"</think>"][id])
+    assert not thoughts.end()
+    thoughts.push(0)
+    assert thoughts.end()
+    assert (thoughts.take(), thoughts.take()) == ((7,), ())
+    assert not thoughts.end()
