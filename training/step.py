@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph.autodiff import backward
+from graph.checkpoint import choose, layers_of, recompute
 from graph.ops.elementwise import mul, sum_to
 from graph.ops.loss import cross_entropy
 from graph.ops.optim import (
@@ -24,7 +25,7 @@ from graph.ops.optim import (
     sgd_params,
     sgd_step,
 )
-from graph.ops.select import log_probs
+from graph.ops.pointwise import argmax
 from graph.tensor import Tensor, feed
 from models.batch import Sequences
 from training.errors import TrainingError
@@ -52,12 +53,20 @@ class Steps:
     """The plans of one run, with the states of its optimizer. `prefix` keeps runs of one session apart."""
 
     def __init__(
-        self, trainable: Trainable, optimizer: OptimizerSettings, *, n_batch: int, n_ctx: int, prefix: str = "train"
+        self,
+        trainable: Trainable,
+        optimizer: OptimizerSettings,
+        *,
+        n_batch: int,
+        n_ctx: int,
+        checkpointing: bool = True,
+        prefix: str = "train",
     ) -> None:
         if n_batch < 1 or n_ctx < 1:
             raise TrainingError(f"a batch of {n_batch} windows of {n_ctx} tokens cannot be trained on")
         self.trainable, self.optimizer = trainable, optimizer
         self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
+        self.checkpointing = checkpointing  # less memory, the same bits, a second forward pass
         session, params = trainable.session, trainable.params
         kinds = "mv" if optimizer.kind == "adamw" else ""
         self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
@@ -81,8 +90,7 @@ class Steps:
         logits = self.trainable.model.training_logits(sequences)
         targets = feed("targets", (rows,), "i32")
         losses = cross_entropy(logits, targets)
-        best = log_probs(logits, feed("ids", (rows, 1), "i32"), targets, n=1)
-        return sum_to(mul(losses, feed("weight", (rows,))), shape=()), [losses, best]
+        return sum_to(mul(losses, feed("weight", (rows,))), shape=()), [losses, argmax(logits)]
 
     def _evaluate(self) -> list[Tensor]:
         return self.forward()[1]
@@ -90,6 +98,9 @@ class Steps:
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         loss, told = self.forward()
         gradients = backward(loss, self.trainable.params)
+        if self.checkpointing:
+            chosen = choose(loss, gradients, layers_of(loss)).checkpoints
+            gradients = recompute(loss, gradients, chosen)
         missing = [p.name for p in self.trainable.params if p not in gradients]
         if missing:
             raise TrainingError(f"tensor '{missing[0]}' has no influence on the loss")
@@ -191,11 +202,10 @@ class Steps:
             pos[i] = np.arange(length) - start[i]
         flat = {"tokens": tokens, "targets": targets, "pos": pos, "start": start, "weight": weight}
         feeds: Feeds = {name: array.reshape(-1) for name, array in flat.items()}
-        feeds["ids"] = np.zeros((n * length, 1), np.int32)
         return feeds
 
     def _result(self, windows: Sequence[Window], losses: Any, best: Any) -> BatchResult:
         labels = np.concatenate([np.where(w.weights > 0, w.labels, -1) for w in windows])
         counted = labels >= 0
-        correct = int((best[: len(labels), 1].astype(np.int64)[counted] == labels[counted]).sum())
+        correct = int((best[: len(labels)][counted] == labels[counted]).sum())
         return BatchResult(losses[: len(labels)], int(counted.sum()), correct)

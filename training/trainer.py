@@ -30,6 +30,7 @@ class Settings:
     n_epochs: float = 0
     max_steps: int = 256
     save_every: int = 0  # optimizer steps
+    checkpointing: bool = True  # of gradients: less memory, the same bits, a second forward pass
     validate_every: int = 0  # optimizer steps; 0: after each epoch
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -144,7 +145,14 @@ class Trainer:
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        self.steps = Steps(trainable, settings.optimizer, n_batch=settings.n_batch, n_ctx=settings.n_ctx, prefix=prefix)
+        self.steps = Steps(
+            trainable,
+            settings.optimizer,
+            n_batch=settings.n_batch,
+            n_ctx=settings.n_ctx,
+            checkpointing=settings.checkpointing,
+            prefix=prefix,
+        )
         self.epoch_result = Result()
         self.just_initialized = True
 

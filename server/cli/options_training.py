@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.cli.flags import Flag, Group, choice, number, text, whole, words
+from server.cli.flags import IGNORED, Flag, Group, choice, number, text, whole, words
 from server.cli.options import DEVICE, HELP, MODEL, THREADS, VERBOSE
 
 _RANKS = {
@@ -88,7 +88,20 @@ FILES = Group(
         Flag("--plot", "draw the loss curves", text, None, "FILE.svg"),
     ),
 )
-PLACE = Group("Device", (DEVICE, THREADS))
+PLACE = Group(
+    "Device",
+    (
+        DEVICE,
+        THREADS,
+        Flag(
+            "--use-checkpointing",
+            "compute activations again instead of keeping them all: less memory, the same result",
+            default=True,
+            off="--no-checkpointing",
+        ),
+        Flag("--use-flash", off="--no-flash", status=IGNORED),  # attention never makes its matrix here
+    ),
+)
 FINETUNE = (
     Group(
         "Finetune",

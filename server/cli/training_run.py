@@ -61,6 +61,7 @@ def settings(o: SimpleNamespace) -> Settings:
         n_epochs=max(0, o.epochs),
         max_steps=o.adam_iter if o.epochs <= 0 else max(0, o.adam_iter if o.adam_iter != ADAM_ITER else 0),
         save_every=o.save_every,
+        checkpointing=o.use_checkpointing,
         validate_every=o.validate_every,
         schedule=schedule,
         optimizer=optimizer,

@@ -276,3 +276,14 @@ def test_wrong_settings_are_told(start: Open) -> None:
         start(max_steps=0)
     with pytest.raises(TrainingError, match="no tensor is named like nothing"):
         start("full", patterns=("nothing",))
+
+
+def test_checkpointing_changes_memory_and_nothing_else(start: Open) -> None:
+    sizes, found = [], []
+    for on in (False, True):
+        trainer = start("full", checkpointing=on, n_batch=8)
+        found.append(losses(trainer))
+        layout = trainer.trainable.session.prepare(("train", "step"), list).layout
+        sizes.append(sum(layout.sizes.values()))
+    assert found[0] == found[1]
+    assert sizes[1] < sizes[0]

@@ -1,0 +1,1 @@
+"""Programs that train small things in seconds, on the same graph."""

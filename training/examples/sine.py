@@ -1,0 +1,131 @@
+"""A llama of one layer that learns to draw a sine: eight tokens are eight heights, and the next one is to be guessed.
+
+After llama.cpp's "baby-llama": vocabulary 8, context 8, width 32, 8 heads, one layer; 256 examples in batches of 8 with
+16 iterations of L-BFGS each; the targets are logits of −1, and +1 for the next token, and the loss their squared error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.autodiff import backward
+from graph.ops.elementwise import scale, sum_to
+from graph.ops.loss import square_error
+from graph.session import Session
+from graph.tensor import Tensor, feed
+from models.batch import Sequences
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+from models.synth import Shape
+from training.lbfgs import minimize
+from training.scratch import write_model
+from training.trainable import Trainable, full
+
+N_VOCAB = N_CTX = 8
+N_BATCH = 8
+SHAPE = Shape(n_embd=32, n_layer=1, n_head=8, n_head_kv=8, n_ff=96, n_vocab=N_VOCAB, n_ctx=N_CTX)
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass
+class Sine:
+    """The toy on a session. `folder` gets the untrained model's file."""
+
+    session: Session
+    folder: Path
+    seed: int = 1337
+
+    def __post_init__(self) -> None:
+        path = self.folder / "sine.gguf"
+        write_model(path, {}, N_VOCAB, SHAPE, self.seed, "sine")
+        with GGUFFile.open(path) as gguf:
+            h = hparams_of(gguf)
+            model = define_model(self.session, gguf, h, N_CTX)
+            self.trainable: Trainable = full(self.session, model, gguf, h)
+            self.session.plan(lambda: self._build(N_BATCH))  # reads the file's weights
+        self.n_evaluations = 0
+
+    def _logits(self, n: int) -> Tensor:
+        return self.trainable.model.training_logits(Sequences.feeds(n, N_CTX))
+
+    def _build(self, n: int) -> list[Tensor]:
+        logits = self._logits(n)
+        errors = square_error(logits, feed("targets", logits.shape))
+        loss = scale(sum_to(errors, shape=()), factor=1 / n)
+        gradients = backward(loss, self.trainable.params)
+        return [loss, *(gradients[p] for p in self.trainable.params)]
+
+    def _feeds(self, tokens: I32) -> dict[str, I32]:
+        n = tokens.size
+        return {
+            "tokens": tokens.reshape(-1),
+            "pos": np.arange(n, dtype=np.int32) % N_CTX,
+            "start": np.zeros(n, np.int32),
+        }
+
+    def loss(self, tokens: I32, labels: I32) -> tuple[float, F64]:
+        """The loss of a batch (B, 8), and its gradient by all parameters in a row."""
+        self.n_evaluations += 1
+        targets = np.where(np.eye(N_VOCAB, dtype=bool)[labels.reshape(-1)], 1, -1).astype(np.float32)
+        feeds = {**self._feeds(tokens), "targets": targets}
+        loss, *gradients = self.session.run("loss", lambda: self._build(N_BATCH), feeds)
+        return float(loss), np.concatenate([g.reshape(-1) for g in gradients]).astype(np.float64)
+
+    def _loss_at(self, flat: F64, tokens: I32, labels: I32) -> tuple[float, F64]:
+        self.write(flat)
+        return self.loss(tokens, labels)
+
+    def read(self) -> F64:
+        return np.concatenate([values.reshape(-1) for values in self.trainable.read().values()]).astype(np.float64)
+
+    def write(self, flat: F64) -> None:
+        at, values = 0, {}
+        for name, p in zip(self.trainable.names, self.trainable.params, strict=True):
+            n = p.nbytes // 4
+            values[name] = flat[at : at + n].reshape(p.shape).astype(np.float32)
+            at += n
+        self.trainable.write(values)
+
+    def train(self, n_examples: int = 256, on_batch: Callable[[int, float], None] | None = None) -> list[float]:
+        """The loss of each batch before its iterations."""
+        rng = np.random.default_rng([self.seed, 7])
+        losses = []
+        for _ in range(n_examples // N_BATCH):
+            heights = np.stack([wave(rng.uniform(0, 2 * math.pi), N_CTX + 1) for _ in range(N_BATCH)])
+            tokens, labels = heights[:, :-1], heights[:, 1:]
+
+            start = self.read()
+            losses.append(self._loss_at(start, tokens, labels)[0])
+            found = minimize(partial(self._loss_at, tokens=tokens, labels=labels), start, n_iter=16)
+            self.write(found.x)
+            if on_batch is not None:
+                on_batch(len(losses), losses[-1])
+        return losses
+
+    def draw(self, n: int, phase: float = 0.0) -> list[int]:
+        """n heights that the model makes of the first half window of a sine."""
+        heights: list[int] = wave(phase, N_CTX).tolist()
+        for _ in range(n):
+            tokens = np.array(heights[-N_CTX:], np.int32)
+            (logits,) = self.session.run("draw", lambda: [self._logits(1)], self._feeds(tokens))
+            heights.append(int(logits[-1].argmax()))
+        return heights[N_CTX:]
+
+
+def wave(phase: float, n: int) -> I32:
+    """Heights 0 to 7 of a sine with a period of N_VOCAB · 2 steps."""
+    t = phase + np.arange(n) * (2 * math.pi / 16)
+    return np.asarray(np.clip(np.floor((np.sin(t) + 1) / 2 * N_VOCAB), 0, N_VOCAB - 1), np.int32)
+
+
+def picture(heights: list[int]) -> str:
+    """One line a height, as llama.cpp's toy prints it."""
+    return "\n".join(" " * (3 * height) + "*" for height in heights)
