@@ -44,6 +44,7 @@ COMMANDS = (
     Command("plan", "-m FILE [flags]", "Show the memory that a model needs and what runs where."),
     Command("finetune", "-m FILE --file DATA (--lora-out FILE | -o FILE) [flags]", "Train a model further.", _TRAINING),
     Command("train", "--shape NAME --file DATA -o FILE [flags]", "Train a new model from scratch.", _TRAINING),
+    Command("example", "--name NAME [flags]", "Train a toy: a sine, or handwritten digits.", _TRAINING),
     Command("export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING),
     Command("devices", "[--json]", "List what can compute."),
     Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),

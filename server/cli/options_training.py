@@ -168,3 +168,18 @@ EXPORT_LORA = (
         ),
     ),
 )
+EXAMPLE = (
+    Group(
+        "Example",
+        (
+            Flag("--name", "sine, mnist-fc or mnist-cnn", choice("sine", "mnist-fc", "mnist-cnn"), None, "NAME"),
+            Flag("--data", "folder of the digits: four IDX files, gzipped", text, None, "FOLDER"),
+            Flag("-epochs --epochs", "passes over the digits", whole(1), 30),
+            Flag("--examples", "waves that the sine learns from", whole(8), 256),
+            Flag("-s --seed", "of everything random", whole(0), 1337),
+            DEVICE,
+            THREADS,
+            HELP,
+        ),
+    ),
+)

@@ -1,0 +1,71 @@
+"""`logitless example`: small networks that learn in seconds, on the same graph and devices."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli.flags import CliError, UsageError
+from server.cli.progress import COMPILING, show_compiling
+
+if TYPE_CHECKING:
+    from graph.session import Session
+    from training.results import Result
+
+NAMES = ("sine", "mnist-fc", "mnist-cnn")
+
+
+def run(options: SimpleNamespace) -> int:
+    from graph.session import Session
+    from server.engine import open_backends
+    from training.errors import TrainingError
+
+    if options.name not in NAMES:
+        raise UsageError(f"example: --name NAME is required, one of {', '.join(NAMES)}")
+    if options.name != "sine" and not options.data:
+        raise UsageError("example: --data FOLDER is required: the four IDX files, gzipped")
+    show_compiling()
+    session = Session(open_backends((options.device,), 0 if options.threads == -1 else options.threads))
+    try:
+        if options.name == "sine":
+            _sine(session, options)
+        else:
+            _digits(session, options)
+    except TrainingError as error:
+        raise CliError(str(error)) from None
+    finally:
+        COMPILING.end()
+        session.close()
+        for backend in session.backends:
+            backend.close()
+    return 0
+
+
+def _sine(session: Session, o: SimpleNamespace) -> None:
+    from training.examples.sine import Sine, picture
+
+    with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
+        toy = Sine(session, Path(folder), o.seed)
+        toy.train(o.examples, lambda i, loss: print(f"batch {i}: loss {loss:.3f}", flush=True))
+        print(picture(toy.draw(48)))
+
+
+def _digits(session: Session, o: SimpleNamespace) -> None:
+    from training.examples import mnist
+
+    data = mnist.load(o.data)
+    network = (mnist.fc if o.name == "mnist-fc" else mnist.cnn)(session, o.seed)
+    began = time.monotonic()
+
+    def told(epoch: int, trained: Result, validated: Result) -> None:
+        print(
+            f"epoch {epoch}: loss {trained.loss:.4f}, accuracy {100 * trained.accuracy:.2f} %; validation loss "
+            f"{validated.loss:.4f}, accuracy {100 * validated.accuracy:.2f} %; {time.monotonic() - began:.1f} s",
+            flush=True,
+        )
+
+    test = mnist.train(network, data, o.epochs, o.seed, told)
+    print(f"test: loss {test.loss:.4f}, accuracy {100 * test.accuracy:.2f}±{100 * test.accuracy_uncertainty:.2f} %")

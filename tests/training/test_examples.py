@@ -1,0 +1,100 @@
+"""The examples learn; L-BFGS against functions whose minima are known."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.session import Session
+from training.errors import TrainingError
+from training.examples import mnist
+from training.examples.network import Batches
+from training.examples.sine import Sine, picture, wave
+from training.lbfgs import minimize
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    backend = CPUBackend(1)
+    session = Session([backend])
+    yield session
+    session.close()
+    backend.close()
+
+
+def test_lbfgs_finds_known_minima() -> None:
+    def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
+        a, b = x[:-1], x[1:]
+        g = np.zeros_like(x)
+        g[:-1] = -400 * a * (b - a * a) - 2 * (1 - a)
+        g[1:] += 200 * (b - a * a)
+        return float((100 * (b - a * a) ** 2 + (1 - a) ** 2).sum()), g
+
+    found = minimize(rosenbrock, np.full(6, -1.0), n_iter=200)
+    np.testing.assert_allclose(found.x, 1, atol=1e-3)
+    assert found.reason == "the gradient is small"
+    assert found.losses == sorted(found.losses, reverse=True)
+    scales = np.logspace(0, 3, 8)
+    bowl = minimize(lambda x: (float((scales * (x - 2) ** 2).sum()), 2 * scales * (x - 2)), np.zeros(8))
+    np.testing.assert_allclose(bowl.x, 2, atol=1e-3)
+    assert minimize(lambda x: (1.0, np.ones(2)), np.zeros(2)).reason == "the line search found nothing better"
+
+
+def test_the_toy_learns_waves(session: Session, tmp_path: Path) -> None:
+    toy = Sine(session, tmp_path)
+    losses = toy.train(48)
+    assert losses[-1] < losses[0] / 2
+    assert toy.n_evaluations < 6 * 40  # a line search takes little more than one a time
+    lines = picture(toy.draw(8)).splitlines()
+    assert len(lines) == 8
+    assert all(line.strip() == "*" for line in lines)
+    assert wave(0.0, 5).tolist() == [4, 5, 6, 7, 7]
+
+
+def digits(shared_data: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    whole = mnist.load(shared_data / "mnist")
+    assert [len(whole[name][0]) for name in ("train", "test")] == [60000, 10000]
+    (x, y), (u, v) = whole["train"], whole["test"]
+    return {"train": (x[:3000], y[:3000]), "test": (u[:1000], v[:1000])}
+
+
+@pytest.mark.parametrize(("kind", "least"), [("fc", 0.85), ("cnn", 0.7)])
+def test_networks_learn_digits(kind: str, least: float, session: Session, shared_data: Path) -> None:
+    data = digits(shared_data)
+    network = getattr(mnist, kind)(session, 0, Batches(100, 50))
+    seen = []
+    test = mnist.train(network, data, 2, on_epoch=lambda i, t, v: seen.append((i, t.loss, v.n_data)))
+    assert [i for i, _, _ in seen] == [1, 2]
+    assert seen[1][1] < seen[0][1]
+    assert seen[0][2] == 150
+    assert test.n_data == 1000
+    assert test.accuracy > least
+
+
+def test_one_logical_batch_is_its_physical_ones(session: Session, shared_data: Path) -> None:
+    x, y = digits(shared_data)["train"]
+    found = []
+    for physical in (100, 25):
+        own = Session(session.backends)
+        network = mnist.fc(own, 0, Batches(100, physical))
+        network.epoch(x, y, np.arange(200))
+        found.append({name: own.read(p.name) for name, p in network.params.items()})
+        own.close()
+    for name in found[0]:
+        np.testing.assert_allclose(found[0][name], found[1][name], atol=2e-4)
+    with pytest.raises(TrainingError, match="a logical batch of 100 is not a multiple of 30"):
+        Batches(100, 30)
+
+
+def test_files_that_are_not_digits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="is not an IDX file"):
+        mnist.load(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(struct.pack(">4I", 0x803, 2, 28, 28)))
+    with pytest.raises(TrainingError, match="wrong header"):
+        mnist.load(tmp_path)
