@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -13,10 +14,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from server.config import ServerConfig
+from server.config import BUILD_INFO, ServerConfig
 from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text
-from server.http.context import CONTEXT, Context, error_response
+from server.http.context import CONTEXT, Context, error_response, json_response
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
@@ -29,6 +30,20 @@ async def _metrics(request: web.Request) -> web.Response:
     return await metrics(request)
 
 
+async def _openapi(request: web.Request) -> web.Response:
+    from server.http.openapi import document  # its tables are made when someone asks
+
+    routes = {
+        (route.method.lower(), re.sub(r"{(\w+):[^}]*}", r"{\1}", route.resource.canonical))
+        for route in request.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    prefix = request.app[CONTEXT].config.api_prefix.rstrip("/")
+    pages = {prefix + path for path in _PAGE}
+    told = ((method, path) for method, path in routes if path not in pages)
+    return json_response(document(BUILD_INFO, told, keys=bool(request.app[CONTEXT].config.api_keys)))
+
+
 _GET: dict[str, Handler] = {
     "/health": info.health,
     "/v1/health": info.health,
@@ -39,6 +54,7 @@ _GET: dict[str, Handler] = {
     "/slots": slots.slots,
     "/metrics": _metrics,
     "/lora-adapters": lora.adapters,
+    "/openapi.json": _openapi,
 }
 _POST: dict[str, Handler] = {
     "/completion": generate.native_completion,
@@ -200,7 +216,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         log.error(
             "%s %s failed: %s: %s",
             request.method,
-            request.path,
+            request.rel_url.raw_path,  # still escaped, so that it stays one line
             type(error).__name__,
             " ".join(str(error).split()),
             exc_info=log.isEnabledFor(logging.DEBUG),

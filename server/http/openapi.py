@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from server.http.openapi_fields import CHAT, COMPLETION, EMBEDDING, ERROR, MESSAGES, RERANK, RESPONSES, TEXT, TUNING
@@ -35,6 +37,7 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
     ("post", "/detokenize", (), "native", "The text of tokens", TEXT, False),
     ("post", "/apply-template", (), "native", "The prompt that a chat becomes", CHAT, False),
     ("post", "/v1/completions", (), "OpenAI", "Continue a text", COMPLETION, True),
+    ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", COMPLETION, False),
     ("post", "/v1/chat/completions", ("/chat/completions",), "OpenAI", "Answer in a chat", CHAT, True),
     (
         "post",
@@ -77,12 +80,19 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
 )
 
 
-def document(version: str, *, keys: bool = False, prefix: str = "") -> Schema:
-    """The document. `keys`: whether requests need an API key; `prefix`: what every path begins with."""
+def document(version: str, routes: Iterable[tuple[str, str]], *, keys: bool = False) -> Schema:
+    """The document of an application with these routes (method, path), told or not. `keys`: whether requests need an
+    API key."""
+    known: dict[tuple[str, str], tuple[str, str, Schema | None, bool]] = {
+        (method, name): (tag, summary, body, streams)
+        for method, path, aliases, tag, summary, body, streams in _OPERATIONS
+        for name in (path, *aliases)
+    }
     paths: dict[str, Schema] = {}
-    for method, path, aliases, tag, summary, body, streams in _OPERATIONS:
-        for name in (path, *aliases):
-            paths.setdefault(prefix + name, {})[method] = _operation(method, name, tag, summary, body, streams)
+    for method, path in sorted(routes):
+        ends = [name for m, name in known if m == method and path.endswith(name)]  # behind --api-prefix
+        tag, summary, body, streams = known[method, max(ends, key=len)] if ends else _unknown(method, path)
+        paths.setdefault(path, {})[method] = _operation(method, path, tag, summary, body, streams)
     made: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "logitless", "version": version, "description": "One GGUF model, served."},
@@ -95,6 +105,10 @@ def document(version: str, *, keys: bool = False, prefix: str = "") -> Schema:
     if keys:
         made["security"] = [{"key": []}]
     return made
+
+
+def _unknown(method: str, path: str) -> tuple[str, str, Schema | None, bool]:
+    return "other", path.strip("/").replace("/", " "), _FREE if method == "post" else None, False
 
 
 def _operation(method: str, path: str, tag: str, summary: str, body: Schema | None, streams: bool) -> Schema:
@@ -111,8 +125,11 @@ def _operation(method: str, path: str, tag: str, summary: str, body: Schema | No
             **{code: {"description": text, "content": failure} for code, text in _FAILURES.items()},
         },
     }
-    if "{id}" in path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    names = re.findall(r"{(\w+)}", path)
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation
