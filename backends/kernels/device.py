@@ -10,6 +10,7 @@ import backends.kernels.elementwise
 import backends.kernels.linear
 import backends.kernels.loss
 import backends.kernels.matmul
+import backends.kernels.move
 import backends.kernels.norm
 import backends.kernels.optim
 import backends.kernels.rope
@@ -20,6 +21,8 @@ from backends.kernels.dialect import Shape
 from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
 from graph.backend import Bytes
 from graph.tensor import ALIASES, Tensor
+
+READS_PACKED = {"linear": 1, "matmul": 1, "get_rows": 0}  # which source may be a constant matrix
 
 
 def supports(t: Tensor, shape: Shape) -> bool:
@@ -36,7 +39,8 @@ def rewrite(t: Tensor) -> Tensor:
 def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     """What a node runs, in order; None when there is no kernel for it."""
     rule = LOWERINGS.get(t.op)
-    if rule is None or any(is_packed(s) and not layout.packs(s) for s in t.src):
+    readable = READS_PACKED.get(t.op)
+    if rule is None or any(is_packed(s) and not (i == readable and layout.packs(s)) for i, s in enumerate(t.src)):
         return None
     return rule(t, shape)
 

@@ -20,17 +20,36 @@ FN float gelu_back(float g, float x) {
   return g * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 0.134145f * x * x));
 }
 """
-UNARY = {"silu": "silu(x)", "gelu": "gelu(x)", "scale": "x * p", "softcap": "p * TANH(x / p)"}
+UNARY = {
+    "silu": "silu(x)",
+    "gelu": "gelu(x)",
+    "scale": "x * p",
+    "softcap": "p * TANH(x / p)",
+    "sqrt": "sqrt(x)",
+    "log": "LOG(x)",
+    "exp": "EXP(x)",
+    "tanh": "TANH(x)",
+    "sin": "SIN(x)",
+    "cos": "COS(x)",
+    "step": "x > 0.0f ? 1.0f : 0.0f",
+    "sign": "x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x",
+    "relu": "x < 0.0f ? 0.0f : x",
+    "elu": "x > 0.0f ? x : EXP(x) - 1.0f",
+}
 BINARY = {
     "add": "a + b",
     "sub": "a - b",
     "mul": "a * b",
+    "div": "a / b",
+    "relu_back": "b > 0.0f ? a : 0.0f",
+    "elu_back": "b > 0.0f ? a : a * (b + 1.0f)",
     "gate": "b == 0.0f ? 0.0f : a * b",
     "silu_back": "silu_back(a, b)",
     "gelu_back": "gelu_back(a, b)",
     "glu_silu": "silu(a) * b",
     "glu_gelu": "gelu(a) * b",
 }
+BROADCAST = ("add", "sub", "mul", "div")  # those that numpy's broadcasting in full is worth a kernel for
 PARAMETER = {"scale": "factor", "softcap": "cap"}
 MAX_DIMS = 4
 
@@ -59,7 +78,7 @@ for _name, _formula in BINARY.items():
         cpu=[CPU_VARIANT],
         functions=FUNCTIONS,
     )
-for _name in ("add", "sub", "mul"):
+for _name in BROADCAST:
     Kernel(
         f"broadcast_{_name}",
         [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
@@ -139,7 +158,7 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if t.shape == a.shape and every is not None:
         name = f"glu_{t.attrs['activation']}" if t.op == "glu" else t.op
         return [dispatch(f"binary_{name}", shape, (a, b, t), (n, every), groups_for(n, shape, WG))]
-    if t.op not in ("add", "sub", "mul") or len(t.shape) > MAX_DIMS:
+    if t.op not in BROADCAST or len(t.shape) > MAX_DIMS:
         return None
     full = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
     sa, sb = strides(a, full), strides(b, full)
@@ -147,7 +166,7 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return [dispatch(f"broadcast_{t.op}", shape, (a, b, t), words, groups_for(n, shape, WG))]
 
 
-for _name in ("add", "sub", "mul", "gate", "silu_back", "gelu_back", "glu"):
+for _name in (*BROADCAST, "gate", "silu_back", "gelu_back", "relu_back", "elu_back", "glu"):
     lower(_name)(_binary)
 
 
