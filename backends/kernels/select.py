@@ -160,6 +160,10 @@ STEP = f"""
       }}
 """
 
+MASKS = """
+#define MASKED 1u
+#define LATE 2u
+"""
 BODY = f"""
   uint width = n_probs == 0u ? 1u : 3u + 2u * n_probs, mask_words = (n_vocab + 31u) / 32u;
   uint per_row = has_mask != 0u ? 2u : 1u;
@@ -174,7 +178,7 @@ BODY = f"""
         OUT[r * width + 3u + i] = -1; OUT[r * width + 3u + n_probs + i] = 0;
       }}
       DEVICE_BARRIER();
-      if (first_code == 0u) {{
+      if (first_code == 0u || (has_mask != 0u && S[r * (mask_words + 1u)] == LATE)) {{
         if (LID == 0u) {{
           OUT[r * width] = U2I(NO_DIST | NO_XTC);
           if (n_probs > 0u) {{ OUT[r * width + 1u] = 0; OUT[r * width + 2u] = 0; }}
@@ -191,7 +195,7 @@ BODY = f"""
       BARRIER();
       uint chosen = 0u, n_left = 0u, spent_dist = 0u, spent_xtc = 0u;
       float chosen_p = 0.0f;
-      bool masked = has_mask != 0u && S[r * (mask_words + 1u)] != 0u, finished = false;
+      bool masked = has_mask != 0u && S[r * (mask_words + 1u)] == MASKED, finished = false;
       for (uint attempt = 0u; attempt < 2u && !finished; attempt++) {{
       uint n = n_vocab, order = 0u, is_sorted = 0u, best = 0u, last = 0u, taken = 0u, count = 0u, wanted = 0u;
       uint least_high = 0u, least_low = 0u, limit_key = 0u, used_dist = 0u, used_xtc = 0u, final = 0u;
@@ -273,9 +277,9 @@ Kernel(
     simt=[{"WG": WG}],
     cpu=[{"WG": 1}],
     local=LOCAL,
-    functions=text.constants() + text.FUNCTIONS,
+    functions=text.constants() + text.FUNCTIONS + MASKS,
 )
-# Each row's mask where `sample` looks for it: whether there is one, then its words.
+# Each row's mask where `sample` looks for it: whether there is one (or the row waits for one), then its words.
 Kernel(
     "sample_mask",
     [Arg("MASK", "u32"), Arg("ROW", "i32"), Arg("S", "u32", "w")],
@@ -284,10 +288,11 @@ Kernel(
   FOR_EACH(i, n) {
     uint r = i / (n_words + 1u), w = i % (n_words + 1u);
     int row = ROW[r];
-    S[i] = w == 0u ? (row >= 0 ? 1u : 0u) : row >= 0 ? MASK[UINT(row) * n_words + w - 1u] : 0u;
+    S[i] = w == 0u ? (row >= 0 ? MASKED : row == -2 ? LATE : 0u) : row >= 0 ? MASK[UINT(row) * n_words + w - 1u] : 0u;
   }""",
     simt=[{"WG": 64}],
     cpu=[{"WG": 1}],
+    functions=MASKS,
 )
 
 
