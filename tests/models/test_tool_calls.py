@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.tool_calls import (
@@ -23,6 +23,7 @@ from models.tool_calls import (
 )
 from models.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan
 
+QUIET = settings(max_examples=150, deadline=None, derandomize=True)
 THINK = ("<think>", "</think>")
 NAMES = frozenset({"add", "get_weather"})
 CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}\\""}]}}'
@@ -177,6 +178,7 @@ PIECES = [
 ]  # fmt: skip
 
 
+@QUIET
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join),
     st.lists(st.integers(0, 120), max_size=12),
@@ -208,6 +210,7 @@ def _untagged(text: str) -> str:
     return rest + inner
 
 
+@QUIET
 @given(st.text(max_size=60))
 def test_text_without_calls_is_left_alone(text: str) -> None:
     for calls in (HERMES, MISTRAL, None):
@@ -221,6 +224,7 @@ JSON = st.recursive(
 )
 
 
+@QUIET
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.sampled_from([None, 2]), st.booleans())
 def test_arguments_are_what_the_model_wrote(arguments: object, indent: int | None, ascii: bool) -> None:
     written = json.dumps(arguments, indent=indent, ensure_ascii=ascii)
@@ -228,6 +232,7 @@ def test_arguments_are_what_the_model_wrote(arguments: object, indent: int | Non
     assert told(message) == called(("f", written))
 
 
+@QUIET
 @given(JSON, st.text(max_size=3), st.integers(0, 40))
 def test_scan_agrees_with_the_standard_library(value: object, noise: str, at: int) -> None:
     text = json.dumps([value])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.thoughts import ReasoningLimit, Thoughts
 
+QUIET = settings(max_examples=150, deadline=None, derandomize=True)
 OPEN, CLOSE = b"<think>", b"</think>"
 
 
@@ -48,6 +49,7 @@ def test_a_budget() -> None:
     assert run("<think>ab</think>" + "x" * 30, 20, size=1)[2] is False
 
 
+@QUIET
 @given(st.text("<>/think x", max_size=30), st.integers(1, 7))
 def test_tokens_of_any_size_end_in_the_same_state(text: str, size: int) -> None:
     assert run(text, begun=True, size=size)[0] == ("after" if "</think>" in text else "inside")
