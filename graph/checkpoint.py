@@ -29,7 +29,8 @@ class Choice:
 def choose(loss: Tensor, gradients: Mapping[Tensor, Tensor], layers: Sequence[Tensor], segment: int = 0) -> Choice:
     """Checkpoints after every `segment` of the layers, whose outputs are given in order; 0: n / a, rounded.
 
-    The last segment needs none at its end: what follows its start is kept as it was.
+    The last segment's activations are kept as they were, unless what follows the layers has a tensor (the logits) that
+    is larger than v: then they would lie beside it, and the last segment ends in a checkpoint as well.
     """
     n = len(layers)
     if n == 0:
@@ -38,7 +39,11 @@ def choose(loss: Tensor, gradients: Mapping[Tensor, Tensor], layers: Sequence[Te
     v = max(0.0, saved_bytes(loss, gradients) / n - u)
     a = max(1.0, math.sqrt(n * v / u))
     segment = segment or max(1, round(n / a))
-    return Choice(tuple(layers[i - 1] for i in range(segment, n, segment)), u, v, a)
+    ends = [*range(segment, n, segment)]
+    below = {id(t) for t in toposort([layers[-1]])}
+    if max((t.nbytes for t in toposort([loss]) if id(t) not in below and not t.is_leaf), default=0) > v:
+        ends.append(n)
+    return Choice(tuple(layers[i - 1] for i in ends), u, v, a)
 
 
 def saved_bytes(loss: Tensor, gradients: Mapping[Tensor, Tensor]) -> int:

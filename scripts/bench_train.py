@@ -95,7 +95,7 @@ def memory(shape_name: str) -> None:
     gradients = backward(loss, step.params)
     chosen = choose(loss, gradients, layers_of(loss))
     print(f"{shape_name}: u = {chosen.u / 1e6:.2f} MB, v = {chosen.v / 1e6:.2f} MB, a = {chosen.a:.1f}")
-    for segment in (None, *(k for k in (1, 2, 3, 5, 6, 10, 15, 30) if k <= step.model.hparams.n_layer)):
+    for segment in (None, *(k for k in (1, 2, 3, 4, 5, 6, 10, 15, 30) if k <= step.model.hparams.n_layer)):
         _, layout = step.session.measure(lambda segment=segment: step.build(segment))  # type: ignore[misc]
         what = "no checkpoints" if segment is None else f"a checkpoint every {segment} layers"
         print(f"{what}: {sum(layout.sizes.values()) / 1e6:.0f} MB")

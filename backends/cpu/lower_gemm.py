@@ -91,8 +91,9 @@ def blocks(a_layout: str, m: int, n: int) -> tuple[int, int]:
         rows = _part(m, MOST_ROWS, mt)
         columns = _part(n, max(nr, min(MOST_COLUMNS, n * -(-m // rows) // UNITS)), nr)
     else:
-        rows = _part(m, 144 if a_layout == "k" else 264, mt)
-        columns = _part(n, max(96, min(2048, n * -(-m // rows) // UNITS)), nr)
+        rows = _part(m, 144, mt)
+        least = 96 if a_layout == "k" else 288  # (M, K) costs more to pack: its rows are far apart
+        columns = _part(n, max(least, min(2048, n * -(-m // rows) // UNITS)), nr)
     return rows, columns
 
 

@@ -87,6 +87,21 @@ def test_the_formula_is_as_good_as_trying_all(n: int) -> None:
     assert arena(session, n, None) > 4 * sizes[segment]
 
 
+def test_a_large_head_does_not_lie_beside_the_last_layers() -> None:
+    """Logits a hundred times as wide as a layer: its activations are computed again too."""
+    x, weights = feed("x", (ROWS, WIDTH)), []
+    for i in range(4):
+        weights.append(feed(f"w.{i}", (WIDTH, WIDTH)))
+        x = add(x, silu(linear(x, weights[-1])), name=f"blk.{i}")
+    head = feed("head", (100 * WIDTH, WIDTH))
+    logits = linear(x, head)
+    loss = sum_to(mul(logits, logits), shape=())
+    chosen = choose(loss, backward(loss, [*weights, head]), layers_of(loss))
+    assert chosen.checkpoints[-1] is layers_of(loss)[-1]
+    plain = sum_to(mul(x, x), shape=())
+    assert choose(plain, backward(plain, weights), layers_of(plain)).checkpoints[-1] is not layers_of(plain)[-1]
+
+
 def test_clones_are_named_and_checkpoints_are_not_computed_twice() -> None:
     loss, weights = network(4)
     plain = backward(loss, weights)

@@ -38,6 +38,8 @@ def tile(typingctx, a, b, c, row_nbytes, steps, fresh):
         pa, pb, pc = (bl.inttoptr(x, e.I8P) for x in args[:3])
         vectors = NR // 16
         places = [e.at(bl, e.at(bl, pc, bl.mul(args[3], e.i64(r))), 64 * v) for r in range(MT) for v in range(vectors)]
+        for place in places:
+            e.prefetch(bl, place)  # C is far away, and wanted only after all steps
         start = [e.each(0.0)] * len(places)
         entry, load, begin = bl.block, bl.append_basic_block("old"), bl.append_basic_block("begin")
         bl.cbranch(bl.icmp_signed("==", args[5], e.i64(0)), load, begin)
@@ -150,35 +152,41 @@ def pack_columns(source, row_nbytes, columns, steps, target):
                     out[k * NR + c] = np.float32(0)
 
 
-def copied(width):
-    """f(source, row_nbytes, columns, steps, target): `columns` ≤ width numbers of each row → target[k][width]."""
+def moved(width):
+    """intrinsic f(source, target): `width` numbers."""
     row = ir.VectorType(e.F32, width)
 
     @intrinsic
-    def whole(typingctx, source, row_nbytes, steps, target):
+    def move(typingctx, source, target):
         def codegen(ctx, b, sig, args):
-            src, dst = b.inttoptr(args[0], e.I8P), b.inttoptr(args[3], e.I8P)
-
-            def step(k, _):
-                value = e.load(b, e.at(b, src, b.mul(k, args[1])), row, 4)
-                e.store(b, value, e.at(b, dst, b.mul(k, e.i64(4 * width))), 4)
-                return []
-
-            e.loop(b, e.i64(0), args[2], [], step)
+            e.store(b, e.load(b, b.inttoptr(args[0], e.I8P), row, 4), b.inttoptr(args[1], e.I8P), 4)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 4), codegen
+        return types.void(types.int64, types.int64), codegen
+
+    return move
+
+
+def copied(width):
+    """f(source, row_nbytes, columns, steps, target): panels of `width` numbers of each row → target[panel][k][width].
+
+    Zeros where the last panel has no column. Rows are read from end to end, because they lie pages apart.
+    """
+    move = moved(width)
 
     @njit(forceinline=True)
     def copy(source, row_nbytes, columns, steps, target):
-        if columns == width:
-            whole(source, row_nbytes, steps, target)
-        else:
-            out = f32p(target)
+        whole, rest = columns // width, columns % width
+        for k in range(steps):
+            x, y = source + k * row_nbytes, target + k * width * 4
+            for p in range(whole):
+                move(x + p * width * 4, y + p * steps * width * 4)
+        if rest > 0:
+            out = f32p(target + whole * steps * width * 4)
             for k in range(steps):
-                x = f32p(source + k * row_nbytes)
+                x = f32p(source + k * row_nbytes + whole * width * 4)
                 for c in range(width):
-                    out[k * width + c] = x[c] if c < columns else np.float32(0)
+                    out[k * width + c] = x[c] if c < rest else np.float32(0)
 
     return copy
 
@@ -197,12 +205,11 @@ def product(a, a_nbytes, a_of_k, b, b_nbytes, b_of_k, c, c_nbytes, m, n, k, addi
     for k0 in range(0, k, KC):
         steps = min(KC, k - k0)
         fresh = 1 if k0 == 0 and adding == 0 else 0
-        for r in range(0, m, MT):
-            at = tiles_at + r * steps * 4
-            if a_of_k != 0:
-                pack_rows(a + r * a_nbytes + k0 * 4, a_nbytes, min(MT, m - r), steps, at)
-            else:
-                copy_rows(a + k0 * a_nbytes + r * 4, a_nbytes, min(MT, m - r), steps, at)
+        if a_of_k != 0:
+            for r in range(0, m, MT):
+                pack_rows(a + r * a_nbytes + k0 * 4, a_nbytes, min(MT, m - r), steps, tiles_at + r * steps * 4)
+        else:
+            copy_rows(a + k0 * a_nbytes, a_nbytes, m, steps, tiles_at)
         for q in range(0, n, NR):
             columns = min(NR, n - q)
             if b_of_k != 0:
@@ -282,13 +289,12 @@ def gemm(a_layout, b_layout):
                 steps = min(KC, k - k0)
                 tile_nbytes = k * MT * 4 if tiled else steps * MT * 4
                 tiles = a[0] + (m0 // MT * k + k0) * MT * 4 if tiled else tiles_at
-                if not tiled:
+                if rows_of_k:
                     for r in range(m0, m1, MT):
                         at = tiles_at + (r - m0) // MT * tile_nbytes
-                        if rows_of_k:
-                            pack_rows(a[0] + (r * k + k0) * 4, k * 4, min(MT, m1 - r), steps, at)
-                        else:
-                            copy_rows(a[0] + (k0 * m + r) * 4, m * 4, min(MT, m1 - r), steps, at)
+                        pack_rows(a[0] + (r * k + k0) * 4, k * 4, min(MT, m1 - r), steps, at)
+                elif not tiled:
+                    copy_rows(a[0] + (k0 * m + m0) * 4, m * 4, m1 - m0, steps, tiles_at)
                 for c in range(n0, n1, NR):
                     columns = min(NR, n1 - c)
                     if packed:
