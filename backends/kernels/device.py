@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import backends.kernels.attention
 import backends.kernels.causal
 import backends.kernels.elementwise
+import backends.kernels.encoder
 import backends.kernels.linear
 import backends.kernels.loss
 import backends.kernels.matmul
@@ -22,7 +23,7 @@ from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
 from graph.backend import Bytes
 from graph.tensor import ALIASES, Tensor
 
-READS_PACKED = {"linear": 1, "matmul": 1, "get_rows": 0}  # which source may be a constant matrix
+READS_PACKED = {"linear": 1, "matmul": 1, "get_rows": 0, "cast": 0}  # which source may be a constant matrix
 
 
 def supports(t: Tensor, shape: Shape) -> bool:

@@ -100,6 +100,27 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return [_move(t.src[0], t, (n,), (n + 1,), (1,), shape, (0, 0))] if _fits(t) else None
 
 
+@lower("diag")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    n, x = t.shape[0], t.src[0]
+    if not _fits(x):
+        return None
+    zeros = dispatch("fill", shape, (t,), (n * n, 0), groups_for(n * n, shape, 64))
+    return [zeros, _move(x, t, (n,), (1,), (n + 1,), shape, (0, 0))]
+
+
+@lower("add_rows_to")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    x, rows, ids = t.src
+    n = n_elements(t)
+    k = n // t.shape[0]
+    words = (k, rows.shape[0])
+    return [
+        _move(x, t, (n,), (1,), (1,), shape, (0, 0)),
+        dispatch("add_rows", shape, (rows, ids, t), words, groups_for(k, shape, 64)),
+    ]
+
+
 @lower("causal_mask")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     x = t.src[0]
