@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+import speculation_seeds
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 MODEL, DRAFT = DATA / "stories260K.gguf", DATA / "stories260K-conv-Q8_0.gguf"
@@ -186,8 +187,19 @@ def test_what_cannot_draft_is_said(flags: list[str], code: int, words: list[str]
     if not MODEL.exists():
         pytest.skip(f"no {MODEL.name} beside the checkout")
     command = [sys.executable, "-m", "server.cli", "serve", "-m", str(MODEL), "--port", "0", *flags]
-    got = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    got = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert got.returncode == code, got.stderr
     assert got.stderr.startswith("logitless: ")
     assert got.stderr.count("\n") == 1
     assert all(word in got.stderr for word in words), got.stderr
+
+
+def test_many_seeds_give_the_same_texts_with_every_kind() -> None:
+    """A short form of the check of 500 seeds in speculation_seeds.py."""
+    if not (MODEL.exists() and DRAFT.exists()):
+        pytest.skip(f"no {MODEL.name} beside the checkout")
+    server = speculation_seeds.Server()
+    lines: list[str] = []
+    assert speculation_seeds.same_texts(server, 16, lines.append) == []
+    assert len(lines) == 1 + len(KINDS) + 2
+    server.close()
