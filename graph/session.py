@@ -196,6 +196,8 @@ class Plan:
         if rows is not None and not (t.shape and 0 <= rows <= t.shape[0]):
             raise ValueError(f"{rows} rows wanted of {t!r}")
         shape = t.shape if rows is None else (rows, *t.shape[1:])
+        if 0 in shape:
+            return np.zeros(shape, DTYPES[t.dtype].numpy or np.uint8)
         return _values(self._session.backends[b].download(self.place(t, b), nbytes(t.dtype, shape)), t.dtype, shape)
 
 

@@ -29,6 +29,11 @@ class Rotary:
     def angles(self, pos: Tensor) -> Tensor:
         return rope_angles(pos, self.frequency, magnitude=self.magnitude)
 
+    def turns(self, n: Tensor, *, local: bool = False) -> Tensor:
+        """Angles that move what was rotated already, magnitude and all, by n (T,) positions more."""
+        frequency = self.local_frequency if local and self.local_frequency is not None else self.frequency
+        return rope_angles(n, frequency, magnitude=1.0)
+
     def local_angles(self, pos: Tensor) -> Tensor:
         if self.local_frequency is None:
             return self.angles(pos)

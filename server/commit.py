@@ -28,9 +28,11 @@ class Stop:
 class Committer:
     """Hands out the results of device runs."""
 
-    __slots__ = ("_cache", "_eog_ids", "_stats")
+    __slots__ = ("_cache", "_eog_ids", "_shifts", "_stats")
 
-    def __init__(self, cache: KvCache, eog_ids: Container[int], stats: SchedulerStats) -> None:
+    def __init__(self, cache: KvCache, eog_ids: Container[int], stats: SchedulerStats, *, shifts: bool) -> None:
+        """`shifts`: a full context is no end."""
+        self._shifts = shifts
         self._cache = cache
         self._eog_ids = eog_ids
         self._stats = stats
@@ -59,7 +61,7 @@ class Committer:
             seq.table_sent = True
             if seq.copy is not None:
                 self._cache.copied(seq)
-            if len(seq.tokens) == seq.n_prompt:
+            if not seq.n_generated:
                 self._prompt(seq, now, events)
             stop: Stop | Failed | None = None
             if late:
@@ -193,7 +195,7 @@ class Committer:
         stop: Stop | None
         if word_found is not None:
             stop = Stop("word", word_found)
-        elif len(seq.tokens) >= seq.slot.n_ctx:
+        elif len(seq.tokens) >= seq.slot.n_ctx and not self._shifts:
             stop = Stop("limit", truncated=True)
         elif seq.n_generated == request.n_predict or seq.decoder.ended or (request.verify and _departs(seq)):
             stop = Stop("limit")
@@ -225,7 +227,7 @@ def finished(seq: Sequence, stop: Stop) -> Finished:
         stop_type=stop.type,
         stopping_word=stop.word,
         text=text,
-        truncated=stop.truncated,
+        truncated=stop.truncated or seq.n_dropped > 0,
         has_new_line=seq.has_new_line,
         n_prompt=seq.n_prompt,
         n_cached=seq.n_cached,

@@ -33,6 +33,7 @@ from models.gguf_file import GGUFFile
 from models.grammar import GrammarError
 from models.low_rank import LowRank
 from models.model import define_model, hparams_of
+from models.moves import move_cells
 from models.weights import check_weights
 from server.embedder import Embedder
 from server.pages import pool_size
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("logitless.engine")
 MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
 NOT_SAMPLED = -2  # in mask_row
+MOVES = 128  # cells that one run of the device moves
 MIN_COPIES = 8  # rows of the page-copy feed come in powers of two from here
 
 
@@ -62,6 +64,7 @@ class EngineOptions:
     threads: int = 0  # 0: every core of the process
     devices: tuple[str, ...] = ("cpu",)
     embeddings: bool = False  # make the embeddings' kernels ready at load
+    moves: bool = False  # cells will be moved (context shift): be ready for it
 
 
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
@@ -173,6 +176,8 @@ class Engine:
         largest = Shape(self.options.n_ubatch, 1)
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1), UBatch())
+        if self.options.moves:
+            self._prepare_moves()
         self.gguf.release()
 
     def _examine(self, wanted: Sequence[Tensor]) -> None:
@@ -323,6 +328,27 @@ class Engine:
 
     def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:
         self.session.write("tables", pages, slot * self.table_pages * 4)
+
+    # --- moving cells ----------------------------------------------------------------------------------------------
+
+    def _build_moves(self) -> list[Tensor]:
+        return move_cells(self.hparams, self.model.rotary, self.memory, MOVES)
+
+    def _prepare_moves(self) -> None:
+        from backends.cpu.warm import prepare
+
+        placement, _ = self.session.measure(self._build_moves)
+        prepare(placement.order)
+        self.session.prepare("moves", self._build_moves)
+
+    def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Move cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
+        spare = self.n_pages * PAGE
+        for start in range(0, len(moves), MOVES):
+            part = list(moves[start : start + MOVES])
+            part += [(spare, spare, 0)] * (MOVES - len(part))
+            feeds = dict(zip(("from", "to", "turn"), np.array(part, np.int32).T, strict=True))
+            self.session.run("moves", self._build_moves, feeds, [0] * 2 * self.hparams.n_layer)
 
     # --- pages as bytes, between two steps -----------------------------------------------------------------------
 

@@ -75,6 +75,11 @@ class HostCache:
         """A page's bytes. They stay here: the device may have to give the page up again."""
         return self._pages[key][1] if self.add_owners(key, owners) else None
 
+    def clear(self) -> None:
+        """Forget everything: another device would have computed other bits."""
+        self._pages.clear()
+        self.nbytes = 0
+
     def forget(self, owner: int) -> None:
         """Drop what only this slot's sequences have had."""
         for key, (owners, data) in list(self._pages.items()):

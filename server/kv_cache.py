@@ -197,7 +197,7 @@ class KvCache:
 
     def seal(self, seq: Sequence, slot: Slot) -> None:
         """Make the pages known that have become full."""
-        while seq.sealed + PAGE <= seq.n_computed:
+        while seq.sealed + PAGE <= seq.n_computed and not seq.n_dropped:
             i = seq.sealed // PAGE
             tokens = tuple(seq.tokens[seq.sealed : seq.sealed + PAGE])
             seq.node = self.prefixes.seal(seq.node, tokens, seq.table[i], 1 << slot.id)
@@ -210,7 +210,7 @@ class KvCache:
         """Let go of all pages. What they hold stays known until the pages are needed."""
         if seq.copy is not None:  # then the last page has no content yet
             self.copied(seq)
-        elif seq.sealed < seq.n_computed:
+        elif seq.sealed < seq.n_computed and not seq.n_dropped:
             tokens = tuple(seq.tokens[seq.sealed : seq.n_computed])
             self.prefixes.keep(seq.node, tokens, seq.table[seq.sealed // PAGE], 1 << slot.id)
         for page in reversed(seq.table):

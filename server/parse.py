@@ -141,6 +141,8 @@ class RequestParser:
             cache_prompt=fields.boolean("cache_prompt", config.cache_prompt),
             id_slot=fields.integer("id_slot", default=-1, low=-1, high=config.n_parallel - 1, hard=True),
             priority=fields.integer("priority", default=0, hard=True),
+            n_keep=fields.integer("n_keep", default=config.n_keep, low=-1, hard=True),
+            n_discard=fields.integer("n_discard", default=0, low=0, hard=True),
             n_indent=fields.integer("n_indent", default=0, low=0, hard=True),
             t_max_predict_ms=max(0.0, fields.number("t_max_predict_ms", default=0.0, low=-1, hard=True)),
             prompt_logprobs=top if prompt_probs else None,
@@ -167,8 +169,6 @@ class RequestParser:
             prefixes=prefixes,
             user=fields.text("safety_identifier") or fields.text("user"),
             settings={
-                "n_keep": fields.integer("n_keep", default=config.n_keep, low=-1, hard=True),
-                "n_discard": fields.integer("n_discard", default=0, low=0, hard=True),
                 "n_cache_reuse": fields.integer("n_cache_reuse", default=0, low=0, hard=True),
                 "backend_sampling": fields.boolean("backend_sampling", config.backend_sampling),
             },

@@ -181,6 +181,18 @@ class PrefixCache:
                 return
         self.insert(parent, tokens, page, owner)
 
+    def forget_after(self, pages: set[int]) -> bool:
+        """Drop idle content that goes on from these pages and is not in them; whether there was any."""
+        found = False
+        for node in list(self.idle):  # children come before their parents
+            above = node.parent
+            while above is not None and above.page not in pages:
+                above = above.parent
+            if above is not None and node.page not in pages and not node.children:
+                self._remove(node)
+                found = True
+        return found
+
     def forget(self, owner: int) -> None:
         """Drop what only this slot's sequences have had."""
         for node in self.nodes:

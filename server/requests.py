@@ -23,6 +23,8 @@ class CompletionRequest:
     cache_prompt: bool = True
     id_slot: int = -1
     priority: int = 0  # the less, the sooner
+    n_keep: int = 0  # context shift: tokens of the prompt that stay; -1: all
+    n_discard: int = 0  # tokens that go; 0: half of the rest
     n_indent: int = 0
     t_max_predict_ms: float = 0  # 0: no limit; checked after the first newline, as llama-server does
     prompt_logprobs: int | None = None  # n: log-probabilities of every prompt token and of the top n beside it

@@ -21,6 +21,7 @@ from server.requests import CompletionRequest, Event, Failed, Lora, Progress
 from server.sampling import RowSampler, SamplingParams
 from server.sequence import Sampler, Sequence, Slot
 from server.shares import shares
+from server.shift import Moves, park, shift_full, unpark
 from server.slot_files import CacheKind
 from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
@@ -45,6 +46,9 @@ class Engine(PageStore, Protocol):
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch; raises StepFailed."""
 
+    def move_cells(self, moves: Moves, /) -> None:
+        """Between two steps: (from cell, to cell, positions further on), in order."""
+
 
 class Scheduler:
     """Shares one device and one KV cache among requests.
@@ -67,6 +71,7 @@ class Scheduler:
         prompt_chunk: int = 128,
         cache_ram: int | None = 0,
         cache_idle_slots: bool = True,
+        context_shift: bool = False,
         queue_requests: int = -1,
         queue_tokens: int = -1,
         clock: Callable[[], float] = time.perf_counter,
@@ -92,7 +97,9 @@ class Scheduler:
         host = HostCache(cache_ram) if cache_ram != 0 else None
         self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, cache_idle_slots)
         self.slots = [Slot(i, n_ctx if unified else n_ctx // n_slots) for i in range(n_slots)]
-        self._committer = Committer(self.cache, vocab.eog_ids, self.stats)
+        self._committer = Committer(self.cache, vocab.eog_ids, self.stats, shifts=context_shift)
+        self.context_shift = context_shift
+        self._broken: Events = []  # of sequences whose cells were lost in this step
         self.queue = WaitingRoom(queue_requests, queue_tokens)  # without a seat
         self.running: list[Sequence] = []  # with a seat, by rank
         self._n_submitted = 0
@@ -165,6 +172,8 @@ class Scheduler:
         events: Events = []
         self._n_steps += 1
         self._admit(events)
+        if self.context_shift:
+            shift_full(self)
         plan = self._plan()
         while plan:  # once, unless the device fails: then the same work in smaller batches
             group, plan = self._split(plan)
@@ -185,6 +194,8 @@ class Scheduler:
             self._limit = min(self.n_ubatch, 2 * self._limit)
             if self.on_step is not None:
                 self.on_step(batch, result, now - began)
+        events += self._broken
+        self._broken = []
         self.count()
         return events
 
@@ -199,7 +210,7 @@ class Scheduler:
             self.queue.remove(seq)
             self._seat(seq, events)
         earlier = False  # does an earlier one have pages?
-        for seq in self.running:
+        for seq in list(self.running):
             if not seq.started and not (earlier and self._follows(seq)) and not self._start(seq, earlier, events):
                 return
             earlier = True
@@ -255,6 +266,8 @@ class Scheduler:
         if older and seq.refused_at == self._n_released:
             return False
         started = [other for other in self.running if other.started]
+        if seq.parked:
+            return self._unpark(seq, started)
         tails = [tail for other in started if (tail := other.tail()) is not None]
         self.cache.attach(seq, slot, self._reusable(seq, slot), tails)
         if older and self.cache.n_available < sum(_missing(other) for other in (*started, seq)):
@@ -271,6 +284,25 @@ class Scheduler:
             if seq.request.return_progress:
                 events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_cached, 0.0, slot.id)))
         return True
+
+    def _unpark(self, seq: Sequence, started: list[Sequence]) -> bool:
+        """Start a sequence again that has forgotten tokens, from its own copy of its pages."""
+        assert seq.slot is not None
+        if started and self.cache.n_available < len(seq.parked) + sum(map(_missing, started)):
+            seq.refused_at = self._n_released
+            return False
+        try:
+            unpark(self.cache, seq, seq.slot)
+        except (MemoryError, OSError) as error:
+            self.lose(seq, error)
+            return True
+        seq.started = True
+        return True
+
+    def lose(self, seq: Sequence, error: Exception) -> None:
+        """Its cells are lost."""
+        self._leave(seq)
+        self._broken.append((seq, failure(error)))
 
     def _reusable(self, seq: Sequence, slot: Slot) -> int:
         """How many leading tokens may come from the cache: never all, for the last one's logits are needed."""
@@ -294,8 +326,11 @@ class Scheduler:
         prompts: list[Sequence] = []
         for seq in self.running:
             if seq.started:
-                if len(seq.tokens) - seq.n_computed != 1:
+                debt = self._debt(seq)
+                if debt > 1:
                     prompts.append(seq)
+                elif not debt:
+                    pass  # its context is full, and finds no room to shift
                 elif seq.late and not seq.sampler.ready:
                     late.append((seq, 1))
                 else:
@@ -310,11 +345,16 @@ class Scheduler:
         if prompts:
             total = min(self.n_ubatch, len(plan) + self.prompt_chunk) if plan else self.n_ubatch
             left = max(bucket_floor(total), len(plan) + 1) - len(plan)
-            given = shares([len(seq.tokens) - seq.n_computed for seq in prompts], left)
+            given = shares([self._debt(seq) for seq in prompts], left)
             plan += [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
         if any(len(seq.table) * PAGE < seq.n_computed + n for seq, n in plan):
             plan = self._reserve(plan)
         return self._with_drafts(plan)
+
+    def _debt(self, seq: Sequence) -> int:
+        """The tokens that it may pay now; those that would fill its context wait for the shift."""
+        n_end = min(len(seq.tokens), seq.slot.n_ctx - 1) if self.context_shift and seq.slot else len(seq.tokens)
+        return n_end - seq.n_computed
 
     def _with_drafts(self, plan: Plan) -> Plan:
         """The plan with drafts for those who pay all that they owe, as far as the batch and free pages have room.
@@ -324,7 +364,8 @@ class Scheduler:
         wanted: list[tuple[Sequence, int]] = []
         room = min(self.n_ubatch, len(plan) + self.prompt_chunk) - sum([n for _, n in plan])
         for seq, n in plan:
-            if seq.drafts is not None and not seq.late:  # its masks for a draft would be late again
+            # A late one's masks for a draft would be late again; drafters do not know of forgotten tokens.
+            if seq.drafts is not None and not seq.late and not seq.n_dropped:
                 n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
                 if seq.n_remain >= 0:
                     n_left = min(n_left, seq.n_remain)
@@ -347,17 +388,23 @@ class Scheduler:
             if not seq.started:  # preempted by an earlier one just now
                 continue
             missing = n_pages_for(seq.n_computed + n) - len(seq.table)
-            while self.cache.n_available < missing and (last := self._last()) is not seq:
-                self._preempt(last)
+            while self.cache.n_available < missing and (last := self.last()) is not seq:
+                self.preempt(last)
             granted[seq] = self.cache.grow(seq, n)
         return [(seq, granted[seq]) for seq, _ in plan if granted.get(seq)]
 
-    def _last(self) -> Sequence:
+    def last(self) -> Sequence:
         return next(seq for seq in reversed(self.running) if seq.started)
 
-    def _preempt(self, seq: Sequence) -> None:
+    def preempt(self, seq: Sequence) -> None:
         """Take a sequence's pages. It keeps its seat, where its sampler may have state, and starts again later."""
         assert seq.slot is not None
+        if seq.n_dropped:
+            try:
+                park(self.cache, seq)
+            except (MemoryError, OSError) as error:
+                self.lose(seq, error)
+                return
         seq.n_lost = max(seq.n_lost, seq.n_computed)
         seq.resumed = True
         self._release(seq, seq.slot, pause=True)
@@ -400,6 +447,8 @@ class Scheduler:
             self._leave(seq)
             events.append((seq, Failed(500, "server_error", f"the device was lost: {error}")))
         self.cache.prefixes.clear()
+        if self.cache.host is not None:
+            self.cache.host.clear()
         for slot in self.slots:
             slot.cached = []
 
@@ -421,7 +470,7 @@ class Scheduler:
 
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
         """Give up the pages; `pause`: until there is room again."""
-        n_valid = seq.n_computed if seq.copy is None else seq.sealed
+        n_valid = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
         slot.cached, slot.root = seq.tokens[:n_valid], seq.root
         (self.cache.pause if pause else self.cache.release)(seq, slot)
         self._n_released += 1

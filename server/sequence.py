@@ -6,6 +6,7 @@ from typing import Protocol
 
 from models.adapter_bank import Mix
 from server.decoder import Decoder
+from server.host_cache import Bytes
 from server.prefix import Node
 from server.requests import CompletionRequest, Timings, TokenProb
 from server.sampling import Row, SamplingParams
@@ -59,10 +60,13 @@ class Sequence:
         "mix",
         "n_cached",
         "n_computed",
+        "n_dropped",
         "n_lost",
+        "n_parked",
         "n_probs",
         "n_prompt",
         "node",
+        "parked",
         "post_sampling_probs",
         "prompt_probs",
         "rank",
@@ -117,6 +121,10 @@ class Sequence:
         self.node = root  # the last page of the table with known content
         self.sealed = 0  # tokens in pages with known content
         self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
+        # Context shift (server/shift.py).
+        self.n_dropped = 0  # tokens that it has forgotten; then its cells after those it shares are nobody else's
+        self.parked: list[Bytes] = []  # its pages, while it is paused
+        self.n_parked = 0  # tokens in them
         # Scheduling.
         self.started = False
         self.late = False  # its mask did not come in time
@@ -135,7 +143,7 @@ class Sequence:
 
     @property
     def n_generated(self) -> int:
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) + self.n_dropped - self.n_prompt
 
     @property
     def is_processing(self) -> bool:
@@ -149,8 +157,8 @@ class Sequence:
 
     def tail(self) -> tuple[Node, tuple[int, ...], int] | None:
         """The page that it is writing, as a prefix that others may copy."""
-        if self.sealed == self.n_computed or self.copy is not None:  # a copy that is still due has no content
-            return None
+        if self.sealed == self.n_computed or self.copy is not None or self.n_dropped:
+            return None  # a copy that is still due has no content, and a shifted one's is its own
         return self.node, tuple(self.tokens[self.sealed : self.n_computed]), self.table[self.sealed // PAGE]
 
     def timings(self) -> Timings:
@@ -160,7 +168,7 @@ class Sequence:
             self.n_cached,
             n_prompt - self.n_cached,
             (self.t_first - self.t_start) * 1000,
-            len(self.tokens) - n_prompt,
+            self.n_generated,
             (self.t_last - self.t_first) * 1000,
             0 if drafts is None else drafts.n_drafted,
             0 if drafts is None else drafts.n_accepted,

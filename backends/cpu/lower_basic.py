@@ -121,6 +121,18 @@ lower("store_k")(_store)
 lower("store_v")(_store)
 
 
+def _load(t: Tensor, at: At) -> list[Instruction] | None:
+    cache, cells = t.src
+    if cache.dtype not in ("f32", "f16", "q8_0"):
+        return None
+    args = (at(cache), at(t), at(cells), t.shape[1], t.shape[2])
+    return [Instruction(f"{t.op}:{cache.dtype}", args, t.shape[0], 4)]
+
+
+lower("load_k")(_load)
+lower("load_v")(_load)
+
+
 @lower("copy_pages")
 def _(t: Tensor, at: At) -> list[Instruction]:
     cache, pairs = t.src

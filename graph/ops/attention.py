@@ -67,6 +67,45 @@ for _dtype in ("f32", "f16"):
 store_k.tolerance = store_v.tolerance = 5e-4  # f16 has 11 bits
 
 
+@op
+def load_k(cache: Array, cells: Array) -> Array:
+    """The keys (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, D, 16)."""
+    return cache[cells // PAGE, :, :, cells % PAGE]
+
+
+@load_k.shape
+def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = len(cache.shape) == 4 and cache.shape[3] == PAGE and len(cells.shape) == 1
+    require(ok, "load_k", "expected cache (pages, H, D, 16) and cells (T,)", cache, cells)
+    return (cells.shape[0], *cache.shape[1:3]), "f32"
+
+
+@op
+def load_v(cache: Array, cells: Array) -> Array:
+    """The values (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, 16, D)."""
+    return cache[cells // PAGE, :, cells % PAGE]
+
+
+@load_v.shape
+def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = len(cache.shape) == 4 and cache.shape[2] == PAGE and len(cells.shape) == 1
+    require(ok, "load_v", "expected cache (pages, H, 16, D) and cells (T,)", cache, cells)
+    return (cells.shape[0], cache.shape[1], cache.shape[3]), "f32"
+
+
+def _load_case(shape: Shape, dtype: str) -> object:
+    def make(r: np.random.Generator) -> Case:
+        cells = np.array([17, 3, 40, 3])
+        return [State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), cells], {}
+
+    return make
+
+
+for _dtype in ("f32", "f16"):
+    load_k.case(_load_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
+    load_v.case(_load_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+
+
 @writing(0)
 def copy_pages(cache: Array, pairs: Array) -> Array:
     """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last page."""

@@ -25,6 +25,13 @@ CACHE = Group(
             off="--no-cache-idle-slots",
         ),
         Flag(
+            "--context-shift",
+            "when a sequence fills its context, forget a part in the middle and go on; off: it ends there",
+            default=False,
+            env="LLAMA_ARG_CONTEXT_SHIFT",
+            off="--no-context-shift",
+        ),
+        Flag(
             "--slot-save-path",
             "the folder that POST /slots/{id}?action=save and restore use",
             text,

@@ -70,7 +70,6 @@ COMPATIBLE = Group(
         _later("--spec-replace", value="WORDS"),
         _later("--control-vector", value="FILE"),
         _later("--cache-reuse", "LLAMA_ARG_CACHE_REUSE", value="N", off_values=("0",)),
-        _later("--context-shift", "LLAMA_ARG_CONTEXT_SHIFT", off="--no-context-shift"),
         _later("--grammar", value="GRAMMAR"),
         _later("--grammar-file", value="FILE"),
         _later("-j --json-schema", value="SCHEMA"),

@@ -111,6 +111,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         threads=n_threads(options),
+        moves=getattr(options, "context_shift", False),
         devices=tuple(options.device.split(",")),
         embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),
     )
@@ -170,6 +171,7 @@ def make_scheduler(
         unified=engine.options.unified,
         slot_prompt_similarity=getattr(options, "slot_prompt_similarity", 0.1),
         cache_ram=cache_ram_bytes(getattr(options, "cache_ram", 0), total_memory()),
+        context_shift=getattr(options, "context_shift", False),
         cache_idle_slots=getattr(options, "cache_idle_slots", True),
         queue_requests=getattr(options, "queue_requests", -1),
         queue_tokens=getattr(options, "queue_tokens", -1),

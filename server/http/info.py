@@ -80,8 +80,10 @@ async def props(request: web.Request) -> web.Response:
     def text(id: int | None) -> str:
         return "" if id is None else tokenizer.piece(id).decode("utf-8", "replace")
 
-    default = CompletionRequest((), config.defaults, n_predict=config.n_predict, stop=config.reverse_prompts)
-    others = {"n_keep": config.n_keep, "backend_sampling": config.backend_sampling}
+    default = CompletionRequest(
+        (), config.defaults, n_predict=config.n_predict, stop=config.reverse_prompts, n_keep=config.n_keep
+    )
+    others = {"backend_sampling": config.backend_sampling}
     return json_response(
         {
             "default_generation_settings": {

@@ -32,6 +32,7 @@ SPECULATION = SpeculationSettings(
 class FakeVocab:
     eog_ids = frozenset({EOG})
     n_vocab = N_VOCAB
+    add_bos = False
 
     def piece(self, id: int, *, special: bool = True) -> bytes:
         return b"" if id == EOG and not special else PIECES[id]
@@ -136,6 +137,15 @@ class FakeEngine:
     page_nbytes = PAGE * 16
     cache_kind = CacheKind("fake", "f16", "f16", PAGE, PAGE * 16)
 
+    def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
+        """In order, a few at a time: all of these are read before any is written. What moves is not what it was."""
+        for start in range(0, len(moves), 5):
+            part = [(self.cells[source], to, turn) for source, to, turn in moves[start : start + 5]]
+            for cell, to, turn in part:
+                assert cell is not None
+                p, content = cell
+                self.cells[to] = (p + turn, moved(content) if turn else content)
+
     def read_page(self, page: int) -> Any:
         cells = self.cells[page * PAGE : (page + 1) * PAGE]
         return np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
@@ -157,7 +167,11 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
     """What every table shows is the sequence's own tokens, and every known prefix is what it claims to be."""
     for seq in scheduler.running:
         content = 0
-        for p in range(seq.n_computed if seq.copy is None else seq.sealed):
+        for p in range(seq.n_computed if seq.n_dropped else 0):
+            cell = engine.cells[seq.table[p // PAGE] * PAGE + p % PAGE]
+            assert cell is not None
+            assert cell[0] == p
+        for p in range(seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed):
             content = chain(content, seq.tokens[p])
             assert engine.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
     for node in scheduler.cache.prefixes.nodes:
@@ -185,6 +199,7 @@ def check_pages(scheduler: Scheduler) -> None:
         assert len(seq.table) <= n_pages_for(len(seq.tokens)), "pages beyond what it owes"
         for page in seq.table:
             owners[page] += 1
+        assert not (seq.parked and seq.table)
         if seq.copy is not None:
             assert seq.table[-1] == seq.copy[1] or seq.copy[1] in seq.table
             owners[seq.copy[0]] += 1
@@ -234,12 +249,20 @@ class Answer:
         return self.ids, self.text, end.stop_type, end.stopping_word, end.truncated
 
 
-def oracle(request: CompletionRequest, n_ctx: int) -> tuple[list[int], str, str, str, bool]:
+def moved(content: int) -> int:
+    """What a cell holds that has been moved to another position."""
+    return zlib.crc32(b"moved", content)
+
+
+def oracle(request: CompletionRequest, n_ctx: int, *, shift: bool = False) -> tuple[list[int], str, str, str, bool]:
     """What this request gets, whatever else the server does, from the definition."""
     tokens = list(request.prompt)
     content = 0
+    cells: list[int] = []
+    truncated = False
     for token in tokens:
         content = chain(content, token)
+        cells.append(content)
     ids: list[int] = []
     data = b""
     if request.n_predict == 0:
@@ -247,19 +270,27 @@ def oracle(request: CompletionRequest, n_ctx: int) -> tuple[list[int], str, str,
     while True:
         id = next_id(content)
         ids.append(id)
-        content = chain(content, id)
         if id == EOG and not request.ignore_eos:
-            return ids, data.decode("utf-8", "replace"), "eos", "", False
+            return ids, data.decode("utf-8", "replace"), "eos", "", truncated
         data += PIECES[id] if id != EOG else b""
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
         found = [(text.find(stop), stop) for stop in request.stop if stop in text]
         if found:
             at, word = min(found, key=lambda pair: pair[0])
-            return ids, text[:at], "word", word, False
-        if len(tokens) + len(ids) >= n_ctx:
+            return ids, text[:at], "word", word, truncated
+        if len(cells) + 1 >= n_ctx and not shift:
             return ids, data.decode("utf-8", "replace"), "limit", "", True
         if len(ids) == request.n_predict:
-            return ids, data.decode("utf-8", "replace"), "limit", "", False
+            return ids, data.decode("utf-8", "replace"), "limit", "", truncated
+        if len(cells) + 1 >= n_ctx:  # llama-server's rule: the first n_keep stay, half of the rest goes
+            keep = len(request.prompt) if request.n_keep < 0 else request.n_keep
+            keep = max(0, min(keep, n_ctx - 4, len(cells) - 1))
+            left = len(cells) - keep
+            discard = max(1, min(request.n_discard or left // 2, left))
+            cells = cells[:keep] + [moved(c) for c in cells[keep + discard :]]
+            truncated = True
+        content = chain(cells[-1] if cells else 0, id)
+        cells.append(content)
 
 
 class Bench:

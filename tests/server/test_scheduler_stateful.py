@@ -30,6 +30,10 @@ def speculations(draw: st.DrawFn) -> tuple[SpeculationParams, int, int]:
     return params, draw(st.sampled_from([0, 0, 1, 3, 30])), draw(st.sampled_from([0, 1, N_VOCAB - 1, POISON]))
 
 
+def progress(seq: Sequence) -> tuple[int, int]:
+    return seq.n_computed + seq.n_dropped, seq.n_generated
+
+
 class Life(RuleBasedStateMachine):
     @initialize(
         n_slots=st.integers(1, 5),
@@ -37,6 +41,7 @@ class Life(RuleBasedStateMachine):
         n_ubatch=st.sampled_from([1, 2, 3, 7, 16, 33, 512]),
         prompt_chunk=st.sampled_from([1, 5, 16, 128]),
         unified=st.booleans(),
+        shift=st.booleans(),
         host=st.tuples(st.sampled_from([0, 256 * 3, 256 * 20, None]), st.booleans()),
     )
     def begin(
@@ -46,8 +51,10 @@ class Life(RuleBasedStateMachine):
         n_ubatch: int,
         prompt_chunk: int,
         unified: bool,
+        shift: bool,
         host: tuple[int | None, bool],
     ) -> None:
+        self.shift = shift
         if not unified:
             n_ctx = max(n_ctx, 20 * n_slots)
         self.bench = Bench(
@@ -56,6 +63,7 @@ class Life(RuleBasedStateMachine):
             n_ubatch=n_ubatch,
             prompt_chunk=prompt_chunk,
             unified=unified,
+            context_shift=shift,
             cache_ram=host[0],
             cache_idle_slots=host[1],
         )
@@ -81,6 +89,7 @@ class Life(RuleBasedStateMachine):
         twice=st.booleans(),
         speculation=speculations(),
         whose=st.tuples(st.sampled_from(["", "a", "b"]), st.sampled_from([0, 0, 0, -1, 2])),
+        keep=st.tuples(st.integers(-1, 80), st.integers(0, 90)),
     )
     def submit(
         self,
@@ -95,9 +104,12 @@ class Life(RuleBasedStateMachine):
         twice: bool,
         speculation: tuple[SpeculationParams, int, int],
         whose: tuple[str, int],
+        keep: tuple[int, int],
     ) -> None:
         prompt = (STEMS[stem][:n_stem] + rest + [POISON] * poison)[-(self.n_ctx - 1) :] or [1]
-        ignore_eos, cache_prompt, progress = flags
+        ignore_eos, cache_prompt, return_progress = flags
+        if self.shift:  # then nothing else ends a request
+            n_predict = 60 if n_predict < 0 else 3 * n_predict
         params, n_right, wrong = speculation
         if n_right:  # the client knows what comes, but for one token
             answer = oracle(CompletionRequest(tuple(prompt), n_predict=n_predict, ignore_eos=ignore_eos), self.n_ctx)
@@ -108,12 +120,14 @@ class Life(RuleBasedStateMachine):
                 prompt,
                 whose[0],
                 priority=whose[1],
+                n_keep=keep[0],
+                n_discard=keep[1],
                 n_predict=n_predict,
                 stop=tuple(text for text in stop if text),
                 id_slot=pin if pin < len(self.bench.scheduler.slots) else -1,
                 ignore_eos=ignore_eos,
                 cache_prompt=cache_prompt,
-                return_progress=progress,
+                return_progress=return_progress,
                 prompt_logprobs=2 if n_stem % 5 == 0 else None,
                 speculation=params,
                 sampling=SamplingParams(n_probs=len(rest) % 3),
@@ -127,22 +141,23 @@ class Life(RuleBasedStateMachine):
     def one_step(self) -> None:
         scheduler = self.bench.scheduler
         streams = [  # those that need no page; others may have to wait for an older one's
-            (seq, len(seq.tokens))
+            (seq, seq.n_generated)
             for seq in scheduler.running
             if seq.started and seq.owed == 1 and seq.n_computed < len(seq.table) * PAGE
+            if len(seq.tokens) < self.n_ctx  # a full one may have to wait for room to shift
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
         oldest = scheduler.running[0] if scheduler.running else None
         if oldest is not None and any(seq.rank < oldest.rank for seq in scheduler.queue):
             oldest = None  # an older one may get the slot that it waits for, and run first
-        before = (oldest.n_computed, len(oldest.tokens)) if oldest else (0, 0)
+        before = progress(oldest) if oldest else (0, 0)
         self.bench.step()
         fits = len(scheduler.slots) < scheduler.n_ubatch
         if fits and scheduler.stats.preemptions == n_preempted:
             for seq, n in streams:
-                assert seq.done or len(seq.tokens) > n, "a stream stood still"
+                assert seq.done or seq.n_generated > n, "a stream stood still"
         if oldest is not None and fits and scheduler.stats.n_failed_steps == n_failed:
-            assert oldest.done or (oldest.n_computed, len(oldest.tokens)) > before, "the oldest stood still"
+            assert oldest.done or progress(oldest) > before, "the oldest stood still"
 
     @rule(n=st.sampled_from([1, 2, 5, 1 << 30]))
     def device_shrinks(self, n: int) -> None:
@@ -219,12 +234,14 @@ class Life(RuleBasedStateMachine):
                 assert isinstance(answer.events[-1], Failed)
                 assert answer.events[-1].code == 500
                 continue
-            assert answer.outcome() == oracle(seq.request, self.n_ctx)
+            assert answer.outcome() == oracle(seq.request, self.n_ctx, shift=self.shift)
             end = answer.finished
             if seq.request.sampling.n_probs:
                 assert [token.prob and token.prob.value for token in answer.tokens] == [-float(id) for id in answer.ids]
             assert end.n_predicted == len(answer.ids)
-            assert end.n_in_cache == end.n_prompt + max(0, end.n_predicted - 1)
+            if not end.truncated or not self.shift:
+                assert end.n_in_cache == end.n_prompt + max(0, end.n_predicted - 1)
+            assert end.n_in_cache < self.n_ctx
             assert end.n_cached < end.n_prompt
             if seq.request.prompt_logprobs is not None:
                 known = [prob and (prob.id, prob.value, len(prob.top)) for prob in end.prompt_probs]

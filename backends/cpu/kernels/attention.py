@@ -24,6 +24,7 @@ from backends.cpu.kernels.attention_tile import (
 from backends.cpu.kernels.registry import (
     abs_f32,
     bits_f32,
+    f16_to_f32,
     f32_to_f16,
     f32p,
     i8p,
@@ -203,6 +204,49 @@ def store_k(dtype):
 @kernel("store_v")
 def store_v(dtype):
     return _store(dtype, False)
+
+
+def _load(dtype, cells_last):
+    """a: cache, rows, cells, H_kv, D: what `_store` wrote, as f32. A unit is a token."""
+    element = BYTES[dtype]
+    step = 16 if cells_last else 1
+
+    def run(a, begin, end, scratch):
+        cells, heads, size = i32p(a[2]), a[3], a[4]
+        page_bytes = size * 16 * element + (size // 32 * 32 if dtype == "q8_0" else 0)
+        for t in range(begin, end):
+            page, cell = cells[t] // 16, cells[t] % 16
+            first = cell if cells_last else cell * size
+            for h in range(heads):
+                y = f32p(a[1] + (t * heads + h) * size * 4)
+                base = a[0] + (np.int64(page) * heads + h) * page_bytes
+                if dtype == "q8_0":
+                    q, scales = i8p(base), u16p(base + size * 16)
+                    first_scale = cell if cells_last else cell * (size // 32)
+                    for j in range(size // 32):
+                        scale = f16_to_f32(scales[first_scale + j * step])
+                        for i in range(32):
+                            y[j * 32 + i] = scale * np.float32(q[first + (j * 32 + i) * step])
+                elif dtype == "f16":
+                    x16 = u16p(base)
+                    for i in range(size):
+                        y[i] = f16_to_f32(x16[first + i * step])
+                else:
+                    x32 = f32p(base)
+                    for i in range(size):
+                        y[i] = x32[first + i * step]
+
+    return run
+
+
+@kernel("load_k")
+def load_k(dtype):
+    return _load(dtype, True)
+
+
+@kernel("load_v")
+def load_v(dtype):
+    return _load(dtype, False)
 
 
 @kernel("copy_pages")

@@ -1,0 +1,26 @@
+"""Moving cells of the paged memory: values as they are, keys turned to their new positions."""
+
+from __future__ import annotations
+
+from graph.ops.attention import load_k, load_v, store_k, store_v
+from graph.ops.rope import rope
+from graph.tensor import Tensor, feed
+from models.batch import PagedMemory
+from models.hparams import Hparams
+from models.rope import Rotary
+
+
+def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) -> list[Tensor]:
+    """The caches after cells `from` have gone to `to`, `turn` positions further on (feeds (n_cells,) i32 each).
+
+    All are read before any is written. This is llama.cpp's K-shift: keys are rotated once more, in f32, and rounded to
+    the cache's type again.
+    """
+    source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
+    far, near = rotary.turns(turn), rotary.turns(turn, local=True)
+    written = []
+    for layer, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
+        angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
+        k = rope(load_k(keys, source), angles, interleaved=h.interleaved_rope)
+        written += [store_k(keys, k, to), store_v(values, load_v(values, source), to)]
+    return written
