@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import backends.kernels.attention
 import backends.kernels.causal
+import backends.kernels.conv
 import backends.kernels.elementwise
 import backends.kernels.encoder
 import backends.kernels.linear
