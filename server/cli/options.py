@@ -318,7 +318,7 @@ SERVE = (
         (
             Flag(
                 "-m --model",
-                "the GGUF file; without it a small synthetic model is made and served",
+                "the GGUF file; without it the demo is served, a small model of Shakespeare",
                 text,
                 metavar="FILE",
                 env="LLAMA_ARG_MODEL",

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
     from server.config import ModelInfo, ServerConfig
     from server.engine import Engine
-
-DEMO = ("15M", "Q8_0")  # shape and type of the model that is served when none is named
 
 
 def run(options: SimpleNamespace) -> int:
@@ -207,14 +206,7 @@ def api_prefix(prefix: str) -> str:
 
 
 def demo_model() -> Path:
-    """A small model with random weights, made once in the cache folder."""
-    from backends.cache import cache_folder
-    from models.synth import synthesize
-
-    shape, dtype = DEMO
-    path = cache_folder() / f"random-{shape}-{dtype}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        synthesize(path, shape, dtype)
-    print(f"no -m: serving {path}, a small model with random weights (its texts mean nothing)", file=sys.stderr)
+    """The project's own small model, which comes with the package (scripts/demo-model trained it)."""
+    path = Path(str(files("server"))) / "demo" / "shakespeare.gguf"
+    print("no -m: serving the demo, a model of 0.9 million parameters that read Shakespeare", file=sys.stderr)
     return path
