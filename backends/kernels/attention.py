@@ -181,13 +181,41 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, words, groups, MAX_SIZE=room)]
 
 
+# A row is a head of a token; its cell's page of that head begins at `at`.
+WHERE = """
+    uint row = i / per_row, t = row / n_heads, h = row % n_heads, cell = UINT(CELLS[t]) % 16u;
+    uint at = (UINT(CELLS[t]) / 16u * n_heads + h) * page;"""
+
+
+def _load(name: str, dtype: str) -> None:
+    place = "at + d * 16u + cell" if name == "load_k" else "at + cell * size + d"
+    scale = "d / 32u * 16u + cell" if name == "load_k" else "cell * (size / 32u) + d / 32u"
+    value = {
+        "f32": f"C[{place}]",
+        "f16": f"F16(LOAD16(C, {place}))",
+        "q8_0": f"FLOAT((INT(LOAD8(C, {place})) << 24) >> 24) * F16(LOAD16(S, (at + size * 16u) / 2u + {scale}))",
+    }[dtype]
+    scales = [Arg("S", "u16")] if dtype == "q8_0" else []
+    Kernel(
+        f"{name}_{dtype}",
+        [Arg("C", ELEMENT[dtype]), *scales, Arg("CELLS", "i32"), Arg("Y", "f32", "w")],
+        ["uint n", "uint n_heads", "uint size", "uint page"],
+        f"""
+  uint per_row = size;
+  FOR_EACH(i, n) {{{WHERE}
+    uint d = i % size;
+    Y[i] = {value};
+  }}""",
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+    )
+
+
 def _store(name: str, dtype: str) -> None:
     """A row's element d of a head goes to [D][16] (keys) or [16][D] (values) of its page."""
     place = "d * 16u + cell" if name == "store_k" else "cell * size + d"
     scale_place = "j * 16u + cell" if name == "store_k" else "cell * (size / 32u) + j"
-    where = """
-    uint row = i / per_row, t = row / n_heads, h = row % n_heads, cell = UINT(CELLS[t]) % 16u;
-    uint at = (UINT(CELLS[t]) / 16u * n_heads + h) * page;"""
+    where = WHERE
     if dtype == "q8_0":
         body = f"""
   uint per_row = size / 32u;
@@ -224,6 +252,7 @@ def _store(name: str, dtype: str) -> None:
 for _name in ("store_k", "store_v"):
     for _dtype in CACHE_TYPES:
         _store(_name, _dtype)
+        _load(_name.replace("store", "load"), _dtype)
 # Pairs are copied in order; a thread has the same words of all of them.
 Kernel(
     "copy_pages",
@@ -252,6 +281,20 @@ def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 lower("store_k")(_store_rule)
 lower("store_v")(_store_rule)
+
+
+def _load_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    cache, cells = t.src
+    (_, heads, size), n = t.shape, n_elements(t)
+    if cache.dtype not in CACHE_TYPES or (cache.dtype == "q8_0" and size % 32):
+        return None
+    bufs = (cache, *((cache,) if cache.dtype == "q8_0" else ()), cells, t)
+    words = (n, heads, size, page_elements(cache.dtype, size))
+    return [dispatch(f"{t.op}_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
+
+
+lower("load_k")(_load_rule)
+lower("load_v")(_load_rule)
 
 
 @lower("copy_pages")

@@ -13,8 +13,9 @@ from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
 from graph.conformance import decode
 from graph.evaluate import evaluate
+from graph.ops.attention import PAGE, load_k, load_v, store_k, store_v
 from graph.session import Session
-from graph.tensor import Tensor, toposort
+from graph.tensor import Tensor, feed, toposort
 from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
@@ -74,3 +75,20 @@ def test_logits_are_those_of_float64(path: Path, device: str, open_device: Calla
         (got,) = plan.run(feeds)
         assert np.abs(got - want).max() < 1e-3 * np.abs(want).max()
         assert got.argmax() == want.argmax()
+
+
+@pytest.mark.parametrize("keys", [True, False], ids=["keys", "values"])
+@pytest.mark.parametrize(("dtype", "bound"), [("f32", 0.0), ("f16", 5e-4), ("q8_0", 4.1e-3)])
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_what_is_stored_in_cells_is_loaded(
+    device: str, dtype: str, bound: float, keys: bool, open_device: Callable[[str], Backend]
+) -> None:
+    """Half a step of 1/127 for q8_0, 11 bits for f16."""
+    shape = (3, 2, 64, PAGE) if keys else (3, 2, PAGE, 64)
+    store, load = (store_k, load_k) if keys else (store_v, load_v)
+    x = np.random.default_rng(1).uniform(-1, 1, (4, 2, 64)).astype(np.float32)
+    session, cells = Session([open_device(device)]), feed("cells", (4,), "i32")
+    cache = session.define("cache", shape, dtype)
+    graph = [load(store(cache, feed("x", x.shape), cells), cells)]
+    (got,) = session.plan(lambda: graph).run({"x": x, "cells": np.array([17, 3, 40, 0], np.int32)})
+    assert np.abs(got - x).max() <= bound
