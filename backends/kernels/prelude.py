@@ -39,6 +39,7 @@ CL_SIMT = r"""
 #define ATOMIC_ADD(x, v) atomic_add(&(x), v)
 #define ATOMIC_TAKE(x) atomic_inc(&(x))
 #define FOR_EACH(i, n) for (uint i = GX * WG + LID; i < (n); i += NGX * WG)
+#define AHEAD(b, i)
 #define LANE (LID % 16u)
 #define LCLAMP(i, n) (min((i) + LANE, (n) - 1u) - LANE)
 #define SUB (LID / 16u)
@@ -90,6 +91,11 @@ FN void store_lanes(__global float* y, uint i, uint n, float16 v) {
   for (uint l = 0u; i + l < n; l++) y[i + l] = lanes[l];
 }
 #define LSTN(b, i, n, v) store_lanes(b, i, n, v)
+#ifdef __clang__
+#define AHEAD(b, i) __builtin_prefetch((const void*)(ulong)((b) + (i)))
+#else
+#define AHEAD(b, i)
+#endif
 #define LST_LOCAL(b, i, v) vstore16(v, 0, (b) + (i))
 """
 
@@ -128,6 +134,7 @@ GL = r"""
 #define ATOMIC_ADD(x, v) atomicAdd(x, v)
 #define ATOMIC_TAKE(x) atomicAdd(x, 1u)
 #define FOR_EACH(i, n) for (uint i = GX * WG + LID; i < (n); i += NGX * WG)
+#define AHEAD(b, i)
 #define LANE (LID % 16u)
 #define LCLAMP(i, n) (min((i) + LANE, (n) - 1u) - LANE)
 #define SUB (LID / 16u)
@@ -154,12 +161,13 @@ uint TO_F16(float x) { return packHalf2x16(vec2(x, 0.0)) & 0xffffu; }
 """
 
 COMMON = r"""
+#define AHEAD_BLOCKS 8u /* blocks of a weight that are fetched before they are needed, where that is told */
 #define INF U2F(0x7f800000u)
 #define ISNAN(x) ((F2U(x) & 0x7fffffffu) > 0x7f800000u)
 FN float POWER2(int n) { return U2F(UINT(n + 127) << 23); }
-FN float EXP(float x) {
-  if (x < -104.0f) return 0.0f;
-  if (x > 88.8f) return INF;
+FN float EXP(float x) { /* without branches: 0 and infinity come of the scaling at the end */
+  x = x < -105.0f ? -105.0f : x;
+  x = x > 89.5f ? 89.5f : x;
   PRECISE float n = RINT(x * 1.44269504f);
   PRECISE float r = FMA(n, 2.12194440e-4f, FMA(n, -0.693359375f, x));
   PRECISE float p = 1.9875691500e-4f;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from backends.kernels.lowering import Dispatch
 from backends.opencl.devices import Found, device_named
 from graph.backend import Bytes, Place
 from graph.tensor import Tensor
+
+if TYPE_CHECKING:
+    from backends.opencl.native import Launch
 
 ALIGNMENT = 128
 SLACK = 64  # bytes after a buffer: lanes that are masked read there
@@ -106,15 +109,19 @@ class OpenCLBackend:
             self._scratch = self.alloc(nbytes)
         return self._scratch
 
-    def run(self, launches: Sequence[tuple[Any, tuple[int, ...], tuple[int, ...]]]) -> None:
+    def queue(self, launch: Callable[[], None]) -> None:
         """Queue kernels; they run in order, while Python goes on."""
-        enqueue, queue = self._cl.enqueue_nd_range_kernel, self._queue
         try:
-            for kernel, size, local in launches:
-                enqueue(queue, kernel, size, local)
-            queue.flush()
+            launch()
+            self._queue.flush()
         except self._cl.Error as error:
             raise self._translated(error) from error
+
+    def bind(self, launches: Sequence[Launch]) -> Callable[[], None]:
+        """A function that queues these kernels."""
+        from backends.opencl.native import bound
+
+        return bound(self._queue, launches)
 
     def _translated(self, error: Exception) -> Exception:
         """An error of the driver as the engine knows it: out of memory, or a device that is lost."""
@@ -146,7 +153,7 @@ class OpenCLProgram:
     ) -> None:
         self._backend = backend
         self._keep: list[Any] = []
-        self._launches = []
+        launches: list[Launch] = []
         scratch = max((d.scratch for d in dispatches), default=0)
         held = Place(backend.scratch(scratch)) if scratch else None
         for d in dispatches:
@@ -164,7 +171,8 @@ class OpenCLProgram:
                 at += 1
             threads = KERNELS[d.kernel].threads(d.defines)
             gx, gy, gz = d.groups
-            self._launches.append((kernel, (gx * threads, gy, gz), (threads, 1, 1)))
+            launches.append((kernel, (gx * threads, gy, gz), (threads, 1, 1)))
+        self._launch = backend.bind(launches)
 
     def run(self) -> None:
-        self._backend.run(self._launches)
+        self._backend.queue(self._launch)
