@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.cli import load
+
+if TYPE_CHECKING:
+    from graph.partition import Placement
 
 
 def run(options: SimpleNamespace) -> int:
@@ -48,7 +52,21 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "devices": devices,
         "segments": len(placement.segments),
         "seams": len(placement.seams),
+        "crossings": crossings(placement, names),
     }
+
+
+def crossings(placement: Placement, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Copies from one device to another in a step: which ops' results, how many, and their bytes."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for seam in placement.seams:
+        source = seam.src[0]
+        ends = names[placement.backend_of[id(source)]], names[seam.attrs["to"]]
+        found.setdefault((*ends, source.op), []).append(seam.nbytes)
+    return [
+        {"from": start, "to": end, "op": op, "copies": len(sizes), "bytes": sum(sizes)}
+        for (start, end, op), sizes in found.items()
+    ]
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -66,6 +84,8 @@ def as_text(report: dict[str, Any]) -> str:
         counts = ", ".join(f"{op} × {n}" for op, n in d["ops"].items())
         lines.append(f"{d['device']} runs {sum(d['ops'].values())} nodes: {counts or 'none'}")
     lines.append(f"{report['segments']} segments, {report['seams']} copies between devices")
+    for c in report["crossings"]:
+        lines.append(f"{c['from']} → {c['to']}: {c['op']} × {c['copies']}, {c['bytes']:,} bytes a step")
     return "\n".join(lines)
 
 

@@ -1,0 +1,182 @@
+"""Several devices: a lost one, a wrong one, and what a plan says of copies between two. The devices are fakes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import server.engine
+from backends import trust
+from backends.cpu.backend import CPUBackend
+from backends.errors import DeviceLost
+from graph.backend import Place, Program
+from graph.op import OPS
+from graph.ops.elementwise import silu
+from graph.ops.norm import rms_norm
+from graph.session import Session
+from graph.tensor import Tensor, feed
+from models.synth import synthesize
+from server.cli import plan
+from server.cli.bench import greedy
+from server.engine import Engine, EngineOptions
+from server.ubatch import DeviceFailed, UBatch
+from tests.unit.numpy_backend import NumpyBackend
+
+
+class Flaky(CPUBackend):
+    """A device that can be told to get lost, and that refuses some ops."""
+
+    def __init__(self, name: str, refuses: Sequence[str] = ()) -> None:
+        super().__init__(1)
+        self.name, self.refuses, self.lost = name, refuses, False  # type: ignore[misc]
+
+    def supports(self, t: Tensor) -> bool:
+        return t.op not in self.refuses and super().supports(t)
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
+        inner = super().compile(nodes, place)
+
+        def run() -> None:
+            if self.lost:
+                raise DeviceLost(f"{self.name}: it fell off the bus")
+            inner.run()
+
+        return SimpleNamespace(run=run)  # type: ignore[return-value]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Flaky]:
+    """Devices opencl:0 and opencl:1 that are CPUs; the second does no norms."""
+    opened: dict[str, Flaky] = {}
+    real = server.engine._open_backend
+
+    def open_(name: str, threads: int) -> Any:
+        if name == "cpu":
+            return real(name, 1)
+        opened[name] = Flaky(name, ("rms_norm",) if name == "opencl:1" else ())
+        return opened[name]
+
+    monkeypatch.setattr(server.engine, "_open_backend", open_)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("devices") / "tiny.gguf"
+    synthesize(path, "tiny", "F32")
+    return path
+
+
+def step(engine: Engine, tokens: list[int]) -> int:
+    """The greedy token after these, from an empty cache."""
+    n = len(tokens)
+    batch = UBatch(
+        tokens=tokens,
+        pos=list(range(n)),
+        slot=[0] * n,
+        cells=list(range(n)),
+        out=[n - 1],
+        rows=[greedy()],
+        targets=[-1],
+        tables={0: [0]},
+    )
+    return int(engine.step(batch).ids[0])
+
+
+def test_a_lost_device_is_replaced_by_the_next(fake: dict[str, Flaky], model: Path) -> None:
+    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "cpu")))
+    engine.load()
+    expected = step(engine, [5, 9, 3])
+    assert engine.session.backends[0] is fake["opencl:0"]
+    fake["opencl:0"].lost = True
+    with pytest.raises(DeviceFailed, match="fell off the bus"):
+        step(engine, [5, 9, 3])
+    assert engine.devices == ("cpu",)
+    assert step(engine, [5, 9, 3]) == expected
+    engine.close()
+
+
+def test_a_plan_tells_what_crosses_between_devices(fake: dict[str, Flaky], model: Path) -> None:
+    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:1", "cpu")))
+    placement, sizes = engine.measure()
+    found = plan.crossings(placement, [s.device for s in sizes])
+    to_cpu = [c for c in found if c["to"] == "cpu"]
+    back = [c for c in found if (c["from"], c["op"]) == ("cpu", "rms_norm")]
+    n_norms = 2 * engine.hparams.n_layer + 1
+    assert sum(c["copies"] for c in back) == n_norms
+    row = 4 * engine.hparams.n_embd
+    assert sum(c["bytes"] for c in back) == row * (8 * (n_norms - 1) + 1)  # the last norm has only rows that are wanted
+    assert sum(c["copies"] for c in to_cpu) == n_norms
+    engine.close()
+
+
+class Wrong(NumpyBackend):
+    """Computes one op wrongly, and cannot run another at all."""
+
+    identity = ""
+
+    def __init__(self, *wrong: str) -> None:
+        super().__init__("wrong", refuses=lambda t: t.op in self.refused)
+        self.refused: set[str] = set()
+        self.wrong = wrong
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+        program = super().compile(nodes, place)
+
+        def run() -> None:
+            program.run()
+            for t in nodes:
+                if t.op in self.wrong:
+                    program.view(t)[...] *= np.float32(1.01)
+                elif t.op == "softmax":
+                    raise RuntimeError("the driver has no idea")
+
+        return SimpleNamespace(run=run)
+
+
+def nodes() -> list[Tensor]:
+    x = feed("x", (4, 6))
+    return [silu(x), rms_norm(x, feed("w", (6,)), eps=1e-5), OPS["softmax"](x)]
+
+
+def test_an_op_that_is_wrong_runs_on_the_next() -> None:
+    from graph.conformance import register_all
+
+    register_all()
+    device = Wrong("silu")
+    why = trust.examine(device, nodes())
+    assert set(why) == device.refused == {"silu", "softmax"}
+    assert "1.0" in why["silu"] or "expected" in why["silu"]
+    assert "the driver has no idea" in why["softmax"]
+    session = Session([device, NumpyBackend("next")])
+    x = np.ones((4, 6), np.float32)
+    (got,) = session.plan(lambda: [silu(feed("x", (4, 6)))]).run({"x": x})
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-1)), rtol=1e-6)
+
+
+def test_the_result_is_kept_for_as_long_as_the_driver_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from graph.conformance import register_all
+
+    register_all()
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+    first, second, other = Wrong("silu"), Wrong(), Wrong()
+    first.identity = second.identity = "driver 1"
+    other.identity = "driver 2"
+    for device in (first, second, other):
+        trust.examine(device, nodes()[:2])
+    assert (first.refused, second.refused, other.refused) == ({"silu"}, {"silu"}, set())
+    assert second.ran == []  # read, not tried again
+
+
+def test_no_time_means_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+    device = Wrong("silu")
+    device.identity = "driver 1"
+    assert trust.examine(device, nodes(), seconds=-1.0) == {}
+    assert not list(tmp_path.rglob("*"))
