@@ -20,7 +20,7 @@ UNITS = 12  # that a product should have
 
 def tile_shape() -> tuple[int, int, int]:
     """Rows, columns and k of kernels/gemm.py's tiles: that module cannot be imported without numba."""
-    return (12, 32, 256) if isa() == "avx512_vnni" else (6, 16, 256)
+    return (12, 32, 288) if isa() == "avx512_vnni" else (6, 16, 288)
 
 
 def _tiled(t: Tensor, transposed: bool) -> Tensor:

@@ -26,7 +26,7 @@ from backends.cpu.kernels.registry import f32p, kernel
 from backends.cpu.kernels.rows import strip
 
 MT, NR = (12, 32) if isa() == "avx512_vnni" else (6, 16)
-KC = 256
+KC = 288
 
 
 @intrinsic
