@@ -125,7 +125,7 @@ class RequestParser:
             n_probs = max(1, n_probs)
         sampling = parse_sampling(fields, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
         constraint = parse_constraint(fields, self.grammars)
-        if constraint is not None:
+        if constraint is not None or fields.body.get("grammar") == "":  # "" takes the server's default away
             sampling = replace(sampling, grammar=constraint)
         n_predict = fields.integer(
             "n_predict", "max_completion_tokens", "max_tokens", default=config.n_predict, low=-1, hard=True

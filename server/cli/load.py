@@ -18,6 +18,7 @@ from server.cli.progress import COMPILING, show_compiling
 if TYPE_CHECKING:
     from models.hparams import Hparams
     from models.tokenizer import Tokenizer
+    from server.constraint import Constraint
     from server.engine import Engine, EngineOptions
     from server.sampling import SamplingParams
     from server.scheduler import Scheduler
@@ -31,7 +32,13 @@ _FIELDS = {
     "mirostat_lr": "mirostat_eta",
     "mirostat_ent": "mirostat_tau",
 }
-_APART = {"samplers", "sampler_seq", "dry_sequence_breaker", "logit_bias", "ignore_eos", "backend_sampling"}
+_GRAMMARS = {  # flag → kind of grammar
+    "grammar": "gbnf",
+    "grammar_file": "gbnf",
+    "json_schema": "json_schema",
+    "json_schema_file": "json_schema",
+}
+_APART = {"samplers", "sampler_seq", "dry_sequence_breaker", "logit_bias", "ignore_eos", "backend_sampling", *_GRAMMARS}
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
@@ -56,7 +63,26 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
     if options.dry_sequence_breaker == ["none"]:
         params = replace(params, dry_sequence_breakers=())
     bias = tuple(_bias(text, tokenizer.n_vocab) for text in options.logit_bias)
-    return replace(params, logit_bias=(*bias, *params.logit_bias))
+    return replace(params, logit_bias=(*bias, *params.logit_bias), grammar=_constraint(options, tokenizer))
+
+
+def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> Constraint | None:
+    """The grammar of the flags, if any."""
+    given = [flag for flag in _GRAMMARS if getattr(options, flag)]
+    if not given:
+        return None
+    from models.grammar import Grammar, GrammarError
+    from server.constraint import Constraint
+
+    names = [f"--{flag.replace('_', '-')}" for flag in given]
+    if len(given) > 1:
+        raise UsageError(f"{names[1]}: cannot be given together with {names[0]}")
+    value, kind = getattr(options, given[0]), _GRAMMARS[given[0]]
+    source = text_file(value) if given[0].endswith("_file") else value
+    try:
+        return Constraint(Grammar.compile(kind, source, tokenizer), source if kind == "gbnf" else "")
+    except GrammarError as error:
+        raise UsageError(f"{names[0]}: {error}") from None
 
 
 def _bias(text: str, n_vocab: int) -> tuple[int, float]:

@@ -136,6 +136,12 @@ SAMPLING = Group(
         ),
         Flag("--adaptive-target", "adaptive-p: wanted probability; negative: off", number(), -1.0, "X"),
         Flag("--adaptive-decay", "adaptive-p: memory", number(0, 0.99), 0.9, "X"),
+        Flag("--grammar", "a GBNF grammar for requests that bring no constraint of their own", text, None, "GRAMMAR"),
+        Flag("--grammar-file", "the same from a file", text, None, "FILE"),
+        Flag(
+            "-j --json-schema", "a JSON schema for requests that bring no constraint of their own", text, None, "SCHEMA"
+        ),
+        Flag("-jf --json-schema-file", "the same from a file", text, None, "FILE"),
         Flag("--mirostat", "0: off, 1 or 2: its version", whole(0, 2), 0),
         Flag("--mirostat-lr", "Mirostat: learning rate, eta", number(), 0.1, "X"),
         Flag("--mirostat-ent", "Mirostat: wanted surprise, tau", number(), 5.0, "X"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -151,3 +154,27 @@ def test_drafts_change_nothing(server: Any) -> None:
             assert drafted["timings"]["draft_n"] > 0
         drafted = server.post("/completion", {**body, **bound, "draft_tokens": right})
         assert drafted["timings"]["draft_n_accepted"] >= len(right) // 2
+
+
+def test_flags_give_a_default(serve: Any, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": ["x", "y"]}')
+    server = serve(None, "-c", "256", "-np", "1", "-jf", str(tmp_path / "schema.json"))
+    body = {"prompt": PROMPT, "n_predict": 20, "seed": 1}
+    assert server.post("/completion", body)["content"] in ('"x"', '"y"')
+    assert server.post("/completion", {**body, "grammar": 'root ::= "ab"'})["content"] == "ab"
+    assert server.post("/completion", {**body, "grammar": ""})["content"] not in ('"x"', '"y"')
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--grammar", 'root ::= "a'], "--grammar: line 1, column 10: a literal without its end"),
+        (["-j", '{"type": "x"}'], "--json-schema: in the schema at /: Invalid type: x"),
+        (["--grammar", 'root ::= "a"', "-j", "{}"], "--json-schema: cannot be given together with --grammar"),
+    ],
+)
+def test_wrong_flags_are_told_in_one_line(flags: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert message in ended.stderr.splitlines()[-1]
