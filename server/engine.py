@@ -337,7 +337,10 @@ class Engine:
     def _prepare_moves(self) -> None:
         from backends.cpu.warm import prepare
 
-        placement, _ = self.session.measure(self._build_moves)
+        try:
+            placement, _ = self.session.measure(self._build_moves)
+        except ValueError as error:
+            raise DeviceError(f"--context-shift: the device cannot move cells of the cache ({error})") from None
         prepare(placement.order)
         self.session.prepare("moves", self._build_moves)
 

@@ -10,6 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from backends.errors import DeviceError
 from server.engine import Engine, EngineOptions
 from server.ubatch import PAGE, UBatch
 
@@ -74,6 +75,17 @@ def test_q8_0_cells_move_without_a_change_where_nothing_turns() -> None:
     engine.move_cells([(PAGE + i, PAGE + i, -5) for i in range(PAGE)])
     there_and_back = engine.read_page(1)
     assert not np.array_equal(there_and_back, page)
+    engine.close()
+
+
+def test_a_device_that_cannot_move_cells_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = DATA / "arch-llama-gqa-F32.gguf"
+    if not path.exists():
+        pytest.skip(f"no {path.name} beside the checkout")
+    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, threads=1, moves=True))
+    monkeypatch.setattr(type(engine.session.backends[0]), "supports", lambda self, t: t.op != "load_k")
+    with pytest.raises(DeviceError, match=r"^--context-shift: the device cannot move cells"):
+        engine.load()
     engine.close()
 
 
