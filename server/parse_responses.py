@@ -85,7 +85,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
         elif kind == "reasoning":
             messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
         else:
-            unsupported(f"input[{i}].type", f"{str(kind)[:32]} is not known here")
+            unsupported(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
     return messages
 
 

@@ -154,6 +154,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [{"type": "function_call", "name": "f"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "function_call_output"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "reasoning", "content": [1]}]}, 400, "input[0].content"),
+    ({"input": [{"type": "item\nreference"}]}, 501, "input[0].type"),
     ({"previous_response_id": "resp_1"}, 501, "previous_response_id"),
     ({"tools": [{"type": "web_search"}]}, 501, "tools[0].type"),
     ({"tools": [1]}, 400, "tools[0]"),
@@ -172,6 +173,7 @@ async def test_refusals(server: Running, fields: dict[str, Any], code: int, name
         status, body = await server.post(path, {"input": "x", "stream": True, **fields})
         assert status == code, body
         assert named in body["error"]["message"]
+        assert "\n" not in body["error"]["message"]
 
 
 async def test_errors(server: Running):
