@@ -19,6 +19,7 @@ NAMES = ("sine", "mnist-fc", "mnist-cnn")
 
 
 def run(options: SimpleNamespace) -> int:
+    from backends.cpu import warm
     from graph.session import Session
     from server.engine import open_backends
     from training.errors import TrainingError
@@ -28,6 +29,7 @@ def run(options: SimpleNamespace) -> int:
     if options.name != "sine" and not options.data:
         raise UsageError("example: --data FOLDER is required: the four IDX files, gzipped")
     show_compiling()
+    warm.begin_training()
     session = Session(open_backends((options.device,), 0 if options.threads == -1 else options.threads))
     try:
         if options.name == "sine":

@@ -96,6 +96,7 @@ def data_options(o: SimpleNamespace) -> DataOptions:
 
 def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
     """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
+    from backends.cpu import warm
     from graph.session import Session
     from models import tokenizer
     from models.chat_template import from_metadata
@@ -111,6 +112,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     if o.plot and not o.plot.lower().endswith(".svg"):
         raise UsageError(f"--plot: {o.plot!r} does not end in .svg")
     show_compiling()
+    warm.begin_training()
     began = time.monotonic()
     with GGUFFile.open(model) as gguf:
         h = hparams_of(gguf)
