@@ -34,3 +34,16 @@ class SchedulerStats:
     host_bytes: int = 0  # of pages in host memory
     host_pages_saved: int = 0  # pages that went there, ever
     host_pages_restored: int = 0  # and came back
+
+
+@dataclass(slots=True)
+class TrainingStats:
+    """What fine-tuning jobs did since the start, and where the one that was last at work is."""
+
+    jobs_running: int = 0  # 1 while a job has the device
+    steps: int = 0  # of the optimizer
+    tokens: int = 0
+    step: int = 0  # of the job
+    n_steps: int = 0  # of the job, in all
+    loss: float | None = None  # of the job's last step
+    valid_loss: float | None = None  # of the job's last validation

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelFileError
+from server.stats import TrainingStats
 from server.store import Row, Store, new_id
 from server.tuning_job import Hyperparameters, Prepared, prepare
 
@@ -48,6 +49,7 @@ class Tuning:
         self._tokenizer, self._template = tokenizer, template
         self.on_change = on_change  # somebody should look: events, states
         self.wake: Callable[[], None] = lambda: None  # the engine's thread has work
+        self.stats = TrainingStats()  # written by the engine's thread
         self._lock = threading.Lock()
         self._job: str | None = None  # the one that has the device
         self._prepared: Prepared | Exception | None = None
@@ -146,6 +148,9 @@ class Tuning:
             read_checkpoint(path).restore(self._trainer)
         self.store.forget_events(job["id"], self._trainer.counters.iterations)
         self._work = self._trainer.work()
+        stats = self.stats
+        stats.jobs_running, stats.loss, stats.valid_loss = 1, None, None
+        stats.step, stats.n_steps = self._trainer.counters.iterations, self._trainer.n_steps
         self._saved_at = time.monotonic()
         done = self._trainer.counters.iterations
         message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
@@ -166,7 +171,10 @@ class Tuning:
 
         trainer = self._trainer
         assert trainer is not None
+        stats = self.stats
         if isinstance(event, Step):
+            stats.steps, stats.tokens = stats.steps + 1, stats.tokens + event.n_tokens
+            stats.step, stats.loss = event.iteration, event.loss
             message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}"
             metrics = {
                 "step": event.iteration,
@@ -183,6 +191,7 @@ class Tuning:
             elif not ended_epoch and time.monotonic() - self._saved_at > SAVE_SECONDS:
                 self._save(job)
         elif isinstance(event, Validated):
+            stats.valid_loss = event.result.loss
             metrics = {
                 "step": event.iteration,
                 "full_valid_loss": event.result.loss,
@@ -322,6 +331,7 @@ class Tuning:
         if self._work is not None:
             self._work.close()
         self._work = self._trainer = self._prepared = None
+        self.stats.jobs_running = 0
         with self._lock:
             self._job = None
         self._choose()

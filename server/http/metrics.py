@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,9 +12,10 @@ from prometheus_client.registry import Collector
 
 from server.errors import NotSupported
 from server.http.context import CONTEXT, Context
-from server.stats import SchedulerStats
+from server.stats import SchedulerStats, TrainingStats
 
-Table = tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...]
+Stats = TypeVar("Stats")
+Table = tuple[tuple[str, str, str, Callable[[Stats], float | None]], ...]
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -28,7 +30,7 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-_LLAMACPP: Table = (  # name, kind, help, value
+_LLAMACPP: Table[SchedulerStats] = (  # name, kind, help, value
     ("prompt_tokens_total", "counter", "Prompt tokens evaluated.", lambda s: s.prompt_tokens),
     ("prompt_seconds_total", "counter", "Time spent on prompts.", lambda s: s.prompt_seconds),
     ("tokens_predicted_total", "counter", "Tokens generated.", lambda s: s.tokens_predicted),
@@ -46,7 +48,7 @@ _LLAMACPP: Table = (  # name, kind, help, value
     ("requests_deferred", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
     ("n_busy_slots_per_decode", "gauge", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
 )
-_OURS: Table = (
+_OURS: Table[SchedulerStats] = (
     ("cached_tokens_total", "counter", "Prompt tokens taken from the cache.", lambda s: s.prompt_tokens_cached),
     (
         "cache_hit_ratio",
@@ -84,6 +86,15 @@ _OURS: Table = (
     ("host_pages_saved_total", "counter", "Pages that went to host memory.", lambda s: s.host_pages_saved),
     ("host_pages_restored_total", "counter", "Pages that came back from there.", lambda s: s.host_pages_restored),
 )
+_TRAINING: Table[TrainingStats] = (  # of servers with --data-dir
+    ("training_jobs_running", "gauge", "Fine-tuning jobs that have the device.", lambda s: s.jobs_running),
+    ("training_steps_total", "counter", "Optimizer steps.", lambda s: s.steps),
+    ("training_tokens_total", "counter", "Tokens of the windows trained on, padding included.", lambda s: s.tokens),
+    ("training_job_step", "gauge", "Steps that the last job has done.", lambda s: s.step),
+    ("training_job_steps", "gauge", "Steps that it is to do.", lambda s: s.n_steps),
+    ("training_loss", "gauge", "Training loss of its last step.", lambda s: s.loss),
+    ("training_valid_loss", "gauge", "Loss of its last validation.", lambda s: s.valid_loss),
+)
 
 
 class _Server(Collector):
@@ -93,13 +104,11 @@ class _Server(Collector):
         self._context = context
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._context.served.scheduler.stats
-        for prefix, table in (("llamacpp", _LLAMACPP), ("logitless", _OURS)):
-            for name, kind, text, value in table:
-                family = name.removesuffix("_total") if kind == "counter" else name  # the client adds it to a counter's
-                metric = Metric(f"{prefix}:{family}", text, kind)
-                metric.add_sample(f"{prefix}:{name}", {}, value(stats))
-                yield metric
+        served = self._context.served
+        yield from _metrics_of("llamacpp", _LLAMACPP, served.scheduler.stats)
+        yield from _metrics_of("logitless", _OURS, served.scheduler.stats)
+        if served.tuning is not None:
+            yield from _metrics_of("logitless", _TRAINING, served.tuning.stats)
         latency = self._context.service.latency
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", latency.first_token),
@@ -108,6 +117,16 @@ class _Server(Collector):
             ("step_seconds", "One step of the engine.", latency.step),
         ):
             yield HistogramMetricFamily(f"logitless:{name}", text, histogram.cumulative(), histogram.total)
+
+
+def _metrics_of(prefix: str, table: Table[Stats], stats: Stats) -> Iterable[Metric]:
+    for name, kind, text, value in table:
+        family = name.removesuffix("_total") if kind == "counter" else name  # the client adds it to a counter's
+        metric = Metric(f"{prefix}:{family}", text, kind)
+        number = value(stats)
+        if number is not None:  # not known yet
+            metric.add_sample(f"{prefix}:{name}", {}, number)
+        yield metric
 
 
 def _per(value: float, whole: float) -> float:

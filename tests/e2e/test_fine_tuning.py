@@ -56,7 +56,7 @@ def greedy(api: openai.OpenAI, model: str) -> str:
 
 def test_a_job_is_killed_resumed_and_used(serve: ServerFactory, shared_data: Path, tmp_path: Path) -> None:
     model = shared_data / "models" / "stories260K.gguf"
-    flags = ("--alias", "stories", "--admin-api-key", "admin", "-t", "1", "-c", "512")
+    flags = ("--alias", "stories", "--admin-api-key", "admin", "-t", "1", "-c", "512", "--metrics")
     hyperparameters = {"n_epochs": 6, "batch_size": 2, "learning_rate_multiplier": 5.0, "context_length": 64}
     adapters = []
     for killed in (False, True):
@@ -84,6 +84,13 @@ def test_a_job_is_killed_resumed_and_used(serve: ServerFactory, shared_data: Pat
         assert done.fine_tuned_model is not None
         steps = [e["data"]["step"] for e in events if "train_loss" in e["data"]]
         assert steps == list(range(1, steps[-1] + 1))
+        told = dict(line.rsplit(" ", 1) for line in server.get("/metrics").splitlines() if line[0] != "#")
+        assert float(told["logitless:training_job_step"]) == float(told["logitless:training_job_steps"]) == steps[-1]
+        assert (float(told["logitless:training_steps_total"]) < steps[-1]) == killed
+        assert (
+            float(told["logitless:training_loss"])
+            == [e["data"] for e in events if "train_loss" in e["data"]][-1]["train_loss"]
+        )
         held_out = [e["data"]["full_valid_loss"] for e in events if "full_valid_loss" in e["data"]]
         assert held_out[-1] < 1 < 3 < events[[e["type"] for e in events].index("metrics")]["data"]["train_loss"]
         tuned = greedy(api, done.fine_tuned_model)

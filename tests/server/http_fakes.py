@@ -273,6 +273,7 @@ async def running(
     template: Any = None,
     tokenizer: Any = None,
     embedder: Any = None,
+    tuning: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a server, and end it."""
@@ -280,7 +281,8 @@ async def running(
     scheduler = scheduler or FakeScheduler(config.n_parallel)
     service = Service()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
-    served = Served(scheduler, tokenizer or FakeTokenizer(), template or FakeTemplate(), info, embedder=embedder)  # type: ignore[arg-type]
+    tokenizer, template = tokenizer or FakeTokenizer(), template or FakeTemplate()
+    served = Served(scheduler, tokenizer, template, info, tuning=tuning, embedder=embedder)
     service.start(lambda: served)
     await service.loaded()
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)

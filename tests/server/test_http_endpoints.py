@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -12,6 +13,7 @@ from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, runnin
 from server.config import ModelInfo, ServerConfig
 from server.http import make_app
 from server.service import Served, Service
+from server.stats import TrainingStats
 
 LLAMACPP_METRICS = [
     "prompt_tokens_total",
@@ -174,6 +176,17 @@ async def test_metrics():
         }
     async with running() as server:
         assert (await server.get("/metrics"))[0] == 501
+
+
+async def test_metrics_of_training():
+    stats = TrainingStats(steps=3, tokens=96, step=5, n_steps=9, loss=2.5)
+    tuning = SimpleNamespace(stats=stats, ready=False, close=lambda: None)
+    async with running(metrics=True, tuning=tuning) as server, server.http.get(server.url + "/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith("logitless:training_"))
+    names = ("steps_total", "tokens_total", "job_step", "job_steps", "loss")
+    assert [float(values[f"logitless:training_{name}"]) for name in names] == [3, 96, 5, 9, 2.5]
+    assert "logitless:training_valid_loss" not in values  # nothing has been validated
 
 
 async def test_tokenize_and_back():
