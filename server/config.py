@@ -32,6 +32,7 @@ class ServerConfig:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     has_draft_model: bool = False
     api_keys: tuple[str, ...] = ()
+    api_key_file: str = ""  # more of them; read again when it changes
     admin_api_key: str = ""  # what writing files and jobs needs, where it is set
     api_prefix: str = ""
     cors_origins: str = "*"  # "*": any; "localhost": this machine's names; else a comma list

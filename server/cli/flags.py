@@ -247,6 +247,14 @@ def words(value: str) -> list[str]:
     return [w.strip() for w in value.split(",") if w.strip()]
 
 
+def keys(value: str) -> list[str]:
+    """The same with at least one: a server whose key went missing must not be open to all."""
+    found = words(value)
+    if not found:
+        raise ValueError("must have a key")
+    return found
+
+
 def wholes(low: int, high: int) -> Callable[[str], list[int]]:
     """Whole numbers separated by commas."""
     one = whole(low, high)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
-from server.cli.flags import Flag, Group, choice, device_list, json_object, number, text, whole, wholes, words
+from server.cli.flags import Flag, Group, choice, device_list, json_object, keys, number, text, whole, wholes, words
 from server.cli.speculation import speculation_group
 
 INT_MAX = 2**31 - 1
@@ -163,8 +163,14 @@ SERVING = Group(
         Flag("--host", "address to listen on", text, "127.0.0.1", "ADDRESS", env="LLAMA_ARG_HOST"),
         Flag("--port", "port to listen on; 0: any free one", whole(0, 65535), 8080, env="LLAMA_ARG_PORT"),
         Flag("--api-prefix", "path in front of every endpoint", text, "", "PATH", env="LLAMA_ARG_API_PREFIX"),
-        Flag("--api-key", "keys to ask for, separated by commas", words, None, "KEYS", env="LLAMA_API_KEY", many=True),
-        Flag("--api-key-file", "a file of keys, one a line; # begins a comment", text, None, "FILE"),
+        Flag("--api-key", "keys to ask for, separated by commas", keys, None, "KEYS", env="LLAMA_API_KEY", many=True),
+        Flag(
+            "--api-key-file",
+            "a file of keys, one a line; # begins a comment; read again when it changes",
+            text,
+            None,
+            "FILE",
+        ),
         Flag(
             "--cors-origins",
             "origins that browsers may call from: *, localhost, or a list",

@@ -160,7 +160,8 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         defaults=load.sampling_defaults(options, vocabulary),
         speculation=speculation.defaults(options),
         has_draft_model=options.model_draft is not None,
-        api_keys=api_keys(options),
+        api_keys=tuple(options.api_key),
+        api_key_file=api_key_file(options.api_key_file),
         admin_api_key=options.admin_api_key or "",
         api_prefix=api_prefix(options.api_prefix),
         cors_origins=options.cors_origins,
@@ -189,16 +190,16 @@ def template_variables(options: SimpleNamespace) -> dict[str, Any]:
     return variables
 
 
-def api_keys(options: SimpleNamespace) -> tuple[str, ...]:
-    """The keys of --api-key and those of --api-key-file: one a line, # begins a comment."""
-    keys = list(options.api_key)
-    if options.api_key_file:
-        found = [line.strip() for line in load.text_file(options.api_key_file).splitlines()]
-        found = [line for line in found if line and not line.startswith("#")]
-        if not found:
-            raise CliError(f"--api-key-file: {options.api_key_file} has no key")
-        keys += found
-    return tuple(keys)
+def api_key_file(path: str | None) -> str:
+    """The file of --api-key-file, once it is known to have a key."""
+    from server.keys import read_keys
+
+    try:
+        if path is not None:
+            read_keys(path)
+    except ValueError as error:
+        raise CliError(f"--api-key-file: {path} {error}") from None
+    return path or ""
 
 
 def api_prefix(prefix: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 import signal
@@ -18,6 +17,7 @@ from server.config import BUILD_INFO, ServerConfig
 from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text
 from server.http.context import CONTEXT, Context, error_response, json_response
+from server.keys import same
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
@@ -41,7 +41,7 @@ async def _openapi(request: web.Request) -> web.Response:
     prefix = request.app[CONTEXT].config.api_prefix.rstrip("/")
     pages = {prefix + path for path in _PAGE}
     told = ((method, path) for method, path in routes if path not in pages)
-    return json_response(document(BUILD_INFO, told, keys=bool(request.app[CONTEXT].config.api_keys)))
+    return json_response(document(BUILD_INFO, told, keys=bool(request.app[CONTEXT].keys)))
 
 
 _GET: dict[str, Handler] = {
@@ -240,21 +240,19 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
 
 
 def _authorize(request: web.Request) -> None:
-    config = request.app[CONTEXT].config
+    config, keys = request.app[CONTEXT].config, request.app[CONTEXT].keys
     path = request.path.removeprefix(config.api_prefix.rstrip("/"))
     writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
-    if not writes and (not config.api_keys or path in _PUBLIC):
+    if not writes and (not keys or path in _PUBLIC):
         return
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
-    raw = given.encode("utf-8", "surrogateescape")
-    is_admin = bool(config.admin_api_key) and hmac.compare_digest(raw, config.admin_api_key.encode())
-    matches = [hmac.compare_digest(raw, key.encode()) for key in config.api_keys]  # all of them, in constant time
-    if is_admin or (any(matches) and not writes):
+    if config.admin_api_key and same(given, config.admin_api_key):
         return
-    if any(matches):
+    if not keys.match(given):
+        raise Unauthorized("Invalid API Key")
+    if writes:
         raise Forbidden("this needs the admin key")
-    raise Unauthorized("Invalid API Key")
 
 
 def _preflight(request: web.Request) -> web.Response:

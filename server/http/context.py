@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from server.config import ServerConfig
 from server.errors import InvalidRequest, RequestError, Unavailable
 from server.fields import json_object
+from server.keys import Keys
 from server.parse import RequestParser
 from server.service import Served, Service
 from server.stream import Stream
@@ -38,6 +39,7 @@ class Context:
     def __init__(self, service: Service, config: ServerConfig) -> None:
         self.service = service
         self.config = config
+        self.keys = Keys(config.api_keys, config.api_key_file)
         self._parser: RequestParser | None = None
         self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
 

@@ -1,0 +1,91 @@
+"""API keys of the command line and of a file that changes while the server runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from http_fakes import running
+
+from server.cli.flags import CliError, UsageError, parse
+from server.cli.options import SERVING
+from server.cli.serve import api_key_file
+from server.keys import Keys, read_keys
+
+
+def replace(path: Path, content: bytes) -> None:
+    """As a careful editor does it: a new file takes the old one's place."""
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    os.replace(new, path)
+
+
+def keys_of(*argv: str, **environ: str) -> SimpleNamespace:
+    return parse(SERVING.flags, argv, environ)
+
+
+def test_keys_are_given_in_lists_and_again():
+    assert keys_of("--api-key", "a,b", "--api-key", "c").api_key == ["a", "b", "c"]
+    assert keys_of(LLAMA_API_KEY="a, b").api_key == ["a", "b"]
+    for argv, environ in ((("--api-key", ","), {}), (("--api-key=",), {}), ((), {"LLAMA_API_KEY": " "})):
+        with pytest.raises(UsageError, match="must have a key"):
+            keys_of(*argv, **environ)
+
+
+def test_a_file_of_keys(tmp_path: Path):
+    path = tmp_path / "keys"
+    path.write_bytes("\ufeff# ours\r\n\r\n  one \r\n#two\r\nzw#ö,lf\r\n".encode())
+    assert read_keys(str(path)) == ["one", "zw#ö,lf"]
+    assert api_key_file(str(path)) == str(path)
+    assert api_key_file(None) == ""
+    for content, wrong in (
+        (b"# none\n\n", "has no key"),
+        (b"a\n\xff\n", "byte 2 is not UTF-8"),
+        (b"x" * 2**21, "larger"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CliError, match=f"--api-key-file: {path} .*{wrong}"):
+            api_key_file(str(path))
+
+
+def test_a_file_that_goes_bad_opens_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "keys"
+    path.write_bytes(b"secret-one\n")
+    keys = Keys(("given",), str(path))
+    assert keys
+    assert not Keys(())
+    for content in (b"", b"# nobody\n", b"\xff\xfe", b"secret-one\nsecret-two\n"):
+        replace(path, content)
+        assert [keys.match(key) for key in ("given", "secret-one", "", "given,secret-one")] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+    assert keys.match("secret-two")
+    path.unlink()
+    assert keys.match("secret-two")
+    assert not keys.match("secret-three")
+    replace(path, b"secret-three\n")
+    assert [keys.match(key) for key in ("given", "secret-two", "secret-three")] == [True, False, True]
+    assert [record.levelname for record in caplog.records].count("WARNING") == 4  # each is told once
+    assert "secret" not in caplog.text
+
+
+async def test_a_server_takes_up_new_keys(tmp_path: Path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"old\n")
+    async with running(api_key_file=str(path), admin_api_key="chief") as server:
+
+        async def status(key: str, method: str = "get", path: str = "/props") -> int:
+            async with server.http.request(method, server.url + path, headers={"X-Api-Key": key}) as reply:
+                return reply.status
+
+        assert [await status(key) for key in ("old", "new", "", "chief")] == [200, 401, 401, 200]
+        replace(path, b"new\nnewer\n")
+        assert [await status(key) for key in ("old", "new", "newer", "chief")] == [401, 200, 200, 200]
+        assert await status("new", "post", "/v1/files") == 403
+        assert await status("old", "post", "/v1/files") == 401
+        assert "security" in (await server.get("/openapi.json", headers={"X-Api-Key": "new"}))[1]
