@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.sampling import SamplingParams
 from server.speculation.settings import SpeculationParams
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 BUILD_INFO = "b1-logitless"  # llama-server's clients expect "b", then a build number
 
@@ -35,6 +38,8 @@ class ServerConfig:
     api_key_file: str = ""  # more of them; read again when it changes
     admin_api_key: str = ""  # what writing files and jobs needs, where it is set
     api_prefix: str = ""
+    tls: SSLContext | None = None  # the key and certificate of HTTPS
+    reuse_port: bool = False
     cors_origins: str = "*"  # "*": any; "localhost": this machine's names; else a comma list
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes

@@ -171,6 +171,10 @@ SERVING = Group(
             None,
             "FILE",
         ),
+        Flag("--ssl-key-file", "private key of HTTPS, PEM", text, None, "FILE", env="LLAMA_ARG_SSL_KEY_FILE"),
+        Flag("--ssl-cert-file", "its certificate chain, PEM", text, None, "FILE", env="LLAMA_ARG_SSL_CERT_FILE"),
+        Flag("--reuse-port", "let several servers listen on the port", env="LLAMA_ARG_REUSE_PORT"),
+        Flag("--max-request-size", "most MiB of a request's body; larger ones get 413", whole(1, 2**20), 64, "MIB"),
         Flag(
             "--cors-origins",
             "origins that browsers may call from: *, localhost, or a list",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 from importlib import import_module
 from importlib.resources import files
@@ -12,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from server.cli import load, lora, speculation
+from server.cli import load, lora, speculation, tls
 from server.cli.flags import CliError
 from server.cli.progress import show_compiling
 
@@ -164,6 +166,9 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         api_key_file=api_key_file(options.api_key_file),
         admin_api_key=options.admin_api_key or "",
         api_prefix=api_prefix(options.api_prefix),
+        tls=tls.context(options),
+        reuse_port=reuse_port(options),
+        max_body=options.max_request_size << 20,
         cors_origins=options.cors_origins,
         timeout=options.timeout,
         metrics=options.metrics,
@@ -203,7 +208,15 @@ def api_key_file(path: str | None) -> str:
 
 
 def api_prefix(prefix: str) -> str:
+    if not re.fullmatch(r"[\w.~/-]*", prefix, re.ASCII):
+        raise CliError(f"--api-prefix: {prefix!r} must be letters, digits, '-', '_', '.', '~' and '/'")
     return prefix if not prefix or prefix.startswith("/") else f"/{prefix}"
+
+
+def reuse_port(options: SimpleNamespace) -> bool:
+    if options.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
+        raise CliError("--reuse-port: this platform cannot do that")
+    return bool(options.reuse_port)
 
 
 def demo_model() -> Path:

@@ -168,9 +168,10 @@ async def serve(service: Service, config: ServerConfig) -> None:
     stopping = asyncio.create_task(signalled.wait())
     loading = asyncio.create_task(_loaded(service))
     try:
-        site = web.TCPSite(runner, config.host, config.port)
+        reuse_port = config.reuse_port or None
+        site = web.TCPSite(runner, config.host, config.port, ssl_context=config.tls, reuse_port=reuse_port)
         await site.start()
-        log.info("listening on %s", address(runner, config.host))
+        log.info("listening on %s", address(runner, config))
         await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
@@ -192,10 +193,11 @@ async def _loaded(service: Service) -> None:
     log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)
 
 
-def address(runner: web.AppRunner, host: str) -> str:
+def address(runner: web.AppRunner, config: ServerConfig) -> str:
     """The URL that the server listens on, with the port that was chosen."""
-    port = runner.addresses[0][1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if config.tls else "http"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{runner.addresses[0][1]}"
 
 
 @web.middleware
