@@ -115,3 +115,9 @@ def test_dependencies_in_pyproject_are_those_imported() -> None:
     third_party = {name for name in used if not is_standard(name) and name not in OURS}
     assert third_party <= wanted, f"imported but not declared: {sorted(third_party - wanted)}"
     assert wanted <= third_party, f"declared but not imported: {sorted(wanted - third_party)}"
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by their name alone: of two that are alike it would run only one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
