@@ -17,7 +17,7 @@ from server.requests import Failed
 from server.sampling import RowSampler, SamplingFeeds, SamplingParams
 from server.speculation.settings import SpeculationParams
 from server.ubatch import StepResult, UBatch
-from tests.models.test_grammar import TOKENS, compile_, tokenizer
+from tests.models.test_grammar_matcher import TOKENS, compile_, tokenizer
 from tests.server.scheduler_fakes import Bench, FakeEngine, FakeSampler
 
 PROMPT = [1, 5, 3, 7]
