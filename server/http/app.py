@@ -16,7 +16,7 @@ from aiohttp import web
 from server.config import BUILD_INFO, ServerConfig
 from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text
-from server.http.context import CONTEXT, Context, error_response, json_response
+from server.http.context import CONTEXT, Context, api_key, error_response, json_response
 from server.keys import same
 from server.service import Service
 
@@ -89,7 +89,12 @@ _POST: dict[str, Handler] = {
     "/lora-adapters": lora.set_scales,
 }
 _JOBS = "/v1/fine_tuning/jobs"
-_TUNING: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks: most servers train nothing
+_RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
+    ("GET", "/v1/stream", "resume.follow"),
+    ("GET", "/v1/stream/{id}", "resume.follow"),
+    ("DELETE", "/v1/stream", "resume.stop"),
+    ("DELETE", "/v1/stream/{id}", "resume.stop"),
+    ("POST", "/v1/streams/lookup", "resume.lookup"),
     ("POST", "/v1/score", "score.score"),
     ("GET", "/v1/files", "files.files"),
     ("POST", "/v1/files", "files.upload"),
@@ -126,7 +131,7 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
         app.router.add_get(prefix + path, handler)
     for path, handler in _POST.items():
         app.router.add_post(prefix + path, handler)
-    for method, path, name in _TUNING:
+    for method, path, name in _RARE:
         app.router.add_route(method, prefix + path, _later(name))
     if config.ui:
         for path, handler in _PAGE.items():
@@ -247,8 +252,7 @@ def _authorize(request: web.Request) -> None:
     writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
     if not writes and (not keys or path in _PUBLIC):
         return
-    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-    given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
+    given = api_key(request)
     if config.admin_api_key and same(given, config.admin_api_key):
         return
     if not keys.match(given):

@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from server.config import ServerConfig
 from server.errors import InvalidRequest, RequestError, Unavailable
 from server.fields import json_object
+from server.http.sessions import Sessions
 from server.keys import Keys
 from server.parse import RequestParser
 from server.service import Served, Service
@@ -41,6 +42,7 @@ class Context:
         self.config = config
         self.keys = Keys(config.api_keys, config.api_key_file)
         self._parser: RequestParser | None = None
+        self.sessions = Sessions()
         self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
 
     @property
@@ -101,6 +103,12 @@ async def beside(work: Callable[[], T]) -> T:
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
+
+
+def api_key(request: web.Request) -> str:
+    """The key that the client gives, "" if none."""
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
 
 
 def json_response(data: object, status: int = 200) -> web.Response:

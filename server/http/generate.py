@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 
 from aiohttp import web
 
-from server.errors import NotSupported, ServerFault
+from server.errors import InvalidRequest, NotSupported, ServerFault
 from server.http.chat import ChatReply
-from server.http.context import CONTEXT, Context, beside, json_response
+from server.http.context import CONTEXT, Context, api_key, beside, json_response
 from server.http.native import NativeReply
 from server.http.openai import CompletionReply
 from server.http.reply import Reply, failure
@@ -25,6 +26,7 @@ from server.slot_actions import tokens_of
 from server.stream import Stream
 
 log = logging.getLogger("logitless.http")
+CONVERSATION = "X-Conversation-Id"
 _SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -75,14 +77,17 @@ async def verify(request: web.Request) -> web.StreamResponse:
 
 
 async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
-    """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots."""
+    """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots. Only a stream
+    whose request has X-Conversation-Id goes on, to be found again (server.http.resume)."""
     if not context.served.info.generates:
         raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")
+    if job.options.stream and CONVERSATION in request.headers:
+        return await _resumable(request, context, job, reply)
     async with await context.service.submit(job.requests, client_of(request, job)) as stream:
+        if job.options.stream:
+            return await send(request, context, _told(context, stream, reply), reply.options.sse_ping_interval)
         context.running[reply.id] = stream
         try:
-            if job.options.stream:
-                return await _stream(request, context, stream, reply)
             async for index, event in stream:
                 reply.add(index, event)
         finally:
@@ -92,12 +97,26 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     return json_response(reply.whole())
 
 
-async def _stream(request: web.Request, context: Context, stream: Stream, reply: Reply) -> web.StreamResponse:
-    response = web.StreamResponse(headers=_SSE_HEADERS)
-    await response.prepare(request)
-    timeout = context.config.timeout
-    writer = _Writer(response)
-    attendant = asyncio.create_task(_attend(request, writer, reply.options.sse_ping_interval, timeout))
+async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
+    id = request.headers[CONVERSATION]
+    if not id or len(id) > 256 or not id.isprintable():
+        raise InvalidRequest(f"{CONVERSATION} must be 1 to 256 printable characters")
+    place = api_key(request), id
+    session = context.sessions.open(place)
+    try:
+        stream = await context.service.submit(job.requests, client_of(request, job))
+    except BaseException:
+        if context.sessions.find(place) is session:
+            context.sessions.drop(place)
+        raise
+
+    session.begin(stream, _told(context, stream, reply), reply.options.sse_ping_interval)
+    return await send(request, context, session.read(0), -1)
+
+
+async def _told(context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
+    """What a stream of server-sent events says."""
+    context.running[reply.id] = stream
     try:
         while events := await stream.batch():
             text = "".join([_event_text(reply, index, event) for index, event in events])
@@ -105,19 +124,36 @@ async def _stream(request: web.Request, context: Context, stream: Stream, reply:
             if failed is not None:
                 text += reply.failed(failure(failed))
             if text:
-                await writer.write(text)
+                yield text.encode("utf-8", "replace")
             if failed is not None:
-                return response
-        await writer.write(reply.ending())
-        await response.write_eof()
-    except ConnectionError:
-        log.debug("the client of %s went away", request.path)
+                return
+        yield reply.ending().encode()
     except Exception as error:  # the reply has begun: the error can only be told in it
         log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
-        with suppress(ConnectionError):
-            await writer.write(reply.failed(ServerFault("internal error")))
+        yield reply.failed(ServerFault("internal error")).encode("utf-8", "replace")
     finally:
-        attendant.cancel()
+        del context.running[reply.id]
+
+
+async def send(
+    request: web.Request, context: Context, data: AsyncGenerator[bytes, None], ping_interval: int
+) -> web.StreamResponse:
+    """Send a stream of server-sent events as it comes."""
+    response = web.StreamResponse(headers=_SSE_HEADERS)
+    async with aclosing(data):
+        await response.prepare(request)
+        writer = _Writer(response)
+        attendant = asyncio.create_task(_attend(request, writer, ping_interval, context.config.timeout))
+        try:
+            async for piece in data:
+                await writer.write(piece)
+            await response.write_eof()
+        except ConnectionError:
+            log.debug("the client of %s went away", request.rel_url.raw_path)
+            if request.transport is not None:  # it is too slow for what is kept: let it know
+                request.transport.abort()
+        finally:
+            attendant.cancel()
     return response
 
 
@@ -129,11 +165,11 @@ class _Writer:
         self.n_writes = 0
         self.since: float | None = None  # the write in progress waits for the client since then
 
-    async def write(self, text: str) -> None:
-        """Send text; waits while the client does not read."""
+    async def write(self, data: bytes) -> None:
+        """Send data; waits while the client does not read."""
         self.n_writes += 1
         self.since = time.monotonic()
-        await self._response.write(text.encode("utf-8", "replace"))
+        await self._response.write(data)
         self.since = None
 
 
@@ -147,7 +183,7 @@ async def _attend(request: web.Request, writer: _Writer, interval: int, timeout:
                 request.transport.abort()
         elif writer.n_writes == n_writes and interval > 0:
             with suppress(ConnectionError):
-                await writer.write(":\n\n")
+                await writer.write(b":\n\n")
         n_writes = writer.n_writes
 
 

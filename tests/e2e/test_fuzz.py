@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.http.app import _GET, _POST, _TUNING
+from server.http.app import _GET, _POST, _RARE
 
 MESSAGE = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -131,7 +131,7 @@ ANY = st.recursive(
 )
 NAMES = sorted(PLAUSIBLE)
 POSTS = sorted(
-    {path.replace("{id}", "0") for path in _POST} | {p.replace("{id}", "x") for m, p, _ in _TUNING if m == "POST"}
+    {path.replace("{id}", "0") for path in _POST} | {p.replace("{id}", "x") for m, p, _ in _RARE if m == "POST"}
 )
 NEEDED = (
     "prompt",
