@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,3 +189,19 @@ async def test_a_reader_who_is_too_slow_is_told(monkeypatch: pytest.MonkeyPatch)
     assert (session.start, session.total) == (5, 9)
     with pytest.raises(ConnectionError):
         await anext(reader)
+
+
+async def test_comments_that_fill_a_silence_are_part_of_what_is_kept():
+    async def silent() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        await asyncio.Event().wait()
+
+    session, closed = Session("x"), []
+    session.begin(SimpleNamespace(close=lambda: closed.append(1)), silent(), 0.001)  # type: ignore[arg-type]
+    got = b""
+    async for piece in session.read(0):
+        got += piece
+        if got.count(b":\n\n") == 2:
+            session.end()
+    assert got == b"data: 1\n\n" + b":\n\n" * 2
+    assert (session.total, closed) == (len(got), [1])

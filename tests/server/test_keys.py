@@ -56,7 +56,7 @@ def test_a_file_that_goes_bad_opens_nothing(tmp_path: Path, caplog: pytest.LogCa
     keys = Keys(("given",), str(path))
     assert keys
     assert not Keys(())
-    for content in (b"", b"# nobody\n", b"\xff\xfe", b"secret-one\nsecret-two\n"):
+    for content in (b"", b"# nobody\n", b"\xff\xfe", b"x" * 2**21, b"secret-one\nsecret-two\n"):
         replace(path, content)
         assert [keys.match(key) for key in ("given", "secret-one", "", "given,secret-one")] == [
             True,
@@ -70,7 +70,7 @@ def test_a_file_that_goes_bad_opens_nothing(tmp_path: Path, caplog: pytest.LogCa
     assert not keys.match("secret-three")
     replace(path, b"secret-three\n")
     assert [keys.match(key) for key in ("given", "secret-two", "secret-three")] == [True, False, True]
-    assert [record.levelname for record in caplog.records].count("WARNING") == 4  # each is told once
+    assert [record.levelname for record in caplog.records].count("WARNING") == 5  # each is told once
     assert "secret" not in caplog.text
 
 
