@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib import import_module
 from urllib.parse import urlsplit
@@ -17,11 +16,11 @@ from server.config import BUILD_INFO, ServerConfig
 from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text
 from server.http.context import CONTEXT, Context, api_key, error_response, json_response
+from server.http.page import PAGE, Handler
 from server.keys import same
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -39,7 +38,7 @@ async def _openapi(request: web.Request) -> web.Response:
         if route.resource is not None and route.method != "HEAD"
     }
     prefix = request.app[CONTEXT].config.api_prefix.rstrip("/")
-    pages = {prefix + path for path in _PAGE}
+    pages = {prefix + path for path in PAGE}
     told = ((method, path) for method, path in routes if path not in pages)
     return json_response(document(BUILD_INFO, told, keys=bool(request.app[CONTEXT].keys)))
 
@@ -111,14 +110,7 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", f"{_JOBS}/{{id}}/checkpoints", "fine_tuning.checkpoints"),
 )
 _ADMIN = ("/v1/files", "/v1/fine_tuning/")  # writing here needs the admin key, where there is one
-_PAGE: dict[str, Handler] = {
-    "/": info.page,
-    "/index.html": info.page,
-    "/sw.js": info.service_worker,
-    "/manifest.webmanifest": info.manifest,
-    "/_app/version.json": info.page_version,
-}
-_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *_PAGE})
+_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *PAGE})
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -134,7 +126,7 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
     for method, path, name in _RARE:
         app.router.add_route(method, prefix + path, _later(name))
     if config.ui:
-        for path, handler in _PAGE.items():
+        for path, handler in PAGE.items():
             app.router.add_get(prefix + path, handler)
     app.on_response_prepare.append(_add_headers)
     return app

@@ -1,10 +1,8 @@
-"""Endpoints that tell about the server: health, models, properties, and the page for people."""
+"""Endpoints that tell about the server: health, models, properties."""
 
 from __future__ import annotations
 
 import time
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +14,6 @@ from server.http.reply import generation_settings
 from server.requests import CompletionRequest
 
 _STARTED = int(time.time())
-_SCRIPT = "text/javascript"
 
 
 async def health(request: web.Request) -> web.Response:
@@ -117,28 +114,3 @@ async def change_props(request: web.Request) -> web.Response:
         raise NotSupported("this server does not allow changing its properties; start it with --props")
     await context.parsed(request, lambda body: body)
     return json_response({"success": True})
-
-
-@cache
-def _page() -> bytes:
-    return files("server").joinpath("http/page.html").read_bytes()
-
-
-async def page(request: web.Request) -> web.Response:
-    """GET /: a page to try the model with; it needs nothing from other servers."""
-    return web.Response(body=_page(), content_type="text/html", charset="utf-8")
-
-
-async def service_worker(request: web.Request) -> web.Response:
-    """GET /sw.js: takes over from the one that another server at this address may have left; caches nothing."""
-    return web.Response(text="self.addEventListener('install', () => self.skipWaiting());", content_type=_SCRIPT)
-
-
-async def manifest(request: web.Request) -> web.Response:
-    """GET /manifest.webmanifest: the page's name."""
-    return web.json_response({"name": "logitless", "start_url": "./"}, content_type="application/manifest+json")
-
-
-async def page_version(request: web.Request) -> web.Response:
-    """GET /_app/version.json: changes when the page may have."""
-    return json_response({"version": BUILD_INFO})

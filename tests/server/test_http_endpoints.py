@@ -234,21 +234,13 @@ async def test_lora_adapters():
         assert (await server.post("/lora-adapters", [{"id": 0, "scale": 1}]))[0] == 400
 
 
-async def test_page():
+async def test_page_of_other_servers():
     async with running(api_keys=("k",)) as server:
-        async with server.http.get(server.url + "/") as reply:
-            assert reply.status == 200
-            assert reply.content_type == "text/html"
-            text = await reply.text()
-        assert "<!doctype html>" in text
-        assert "http://" not in text
-        assert "https://" not in text
         for path in ("/sw.js", "/manifest.webmanifest", "/_app/version.json"):
             async with server.http.get(server.url + path) as reply:
                 assert reply.status == 200
     async with running(ui=False) as server:
-        for path in ("/", "/sw.js"):
-            assert (await server.get(path))[0] == 404
+        assert (await server.get("/sw.js"))[0] == 404
 
 
 async def test_keys():

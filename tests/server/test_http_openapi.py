@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from server.config import ServerConfig
-from server.http.app import _PAGE, make_app
+from server.http.app import make_app
 from server.http.openapi import _OPERATIONS, document
+from server.http.page import PAGE
 from server.service import Service
 from tests.server.http_fakes import running
 
@@ -36,7 +37,7 @@ async def test_every_route_is_in_it_and_no_page():
     async with running() as server, server.http.get(f"{server.url}/openapi.json") as response:
         paths = (await response.json())["paths"]
     told = {(method, path) for path, methods in paths.items() for method in methods}
-    assert told == {(method, path) for method, path in routes() if path not in _PAGE}
+    assert told == {(method, path) for method, path in routes() if path not in PAGE}
 
 
 def test_nothing_is_described_that_is_gone() -> None:

@@ -1,0 +1,157 @@
+"""A headless Chromium, driven through the DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-port=0",
+)
+
+
+def executable() -> str | None:
+    """Where the browser is, if it is installed."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Tab:
+    """One page. `said` collects what it wrote to its console, and what went wrong there."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._numbers = socket, itertools.count(1)
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.said: list[str] = []
+
+    async def listen(self) -> None:
+        """Take in what the browser sends, until it ends."""
+        async for message in self._socket:
+            data = json.loads(message.data)
+            if "id" in data:
+                self._replies.pop(data["id"]).set_result(data)
+            elif data["method"] == "Runtime.exceptionThrown":
+                self.said.append(json.dumps(data["params"]["exceptionDetails"]))
+            elif data["method"] == "Log.entryAdded":
+                self.said.append(data["params"]["entry"]["text"])
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """A command of the protocol, and its result."""
+        number = next(self._numbers)
+        self._replies[number] = asyncio.get_running_loop().create_future()
+        await self._socket.send_json({"id": number, "method": method, "params": params})
+        reply = await asyncio.wait_for(self._replies[number], 60)
+        assert "error" not in reply, reply
+        return reply["result"]
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression in the page; a promise is awaited."""
+        reply = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
+
+    async def until(self, condition: str, seconds: float = 30) -> None:
+        """Wait in the page, frame by frame, until an expression holds."""
+        loop = f"new Promise(r => {{ const f = () => ({condition}) ? r(true) : setTimeout(f, 20); f(); }})"
+        try:
+            async with asyncio.timeout(seconds):
+                await self.run(loop)
+        except TimeoutError:
+            text = await self.run("document.body.innerText")
+            raise AssertionError(f"never true: {condition}; console: {self.said}; page: {text}") from None
+
+    async def open(self, url: str) -> None:
+        for domain in ("Page", "Runtime", "Log"):
+            await self.call(f"{domain}.enable")
+        await self.call("Page.navigate", url=url)
+        await self.until(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
+
+    async def key(self, name: str, code: int, modifiers: int = 0) -> None:
+        """Press and release a key."""
+        common = {"key": name, "code": name, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        if name == "Enter":
+            common["text"] = "\r"
+        await self.call("Input.dispatchKeyEvent", type="keyDown" if "text" in common else "rawKeyDown", **common)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    async def write(self, text: str) -> None:
+        """Type into what has the focus."""
+        await self.call("Input.insertText", text=text)
+
+    async def point(self, selector: str, *, click: bool = False) -> None:
+        """Move the pointer onto an element, and perhaps click it."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        await self.run(f"{found}.scrollIntoView({{block: 'nearest'}})")
+        box = await self.run(
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({found}.getClientRects()[0])"
+        )
+        at = {"x": box[0], "y": box[1]}
+        await self.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        if click:
+            for kind in ("mousePressed", "mouseReleased"):
+                await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
+
+    async def look(self, width: int, height: int, scheme: str = "light") -> None:
+        """The size of the window, and whether its owner prefers light or dark."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self.call("Emulation.setEmulatedMedia", features=features)
+
+    async def picture(self, path: Path) -> None:
+        """A PNG file of what is seen."""
+        path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
+
+
+@contextlib.asynccontextmanager
+async def tab(program: str, folder: Path) -> AsyncIterator[Tab]:
+    """A browser with one empty page; `folder` is a new one for its profile."""
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *_FLAGS,
+        f"--user-data-dir={folder}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        port = None
+        async for line in process.stderr:
+            if found := re.search(rb"DevTools listening on ws://127.0.0.1:(\d+)/", line):
+                port = int(found.group(1))
+                break
+        assert port, "the browser did not start"
+        drain = asyncio.create_task(process.stderr.read())
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as reply:
+                address = next(page for page in await reply.json() if page["type"] == "page")["webSocketDebuggerUrl"]
+            async with session.ws_connect(address, max_msg_size=0) as socket:
+                made = Tab(socket)
+                listening = asyncio.create_task(made.listen())
+                yield made
+                listening.cancel()
+        drain.cancel()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
