@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,21 @@ import numpy.typing as npt
 from graph.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
+Rewrite = Callable[[Tensor], Tensor]  # from a node whose sources are rewritten already: it, or what stands in its place
+Rule = TypeVar("Rule")
+
+
+class Rules(dict[str, Rule]):
+    """What a backend does with each op, by the op's name."""
+
+    def of(self, op_name: str) -> Callable[[Rule], Rule]:
+        """A decorator: the function is this op's rule."""
+
+        def register(rule: Rule) -> Rule:
+            self[op_name] = rule
+            return rule
+
+        return register
 
 
 class Buffer(Protocol):

@@ -15,28 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backends.cpu.pool import Instruction
+from graph.backend import Rewrite, Rules
 from graph.tensor import Tensor
 
 At = Callable[[Tensor], int]
 Lowering = Callable[[Tensor, At], list[Instruction] | None]
-Rewrite = Callable[[Tensor], Tensor]
-LOWERINGS: dict[str, Lowering] = {}
-REWRITES: dict[str, Rewrite] = {}
-
-
-def lower(op_name: str) -> Callable[[Lowering], Lowering]:
-    def register(rule: Lowering) -> Lowering:
-        LOWERINGS[op_name] = rule
-        return rule
-
-    return register
-
-
-def rewrite(op_name: str) -> Callable[[Rewrite], Rewrite]:
-    """The rule is given a node whose sources are already rewritten, and returns it or what stands in its place."""
-
-    def register(rule: Rewrite) -> Rewrite:
-        REWRITES[op_name] = rule
-        return rule
-
-    return register
+LOWERINGS, REWRITES = Rules[Lowering](), Rules[Rewrite]()
+lower, rewrite = LOWERINGS.of, REWRITES.of

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.kernels.dialect import KERNELS, LANES, Defines, Shape
+from graph.backend import Rewrite, Rules
 from graph.tensor import Tensor
 
 At = tuple[Tensor | None, int]  # a tensor's place, moved by so many bytes; None: the scratch
 Buffers = tuple[Tensor | At | None, ...]
 Lowering = Callable[[Tensor, Shape], "list[Dispatch] | None"]
-Rewrite = Callable[[Tensor], Tensor]
-LOWERINGS: dict[str, Lowering] = {}
-REWRITES: dict[str, Rewrite] = {}
+LOWERINGS, REWRITES = Rules[Lowering](), Rules[Rewrite]()
+lower, rewrite = LOWERINGS.of, REWRITES.of
 MAX_GROUPS = 65535  # in one dimension, on every Vulkan device
 CHUNK = 4096  # elements that are worth a group
 
@@ -35,24 +35,6 @@ class Dispatch:
     words: tuple[int, ...]
     groups: tuple[int, int, int]
     scratch: int = 0
-
-
-def lower(op_name: str) -> Callable[[Lowering], Lowering]:
-    def register(rule: Lowering) -> Lowering:
-        LOWERINGS[op_name] = rule
-        return rule
-
-    return register
-
-
-def rewrite(op_name: str) -> Callable[[Rewrite], Rewrite]:
-    """The rule is given a node whose sources are already rewritten, and returns it or what stands in its place."""
-
-    def register(rule: Rewrite) -> Rewrite:
-        REWRITES[op_name] = rule
-        return rule
-
-    return register
 
 
 def bits(value: float) -> int:
