@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from server.cli.flags import CliError, UsageError
-from server.cli.progress import COMPILING, show_compiling
+from server.cli.training_run import open_session
 
 if TYPE_CHECKING:
     from graph.session import Session
@@ -19,30 +19,20 @@ NAMES = ("sine", "mnist-fc", "mnist-cnn")
 
 
 def run(options: SimpleNamespace) -> int:
-    from backends.cpu import warm
-    from graph.session import Session
-    from server.engine import open_backends
     from training.errors import TrainingError
 
     if options.name not in NAMES:
         raise UsageError(f"example: --name NAME is required, one of {', '.join(NAMES)}")
     if options.name != "sine" and not options.data:
         raise UsageError("example: --data FOLDER is required: the four IDX files, gzipped")
-    show_compiling()
-    warm.begin_training()
-    session = Session(open_backends((options.device,), 0 if options.threads == -1 else options.threads))
     try:
-        if options.name == "sine":
-            _sine(session, options)
-        else:
-            _digits(session, options)
+        with open_session(options) as session:
+            if options.name == "sine":
+                _sine(session, options)
+            else:
+                _digits(session, options)
     except TrainingError as error:
         raise CliError(str(error)) from None
-    finally:
-        COMPILING.end()
-        session.close()
-        for backend in session.backends:
-            backend.close()
     return 0
 
 

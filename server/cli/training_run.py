@@ -1,10 +1,11 @@
-"""What `finetune` and `train` share: from flags to a run, its saves, its progress and its summary."""
+"""What `finetune`, `train` and `example` share: devices; and from flags to a run, its saves, progress and summary."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -94,15 +95,29 @@ def data_options(o: SimpleNamespace) -> DataOptions:
     )
 
 
-def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
-    """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
+@contextmanager
+def open_session(o: SimpleNamespace) -> Iterator[Session]:
+    """A session on the devices of --device, while the kernels of training are made ready."""
     from backends.cpu import warm
     from graph.session import Session
+    from server.engine import open_backends
+
+    show_compiling()
+    warm.begin_training()
+    session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
+    try:
+        yield session
+    finally:
+        COMPILING.end()
+        session.close()
+
+
+def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
+    """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
     from models import tokenizer
     from models.chat_template import from_metadata
     from models.gguf_file import GGUFFile
     from models.model import hparams_of
-    from server.engine import open_backends
 
     if not o.file:
         raise UsageError("--file FILE is required: the text or the .jsonl file to learn from")
@@ -111,28 +126,19 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
             raise CliError(f"{Path(path).parent}: no such folder")
     if o.plot and not o.plot.lower().endswith(".svg"):
         raise UsageError(f"--plot: {o.plot!r} does not end in .svg")
-    show_compiling()
-    warm.begin_training()
     began = time.monotonic()
-    with GGUFFile.open(model) as gguf:
+    with GGUFFile.open(model) as gguf, open_session(o) as session:
         h = hparams_of(gguf)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
         template = from_metadata(gguf.metadata, vocabulary)
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)
-        session = Session(open_backends((o.device,), 0 if o.threads == -1 else o.threads))
-        try:
-            trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
-            if resumed is not None:
-                same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
-                done = trainer.counters.iterations
-                note = "" if same else "; the samples are not those of the checkpoint, their order begins anew"
-                print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
-            _fit(o, trainer, gguf, h, output, began)
-        finally:
-            COMPILING.end()
-            session.close()
-            for backend in session.backends:
-                backend.close()
+        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
+        if resumed is not None:
+            same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
+            done = trainer.counters.iterations
+            note = "" if same else "; the samples are not those of the checkpoint, their order begins anew"
+            print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
+        _fit(o, trainer, gguf, h, output, began)
     return 0
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from backends.cpu.backend import CPUBackend
+from graph.backend import Backend
 from models.gguf_file import GGUFFile
 from server.cli.main import main
 
@@ -82,3 +85,24 @@ def test_what_is_wrong_is_one_line(words: str, told: str, folder: Path, capsys: 
     assert code in (1, 2)
     assert told in err.replace(str(folder) + "/", "")
     assert err.count("\n") == 1
+
+
+def test_devices_are_opened_in_order_and_closed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, closed = [], []
+
+    class Watched(CPUBackend):
+        def close(self) -> None:
+            closed.append(self.name)
+            super().close()
+
+    def opened(names: Sequence[str], threads: int) -> list[Backend]:
+        asked.append((*names, threads))
+        return [Watched(threads)]
+
+    monkeypatch.setattr("server.engine.open_backends", opened)
+    monkeypatch.setattr("server.cli.example._sine", lambda session, options: None)
+    assert run(capsys, "example", "--name", "sine", "--device", "opencl,cpu", "-t", "1")[0] == 0
+    assert asked == [("opencl", "cpu", 1)]
+    assert closed == ["cpu"]
