@@ -26,6 +26,7 @@ HERMES_LIKE = """\
 {%- if add_generation_prompt %}[assistant]{% if force_thinking %}<think>
 {% endif %}{% endif %}"""
 """Tools and reasoning as Qwen's templates have them, in few words."""
+THOUGHT = "<think>\nI should add.\n</think>\n\n"
 
 
 @dataclass
@@ -38,6 +39,17 @@ class Scripted(FakeScheduler):
         sequence = super().submit(request)
         sequence.script = [*self.tokenizer.encode(self.answer, add_special=False, parse_special=False), 257]
         return sequence
+
+
+def says(server: Running, text: str) -> None:
+    """What a server with a Scripted scheduler answers from now on."""
+    assert isinstance(server.scheduler, Scripted)
+    server.scheduler.answer = text
+
+
+def prompt(server: Running) -> str:
+    """The text of the last request's prompt."""
+    return server.scheduler.tokenizer.pieces(server.scheduler.requests[-1].prompt).decode()
 
 
 async def named_events(server: Running, path: str, body: Any) -> list[dict[str, Any]]:

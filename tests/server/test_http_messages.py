@@ -7,34 +7,18 @@ from typing import Any
 
 import anthropic
 import pytest
-from chat_fakes import HERMES_LIKE, Scripted, chatting, named_events
+from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, Running
 
 ASK: Any = [{"role": "user", "content": "What is 1 + 1?"}]
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
-THOUGHT = "<think>\nI should add.\n</think>\n\n"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Running]:
-    async with chatting(HERMES_LIKE) as started:
-        yield started
 
 
 @pytest.fixture
 async def client(server: Running) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as opened:
         yield opened
-
-
-def says(server: Running, text: str) -> None:
-    assert isinstance(server.scheduler, Scripted)
-    server.scheduler.answer = text
-
-
-def prompt(server: Running) -> str:
-    return server.scheduler.tokenizer.pieces(server.scheduler.requests[-1].prompt).decode()
 
 
 async def test_a_message(server: Running, client: anthropic.AsyncAnthropic):

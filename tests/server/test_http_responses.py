@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-from chat_fakes import HERMES_LIKE, Scripted, chatting, named_events
+from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_native import TIMINGS
 
@@ -17,22 +16,6 @@ from server.parse_infill import parse_infill
 
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
-THOUGHT = "<think>\nI should add.\n</think>\n\n"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Running]:
-    async with chatting(HERMES_LIKE) as started:
-        yield started
-
-
-def says(server: Running, text: str) -> None:
-    assert isinstance(server.scheduler, Scripted)
-    server.scheduler.answer = text
-
-
-def prompt(server: Running) -> str:
-    return server.scheduler.tokenizer.pieces(server.scheduler.requests[-1].prompt).decode()
 
 
 async def test_a_response(server: Running):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from chat_fakes import HERMES_LIKE, Scripted, chatting
+from chat_fakes import THOUGHT, chatting, prompt, says
 from http_fakes import Running
 from test_http_native import events
 from test_http_refusals import refused
@@ -23,18 +22,6 @@ TOOL: Any = {
 ASK: Any = [{"role": "user", "content": "What is 1 + 1?"}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "<é}\\n"}}\n</tool_call>'
 ARGUMENTS = '{"a": "<é}\\n"}'
-THOUGHT = "<think>\nI should add.\n</think>\n\n"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Running]:
-    async with chatting(HERMES_LIKE) as started:
-        yield started
-
-
-def says(server: Running, text: str) -> None:
-    assert isinstance(server.scheduler, Scripted)
-    server.scheduler.answer = text
 
 
 async def test_a_call(server: Running):
@@ -54,9 +41,8 @@ async def test_a_call(server: Running):
     says(server, "2.")
     reply = await server.openai.chat.completions.create(model="m", messages=again, tools=[TOOL])
     assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == ("2.", None)
-    prompt = server.scheduler.tokenizer.pieces(server.scheduler.requests[-1].prompt).decode()
-    assert '{"name": "add", "arguments": {"a": "<é}\\n"}}' in prompt
-    assert "[tool]2" in prompt
+    assert '{"name": "add", "arguments": {"a": "<é}\\n"}}' in prompt(server)
+    assert "[tool]2" in prompt(server)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +156,9 @@ async def test_a_template_that_knows_no_tools():
         tool = {"function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
         asked: Any = {"messages": ASK, "tools": [tool], "verbose": True}
         _, reply = await server.post("/v1/chat/completions", asked)
-        prompt = reply["__verbose"]["prompt"]
-        assert prompt.startswith("<s>[system]You can call these tools:\n{")
-        assert json.dumps(tool["function"]["parameters"]) in prompt
+        assert prompt(server) == reply["__verbose"]["prompt"]
+        assert prompt(server).startswith("<s>[system]You can call these tools:\n{")
+        assert json.dumps(tool["function"]["parameters"]) in prompt(server)
         message = reply["choices"][0]["message"]
         assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
         says(server, '{"response": "It is \\"2\\"."}')
@@ -180,9 +166,8 @@ async def test_a_template_that_knows_no_tools():
         chunks = await events(server, "/v1/chat/completions", asked)
         text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks[:-1])
         assert text == 'It is "2".'
-        prompt = server.scheduler.tokenizer.pieces(server.scheduler.requests[-1].prompt).decode()
-        assert '[user]{"tool_response": {"tool_call_id": "c", "content": "2"}}' in prompt
-        assert '[assistant]{"tool_call": {"name": "add", "arguments": {"a": 1}, "id": "call_' in prompt
+        assert '[user]{"tool_response": {"tool_call_id": "c", "content": "2"}}' in prompt(server)
+        assert '[assistant]{"tool_call": {"name": "add", "arguments": {"a": 1}, "id": "call_' in prompt(server)
 
 
 async def test_typed_parts(server: Running):

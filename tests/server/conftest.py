@@ -1,0 +1,16 @@
+"""Fixtures that the tests of chats share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from chat_fakes import HERMES_LIKE, chatting
+from http_fakes import Running
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Running]:
+    """A server of a model with Hermes' tools; `says` tells what it answers."""
+    async with chatting(HERMES_LIKE) as started:
+        yield started
