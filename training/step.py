@@ -175,7 +175,7 @@ class Steps:
         """Run a plan and bring back its first fetches only: parameters and their moments stay on the device."""
         session = self.trainable.session
         plan = session.prepare((self.prefix, key), build)
-        wanted = [None if i < n_fetches else 0 for i in range(len(plan.placement.fetches))]
+        wanted = [None if i < n_fetches else 0 for i in range(plan.n_fetches)]
         return plan.run(feeds, wanted)[:n_fetches]
 
     def _optimizer_feeds(self, n: int, rate: float) -> Feeds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,50 +103,52 @@ class CPUProgram:
     """Tables of instructions, with a numpy call between two of them where an op has no kernel."""
 
     def __init__(self, pool: Pool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
-        self.pool, self.place = pool, place
         self.fallbacks: list[str] = []
-        self._keep: list[Any] = []  # the memory that the instructions point into
+        self._pool = pool
+        self._keep: set[Memory] = set()  # what the instructions point into
         self._parts: list[Callable[[], None]] = []
         pending: list[Instruction] = []
+
+        def address(t: Tensor) -> int:
+            at = place(t)
+            self._keep.add(at.buffer)
+            return int(at.buffer.address) + at.offset
+
         for t in nodes:
             rule = LOWERINGS.get(t.op)
-            instructions = rule(t, self._address) if rule else None
+            instructions = rule(t, address) if rule else None
             if instructions is not None:
                 pending += instructions
                 continue
             self._flush(pending)
             pending = []
             self.fallbacks.append(t.op)
-            self._parts.append(lambda t=t: self._reference(t))  # type: ignore[misc]
+            self._parts.append(partial(_reference, t, place))
         self._flush(pending)
 
     def _flush(self, instructions: list[Instruction]) -> None:
         if instructions:
-            table = Table(instructions)
-            self._parts.append(lambda: self.pool.run(table))
-
-    def _address(self, t: Tensor) -> int:
-        at = self.place(t)
-        self._keep.append(at.buffer)
-        return int(at.buffer.address) + at.offset
+            self._parts.append(partial(self._pool.run, Table(instructions)))
 
     def run(self) -> None:
         for part in self._parts:
             part()
 
-    def _view(self, t: Tensor) -> npt.NDArray[Any]:
-        at = self.place(t)
-        kind = DTYPES[t.dtype].numpy
-        if packed(t) or kind is None:
-            return _dequantised(t, at)
-        raw = at.buffer.array[at.offset : at.offset + t.nbytes]
-        values: npt.NDArray[Any] = raw.view(kind).reshape(t.shape)
-        return values
 
-    def _reference(self, t: Tensor) -> None:
-        result = OPS[t.op].reference(*(self._view(s) for s in t.src), **t.attrs)
-        if destination(t) is None:
-            self._view(t)[...] = result
+def _reference(t: Tensor, place: Callable[[Tensor], Place]) -> None:
+    """Run a node by its definition."""
+    result = OPS[t.op].reference(*(_view(s, place(s)) for s in t.src), **t.attrs)
+    if destination(t) is None:
+        _view(t, place(t))[...] = result
+
+
+def _view(t: Tensor, at: Place) -> npt.NDArray[Any]:
+    kind = DTYPES[t.dtype].numpy
+    if packed(t) or kind is None:
+        return _dequantised(t, at)
+    raw = at.buffer.array[at.offset : at.offset + t.nbytes]
+    values: npt.NDArray[Any] = raw.view(kind).reshape(t.shape)
+    return values
 
 
 def _dequantised(t: Tensor, at: Place) -> npt.NDArray[Any]:

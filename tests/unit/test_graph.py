@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from backends.cpu.backend import CPUBackend
+from graph.backend import Backend
 from graph.evaluate import evaluate
 from graph.op import OPS, op
 from graph.ops.attention import attention, copy_pages, store_k
@@ -333,6 +338,27 @@ def test_plans_are_kept_by_key_and_the_least_recently_used_is_dropped() -> None:
     assert session.n_plans_built == 3
     assert run(2) == 2
     assert session.n_plans_built == 4
+
+
+@pytest.mark.parametrize("make", [NumpyBackend, lambda: CPUBackend(1)], ids=["numpy", "cpu"])
+def test_a_plan_that_is_dropped_is_free_at_once(make: Callable[[], Backend]) -> None:
+    """A server that meets many sizes of steps drops plans all the time; the cycle collector may come late."""
+    session = Session([make()], max_plans=1)
+    x = np.ones((2, 2), np.float32)
+
+    def build() -> list[Tensor]:
+        return [silu(scale(feed("x", (2, 2)), factor=2.0))]
+
+    gc.disable()
+    try:
+        session.run(1, build, {"x": x})
+        plan = weakref.ref(session.prepare(1, build))
+        assert plan() is not None
+        session.run(2, build, {"x": x})
+        assert plan() is None
+    finally:
+        gc.enable()
+        session.close()
 
 
 def test_plans_share_one_arena_and_a_reserved_one_is_not_replaced() -> None:

@@ -111,7 +111,7 @@ class Network:
         self, result: Result, key: str, build: Callable[[], list[Tensor]], x: F32, y: npt.NDArray[np.int32]
     ) -> None:
         plan = self.session.prepare(key, build)
-        rows: list[int | None] = [None, None, *([0] * (len(plan.placement.fetches) - 2))]
+        rows: list[int | None] = [None, None, *([0] * (plan.n_fetches - 2))]
         losses, best = plan.run({"x": x, "y": y}, rows)[:2]
         n = int((y >= 0).sum())
         result.add(float(losses.sum(dtype=np.float64)) / n, n, int((best == y).sum()))

@@ -1,0 +1,216 @@
+"""One graph made ready: where its bytes lie, what runs it, and nothing of the graph itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.allocate import Layout
+from graph.backend import Backend, Bytes, Place, Program
+from graph.dtype import DTYPES, nbytes
+from graph.partition import TRANSFER, Placement
+from graph.tensor import ALIASES, Tensor
+
+if TYPE_CHECKING:
+    from graph.session import Session
+
+Late = Callable[[], "Mapping[str, Array]"]
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+def leaf_uses(placement: Placement, arenas: Layout) -> list[tuple[Tensor, int]]:
+    """Every leaf with each backend that needs it: those that read it, and one for a leaf that is only fetched."""
+    uses: dict[tuple[int, int], tuple[Tensor, int]] = {}
+    for t in placement.order:
+        for s in t.src if t.op not in ALIASES else ():
+            leaf, b = arenas.roots[id(s)][0], placement.backend_of[id(t)]
+            if leaf.is_leaf:
+                uses[id(leaf), b] = leaf, b
+    read = {i for i, _ in uses}
+    for f in placement.fetches:
+        leaf = arenas.roots[id(f)][0]
+        if leaf.is_leaf and id(leaf) not in read:
+            b = placement.homes[leaf.name] if leaf.op == "state" else 0
+            uses[id(leaf), b] = leaf, b
+    return list(uses.values())
+
+
+def input_layout(uses: Sequence[tuple[Tensor, int]], alignments: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where each feed and scalar lies in its backend's buffer of them, and the sizes of these buffers."""
+    offsets, sizes = [], [0] * len(alignments)
+    for leaf, b in uses:
+        offsets.append(sizes[b])
+        if leaf.op != "state":
+            sizes[b] += -(-max(leaf.nbytes, 1) // alignments[b]) * alignments[b]
+    return offsets, sizes
+
+
+class _Places:
+    """Where the tensors of a graph lie, while a plan of it is made."""
+
+    def __init__(self, session: Session, placement: Placement, arenas: Layout) -> None:
+        self._session, self._placement, self._layout = session, placement, arenas
+        self._arena = [session.arena(b, size) for b, size in arenas.sizes.items()]
+        self.feeds: dict[str, Tensor] = {}
+        self.of_feeds: dict[str, dict[int, Place]] = {}  # by name and backend
+        self._constants: dict[tuple[int, int], Place] = {}
+        self.inputs = self._place_inputs(leaf_uses(placement, arenas))
+
+    def _place_inputs(self, uses: Sequence[tuple[Tensor, int]]) -> dict[int, tuple[Place, Bytes]]:
+        """Feeds and scalars have one buffer on each backend, and an image of it here that is sent as a whole."""
+        backends = self._session.backends
+        offsets, sizes = input_layout(uses, [b.alignment for b in backends])
+        inputs = {
+            b: (Place(backends[b].alloc(size, feeds=True)), np.full(size, 0xFF, np.uint8))
+            for b, size in enumerate(sizes)
+            if size
+        }
+        for (leaf, b), offset in zip(uses, offsets, strict=True):
+            if leaf.op == "feed":
+                if self.feeds.setdefault(leaf.name, leaf) is not leaf:
+                    raise ValueError(f"two feeds are named {leaf.name!r}")
+                self.of_feeds.setdefault(leaf.name, {})[b] = Place(inputs[b][0].buffer, offset)
+            elif leaf.op == "const":
+                value = np.array([leaf.attrs["value"]], DTYPES[leaf.dtype].numpy)
+                self._constants[id(leaf), b] = Place(inputs[b][0].buffer, offset)
+                inputs[b][1][offset : offset + value.nbytes] = value.view(np.uint8)
+        return inputs
+
+    def place(self, t: Tensor, b: int) -> Place:
+        """Where t's bytes are, for a node that runs on backend b."""
+        root, offset = self._layout.roots[id(t)]
+        if root.op == "feed":
+            base = self.of_feeds[root.name][b]
+        elif root.op == "const":
+            base = self._constants[id(root), b]
+        elif root.op == "state":
+            base = Place(self._session.buffer(root, b))
+        else:
+            base = Place(self._arena[self._placement.backend_of[id(root)]], self._layout.offsets[id(root)])
+        return Place(base.buffer, base.offset + offset) if offset else base
+
+    def home(self, t: Tensor) -> int:
+        """The backend that a fetch is brought back from."""
+        root = self._layout.roots[id(t)][0]
+        if root.op == "state":
+            return self._placement.homes[root.name]
+        if root.op == "feed":
+            return next(iter(self.of_feeds[root.name]))
+        return self._placement.backend_of[id(t)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """A result: its place, and what its bytes are."""
+
+    backend: Backend
+    place: Place
+    shape: Shape
+    dtype: str
+    label: str  # of the node, for messages
+
+    def value(self, rows: int | None) -> Array:
+        """The leading rows, or all."""
+        if rows is not None and not (self.shape and 0 <= rows <= self.shape[0]):
+            raise ValueError(f"{rows} rows wanted of {self.label}")
+        shape = self.shape if rows is None else (rows, *self.shape[1:])
+        if 0 in shape:
+            return np.zeros(shape, DTYPES[self.dtype].numpy or np.uint8)
+        return values_of(self.backend.download(self.place, nbytes(self.dtype, shape)), self.dtype, shape)
+
+
+class Plan:
+    """One graph, ready to run as often as wanted. Made by `Session.plan`.
+
+    Hundreds are kept, so a plan has its programs and places and lets go of the graph, and nothing in it refers back to
+    it: what the session drops is free at once.
+    """
+
+    def __init__(self, session: Session, placement: Placement, arenas: Layout) -> None:
+        places = _Places(session, placement, arenas)
+        self._backends = session.backends
+        self.feeds, self._feed_places, self._inputs = places.feeds, places.of_feeds, places.inputs
+        self.states = frozenset(t.name for t in placement.order if t.op == "state")
+        self.programs: list[Program] = []
+        self.late: set[str] = set()
+        self._steps: list[Callable[[], None] | None] = []  # None: the late feeds
+        for segment in placement.segments:
+            if segment.late and not self.late:
+                self._steps.append(None)
+            self.late.update(leaf.name for leaf in segment.late)
+            if segment.nodes[0].op == TRANSFER:
+                self._steps.append(_transfer(session.backends, placement, places, segment.nodes[0]))
+            else:
+                b = segment.backend
+                self.programs.append(session.backends[b].compile(segment.nodes, partial(places.place, b=b)))
+                self._steps.append(self.programs[-1].run)
+        self._fetches = [
+            _Fetch(session.backends[b], places.place(t, b), t.shape, t.dtype, repr(t))
+            for t, b in ((t, places.home(t)) for t in placement.fetches)
+        ]
+
+    @property
+    def n_fetches(self) -> int:
+        return len(self._fetches)
+
+    def run(
+        self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None, late: Late | None = None
+    ) -> list[Array]:
+        """Values of the fetches, as they are at the end. ValueError names a feed that is missing or has a wrong shape.
+
+        `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
+        `late` is called for the late feeds when all that comes before them has been handed to the devices.
+        """
+        for name, leaf in self.feeds.items():
+            if name not in self.late:
+                self._set(leaf, feeds.get(name))
+        for b, (place, image) in self._inputs.items():
+            self._backends[b].upload(place, image)
+        for step in self._steps:
+            if step is not None:
+                step()
+            else:
+                self._feed_late(late() if late is not None else {})
+        wanted = rows if rows is not None else [None] * len(self._fetches)
+        return [fetch.value(n) for fetch, n in zip(self._fetches, wanted, strict=True)]
+
+    def _feed_late(self, given: Mapping[str, Array]) -> None:
+        for name in self.late:
+            self._set(self.feeds[name], given.get(name))
+            for b, place in self._feed_places[name].items():
+                image = self._inputs[b][1][place.offset : place.offset + self.feeds[name].nbytes]
+                self._backends[b].upload(place, image)
+
+    def _set(self, leaf: Tensor, given: Array | None) -> None:
+        if given is None:
+            raise ValueError(f"feed {leaf.name!r} is missing")
+        kind = np.dtype(DTYPES[leaf.dtype].numpy)
+        value = np.asarray(given)
+        if value.shape != leaf.shape:
+            raise ValueError(f"feed {leaf.name!r}: expected shape {leaf.shape}, got {value.shape}")
+        if value.dtype.kind == "f" and kind.kind != "f":
+            raise ValueError(f"feed {leaf.name!r}: expected {leaf.dtype}, got {value.dtype}")
+        data = np.asarray(value, kind, order="C").reshape(-1).view(np.uint8)
+        for b, place in self._feed_places[leaf.name].items():
+            self._inputs[b][1][place.offset : place.offset + len(data)] = data
+
+
+def _transfer(backends: Sequence[Backend], placement: Placement, places: _Places, t: Tensor) -> Callable[[], None]:
+    """What copies a node's bytes to another backend."""
+    source_b, to = placement.backend_of[id(t.src[0])], t.attrs["to"]
+    source, destination, n = backends[source_b], backends[to], t.nbytes
+    start, end = places.place(t.src[0], source_b), places.place(t, to)
+    return lambda: destination.upload(end, source.download(start, n))
+
+
+def values_of(raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Array:
+    """A copy of bytes as numbers; block types stay bytes."""
+    kind = DTYPES[dtype].numpy
+    copy: Array = np.array(raw)
+    return copy.view(kind).reshape(shape) if kind is not None else copy
