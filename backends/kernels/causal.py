@@ -15,18 +15,20 @@ from graph.tensor import Tensor
 WORDS = ["uint n_heads", "uint n_kv", "uint size", "uint length", "uint window", "float factor", "float cap"]
 MAX_SIZE = 256
 VARIANTS = {"simt": [{"WG": 64, "MAX_SIZE": MAX_SIZE}], "cpu": [{"WG": 1, "MAX_SIZE": MAX_SIZE}]}
-FUNCTIONS = """
+SCORES = """
 #define TILE 64u
-#define DOT(y, A, at_a, B, at_b) \\
-  PRECISE float y = 0.0f; for (uint d = 0u; d < size; d++) y = FMA(A[(at_a) + d], B[(at_b) + d], y);
-#define FIRST(t) max(UINT(START[t]) + (t) / length * length, \\
-    window > 0u && (t) % length + 1u > window ? (t) + 1u - window : 0u)
 FN float capped(float s, float cap) { return cap != 0.0f ? cap * TANH(s / cap) : s; }
 FN float slope_of(float s, float cap, float factor) { /* of the capped score by the dot product */
   if (cap == 0.0f) return factor;
   float b = TANH(s / cap);
   return factor * (1.0f - b * b);
 }
+"""
+FUNCTIONS = f"""{SCORES}
+#define DOT(y, A, at_a, B, at_b) \\
+  PRECISE float y = 0.0f; for (uint d = 0u; d < size; d++) y = FMA(A[(at_a) + d], B[(at_b) + d], y);
+#define FIRST(t) max(UINT(START[t]) + (t) / length * length, \\
+    window > 0u && (t) % length + 1u > window ? (t) + 1u - window : 0u)
 """
 OWN = "uint t = GY, h = GX, kv = h / (n_heads / n_kv), mine = (t * n_heads + h) * size, first = FIRST(t);"
 Kernel(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import backends.kernels.attention
+import backends.kernels.attention_back
 import backends.kernels.causal
 import backends.kernels.conv
 import backends.kernels.elementwise

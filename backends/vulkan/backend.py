@@ -124,8 +124,9 @@ class VulkanBackend:
         return program
 
     def close(self) -> None:
-        self.pipelines.close()
-        self.device.close()
+        if self.device.open:
+            self.pipelines.close()
+            self.device.close()
 
 
 class VulkanProgram:

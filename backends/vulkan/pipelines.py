@@ -109,6 +109,7 @@ class Pipelines:
     def close(self) -> None:
         self.save()
         ffi, lib = binding()
+        lib.vkDeviceWaitIdle(self.device.handle)
         for pipeline in self._made.values():
             lib.vkDestroyPipeline(self.device.handle, pipeline.handle, ffi.NULL)
         for layout in self._layouts.values():

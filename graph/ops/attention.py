@@ -184,7 +184,7 @@ def _attention_case(types: str, heads: int, kv_heads: int, size: int, **attrs: f
         held_k, held_v = (np.float16 if t == "f16" else np.float64 for t in (type_k, type_v))
         k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held_k).astype(np.float64)
         v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held_v).astype(np.float64)
-        tables = np.array([[6, 1, 3, 0], [2, 5, 0, 0], [4, 0, 0, 0]])
+        tables = np.array([[6, 1, 3, 0], [6, 5, 0, 0], [4, 0, 0, 0]])  # two sequences share their first page
         slot = np.array([0, 0, 0, 1, 1, 2, 0])
         pos = np.array([33, 34, 47, 15, 16, 0, 3])
         q = r.normal(size=(7, heads, size))

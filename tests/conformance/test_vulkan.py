@@ -109,6 +109,17 @@ def test_pipelines_are_kept_on_disk(
             kept.write_bytes(b"damaged")
 
 
+def test_closing_twice_is_closing_once(open_device: Callable[[str], Backend]) -> None:
+    from backends.vulkan.backend import VulkanBackend
+
+    open_device("vulkan:0")
+    backend = VulkanBackend()
+    assert run(next(problems("softmax")), [backend]).status == OK
+    backend.close()
+    backend.close()
+    assert not backend.device.open
+
+
 def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> None:
     from backends.errors import DeviceError
     from backends.vulkan.backend import VulkanBackend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,28 @@ def test_from_scratch_then_an_adapter_then_merged(folder: Path, capsys: pytest.C
     with GGUFFile.open(merged) as gguf:
         assert gguf.metadata["general.architecture"] == "llama"
         assert len(gguf.tensors) == 20
+
+
+@pytest.mark.parametrize("device", ["opencl:0,cpu", "vulkan:0"])
+def test_on_a_device(
+    device: str, folder: Path, capsys: pytest.CaptureFixture[str], open_device: Callable[[str], Backend]
+) -> None:
+    """The losses that the CPU prints, to its four digits, and an adapter that loads."""
+    open_device(device.partition(",")[0])
+    (folder / "d.txt").write_text(TEXT)
+    one = ("--file", str(folder / "d.txt"), "-c", "8", "-b", "2", "-t", "1", "--warmup", "0", "--iterations", "2")
+    model, adapter = str(folder / "d.gguf"), folder / f"{device[:6]}.gguf"
+    sizes = ("--embd", "32", "--layer", "1", "--head", "4", "--ff", "48")
+    assert run(capsys, "train", *sizes, *one, "-o", model)[0] == 0
+    told = []
+    for name in ("cpu", device):
+        code, err = run(capsys, "finetune", "-m", model, *one, "--lora-out", str(adapter), "--device", name)
+        assert code == 0, err
+        told.append([line for line in err.splitlines() if "training loss" in line])
+    assert told[0] == told[1]
+    assert told[0]
+    with GGUFFile.open(adapter) as gguf:
+        assert len(gguf.tensors) == 14
 
 
 @pytest.mark.parametrize(

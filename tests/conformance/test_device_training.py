@@ -1,0 +1,174 @@
+"""Training on OpenCL and Vulkan: the CPU's losses, with parameters and moments that never leave the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.backend import Backend
+from graph.session import Session
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+from models.synth import Shape
+from training.checkpoint import read_checkpoint, save_checkpoint
+from training.examples import mnist
+from training.examples.network import Batches
+from training.order import Order
+from training.schedule import OptimizerSettings, Schedule
+from training.scratch import new_model
+from training.trainable import FULL, LORA, LoraOptions, full, lora
+from training.trainer import Settings, Step, Trainer
+from training.windows import TextWindows
+
+TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
+N_BATCH, N_CTX, N_STEPS = 2, 16, 5
+DEVICES = ["opencl:0", "vulkan:0"]
+Start = Callable[..., Trainer]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    new_model(path, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[Backend]:
+    backend = CPUBackend(1)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def start(model: Path, cpu: Backend) -> Iterator[Start]:
+    """A run on a session of its own, whose devices belong to other tests too."""
+    with GGUFFile.open(model) as gguf:
+
+        def make(kind: str, device: Backend, **changes: object) -> Trainer:
+            session, h = Session([device, cpu] if device is not cpu else [cpu]), hparams_of(gguf)
+            base = define_model(session, gguf, h, 64)
+            options = LoraOptions(rank=3, alpha=6.0)
+            trainable = lora(session, base, options) if kind == LORA else full(session, base, gguf, h)
+            data = TextWindows(TEXT, N_CTX)
+            schedule = Schedule(alpha=1e-2, kind="constant", warmup=0)
+            default = {"n_ctx": N_CTX, "n_batch": N_BATCH, "max_steps": N_STEPS, "schedule": schedule}
+            indices = np.arange(len(data), dtype=np.int32)
+            settings = Settings(**(default | changes))  # type: ignore[arg-type]
+            return Trainer(trainable, settings, Order(data, indices[:-4], "text", 5), indices[-2:])
+
+        yield make
+
+
+def losses(trainer: Trainer) -> list[float]:
+    found: list[float] = []
+    trainer.fit(lambda e: found.append(e.loss) if isinstance(e, Step) else None)
+    return found
+
+
+def count_bytes(device: Backend, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Bytes that cross to the device and back from now on."""
+    n = {"up": 0, "down": 0}
+    upload, download = device.upload, device.download
+
+    def counted_upload(place: Any, data: Any) -> None:
+        n["up"] += len(data)
+        upload(place, data)
+
+    def counted_download(place: Any, nbytes: int) -> Any:
+        n["down"] += nbytes
+        return download(place, nbytes)
+
+    monkeypatch.setattr(device, "upload", counted_upload)
+    monkeypatch.setattr(device, "download", counted_download)
+    return n
+
+
+@pytest.mark.parametrize("kind", [LORA, FULL])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
+    device: str,
+    kind: str,
+    start: Start,
+    cpu: Backend,
+    open_device: Callable[[str], Backend],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = open_device(device)
+    trainer = start(kind, backend)
+    session, crossed, found = trainer.trainable.session, {"up": 0, "down": 0}, []
+    rows = N_BATCH * N_CTX
+    for event in trainer.work():
+        if isinstance(event, Step):
+            found.append(event.loss)
+            if event.iteration == 1:  # the first step makes the plan, and brings the parameters to the device
+                crossed = count_bytes(backend, monkeypatch)
+            else:
+                assert crossed["down"] == 4 * (2 * rows + 1)  # losses, likeliest tokens and the gradient's norm
+                assert 4 * 5 * rows <= crossed["up"] <= 4 * 5 * rows + 8192  # feeds, each with its padding
+            crossed.update(up=0, down=0)
+            if event.iteration == N_STEPS:
+                break
+    plan = session.prepare(("train", "step"), list)  # made above
+    assert {segment.backend for segment in plan.placement.segments} == {0}
+    held = trainer.steps.state_names()
+    assert {plan.placement.homes[name] for name in held} == {0}
+    assert 4 * 5 * rows + 8192 < trainer.steps.optimizer_nbytes  # the bound above would tell if they moved
+    expected = losses(start(kind, cpu))
+    assert expected[-1] < expected[0] - 0.1
+    np.testing.assert_allclose(found, expected, rtol=0.01)
+    trained = trainer.trainable.read()
+    assert crossed["down"] == sum(values.nbytes for values in trained.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_that_is_resumed_ends_with_the_same_bytes(
+    device: str, start: Start, open_device: Callable[[str], Backend], tmp_path: Path
+) -> None:
+    """Checkpoints read the device's parameters and moments back; accumulated gradients and SGD run there too."""
+    backend = open_device(device)
+    whole = start(LORA, backend, grad_acc=2, max_steps=4)
+    losses(whole)
+    part = start(LORA, backend, grad_acc=2, max_steps=2)
+    losses(part)
+    save_checkpoint(tmp_path / "c.gguf", part, "llama")
+    rest = start(LORA, backend, grad_acc=2, max_steps=4)
+    assert read_checkpoint(tmp_path / "c.gguf").restore(rest)
+    losses(rest)
+    expected = whole.trainable.read()
+    assert all(values.tobytes() == expected[name].tobytes() for name, values in rest.trainable.read().items())
+    plan = rest.trainable.session.prepare(("train", "update"), list)
+    assert {segment.backend for segment in plan.placement.segments} == {0}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sgd_and_its_clipping(device: str, start: Start, cpu: Backend, open_device: Callable[[str], Backend]) -> None:
+    optimizer = OptimizerSettings(kind="sgd", gclip=0.5)
+    found = losses(start(FULL, open_device(device), optimizer=optimizer, max_steps=2))
+    np.testing.assert_allclose(found, losses(start(FULL, cpu, optimizer=optimizer, max_steps=2)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["fc", "cnn"])
+def test_networks_of_digits(kind: str, device: str, cpu: Backend, open_device: Callable[[str], Backend]) -> None:
+    """Dense and convolutional, with bright squares at ten places as digits: the losses of the CPU."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, 64).astype(np.int32)
+    images = rng.random((64, 28, 28), np.float32) * np.float32(0.1)
+    for image, label in zip(images, y, strict=True):
+        image[label // 5 * 12 + 2 :, label % 5 * 5 + 1 :][:5, :4] = 1
+    found = []
+    for backends in ([open_device(device), cpu], [cpu]):
+        session = Session(backends)
+        network = getattr(mnist, kind)(session, 0, Batches(32, 16))
+        result = network.epoch(images.reshape(64, -1), y, np.arange(64))
+        plans = [session.prepare(key, list) for key in ("accumulate", "update")]
+        assert {segment.backend for plan in plans for segment in plan.placement.segments} == {0}
+        found.append(result.losses)
+    assert found[1][-1] < found[1][0]
+    np.testing.assert_allclose(found[0], found[1], rtol=0.01)
