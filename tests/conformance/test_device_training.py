@@ -12,6 +12,7 @@ import pytest
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
 from graph.session import Session
+from graph.tensor import Tensor
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from models.synth import Shape
@@ -89,6 +90,12 @@ def count_bytes(device: Backend, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
     return n
 
 
+def on_one_device(session: Session, build: Callable[[], list[Tensor]]) -> bool:
+    """The first, with all states."""
+    placement, _ = session.measure(build)
+    return {segment.backend for segment in placement.segments} == {0} == set(placement.homes.values())
+
+
 @pytest.mark.parametrize("kind", [LORA, FULL])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
@@ -114,10 +121,8 @@ def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
             crossed.update(up=0, down=0)
             if event.iteration == N_STEPS:
                 break
-    plan = session.prepare(("train", "step"), list)  # made above
-    assert {segment.backend for segment in plan.placement.segments} == {0}
-    held = trainer.steps.state_names()
-    assert {plan.placement.homes[name] for name in held} == {0}
+    assert on_one_device(session, trainer.steps._step)
+    assert set(trainer.steps.state_names()) <= session.prepare(("train", "step"), list).states
     assert 4 * 5 * rows + 8192 < trainer.steps.optimizer_nbytes  # the bound above would tell if they moved
     expected = losses(start(kind, cpu))
     assert expected[-1] < expected[0] - 0.1
@@ -142,8 +147,8 @@ def test_a_run_that_is_resumed_ends_with_the_same_bytes(
     losses(rest)
     expected = whole.trainable.read()
     assert all(values.tobytes() == expected[name].tobytes() for name, values in rest.trainable.read().items())
-    plan = rest.trainable.session.prepare(("train", "update"), list)
-    assert {segment.backend for segment in plan.placement.segments} == {0}
+    assert on_one_device(rest.trainable.session, rest.steps._accumulate)
+    assert on_one_device(rest.trainable.session, rest.steps._step_of_totals)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -167,8 +172,8 @@ def test_networks_of_digits(kind: str, device: str, cpu: Backend, open_device: C
         session = Session(backends)
         network = getattr(mnist, kind)(session, 0, Batches(32, 16))
         result = network.epoch(images.reshape(64, -1), y, np.arange(64))
-        plans = [session.prepare(key, list) for key in ("accumulate", "update")]
-        assert {segment.backend for plan in plans for segment in plan.placement.segments} == {0}
+        assert on_one_device(session, network._accumulate)
+        assert on_one_device(session, network._update)
         found.append(result.losses)
     assert found[1][-1] < found[1][0]
     np.testing.assert_allclose(found[0], found[1], rtol=0.01)
