@@ -11,8 +11,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.emit_math import tree, trees
-from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM
+from backends.cpu.kernels.emit_math import splat, tree, trees
+from backends.cpu.kernels.layout import ACT_BLOCK, ACT_SCALE
 from backends.cpu.kernels.registry import f32p, from_bits, kernel
 
 TINY = np.float32(2.0**-100)  # blocks below this are zero: 127 / max would overflow
@@ -47,25 +47,32 @@ def largest_of(n):
 
 
 def round_blocks(b, x, y, stride, scales, inverses):
-    """Blocks of 32 floats, one for each scale → q8_act blocks `stride` bytes apart (layout.py)."""
-    halves, places = [], [e.at(b, y, b.mul(stride, e.i64(i))) for i in range(len(scales))]
-    for n, (place, inverse) in enumerate(zip(places, inverses, strict=True)):
+    """Blocks of 32 floats, a lane of the scales for each → q8_act blocks `stride` bytes apart (layout.py).
+
+    Added to 1.5 · 2^23 a number is rounded to an integer, ties to even, that stands in the low bits (emit.DOT_ZERO).
+    """
+    count = scales.type.count
+    lane = lambda v, i: b.extract_element(v, ir.Constant(e.I32, i))
+    halves, places = [], [e.at(b, y, b.mul(stride, e.i64(i))) for i in range(count)]
+    for n, place in enumerate(places):
         for i in range(2):
-            v = b.fmul(e.load(b, e.at(b, x, 128 * n + 64 * i), e.V16F, 4), e.splat(b, inverse))
-            v = e.call(b, "llvm.rint.v16f32", e.V16F, [v])
-            v = b.select(b.fcmp_ordered(">", v, e.each(-127.0)), v, e.each(-127.0))  # NaN becomes −127
-            v = b.select(b.fcmp_ordered("<", v, e.each(127.0)), v, e.each(127.0))
-            halves.append(b.fptosi(v, e.V16I))
+            v = b.fmul(e.load(b, e.at(b, x, 128 * n + 64 * i), e.V16F, 4), e.splat(b, lane(inverses, n)))
+            halves.append(b.bitcast(b.fadd(v, e.each(e.DOT_FLOAT)), e.V16I))
             e.store(b, b.trunc(halves[-1], e.V16I8), e.at(b, place, 16 * i))
+    words = ir.VectorType(e.I32, count)
+    every = lambda value: ir.Constant(words, [value] * count)
+    pick = lambda v, lanes: b.shuffle_vector(v, v, ir.Constant(ir.VectorType(e.I32, len(lanes)), lanes))
     sums = trees(b, halves, lambda b, u, v: b.add(u, v))
-    for n, (place, scale) in enumerate(zip(places, scales, strict=True)):
-        first, second = (b.extract_element(sums, ir.Constant(e.I32, 2 * n + i)) for i in range(2))
-        whole = b.add(first, second)
-        e.store(b, scale, e.at(b, place, ACT_SCALE), 4)
-        e.store(b, b.fmul(scale, b.sitofp(whole, e.F32)), e.at(b, place, ACT_SUM), 4)
-        for offset, part in ((ACT_OFFSET, whole), (ACT_HALF, first), (ACT_HALF + 4, second)):
-            start = b.sub(ir.Constant(e.I32, e.DOT_ZERO), b.shl(part, ir.Constant(e.I32, 7)))
-            e.store(b, start, e.at(b, place, offset), 4)
+    first, second = (b.sub(pick(sums, list(range(i, 2 * count, 2))), every(16 * e.DOT_ZERO % 2**32)) for i in range(2))
+    whole = b.add(first, second)
+    starts = [b.sub(every(e.DOT_ZERO), b.shl(part, every(7))) for part in (whole, first, second)]
+    columns = [b.bitcast(v, words) for v in (scales, b.fmul(scales, b.sitofp(whole, scales.type)))] + starts
+    for n, place in enumerate(places):
+        row = ir.Constant(ir.VectorType(e.I32, 4), ir.Undefined)
+        for i, column in enumerate(columns[:4]):
+            row = b.insert_element(row, lane(column, n), ir.Constant(e.I32, i))
+        e.store(b, row, e.at(b, place, ACT_SCALE), 4)
+        e.store(b, lane(columns[4], n), e.at(b, place, ACT_SCALE + 16), 4)
 
 
 def round_each(n):
@@ -84,9 +91,7 @@ def round_each(n):
             tiny = b.fcmp_ordered("<", top, constant(TINY))
             scales = b.select(tiny, constant(0.0), b.fdiv(top, constant(127.0)))
             inverses = b.select(tiny, constant(0.0), b.fdiv(constant(127.0), top))
-            lanes = [ir.Constant(e.I32, i) for i in range(n)]
-            each = [[b.extract_element(v, i) for i in lanes] for v in (scales, inverses)]
-            round_blocks(b, X, Y, args[2], *each)
+            round_blocks(b, X, Y, args[2], scales, inverses)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 3), codegen
@@ -101,7 +106,7 @@ def round_alike(n):
     def quantize(typingctx, x, y, stride, scale, inverse):
         def codegen(ctx, b, sig, args):
             X, Y = (b.inttoptr(v, e.I8P) for v in args[:2])
-            round_blocks(b, X, Y, args[2], [args[3]] * n, [args[4]] * n)
+            round_blocks(b, X, Y, args[2], *(splat(b, v, n) for v in args[3:]))
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 3, types.float32, types.float32), codegen
