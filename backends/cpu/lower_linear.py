@@ -85,7 +85,8 @@ def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], 
     stretch = -(-count // stretches)
     args = (*addresses, m, n, count, stretch, group, panel_rows, n_panels)
     scratch = (rows + mt) * nt * LANES * 4 + expanded * nt * stretch * expanded_nbytes(layout)
-    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch)]
+    streams = (addresses[0], nt * group) if n_panels == 1 else (0, 0)
+    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch, streams)]
 
 
 @lower("get_rows")

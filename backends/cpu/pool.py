@@ -33,6 +33,7 @@ class Instruction:
     n_units: int
     grain: int = 1
     scratch: int = 0  # bytes each thread needs
+    streams: tuple[int, int] = (0, 0)  # of constants that units read one after the other: address, bytes of a unit
 
 
 def bits(value: float) -> int:
@@ -58,7 +59,8 @@ class Table:
             n_chunks = -(-ins.n_units // grain)
             end = 0 if n_chunks != 1 else end or i + 1
             block = self.blocks.ctypes.data + 8 * int(starts[i])
-            self.words[i, :6] = jit.address(ins.kernel), block, ins.n_units, grain, n_chunks, end
+            start, nbytes = ins.streams
+            self.words[i] = jit.address(ins.kernel), block, ins.n_units, grain, n_chunks, end, start, nbytes * grain
 
 
 class Pool:

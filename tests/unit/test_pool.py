@@ -85,3 +85,15 @@ def test_a_pool_wakes_after_a_rest(pool: Pool) -> None:
 def test_numbers_of_threads_that_cannot_be(n_threads: int) -> None:
     with pytest.raises(ValueError, match="threads"):
         Pool(n_threads)
+
+
+def test_what_is_streamed_may_lie_anywhere(pool: Pool) -> None:
+    """A waiting thread asks for an instruction's constants early, and one with few chunks has none for some threads."""
+    x = np.ones(64, np.float32)
+    double = (x.ctypes.data, x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
+    halve = (x.ctypes.data, x.ctypes.data, 1, HALF)
+    nowhere = (1 << 46, 1 << 12)
+    table = Table([Instruction("scale", args, 64, streams=nowhere) for args in (double, halve, double)])
+    for i in range(20):
+        pool.run(table)
+        assert (x == 2.0 ** (i + 1)).all()

@@ -1,6 +1,7 @@
 """The step: walk an instruction table on several threads, without Python and without locks.
 
-Instruction i is 8 words: function, argument block, n_units, grain, n_chunks, end of its run, 2 spare. Its units are
+Instruction i is 8 words: function, argument block, n_units, grain, n_chunks, end of its run, address and bytes of what
+its first chunk streams from memory (the next chunk's follows; 0: nothing to speak of). Its units are
 handed out in chunks of `grain` from an atomic counter, so a core that is taken away delays no more than the chunk that
 it holds, and the next instruction starts when the count of finished chunks is complete: the barrier is that count.
 Every counter carries the step's generation in its upper bits: an older one counts as zero, and a thread that slept
@@ -9,6 +10,8 @@ through a step sees a newer one and leaves.
 Instructions of a single chunk follow each other in runs (`end`: the first after the run). Thread 0 does these, so that
 what one writes is in the cache of the core that reads it; the others look only at the last one's count, and help
 after a while in case thread 0 has lost its core.
+
+A thread that waits has its core fetch what it will probably stream next, for a step with few rows is bound by memory.
 
 A thread reads the generation, then the table, then the number of instructions, which carries the generation too and is
 0 between steps: so it never takes the next step's table for the one that it woke up for.
@@ -33,6 +36,7 @@ TABLE, N_INSTRUCTIONS, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 
 SHIFT = 24  # bits of a count; the generation above it lasts for years
 LOW = (1 << SHIFT) - 1
 PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets others have its core
+FETCHES = 4  # cache lines asked for between two looks at a counter
 HELP = 100  # looks before the other threads help thread 0 with instructions of a single chunk
 
 
@@ -90,6 +94,19 @@ def pause(typingctx):
 
 
 @intrinsic
+def fetch(typingctx, address):
+    """Have the core read a cache line into its second-level cache; an address that does not exist is no fault."""
+
+    def codegen(ctx, b, sig, a):
+        kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
+        f = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+        b.call(f, [b.inttoptr(a[0], I8P), *(ir.Constant(I32, v) for v in (0, 2, 1))])
+        return ctx.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def call(typingctx, function, block, begin, end, scratch):
     """Call a kernel by its address; kernels cannot fail, so the status is dropped."""
 
@@ -111,9 +128,22 @@ def _walk():
     from numba import njit
 
     @njit(forceinline=True)
-    def wait(done, complete, generation, limit):
-        """1 when the count is complete, 0 when `limit` looks were not enough, −1 when the step is over."""
+    def streamed_next(table, i, n, thread):
+        """Begin and end of what this thread would stream in the next instruction from i on that streams anything."""
+        while i < n:
+            ins = i64p(table + i * 64)
+            if ins[7] > 0:
+                first = ins[6] + thread * ins[7]
+                return first, first + ins[7] if thread < ins[4] else first
+            i += 1
+        return 0, 0
+
+    @njit(forceinline=True)
+    def wait(done, complete, generation, limit, ahead):
+        """1 when the count is complete, 0 when `limit` looks were not enough, −1 when the step is over. Fetches the
+        memory between the two addresses of `ahead` in the meantime."""
         spins = 0
+        line, stop = ahead
         while True:
             word = atomic_load(done)
             if word == complete:
@@ -123,7 +153,11 @@ def _walk():
             spins += 1
             if spins == limit:
                 return 0
-            if spins < PATIENCE:
+            if line < stop:
+                for _ in range(FETCHES):
+                    fetch(line)
+                    line += 64
+            elif spins < PATIENCE:
                 pause()
             else:  # the holder of a chunk has lost its core: let it have ours
                 yield_cpu()
@@ -145,7 +179,8 @@ def _walk():
             ins = i64p(table + i * 64)
             function, block, units, grain, chunks, end = ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]
             if thread != 0 and end > i:
-                over = wait(counters + (end - 1) * 64 + 8, stamp + 1, generation, HELP)
+                ahead = streamed_next(table, end, n, thread)
+                over = wait(counters + (end - 1) * 64 + 8, stamp + 1, generation, HELP, ahead)
                 if over < 0:
                     return
                 if over > 0:
@@ -167,7 +202,7 @@ def _walk():
                         word = atomic_load(done)
                         count = word & LOW if (word >> SHIFT) == generation else 0
                         finished = compare_and_swap(done, word, stamp + count + 1)
-            if wait(done, stamp + chunks, generation, -1) < 0:
+            if wait(done, stamp + chunks, generation, -1, streamed_next(table, i + 1, n, thread)) < 0:
                 return
             i += 1
 
