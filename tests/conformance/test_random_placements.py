@@ -1,0 +1,180 @@
+"""Every node on any of CPU, OpenCL and Vulkan, at random: the logits, gradients and ids of float64 all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.allocate import roots_of
+from graph.autodiff import backward
+from graph.backend import Backend
+from graph.conformance import decode
+from graph.evaluate import evaluate
+from graph.ops import samplers
+from graph.ops.select import log_probs, sample
+from graph.partition import TRANSFER
+from graph.plan import Plan
+from graph.session import Session
+from graph.tensor import ALIASES, Tensor, feed, toposort
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+from server.embedder import Embedder
+from tests.bert_model import tensors, write
+from tests.conformance.test_device_models import DATA, TinyModel, steps
+from tests.conformance.test_training_step import Trained
+from tests.unit.sampling_kernel import DTYPES
+from tests.unit.test_sampling_kernel import rows_of
+
+NAMES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32", "llama-gqa-Q4_K_M")
+Array = np.ndarray[Any, Any]
+
+
+class Part:
+    """A device that takes only what was given to it."""
+
+    def __init__(self, inner: Backend, i: int, given: Mapping[int, int]) -> None:
+        self.inner, self._i, self._given = inner, i, given
+
+    def supports(self, t: Tensor) -> bool:
+        return self._given[id(t)] == self._i
+
+    def close(self) -> None:
+        """The device belongs to all tests."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Placer:
+    """Three devices, and who runs what. All that touches one state has one place, and so have the states of a cache."""
+
+    def __init__(self, devices: Sequence[Backend], seed: int) -> None:
+        self._rng = np.random.default_rng([seed, 8])
+        self._given: dict[int, int] = {}
+        self._homes: dict[str, int] = {}
+        self._graphs: list[Sequence[Tensor]] = []  # ids are theirs for as long as they live
+        self.parts: list[Any] = [Part(device, i, self._given) for i, device in enumerate(devices)]
+
+    def plan(self, session: Session, graph: Sequence[Tensor]) -> Plan:
+        """A plan in which every device has a part, with seams between them."""
+        order = toposort(graph)
+        roots = roots_of(order)
+        self._graphs.append(graph)
+        for t in order:
+            if t.is_leaf or t.op in ALIASES:
+                continue
+            touched = [roots[id(s)][0] for s in t.src]
+            states = [s.name for s in touched if s.op == "state" and not s.attrs["constant"]]
+            place = self._home(states[0]) if states else int(self._rng.integers(3))
+            assert self.parts[place].inner.supports(t), t
+            self._given[id(t)] = place
+        placement, _ = session.measure(lambda: graph)
+        ran = [s.backend for s in placement.segments if s.nodes[0].op != TRANSFER]
+        assert set(ran) == {0, 1, 2}
+        assert len(ran) > 6
+        return session.plan(lambda: graph)
+
+    def _home(self, state: str) -> int:
+        of_cache = state == "tables" or state[:2] in ("k.", "v.")
+        return self._homes.setdefault("cache" if of_cache else state, int(self._rng.integers(3)))
+
+
+@pytest.fixture(scope="module")
+def devices(open_device: Callable[[str], Backend]) -> Iterator[list[Backend]]:
+    cpu = CPUBackend(1)
+    yield [open_device("opencl:0"), open_device("vulkan:0"), cpu]
+    cpu.close()
+
+
+def sampling(seed: int, n_vocab: int, *, greedy: bool) -> tuple[list[Tensor], dict[str, Array]]:
+    """The sources of `sample` after the state, for any chain, and their values."""
+    arrays = rows_of(np.random.default_rng([seed, 9]), 1, n_vocab)[2:]
+    arrays[-1][:] = 0
+    if greedy:
+        arrays[1][:] = [samplers.GREEDY] + [0] * 11
+    kinds = DTYPES["sample"][2:]
+    feeds = {f"sample.{i}": array for i, array in enumerate(arrays)}
+    return [feed(n, a.shape, kind) for (n, a), kind in zip(feeds.items(), kinds, strict=False)], feeds
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_of_every_architecture(name: str, devices: list[Backend]) -> None:
+    """A prompt in two parts and a token more, each with a chain of samplers of its own."""
+    path = DATA / f"arch-{name}.gguf"
+    if not path.exists():
+        pytest.skip(f"no {path.name} beside the checkout")
+    exact = name.endswith("F32")
+    bound = 1e-3 if exact else 5e-2  # the CPU rounds activations to 8 bits for quantised weights
+    expected: list[list[Array]] = []
+    for seed in range(2):
+        placer = Placer(devices, seed)
+        model = TinyModel(path, placer.parts)
+        state = model.session.define("sampler", (1, samplers.N_STATE))
+        graphs, feeds = [], []
+        for i, given in enumerate(steps()):
+            (logits,) = model.build(len(given["pos"]))
+            sources, values = sampling(i, logits.shape[1], greedy=not exact)
+            words = sample(logits, state, *sources)
+            likely = log_probs(logits, words, feed("targets", (1,), "i32"), n=3)
+            graphs.append([logits, words, likely])
+            feeds.append({**given, **values, "targets": np.array([5], np.int32)})
+        if not expected:
+            held: dict[str, Array] = {}
+            for t in (t for graph in graphs for t in toposort(graph) if t.op == "state" and t.name not in held):
+                first = model.session._held(t.name)
+                held[t.name] = decode(first.first_bytes() if first.source is None else first.source(), t)
+            expected = [evaluate(g, f, held) for g, f in zip(graphs, feeds, strict=True)]
+        for graph, given, (want, ids, chances) in zip(graphs, feeds, expected, strict=True):
+            got, words, likely = placer.plan(model.session, graph).run(given)
+            assert np.abs(got - want).max() < bound * np.abs(want).max()
+            assert words.tolist() == ids.tolist()
+            of_target, of_top = (0,), (4, 5, 6)  # between them are the likeliest ids
+            np.testing.assert_allclose(
+                likely[:, of_target + of_top], chances[:, of_target + of_top], atol=bound * np.abs(want).max()
+            )
+        model.gguf.close()
+
+
+def test_texts_of_an_encoder(devices: list[Backend], tmp_path: Path) -> None:
+    path = write(tmp_path / "bert.gguf", tensors())
+    rng = np.random.default_rng(3)
+    feeds = {
+        "tokens": rng.integers(0, 40, 32).astype(np.int32),
+        "pos": np.arange(32, dtype=np.int32) % 16,
+        "types": np.zeros(32, np.int32),
+        "count": np.array([16, 9], np.int32),
+        "first": np.array([0, 16], np.int32),
+        "size": np.array([16, 9], np.int32),
+    }
+    for pooling, seed in (("mean", 0), ("rank", 1)):
+        placer = Placer(devices, seed)
+        with GGUFFile.open(path) as gguf:
+            session, h = Session(placer.parts), hparams_of(gguf)
+            model = define_model(session, gguf, h, 16)
+            graph = [Embedder(lambda s=session, m=model: (s, m), h, 64, 16).graph(2, 16, pooling)]  # type: ignore[misc]
+            (got,) = placer.plan(session, graph).run(feeds)
+            held = {}
+            for t in toposort(graph):
+                if t.op == "state":
+                    source = session._held(t.name).source
+                    assert source is not None
+                    held[t.name] = decode(source(), t)
+        (want,) = evaluate(graph, feeds, held)
+        assert np.abs(got - want).max() < 1e-3 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-F32", "gemma3-F32"])
+def test_gradients_of_every_weight(name: str, devices: list[Backend], shared_data: Path) -> None:
+    placer = Placer(devices, 2)
+    trained = Trained.open(shared_data / "models" / f"arch-{name}.gguf", Session(placer.parts))
+    loss = trained.loss()
+    gradients = list(backward(loss, list(trained.model.weights.tensors.values())).values())
+    wanted = evaluate([loss, *gradients], trained.feeds(), trained.values)
+    found = placer.plan(trained.session, [loss, *gradients]).run(trained.feeds())
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-3 * np.abs(want).max())
