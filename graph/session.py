@@ -62,6 +62,7 @@ class Session:
         self._plans: dict[Hashable, Plan] = {}
         self._max_plans = max_plans
         self.n_plans_built = 0
+        self._closed = False
 
     def define(
         self,
@@ -224,9 +225,16 @@ class Session:
         """Run the plan kept under this key."""
         return self.prepare(key, build).run(feeds, rows, late)
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Give up all memory; nothing can be run or read afterwards. The backends stay open."""
         self._plans.clear()
         self._states.clear()
         self._arenas.clear()
-        for backend in self.backends:
-            backend.close()
+
+    def close(self) -> None:
+        """The same, and the backends are closed. May be called twice."""
+        self.release()
+        if not self._closed:
+            self._closed = True
+            for backend in self.backends:
+                backend.close()

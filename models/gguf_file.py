@@ -43,6 +43,7 @@ class GGUFFile:
                     raise ModelFileError(part.path, f"tensor {name!r} is already in another part of this split model")
                 self.tensors[name] = info
         self.size: int = sum(len(part.buffer) for part in parts)  # bytes of all parts
+        self._versions = [_version(part.path) for part in parts]
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
@@ -93,6 +94,13 @@ class GGUFFile:
                 begin = info.offset // mmap.PAGESIZE * mmap.PAGESIZE  # may hold a neighbour's end: it is read again
                 buffer.madvise(advice, begin, info.offset + info.nbytes - begin)
 
+    def check_unchanged(self) -> None:
+        """ModelFileError: a file was written to since it was opened. One that was replaced stays mapped as it was."""
+        for part, before in zip(self._parts, self._versions, strict=True):
+            now = _version(part.path)
+            if now[:2] == before[:2] and now != before:
+                raise ModelFileError(part.path, "has changed since it was loaded; start again")
+
     def close(self) -> None:
         """Unmap the files now, or, where views are still held, when the last of them goes. May be called twice."""
         for part in self._parts:
@@ -108,6 +116,15 @@ class GGUFFile:
 
     def __repr__(self) -> str:
         return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {self.size} bytes)"
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """(device, inode, time of the last change, bytes); () when it is gone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _other_parts(first: Part) -> list[Path]:

@@ -195,10 +195,25 @@ class Engine:
         lost = next((name for name in self.devices if name in str(error)), self.devices[0])
         with contextlib.suppress(Exception):
             self.session.close()
-        self._open([name for name in self.devices if name != lost] or ["cpu"])
-        self.adapters.move_to(self.session)
-        self.scorer = None
+        self.devices = tuple(name for name in self.devices if name != lost) or ("cpu",)
         log.warning("%s: the device was lost (%s); from now on: %s", lost, error, ", ".join(self.devices))
+        self.wake()
+
+    def sleep(self) -> None:
+        """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
+        self.scorer = None
+        if self._beside is None:
+            self.session.close()
+        else:
+            self.session.release()
+        self.gguf.release()
+
+    def wake(self) -> None:
+        """Load the model again. ModelFileError: its file is not what it was; other errors are those of loading."""
+        self.gguf.check_unchanged()
+        self.scorer = None
+        self._open(self.devices)
+        self.adapters.move_to(self.session)
         self.load()
 
     # --- the graph ---------------------------------------------------------------------------------------------
@@ -244,9 +259,8 @@ class Engine:
             n_masks=_power_of_two(n_masks, 1) if n_masks else 0,
         )
         if self._beside is not None and self._beside.session is not self._other:  # it lost a device, so this one did
-            self._open(self._beside.devices)
-            self.adapters.move_to(self.session)
-            self.load()
+            self.devices = self._beside.devices
+            self.wake()
             raise DeviceFailed("the devices have been replaced")
         try:
             for slot, table in batch.tables.items():

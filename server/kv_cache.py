@@ -88,6 +88,16 @@ class KvCache:
         if self.host is not None:
             self.host.forget(1 << slot.id)
 
+    def sleep(self) -> None:
+        """The device is about to forget its pages, and no sequence has any: keep in host memory what may be there."""
+        if self.prefixes.on_evict is not None:
+            for node in list(self.prefixes.idle):
+                self.prefixes.on_evict(node)
+        self.prefixes.clear()
+
+    def wake(self) -> None:
+        """Nothing to do: what host memory has comes back when it is asked for."""
+
     def copy_out(self, tokens: list[int], slot: Slot) -> tuple[list[int], list[Bytes]]:
         """The leading tokens whose cells are known, on the device or in host memory, and the bytes of their pages."""
         path, n_more, partial = self.prefixes.match(tokens, len(tokens))

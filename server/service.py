@@ -15,9 +15,10 @@ from models.chat_template import ChatTemplate
 from models.tokenizer import Tokenizer
 from server.adapters import Adapters
 from server.config import ModelInfo
-from server.errors import RequestError, Unavailable
+from server.errors import RequestError, ServerFault, Unavailable
 from server.latency import Latencies
 from server.requests import CompletionRequest, Event, Failed, Finished, Token
+from server.sleep import Sleep
 from server.stream import Stream
 from server.turns import Background, Turns
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
+RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Served:
     tuning: Tuning | None = None
     train_share: float = 0.5  # of the device's time while requests run
     embedder: Embedder | None = None
+    sleep: Sleep | None = None
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class Service:
         self._wake = threading.Event()
         self._tickets: dict[int, _Ticket] = {}  # by id() of the sequence; the engine thread's
         self._thread: threading.Thread | None = None
+        self._sleep: Sleep | None = None  # the engine thread's
 
     def start(self, build: Callable[[], Served]) -> None:
         """Load the model on the engine's thread; returns at once."""
@@ -86,6 +90,11 @@ class Service:
         self._drained = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(build,), name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the model is not in memory because nobody needed it."""
+        return self.served is not None and self.served.sleep is not None and self.served.sleep.asleep
 
     async def loaded(self) -> Served:
         """Wait for the model; raises what `build` raised."""
@@ -108,12 +117,14 @@ class Service:
             raise
         return stream
 
-    async def ask(self, question: Callable[[Scheduler], T]) -> T:
-        """The answer of `question(scheduler)`, put between two steps."""
+    async def ask(self, question: Callable[[Scheduler], T], *, wakes: bool = True) -> T:
+        """The answer of `question(scheduler)`, put between two steps. `wakes`: a model that sleeps is loaded first."""
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def put(scheduler: Scheduler) -> None:
             try:
+                if wakes:
+                    self._use_model()
                 self._tell(_resolve, answer, question(scheduler), None)
             except Exception as error:
                 self._tell(_resolve, answer, None, error)
@@ -185,6 +196,8 @@ class Service:
     def _run(self, build: Callable[[], Served]) -> None:
         try:
             served = build()
+            self._sleep = served.sleep
+            self._use_model()
             self._tell(self._load_done, served)
             turns, background = Turns(served.train_share), self._background(served)
             while True:
@@ -196,14 +209,16 @@ class Service:
                 waiting = served.scheduler.idle or not self._tickets  # what no one waits for need not run
                 began = time.perf_counter()
                 if background is not None and background.ready and (waiting or turns.due):
-                    background.run()
+                    if self._ready_for_training():
+                        background.run()
                     if not waiting:
                         turns.ran(time.perf_counter() - began)
                 elif waiting:
-                    self._wake.wait()
+                    self._wait(served.scheduler)
                 else:
                     self._step(served.scheduler)
                     turns.stepped(time.perf_counter() - began)
+                    self._use_model()
             if background is not None:
                 background.close()
         except BaseException as error:
@@ -211,6 +226,30 @@ class Service:
             self._tell(_reject, self._loaded, error)
         finally:
             self._tell(_resolve, self._ended, None, None)
+
+    def _wait(self, scheduler: Scheduler) -> None:
+        """Until there is something to do; the model goes to sleep when that takes too long."""
+        sleep = self._sleep
+        if sleep is None or not scheduler.idle:
+            self._wake.wait()
+        elif not self._wake.wait(sleep.left()):
+            sleep.begin()
+            scheduler.count()
+            log.info("nobody needed the model for %g seconds: it sleeps", sleep.seconds)
+
+    def _use_model(self) -> None:
+        """Somebody needs it now. ServerFault: it sleeps and cannot be loaded again."""
+        if self._sleep is not None and self._sleep.use():
+            log.info("the model is awake")
+
+    def _ready_for_training(self) -> bool:
+        try:
+            self._use_model()
+        except ServerFault as error:
+            log.error("training waits: %s", error)
+            self._wake.wait(RETRY)
+            return False
+        return True
 
     def _background(self, served: Served) -> Background | None:
         if served.tuning is None:
@@ -234,6 +273,7 @@ class Service:
     ) -> None:
         now = time.perf_counter()
         try:
+            self._use_model()
             for index, request in enumerate(requests):
                 sequence = scheduler.submit(request, client)
                 self._tickets[id(sequence)] = _Ticket(sequence, stream, index, now)

@@ -31,6 +31,7 @@ class SchedulerStats:
     kv_pages_used: int = 0  # by sequences and by cached prefixes
     kv_pages_cached: int = 0  # of these, by prefixes that no sequence needs
     kv_pages_free: int = 0
+    sleeping: int = 0  # 1 while the model is not in memory
     host_bytes: int = 0  # of pages in host memory
     host_pages_saved: int = 0  # pages that went there, ever
     host_pages_restored: int = 0  # and came back

@@ -62,7 +62,6 @@ COMPATIBLE = Group(
         _later("--models-dir", "LLAMA_ARG_MODELS_DIR", value="FOLDER"),
         _later("--models-max", "LLAMA_ARG_MODELS_MAX", value="N"),
         _later("--models-preset", "LLAMA_ARG_MODELS_PRESET", value="FILE"),
-        _later("--sleep-idle-seconds", "LLAMA_ARG_SLEEP_IDLE_SECONDS", value="N", off_values=("-1",)),
         _later("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "LLAMA_ARG_SPEC_DRAFT_HF_REPO", value="REPO"),
         _later("-devd --device-draft --spec-draft-device", value="NAME", off_values=("cpu",)),
         _later("-lcs --lookup-cache-static", value="FILE"),

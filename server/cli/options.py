@@ -185,6 +185,13 @@ SERVING = Group(
         ),
         Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
         Flag(
+            "--sleep-idle-seconds",
+            "seconds without work after which the model leaves memory; the next request loads it again; -1: never",
+            whole(1, or_minus_one="never"),
+            -1,
+            env="LLAMA_ARG_SLEEP_IDLE_SECONDS",
+        ),
+        Flag(
             "-a --alias",
             "names of the model, separated by commas",
             words,

@@ -83,13 +83,20 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         scheduler = load.make_scheduler(engine, vocabulary, options, speculator)
         adapters = lora.connect(engine, scheduler, given, apply=not options.lora_init_without_apply)
         info = model_info(engine, vocabulary)
+        sleep = None
+        if options.sleep_idle_seconds > 0:
+            from server.sleep import Sleep
+
+            draft = speculator.model
+            parts = (engine, *(() if draft is None else (draft,)), scheduler.cache)
+            sleep = Sleep(options.sleep_idle_seconds, parts, scheduler.stats)
         tuning = None
         if store is not None:
             from server.tuning import Tuning
 
             tuning = Tuning(store, engine, vocabulary, template, adapters, config.model)
         share = options.train_share / 100
-        return Served(scheduler, vocabulary, template, info, adapters, engine, tuning, share, engine.embedder)
+        return Served(scheduler, vocabulary, template, info, adapters, engine, tuning, share, engine.embedder, sleep)
 
     service = Service()
     service.start(build)

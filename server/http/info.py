@@ -102,7 +102,7 @@ async def props(request: web.Request) -> web.Response:
             "bos_token": text(tokenizer.bos_id),
             "eos_token": text(tokenizer.eos_id),
             "build_info": BUILD_INFO,
-            "is_sleeping": False,
+            "is_sleeping": context.service.asleep,
         }
     )
 

@@ -38,5 +38,5 @@ async def set_scales(request: web.Request) -> web.Response:
         raise InvalidRequest("the body must be an array of {id, scale}")
     scales = lora_scales(body, known, "body")
     if known is not None:
-        await context.service.ask(lambda _: known.set_scales(scales))
+        await context.service.ask(lambda _: known.set_scales(scales), wakes=False)
     return json_response({"success": True})

@@ -79,6 +79,7 @@ _OURS: Table[SchedulerStats] = (
     ("bytes_written_per_step", "gauge", "Bytes that went there per step.", lambda s: _per(s.bytes_written, s.n_decode)),
     ("devices_lost_total", "counter", "Devices that were lost while serving.", lambda s: s.devices_lost),
     ("ops_rerouted", "gauge", "Ops that a device computes wrongly and another does.", lambda s: s.ops_rerouted),
+    ("sleeping", "gauge", "1 while the model sleeps (--sleep-idle-seconds).", lambda s: s.sleeping),
     ("kv_pages_used", "gauge", "Pages of the KV cache in use, by sequences or prefixes.", lambda s: s.kv_pages_used),
     ("kv_pages_cached", "gauge", "Of these, pages that only keep a prefix.", lambda s: s.kv_pages_cached),
     ("kv_pages_free", "gauge", "Pages of the KV cache that are free.", lambda s: s.kv_pages_free),

@@ -38,10 +38,13 @@ async def score(request: web.Request) -> web.Response:
 
     examples, gradient = await context.parsed(request, parse)
     engine = served.engine
-    if engine.scorer is None:
-        engine.scorer = Scorer(engine.session, engine.model)
-    scorer = engine.scorer
-    scores = [await context.service.ask(lambda _, e=e: scorer.score(e, gradient=gradient)) for e in examples]  # type: ignore[misc]
+
+    def score_one(example: Example) -> Score:
+        if engine.scorer is None:  # the first one, or the session is new
+            engine.scorer = Scorer(engine.session, engine.model)
+        return engine.scorer.score(example, gradient=gradient)
+
+    scores = [await context.service.ask(lambda _, e=e: score_one(e)) for e in examples]  # type: ignore[misc]
     n_tokens = sum(len(e.tokens) for e in examples)
     return json_response(
         {

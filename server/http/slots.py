@@ -23,7 +23,7 @@ async def slots(request: web.Request) -> web.Response:
     if not context.config.slots:
         raise NotSupported("this server does not show its slots; start it with --slots")
     _ = context.served
-    shown = await context.service.ask(lambda scheduler: [_slot(slot, context) for slot in scheduler.slots])
+    shown = await context.service.ask(lambda scheduler: [_slot(slot, context) for slot in scheduler.slots], wakes=False)
     if request.query.get("fail_on_no_slot") and all(slot["is_processing"] for slot in shown):
         raise Unavailable("no slot available")
     return json_response(shown)

@@ -28,6 +28,12 @@ class StepEngine(Protocol):
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch."""
 
+    def sleep(self) -> None:
+        """Give up all memory."""
+
+    def wake(self) -> None:
+        """Load again; nothing is cached any more."""
+
 
 @dataclass(slots=True)
 class _Mirror:
@@ -87,8 +93,7 @@ class ModelDrafter:
                 result = self._run(guesses)
             except Exception as error:  # no reason for the target to fail: it goes on without these drafts
                 log.warning("the draft model failed: %s", " ".join(str(error).split()))
-                for mirror in self._mirrors.values():
-                    self._forget(mirror, 0)
+                self._forget_all()
                 break
             row = 0
             going_on = []
@@ -129,6 +134,19 @@ class ModelDrafter:
                 guesses.append(_Guess(seq, mirror, max(0, n_most), n))
                 left -= n
         return guesses
+
+    def sleep(self) -> None:
+        """Give up the model's memory. Only `wake` may be called next."""
+        self._forget_all()
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        """Load the model again."""
+        self._engine.wake()
+
+    def _forget_all(self) -> None:
+        for mirror in self._mirrors.values():
+            self._forget(mirror, 0)
 
     def _forget(self, mirror: _Mirror, n: int) -> None:
         """Keep the first n tokens only."""

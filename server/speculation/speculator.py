@@ -19,6 +19,12 @@ class BatchDrafter(Protocol):
     def propose(self, wanted: list[tuple[Sequence, int]], /) -> dict[Sequence, list[int]]:
         """Drafts for (sequence, most tokens); 0: only keep up with its prompt."""
 
+    def sleep(self) -> None:
+        """Give up all memory."""
+
+    def wake(self) -> None:
+        """Be ready to guess again."""
+
 
 class Speculator:
     """The drafters of all sequences. With nothing wanted it does nothing."""

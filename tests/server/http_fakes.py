@@ -135,6 +135,9 @@ class FakeScheduler:
     def idle(self) -> bool:
         return not self.running
 
+    def count(self) -> None:
+        """The gauges are always up to date."""
+
     def submit(self, request: CompletionRequest, client: str = "") -> FakeSequence:
         self.clients.append(client)
         text = self.tokenizer.pieces(request.prompt)
@@ -274,6 +277,7 @@ async def running(
     tokenizer: Any = None,
     embedder: Any = None,
     tuning: Any = None,
+    sleep: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a server, and end it."""
@@ -282,7 +286,7 @@ async def running(
     service = Service()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
     tokenizer, template = tokenizer or FakeTokenizer(), template or FakeTemplate()
-    served = Served(scheduler, tokenizer, template, info, tuning=tuning, embedder=embedder)
+    served = Served(scheduler, tokenizer, template, info, tuning=tuning, embedder=embedder, sleep=sleep)
     service.start(lambda: served)
     await service.loaded()
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
