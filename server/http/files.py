@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from server.errors import InvalidRequest, NotFound, RequestError
 from server.http.context import beside, json_response
@@ -39,7 +40,7 @@ async def upload(request: web.Request) -> web.Response:
             elif part.name == "file":
                 filename = part.filename or "file"
                 content = await _read(part)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
         raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
     if purpose not in PURPOSES:
         raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")

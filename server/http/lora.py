@@ -32,7 +32,7 @@ async def set_scales(request: web.Request) -> web.Response:
     """POST: the scales from now on; adapters that are not listed get 0."""
     context = request.app[CONTEXT]
     known = context.served.adapters
-    raw = await request.read()
+    raw = await context.body(request)
     body = json_value(raw) if raw.strip() else []
     if not isinstance(body, list):
         raise InvalidRequest("the body must be an array of {id, scale}")

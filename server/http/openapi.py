@@ -6,17 +6,44 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from server.http.openapi_fields import CHAT, COMPLETION, EMBEDDING, ERROR, MESSAGES, RERANK, RESPONSES, TEXT, TUNING
+from server.http.openapi_fields import (
+    CHAT,
+    COMPLETION,
+    CONTROL,
+    EMBEDDING,
+    ERROR,
+    EXAMPLES,
+    FILE,
+    LOOKUP,
+    MESSAGES,
+    QUERIES,
+    RERANK,
+    RESPONSES,
+    SCALES,
+    SCORE,
+    SLOT,
+    TEXT,
+    TOKENS,
+    TUNING,
+    VERIFY,
+)
+from server.http.openapi_replies import EVENT, REPLIES
 
 Schema = dict[str, Any]
 _FAILURES = {
     "400": "A field is wrong; the message names it.",
     "401": "The API key is missing or wrong.",
+    "403": "This needs the admin key.",
     "404": "There is no such thing.",
+    "408": "The body did not come in time.",
+    "413": "The body is too large.",
+    "429": "This client has too much in the queue.",
+    "500": "The device, or this program, failed.",
     "501": "Not supported, or switched off.",
     "503": "The model is loading, or the server is full.",
 }
 _FREE: Schema = {"type": "object"}
+_CONTENT_TYPES = {"/metrics": "text/plain", "/v1/files/{id}/content": "application/octet-stream"}
 
 # (method, path, aliases, tag, what it does, request's schema or None, whether the answer may be a stream)
 _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, bool], ...] = (
@@ -28,21 +55,21 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
     ("get", "/metrics", (), "server", "Prometheus metrics (needs --metrics)", None, False),
     ("get", "/openapi.json", (), "server", "This document", None, False),
     ("get", "/slots", (), "slots", "What every slot does", None, False),
-    ("post", "/slots/{id}", (), "slots", "action=save, restore, erase or fork", _FREE, False),
+    ("post", "/slots/{id}", (), "slots", "action=save, restore, erase or fork", SLOT, False),
     ("get", "/v1/stream", (), "streams", "The stream of ?conv_id=, from byte ?from= on", None, True),
     ("get", "/v1/stream/{id}", (), "streams", "A stream, from byte ?from= on", None, True),
     ("delete", "/v1/stream", (), "streams", "End the stream of ?conv_id=", None, False),
     ("delete", "/v1/stream/{id}", (), "streams", "End a stream", None, False),
-    ("post", "/v1/streams/lookup", (), "streams", "How streams are: conversation_ids", _FREE, False),
+    ("post", "/v1/streams/lookup", (), "streams", "How streams are: conversation_ids", LOOKUP, False),
     ("get", "/lora-adapters", (), "adapters", "The adapters and their scales", None, False),
-    ("post", "/lora-adapters", (), "adapters", "Set the adapters' scales", {"type": "array"}, False),
+    ("post", "/lora-adapters", (), "adapters", "Set the adapters' scales", SCALES, False),
     ("post", "/completion", ("/completions",), "native", "Continue a text", COMPLETION, True),
     ("post", "/infill", (), "native", "Fill a gap in a text", COMPLETION, True),
     ("post", "/tokenize", (), "native", "A text's tokens", TEXT, False),
-    ("post", "/detokenize", (), "native", "The text of tokens", TEXT, False),
+    ("post", "/detokenize", (), "native", "The text of tokens", TOKENS, False),
     ("post", "/apply-template", (), "native", "The prompt that a chat becomes", CHAT, False),
     ("post", "/v1/completions", (), "OpenAI", "Continue a text", COMPLETION, True),
-    ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", COMPLETION, False),
+    ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", VERIFY, False),
     ("post", "/v1/chat/completions", ("/chat/completions",), "OpenAI", "Answer in a chat", CHAT, True),
     (
         "post",
@@ -53,6 +80,7 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
         CHAT,
         False,
     ),
+    ("post", "/v1/chat/completions/control", (), "OpenAI", "End a running answer's reasoning", CONTROL, False),
     ("post", "/v1/responses", ("/responses",), "OpenAI", "Answer, in the Responses API", RESPONSES, True),
     (
         "post",
@@ -68,9 +96,9 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
     ("post", "/rerank", ("/reranking", "/v1/rerank", "/v1/reranking"), "vectors", "Order texts", RERANK, False),
     ("post", "/v1/messages", (), "Anthropic", "Answer, in the Messages API", MESSAGES, True),
     ("post", "/v1/messages/count_tokens", (), "Anthropic", "Count a message's tokens", MESSAGES, False),
-    ("post", "/v1/score", (), "training", "Likelihoods of texts", _FREE, False),
+    ("post", "/v1/score", (), "training", "Likelihoods of texts", SCORE, False),
     ("get", "/v1/files", (), "training", "The uploaded files", None, False),
-    ("post", "/v1/files", (), "training", "Upload a file (multipart)", None, False),
+    ("post", "/v1/files", (), "training", "Upload a file", FILE, False),
     ("get", "/v1/files/{id}", (), "training", "One file's entry", None, False),
     ("delete", "/v1/files/{id}", (), "training", "Delete a file", None, False),
     ("get", "/v1/files/{id}/content", (), "training", "One file's bytes", None, False),
@@ -80,7 +108,7 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
     ("post", "/v1/fine_tuning/jobs/{id}/cancel", (), "training", "End a job", None, False),
     ("post", "/v1/fine_tuning/jobs/{id}/pause", (), "training", "Pause a job", None, False),
     ("post", "/v1/fine_tuning/jobs/{id}/resume", (), "training", "Go on with a job", None, False),
-    ("get", "/v1/fine_tuning/jobs/{id}/events", (), "training", "What happened", None, False),
+    ("get", "/v1/fine_tuning/jobs/{id}/events", (), "training", "What happened", None, True),
     ("get", "/v1/fine_tuning/jobs/{id}/checkpoints", (), "training", "A job's checkpoints", None, False),
 )
 
@@ -88,16 +116,12 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
 def document(version: str, routes: Iterable[tuple[str, str]], *, keys: bool = False) -> Schema:
     """The document of an application with these routes (method, path), told or not. `keys`: whether requests need an
     API key."""
-    known: dict[tuple[str, str], tuple[str, str, Schema | None, bool]] = {
-        (method, name): (tag, summary, body, streams)
-        for method, path, aliases, tag, summary, body, streams in _OPERATIONS
-        for name in (path, *aliases)
-    }
+    known = {(row[0], name): row for row in _OPERATIONS for name in (row[1], *row[2])}
     paths: dict[str, Schema] = {}
     for method, path in sorted(routes):
         ends = [name for m, name in known if m == method and path.endswith(name)]  # behind --api-prefix
-        tag, summary, body, streams = known[method, max(ends, key=len)] if ends else _unknown(method, path)
-        paths.setdefault(path, {})[method] = _operation(method, path, tag, summary, body, streams)
+        row = known[method, max(ends, key=len)] if ends else _unknown(method, path)
+        paths.setdefault(path, {})[method] = _operation(path, *row)
     made: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "logitless", "version": version, "description": "One GGUF model, served."},
@@ -112,29 +136,55 @@ def document(version: str, routes: Iterable[tuple[str, str]], *, keys: bool = Fa
     return made
 
 
-def _unknown(method: str, path: str) -> tuple[str, str, Schema | None, bool]:
-    return "other", path.strip("/").replace("/", " "), _FREE if method == "post" else None, False
+def _unknown(method: str, path: str) -> tuple[str, str, tuple[str, ...], str, str, Schema | None, bool]:
+    return method, path, (), "other", path.strip("/").replace("/", " "), _FREE if method == "post" else None, False
 
 
-def _operation(method: str, path: str, tag: str, summary: str, body: Schema | None, streams: bool) -> Schema:
-    content: Schema = {} if path == "/metrics" or path.endswith("/content") else {"application/json": {"schema": {}}}
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+def _operation(
+    path: str,
+    method: str,
+    name: str,
+    aliases: tuple[str, ...],
+    tag: str,
+    summary: str,
+    body: Schema | None,
+    streams: bool,
+) -> Schema:
     failure = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     operation: Schema = {
         "operationId": f"{method}{path.translate(str.maketrans('/-.{}', '_____'))}",
         "tags": [tag],
         "summary": summary,
         "responses": {
-            "200": {"description": "Done.", **({"content": content} if content else {})},
+            **_success(method, name, streams),
             **{code: {"description": text, "content": failure} for code, text in _FAILURES.items()},
         },
     }
-    names = re.findall(r"{(\w+)}", path)
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [
+        {"name": found, "in": "path", "required": True, "schema": {"type": "string"}}
+        for found in re.findall(r"{(\w+)}", path)
+    ]
+    parameters += [
+        {"name": key, "in": "query", "required": key == "action", "schema": schema}
+        for key, schema in QUERIES.get((method, name), {}).items()
+    ]
+    if parameters:
+        operation["parameters"] = parameters
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        kind = "multipart/form-data" if body is FILE else "application/json"
+        content: Schema = {"schema": body}
+        if (method, name) in EXAMPLES:
+            content["example"] = EXAMPLES[method, name]
+        operation["requestBody"] = {"required": True, "content": {kind: content}}
     return operation
+
+
+def _success(method: str, name: str, streams: bool) -> Schema:
+    if method == "delete" and name.startswith("/v1/stream"):
+        return {"204": {"description": "It has ended, or there was none."}}
+    content: Schema = {}
+    if not (streams and method == "get" and (method, name) not in REPLIES):
+        content[_CONTENT_TYPES.get(name, "application/json")] = {"schema": REPLIES.get((method, name), {})}
+    if streams:
+        content["text/event-stream"] = {"schema": EVENT}
+    return {"200": {"description": "Done.", "content": content}}

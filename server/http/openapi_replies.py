@@ -1,0 +1,219 @@
+"""What answers look like, as schemas for the OpenAPI document: fields that are always there, and their types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+ARRAY: Schema = {"type": "array"}
+OBJECT: Schema = {"type": "object"}
+
+
+def _always(**fields: Schema) -> Schema:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+def _each(names: str, kind: Schema) -> dict[str, Schema]:
+    return dict.fromkeys(names.split(), kind)
+
+
+def _one(*values: str | bool) -> Schema:
+    return {"enum": list(values)}
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _or_null(kind: str) -> Schema:
+    return {"type": [kind, "null"]}
+
+
+def _list(items: Schema) -> Schema:
+    return _always(
+        object=_one("list"),
+        data=_array(items),
+        has_more=BOOLEAN,
+        first_id=_or_null("string"),
+        last_id=_or_null("string"),
+    )
+
+
+_TIMINGS = _always(
+    **_each("cache_n prompt_n predicted_n", INTEGER),
+    **_each(
+        "prompt_ms prompt_per_token_ms prompt_per_second predicted_ms predicted_per_token_ms predicted_per_second",
+        NUMBER,
+    ),
+)
+_USAGE = _always(
+    **_each("prompt_tokens completion_tokens total_tokens", INTEGER),
+    prompt_tokens_details=_always(cached_tokens=INTEGER),
+)
+_PROMPT_USAGE = _always(prompt_tokens=INTEGER, total_tokens=INTEGER)
+_DONE = _always(success=_one(True))
+_MODEL = _always(
+    id=STRING,
+    aliases=_array(STRING),
+    tags=_array(STRING),
+    object=_one("model"),
+    created=INTEGER,
+    owned_by=STRING,
+    architecture=_always(input_modalities=_array(STRING), output_modalities=_array(STRING)),
+    meta=_always(**_each("vocab_type n_vocab n_ctx_train n_embd n_params size", INTEGER)),
+)
+_PROPS = _always(
+    default_generation_settings=_always(params=OBJECT, n_ctx=INTEGER),
+    total_slots=INTEGER,
+    modalities=_always(vision=BOOLEAN, audio=BOOLEAN),
+    chat_template_caps=OBJECT,
+    **_each("model_alias model_path model_ftype chat_template bos_token eos_token build_info", STRING),
+    **_each("endpoint_slots endpoint_props endpoint_metrics ui is_sleeping", BOOLEAN),
+)
+_NATIVE = _always(
+    generation_settings=OBJECT,
+    timings=_TIMINGS,
+    tokens=_array(INTEGER),
+    stop=_one(True),
+    stop_type=_one("none", "eos", "limit", "word"),
+    **_each("index id_slot tokens_predicted tokens_evaluated tokens_cached", INTEGER),
+    **_each("content model prompt stopping_word", STRING),
+    **_each("has_new_line truncated", BOOLEAN),
+)
+# of `response_fields` only some are there
+_NATIVE_REPLY: Schema = {"anyOf": [_NATIVE, _array(OBJECT), OBJECT]}
+_FINISH = _one("stop", "length", "tool_calls")
+_COMMON = {
+    "id": {"type": "string", "pattern": "cmpl"},
+    "created": INTEGER,
+    "model": STRING,
+    "system_fingerprint": {"type": "string", "pattern": "^b"},
+    "usage": _USAGE,
+    "timings": _TIMINGS,
+}
+_COMPLETION = _always(
+    **_COMMON,
+    object=_one("text_completion"),
+    choices=_array(_always(text=STRING, index=INTEGER, logprobs=_or_null("object"), finish_reason=_FINISH)),
+)
+_CALL = _always(id=STRING, type=_one("function"), function=_always(name=STRING, arguments=STRING))
+_MESSAGE = _always(role=_one("assistant"), content=_or_null("string"))
+_MESSAGE["properties"] |= {"reasoning_content": STRING, "tool_calls": _array(_CALL)}
+_CHAT = _always(
+    **_COMMON,
+    object=_one("chat.completion"),
+    choices=_array(_always(finish_reason=_FINISH, index=INTEGER, message=_MESSAGE)),
+)
+_RESPONSE = _always(
+    id={"type": "string", "pattern": "^resp_"},
+    object=_one("response"),
+    created_at=INTEGER,
+    status=_one("completed", "incomplete", "in_progress"),
+    model=STRING,
+    output=_array(_always(id=STRING, type=_one("message", "reasoning", "function_call"))),
+    previous_response_id=_or_null("string"),
+    store=BOOLEAN,
+    tools=ARRAY,
+    usage=_always(**_each("input_tokens output_tokens total_tokens", INTEGER)),
+)
+_ANTHROPIC = _always(
+    id={"type": "string", "pattern": "^msg_"},
+    type=_one("message"),
+    role=_one("assistant"),
+    model=STRING,
+    content=_array(_always(type=_one("text", "thinking", "tool_use"))),
+    stop_reason=_one("end_turn", "max_tokens", "stop_sequence", "tool_use"),
+    stop_sequence=_or_null("string"),
+    usage=_always(**_each("input_tokens output_tokens cache_read_input_tokens cache_creation_input_tokens", INTEGER)),
+)
+_SLOT = _always(id=INTEGER, n_ctx=INTEGER, speculative=BOOLEAN, is_processing=BOOLEAN)
+_ACTION = _always(id_slot=INTEGER)
+_FILE = _always(
+    object=_one("file"), status=STRING, **_each("id filename purpose", STRING), **_each("bytes created_at", INTEGER)
+)
+_JOB = _always(
+    object=_one("fine_tuning.job"),
+    status=_one("validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"),
+    hyperparameters=OBJECT,
+    method=OBJECT,
+    error=_or_null("object"),
+    result_files=_array(STRING),
+    **_each("id model training_file organization_id", STRING),
+    **_each("created_at seed", INTEGER),
+    **_each("finished_at started_at estimated_finish trained_tokens", _or_null("integer")),
+    **_each("fine_tuned_model validation_file", _or_null("string")),
+)
+_EVENT = _always(object=_one("fine_tuning.job.event"), created_at=INTEGER, **_each("id level message type", STRING))
+_CHECKPOINT = _always(id=STRING, object=_one("fine_tuning.job.checkpoint"), created_at=INTEGER, metrics=OBJECT)
+_VECTOR: Schema = {"type": ["array", "string"], "items": NUMBER}  # a string: base64
+_RANKED: Schema = {
+    "anyOf": [
+        _always(
+            object=_one("list"), results=_array(_always(index=INTEGER, relevance_score=NUMBER)), usage=_PROMPT_USAGE
+        ),
+        _array(_always(index=INTEGER, score=NUMBER)),
+    ]
+}
+_INPUT_TOKENS = _always(object=_one("response.input_tokens"), input_tokens=INTEGER)
+_TOKEN: Schema = {"anyOf": [INTEGER, _always(id=INTEGER, piece={"type": ["string", "array"]})]}
+EVENT: Schema = {"type": "object", "properties": {"event": STRING, "data": STRING}}  # of a stream
+
+REPLIES: dict[tuple[str, str], Schema] = {
+    ("get", "/health"): _always(status=_one("ok")),
+    ("get", "/v1/models"): _always(object=_one("list"), data=_array(_MODEL)),
+    ("get", "/v1/models/{id}"): _MODEL,
+    ("get", "/props"): _PROPS,
+    ("post", "/props"): _DONE,
+    ("get", "/openapi.json"): _always(openapi=STRING, info=OBJECT, paths=OBJECT, components=OBJECT),
+    ("get", "/slots"): _array(_SLOT),
+    ("post", "/slots/{id}"): _ACTION,
+    ("post", "/v1/streams/lookup"): _array(
+        _always(conversation_id=STRING, is_done=BOOLEAN, **_each("total_bytes started_at completed_at", INTEGER))
+    ),
+    ("get", "/lora-adapters"): _array(_always(id=INTEGER, path=STRING, scale=NUMBER)),
+    ("post", "/lora-adapters"): _DONE,
+    ("post", "/completion"): _NATIVE_REPLY,
+    ("post", "/infill"): _NATIVE_REPLY,
+    ("post", "/tokenize"): _always(tokens=_array(_TOKEN)),
+    ("post", "/detokenize"): _always(content=STRING),
+    ("post", "/apply-template"): _always(prompt=STRING),
+    ("post", "/v1/completions"): _COMPLETION,
+    ("post", "/v1/verify"): _always(
+        object=_one("verification"), tokens=_array(INTEGER), content=STRING, n_draft=INTEGER, n_accepted=INTEGER
+    ),
+    ("post", "/v1/chat/completions"): _CHAT,
+    ("post", "/v1/chat/completions/control"): _always(id=STRING, success=BOOLEAN),
+    ("post", "/v1/chat/completions/input_tokens"): _INPUT_TOKENS,
+    ("post", "/v1/responses"): _RESPONSE,
+    ("get", "/v1/responses/{id}"): _RESPONSE,
+    ("delete", "/v1/responses/{id}"): _always(id=STRING, object=_one("response"), deleted=_one(True)),
+    ("get", "/v1/responses/{id}/input_items"): _list(_always(id=STRING, type=STRING)),
+    ("post", "/v1/responses/input_tokens"): _INPUT_TOKENS,
+    ("post", "/v1/embeddings"): _always(
+        object=_one("list"),
+        model=STRING,
+        data=_array(_always(object=_one("embedding"), index=INTEGER, embedding=_VECTOR)),
+        usage=_PROMPT_USAGE,
+    ),
+    ("post", "/embedding"): _array(_always(index=INTEGER, embedding=_array(_VECTOR))),
+    ("post", "/rerank"): _RANKED,
+    ("post", "/v1/messages"): _ANTHROPIC,
+    ("post", "/v1/messages/count_tokens"): _always(input_tokens=INTEGER),
+    ("post", "/v1/score"): _always(object=_one("list"), model=STRING, data=_array(OBJECT), usage=_PROMPT_USAGE),
+    ("get", "/v1/files"): _list(_FILE),
+    ("post", "/v1/files"): _FILE,
+    ("get", "/v1/files/{id}"): _FILE,
+    ("delete", "/v1/files/{id}"): _always(id=STRING, object=_one("file"), deleted=_one(True)),
+    ("get", "/v1/fine_tuning/jobs"): _list(_JOB),
+    ("post", "/v1/fine_tuning/jobs"): _JOB,
+    ("get", "/v1/fine_tuning/jobs/{id}"): _JOB,
+    ("post", "/v1/fine_tuning/jobs/{id}/cancel"): _JOB,
+    ("post", "/v1/fine_tuning/jobs/{id}/pause"): _JOB,
+    ("post", "/v1/fine_tuning/jobs/{id}/resume"): _JOB,
+    ("get", "/v1/fine_tuning/jobs/{id}/events"): _list(_EVENT),
+    ("get", "/v1/fine_tuning/jobs/{id}/checkpoints"): _list(_CHECKPOINT),
+}
