@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.kernels.emit_math import exp, fill, fma, larger, splat, tanh, trees, vector
+from backends.cpu.kernels.emit import splat
+from backends.cpu.kernels.emit_math import exp, fill, fma, larger, tanh, trees, vector
 
 PAGE = 16
 BLOCK = 32  # cells that share a maximum

@@ -1,4 +1,4 @@
-"""Building blocks of LLVM IR for the matmul kernels: 16-lane vectors, broadcasts, each ISA's integer dot product."""
+"""Building blocks of LLVM IR: vectors (of 16 lanes unless said), broadcasts, each ISA's integer dot product, loops."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def each(value):
     return ir.Constant(V16F if isinstance(value, float) else V16I, [value] * 16)
 
 
-def splat(b, scalar):
-    t = ir.VectorType(scalar.type, 16)
+def splat(b, scalar, n=16):
+    t = ir.VectorType(scalar.type, n)
     one = b.insert_element(ir.Constant(t, ir.Undefined), scalar, ir.Constant(I32, 0))
-    return b.shuffle_vector(one, ir.Constant(t, ir.Undefined), ir.Constant(V16I, [0] * 16))
+    return b.shuffle_vector(one, ir.Constant(t, ir.Undefined), ir.Constant(ir.VectorType(I32, n), [0] * n))
 
 
 def at(b, pointer, offset):

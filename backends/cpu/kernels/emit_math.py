@@ -10,7 +10,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit import F32, I32, I64, splat
+
 LANES = 16
 
 
@@ -23,21 +25,14 @@ def fill(n, value):
     return ir.Constant(ir.VectorType(F32 if isinstance(value, float) else I32, n), [value] * n)
 
 
-def splat(b, scalar, n):
-    kind = ir.VectorType(scalar.type, n)
-    one = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0))
-    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), fill(n, 0))
-
-
 def call(b, name, *args):
     """An LLVM intrinsic of f32 vectors, by its name without the type."""
-    full = f"llvm.{name}.v{args[0].type.count}f32"
-    kind = ir.FunctionType(args[0].type, [args[0].type] * len(args))
-    f = b.module.globals.get(full) or ir.Function(b.module, kind, full)
-    return b.call(f, args)
+    kind = args[0].type
+    return e.call(b, f"llvm.{name}.v{kind.count}f32", kind, args)
 
 
 def fma(b, x, y, z):
+    """x·y + z, always rounded once. Unlike `emit.fma` it is no sum of a product that the compiler may re-associate."""
     return call(b, "fma", x, y, z)
 
 

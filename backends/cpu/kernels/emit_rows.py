@@ -6,6 +6,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from backends.cpu.kernels import emit as e
 from backends.cpu.kernels import emit_math as m
 
 WIDTHS = (64, 16, 1)  # lanes of the main loop, and of what is left
@@ -19,23 +20,23 @@ def reduced(n_inputs, n_scalars, formula, combine, start):
 
     def emit(b, args):
         pointers, count, scalars = args[:n_inputs], args[n_inputs], args[n_inputs + 1 :]
-        total = ir.Constant(m.F32, start)
-        done = ir.Constant(m.I64, 0)
+        total = ir.Constant(e.F32, start)
+        done = ir.Constant(e.I64, 0)
         for n in WIDTHS:
-            stop = b.and_(count, ir.Constant(m.I64, -n))
+            stop = b.and_(count, ir.Constant(e.I64, -n))
             entry, body, after = b.block, b.append_basic_block("reduce"), b.append_basic_block("reduced")
             b.cbranch(b.icmp_signed("<", done, stop), body, after)
             b.position_at_end(body)
-            i, acc = b.phi(m.I64), b.phi(m.vector(n))
+            i, acc = b.phi(e.I64), b.phi(m.vector(n))
             i.add_incoming(done, entry)
             acc.add_incoming(m.fill(n, start), entry)
             values = []
             for p in pointers:
-                at = b.inttoptr(b.add(p, b.shl(i, ir.Constant(m.I64, 2))), m.vector(n).as_pointer())
+                at = b.inttoptr(b.add(p, b.shl(i, ir.Constant(e.I64, 2))), m.vector(n).as_pointer())
                 values.append(b.load(at))
                 values[-1].align = 4
-            new = combine(b, acc, formula(b, values, [m.splat(b, s, n) for s in scalars]))
-            following = b.add(i, ir.Constant(m.I64, n))
+            new = combine(b, acc, formula(b, values, [e.splat(b, s, n) for s in scalars]))
+            following = b.add(i, ir.Constant(e.I64, n))
             i.add_incoming(following, b.block)
             acc.add_incoming(new, b.block)
             last = b.block
@@ -44,12 +45,12 @@ def reduced(n_inputs, n_scalars, formula, combine, start):
             held = b.phi(m.vector(n))
             held.add_incoming(m.fill(n, start), entry)
             held.add_incoming(new, last)
-            one = ir.VectorType(m.F32, 1)
+            one = ir.VectorType(e.F32, 1)
             pair = [
-                b.insert_element(ir.Constant(one, ir.Undefined), x, ir.Constant(m.I32, 0))
+                b.insert_element(ir.Constant(one, ir.Undefined), x, ir.Constant(e.I32, 0))
                 for x in (total, m.tree(b, held, combine))
             ]
-            total = b.extract_element(combine(b, *pair), ir.Constant(m.I32, 0))
+            total = b.extract_element(combine(b, *pair), ir.Constant(e.I32, 0))
             done = stop
         return total
 
