@@ -6,14 +6,13 @@ cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 1
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from graph.op import Array, Case, State, op, require, writing
-from graph.ops.shape import reshape, slice_rows
+from graph.ops.shape import parts
 from graph.tensor import Shape, Tensor
 
 PAGE = 16
@@ -288,16 +287,7 @@ def attention_back(
 
 @attention_back.shape
 def _(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tables: Tensor,
-    slot: Tensor,
-    pos: Tensor,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
 ) -> tuple[Shape, str]:
     require(g.shape == q.shape, "attention_back", "the gradient must have q's shape", g, q)
     return (q.shape[0] * q.shape[1] + 2 * k.shape[0] * k.shape[1] * PAGE, q.shape[2]), q.dtype
@@ -307,13 +297,7 @@ def _(
 def _(
     g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
 ) -> tuple[Tensor | None, ...]:
-    every = attention_back(g, q, k, v, tables, slot, pos, **attrs)
-    parts, start = [], 0
-    for t in (q, k, v):
-        rows = math.prod(t.shape) // q.shape[2]
-        parts.append(reshape(slice_rows(every, start=start, stop=start + rows), shape=t.shape))
-        start += rows
-    return (*parts, None, None, None)
+    return (*parts(attention_back(g, q, k, v, tables, slot, pos, **attrs), (q, k, v)), None, None, None)
 
 
 def _back_case(*case: Any, **attrs: float) -> Callable[[np.random.Generator], Case]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from graph.op import Array, Case, op, require
-from graph.ops.shape import reshape, slice_rows
+from graph.ops.shape import parts
 from graph.tensor import Shape, Tensor
 
 
@@ -58,26 +60,8 @@ def _(
 
 
 @causal_attention.vjp
-def _(
-    g: Tensor,
-    y: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    length: int,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
-) -> tuple[Tensor | None, ...]:
-    every = causal_attention_back(g, q, k, v, start, length=length, scale=scale, window=window, cap=cap)
-    n_q, n_k = q.shape[0] * q.shape[1], k.shape[0] * k.shape[1]
-    return (
-        reshape(slice_rows(every, start=0, stop=n_q), shape=q.shape),
-        reshape(slice_rows(every, start=n_q, stop=n_q + n_k), shape=k.shape),
-        reshape(slice_rows(every, start=n_q + n_k, stop=n_q + 2 * n_k), shape=v.shape),
-        None,
-    )
+def _(g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, **attrs: Any) -> tuple[Tensor | None, ...]:
+    return (*parts(causal_attention_back(g, q, k, v, start, **attrs), (q, k, v)), None)
 
 
 @op
@@ -109,17 +93,7 @@ def causal_attention_back(
 
 
 @causal_attention_back.shape
-def _(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    length: int,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
-) -> tuple[Shape, str]:
+def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: int, **attrs: Any) -> tuple[Shape, str]:
     _check("causal_attention_back", q, k, v, start, length)
     require(g.shape == q.shape, "causal_attention_back", "the gradient must have q's shape", g, q)
     return (q.shape[0] * (q.shape[1] + 2 * k.shape[1]), q.shape[2]), q.dtype

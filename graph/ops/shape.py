@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from graph.op import Array, Case, op, require
@@ -53,6 +56,16 @@ def _(g: Tensor, y: Tensor, x: Tensor, start: int, stop: int) -> tuple[Tensor | 
 @slice_rows.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(6, 3))], {"start": 2, "stop": 5}
+
+
+def parts(x: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of the shapes of these, whose values are the rows of x one after the other."""
+    result, start = [], 0
+    for t in of:
+        stop = start + math.prod(t.shape) // x.shape[1]
+        result.append(reshape(slice_rows(x, start=start, stop=stop), shape=t.shape))
+        start = stop
+    return result
 
 
 @op
