@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.emit_rows import row_sum
@@ -11,7 +12,6 @@ from backends.cpu.kernels.registry import f32p, i32p, kernel
 COLUMNS = 256  # of a unit of `sum_to`
 TABLE_ROWS = 64  # of a unit of `add_rows`
 
-add = m.elements(2, 0, lambda b, x, s: b.fadd(x[0], x[1]))
 BINARY = {
     "add": lambda b, x, y: b.fadd(x, y),
     "sub": lambda b, x, y: b.fsub(x, y),
@@ -43,7 +43,7 @@ def sum_to():
                     out[i] = np.float32(0)
                 for i in range(r0):
                     for j in range(r1):
-                        add(y, a[0] + (((i * k0 + row) * r1 + j) * k1 + column) * 4, y, n)
+                        m.added(y, a[0] + (((i * k0 + row) * r1 + j) * k1 + column) * 4, y, n)
 
     return run
 
@@ -83,21 +83,27 @@ def broadcast(name):
     return run
 
 
+@njit(forceinline=True)
+def add_in_order(rows, ids, y, count, k, first, last):
+    """Add the rows whose ids lie in first…last to theirs of y."""
+    for t in range(count):
+        row = np.int64(ids[t])
+        if first <= row < last:
+            at = y + row * k * 4
+            m.added(at, rows + t * k * 4, at, k)
+
+
 @kernel("add_rows")
 def add_rows():
     """a: rows (T, K), ids, y (n, K), T, K, n. A unit is TABLE_ROWS rows of y: rows are added in order."""
 
     def run(a, begin, end, scratch):
-        count, k, ids = a[3], a[4], i32p(a[1])
+        k = a[4]
         first, last = begin * TABLE_ROWS, min(a[5], end * TABLE_ROWS)
         y = f32p(a[2])
         for i in range(first * k, last * k):
             y[i] = np.float32(0)
-        for t in range(count):
-            row = np.int64(ids[t])
-            if first <= row < last:
-                at = a[2] + row * k * 4
-                add(at, a[0] + t * k * 4, at, k)
+        add_in_order(a[0], i32p(a[1]), a[2], a[3], k, first, last)
 
     return run
 
@@ -107,17 +113,13 @@ def add_rows_to():
     """a: x (n, K), rows (T, K), ids, y (n, K), T, K, n. As add_rows, onto x, whose memory y may be."""
 
     def run(a, begin, end, scratch):
-        count, k, ids = a[4], a[5], i32p(a[2])
+        k = a[5]
         first, last = begin * TABLE_ROWS, min(a[6], end * TABLE_ROWS)
         if a[0] != a[3]:
             x, y = f32p(a[0]), f32p(a[3])
             for i in range(first * k, last * k):
                 y[i] = x[i]
-        for t in range(count):
-            row = np.int64(ids[t])
-            if first <= row < last:
-                at = a[3] + row * k * 4
-                add(at, a[1] + t * k * 4, at, k)
+        add_in_order(a[1], i32p(a[2]), a[3], a[4], k, first, last)
 
     return run
 

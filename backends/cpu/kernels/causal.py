@@ -24,12 +24,20 @@ def _slope(b, x, scale, cap_inverse):
     return b.fmul(scale, b.fsub(m.fill(x.type.count, 1.0), b.fmul(part, part)))
 
 
-scaled = m.elements(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))
 capped = m.elements(1, 2, lambda b, x, s: b.fmul(s[1], m.tanh(b, b.fmul(x[0], s[0]))))
 # slope of a capped score by its product: scale · (1 − (s / cap)²)
 slope_of = m.elements(1, 2, lambda b, x, s: _slope(b, x[0], *s))
 score_slope = m.elements(2, 2, lambda b, x, s: b.fmul(s[1], b.fmul(x[0], b.fsub(x[1], s[0]))))
 times = m.elements(2, 0, lambda b, x, s: b.fmul(x[0], x[1]))
+
+
+@njit(forceinline=True)
+def of_unit(unit, q, k, v, y, length, heads, kv_heads, size):
+    """A unit's window, and where its head begins in q, k, v (of the head's key head) and y."""
+    w, head = unit // heads, unit % heads
+    kv = head // (heads // kv_heads)
+    at, kv_at = (w * length * heads + head) * size * 4, (w * length * kv_heads + kv) * size * 4
+    return w, q + at, k + kv_at, v + kv_at, y + at
 
 
 @njit(forceinline=True)
@@ -64,7 +72,7 @@ def weigh(scores, slopes, row_nbytes, start, t0, t1, s0, window, scale, cap):
             if slopes != 0:
                 slope_of(at, slopes + (t - t0) * row_nbytes + first * 4, n, scale, np.float32(1) / cap)
         else:
-            scaled(at, at, n, scale)
+            m.scaled(at, at, n, scale)
         top = row_max(at, n)
         exp_scaled(at, at, n, top, np.float32(1) / row_exp_sum(at, n, top))
         for i in range(first):
@@ -84,11 +92,8 @@ def causal_attention():
         row_nbytes = length * 4
         work = scratch + BLOCK * row_nbytes
         for unit in range(begin, end):
-            w, head = unit // heads, unit % heads
-            kv = head // (heads // kv_heads)
+            w, q, k, v, y = of_unit(unit, a[0], a[1], a[2], a[4], length, heads, kv_heads, size)
             start = i32p(a[3] + w * length * 4)
-            q, y = a[0] + w * length * q_row + head * size * 4, a[4] + w * length * q_row + head * size * 4
-            k, v = a[1] + w * length * k_row + kv * size * 4, a[2] + w * length * k_row + kv * size * 4
             for t0 in range(0, length, BLOCK):
                 t1 = min(length, t0 + BLOCK)
                 s0 = block_start(start, t0, t1, window)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends.cpu.kernels import emit_math as m
+from backends.cpu.kernels.emit_math import added
 from backends.cpu.kernels.registry import f32p, kernel
-
-add = m.elements(2, 0, lambda b, x, s: b.fadd(x[0], x[1]))
 
 
 @kernel("patches")
@@ -55,7 +53,7 @@ def patches_back():
                         first, last = max(0, -s), min(kw, w - s)
                         if last > first:
                             at = y + (s + first) * c * 4
-                            add(at, g + first * c * 4, at, (last - first) * c)
+                            added(at, g + first * c * 4, at, (last - first) * c)
 
     return run
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends.cpu.kernels import emit_math as m
-from backends.cpu.kernels.causal import BLOCK, scaled
+from backends.cpu.kernels.causal import BLOCK, of_unit
+from backends.cpu.kernels.emit_math import added, scaled
 from backends.cpu.kernels.emit_rows import row_exp_sum, row_max
 from backends.cpu.kernels.gemm import product
 from backends.cpu.kernels.loss import exp_scaled
 from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel, sqrt_f32
-
-plus = m.elements(2, 0, lambda b, x, s: b.fadd(x[0], x[1]))
 
 
 @kernel("layer_norm")
@@ -48,11 +46,8 @@ def full_attention():
         row_nbytes = length * 4
         work = scratch + BLOCK * row_nbytes
         for unit in range(begin, end):
-            w, head = unit // heads, unit % heads
-            kv = head // (heads // kv_heads)
+            w, q, k, v, y = of_unit(unit, a[0], a[1], a[2], a[4], length, heads, kv_heads, size)
             n = np.int64(i32p(a[3])[w])
-            q, y = a[0] + w * length * q_row + head * size * 4, a[4] + w * length * q_row + head * size * 4
-            k, v = a[1] + w * length * k_row + kv * size * 4, a[2] + w * length * k_row + kv * size * 4
             for t0 in range(0, length, BLOCK):
                 rows = min(length, t0 + BLOCK) - t0
                 product(q + t0 * q_row, q_row, 1, k, k_row, 1, scratch, row_nbytes, rows, n, size, 0, work)
@@ -77,7 +72,7 @@ def mean_rows():
             scaled(x, y, n, np.float32(1))
             count = i32p(a[2])[r]
             for i in range(1, count):
-                plus(y, x + i * n * 4, y, n)
+                added(y, x + i * n * 4, y, n)
             scaled(y, y, n, np.float32(1) / np.float32(count))
 
     return run

@@ -28,7 +28,6 @@ def rms_norm():
     return run
 
 
-scaled = m.elements(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))
 slope = m.elements(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul(x[1], s[1])))
 
 
@@ -41,7 +40,7 @@ def rms_norm_plain():
         for r in range(begin, end):
             x = a[0] + r * n * 4
             k = f32p(a[4])[0] / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(a[3]))
-            scaled(x, a[1] + r * n * 4, n, k)
+            m.scaled(x, a[1] + r * n * 4, n, k)
 
     return run
 

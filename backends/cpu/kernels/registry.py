@@ -85,26 +85,15 @@ def _llvm_f32(name: str, n_args: int) -> Any:
             return types.float32(types.float32), lambda ctx, b, sig, args: b.call(declare(b), args)
 
         return call1
-    if n_args == 2:
-
-        @intrinsic
-        def call2(typingctx: Any, x: Any, y: Any) -> Any:
-            return types.float32(types.float32, types.float32), lambda ctx, b, sig, args: b.call(declare(b), args)
-
-        return call2
 
     @intrinsic
-    def call3(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
-        signature = types.float32(types.float32, types.float32, types.float32)
-        return signature, lambda ctx, b, sig, args: b.call(declare(b), args)
+    def call2(typingctx: Any, x: Any, y: Any) -> Any:
+        return types.float32(types.float32, types.float32), lambda ctx, b, sig, args: b.call(declare(b), args)
 
-    return call3
+    return call2
 
 
-floor_f32 = _llvm_f32("llvm.floor.f32", 1)
 rint_f32 = _llvm_f32("llvm.rint.f32", 1)  # round half to even
 abs_f32 = _llvm_f32("llvm.fabs.f32", 1)
 sqrt_f32 = _llvm_f32("llvm.sqrt.f32", 1)
 max_f32 = _llvm_f32("llvm.maxnum.f32", 2)
-min_f32 = _llvm_f32("llvm.minnum.f32", 2)
-fma_f32 = _llvm_f32("llvm.fma.f32", 3)
