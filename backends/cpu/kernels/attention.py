@@ -12,7 +12,6 @@ from numba import njit
 
 from backends.cpu.kernels.attention_tile import (
     BLOCK,
-    BYTES,
     LOWEST,
     PAGE,
     page_nbytes,
@@ -163,18 +162,18 @@ def _block_scale(x, j):
 
 def _store(dtype, cells_last):
     """a: cache, rows, cells, H_kv, D. A unit is a token. `cells_last`: keys; else values (attention_tile.py)."""
-    element = BYTES[dtype]
+    block_nbytes = page_nbytes(dtype, 32)  # of 32 elements of a page's cells
     step = 16 if cells_last else 1  # from one element of a row to the next
 
     def run(a, begin, end, scratch):
         cells, heads, size = i32p(a[2]), a[3], a[4]
-        page_bytes = size * 16 * element + (size // 32 * 32 if dtype == "q8_0" else 0)
+        page = size * block_nbytes // 32
         for t in range(begin, end):
-            page, cell = cells[t] // 16, cells[t] % 16
+            cell = cells[t] % 16
             first = cell if cells_last else cell * size
             for h in range(heads):
                 x = f32p(a[1] + (t * heads + h) * size * 4)
-                base = a[0] + (np.int64(page) * heads + h) * page_bytes
+                base = a[0] + (np.int64(cells[t] // 16) * heads + h) * page
                 if dtype == "q8_0":
                     q, scales = i8p(base), u16p(base + size * 16)
                     first_scale = cell if cells_last else cell * (size // 32)
@@ -208,18 +207,18 @@ def store_v(dtype):
 
 def _load(dtype, cells_last):
     """a: cache, rows, cells, H_kv, D: what `_store` wrote, as f32. A unit is a token."""
-    element = BYTES[dtype]
+    block_nbytes = page_nbytes(dtype, 32)  # of 32 elements of a page's cells
     step = 16 if cells_last else 1
 
     def run(a, begin, end, scratch):
         cells, heads, size = i32p(a[2]), a[3], a[4]
-        page_bytes = size * 16 * element + (size // 32 * 32 if dtype == "q8_0" else 0)
+        page = size * block_nbytes // 32
         for t in range(begin, end):
-            page, cell = cells[t] // 16, cells[t] % 16
+            cell = cells[t] % 16
             first = cell if cells_last else cell * size
             for h in range(heads):
                 y = f32p(a[1] + (t * heads + h) * size * 4)
-                base = a[0] + (np.int64(page) * heads + h) * page_bytes
+                base = a[0] + (np.int64(cells[t] // 16) * heads + h) * page
                 if dtype == "q8_0":
                     q, scales = i8p(base), u16p(base + size * 16)
                     first_scale = cell if cells_last else cell * (size // 32)
