@@ -11,7 +11,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.emit_math import splat, tree, trees
+from backends.cpu.kernels.emit_math import tree, trees
 from backends.cpu.kernels.layout import ACT_BLOCK, ACT_SCALE
 from backends.cpu.kernels.registry import f32p, from_bits, kernel
 
@@ -106,7 +106,7 @@ def round_alike(n):
     def quantize(typingctx, x, y, stride, scale, inverse):
         def codegen(ctx, b, sig, args):
             X, Y = (b.inttoptr(v, e.I8P) for v in args[:2])
-            round_blocks(b, X, Y, args[2], *(splat(b, v, n) for v in args[3:]))
+            round_blocks(b, X, Y, args[2], *(e.splat(b, v, n) for v in args[3:]))
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 3, types.float32, types.float32), codegen
