@@ -8,6 +8,7 @@ depend on what else is in the stack.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,16 @@ from models.weights import Part
 F32 = npt.NDArray[np.float32]
 Mix = tuple[tuple[int, float], ...]  # (handle, scale) of each adapter
 LEAST_COLUMNS = 16
+
+
+class Choice(NamedTuple):
+    """What a sequence is computed with: weights (models.weight_sets; 0: the model's own) and adapters."""
+
+    weights: int = 0
+    mix: Mix = ()
+
+
+BASE = Choice()
 
 
 class AdapterBank:

@@ -169,10 +169,11 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     """Define every weight as a constant state. ModelFileError as in `check_weights`."""
     found = check_weights(gguf, h)
-    return Weights({name: _define(session, gguf, name, part) for name, part in found.items()})
+    return Weights({name: define_weight(session, gguf, name, part) for name, part in found.items()})
 
 
-def _define(session: Session, gguf: GGUFFile, name: str, part: Part) -> Tensor:
+def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:
+    """One part of a file as a constant state, named like the part or otherwise."""
     info = gguf.tensors[part.source]
     row_nbytes = info.nbytes // info.shape[0]
 
@@ -182,7 +183,7 @@ def _define(session: Session, gguf: GGUFFile, name: str, part: Part) -> Tensor:
         return raw if len(part.shape) == 2 else vector(raw, info.dtype).view(np.uint8)
 
     dtype = info.dtype if len(part.shape) == 2 else "f32"
-    return session.define(name, part.shape, dtype, source, constant=True)
+    return session.define(state or name, part.shape, dtype, source, constant=True)
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:

@@ -1,4 +1,5 @@
-"""The adapters that a server knows: by id and by name, with the scales that requests get which do not say."""
+"""The adapters and whole finetunes that a server knows: by id and by name, with the scales that requests get which do
+not say."""
 
 from __future__ import annotations
 
@@ -6,35 +7,44 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.adapter_bank import AdapterBank, Mix
+from models.adapter_bank import BASE, AdapterBank, Choice
 from models.lora import Adapter
+from models.weight_sets import WeightSets
 from server.errors import InvalidRequest, ServerFault
 from server.requests import Lora
 
 MAX_RESIDENT = 16  # adapters on the device beside those of running requests
+MAX_WEIGHTS = 2  # whole models likewise
 Source = Callable[[], Adapter]
 
 
 @dataclass
 class Entry:
-    """An adapter. Its numbers are read when a request first wants them, and stay on the device while there is room."""
+    """An adapter, or a whole model where `source` is None. Its numbers are read when a request first wants them, and
+    stay on the device while there is room."""
 
     id: int
     name: str  # "" for one that has no name of a model
     path: str
-    source: Source
+    source: Source | None
     scale: float = 0.0
     metadata: dict[str, str] = field(default_factory=dict)
     handle: int = 0
     last_used: int = 0
 
+    @property
+    def whole(self) -> bool:
+        return self.source is None
+
 
 class Adapters:
     """`find` and `entries` may be read by any thread; everything else belongs to the engine's."""
 
-    def __init__(self, bank: AdapterBank | None, in_use: Callable[[], Iterable[Mix]] = tuple) -> None:
-        self._bank = bank
-        self.in_use = in_use  # mixtures of running and waiting requests
+    def __init__(
+        self, bank: AdapterBank, weight_sets: WeightSets, in_use: Callable[[], Iterable[Choice]] = tuple
+    ) -> None:
+        self._bank, self._weight_sets = bank, weight_sets
+        self.in_use = in_use  # what running and waiting requests have
         self.entries: list[Entry] = []
         self._by_name: dict[str, Entry] = {}
         self._clock = 0
@@ -42,13 +52,16 @@ class Adapters:
     def add(
         self,
         path: str | Path,
-        source: Source,
+        source: Source | None,
         *,
         name: str = "",
         scale: float = 0.0,
         metadata: dict[str, str] | None = None,
     ) -> int:
-        """Make an adapter known; its id. A name that is known already gets the new numbers, in requests that come."""
+        """Make an adapter known, or (without a source) the whole model in a file; its id.
+
+        A name that is known already gets the new numbers, in requests that come.
+        """
         known = self._by_name.get(name) if name else None
         if known is not None:
             known.path, known.source, known.handle = str(path), source, 0
@@ -69,35 +82,46 @@ class Adapters:
         for entry in self.entries:
             entry.scale = scales.get(entry.id, 0.0)
 
-    def resolve(self, lora: Lora | None) -> Mix:
-        """The mixture that a request asks for, on the device. InvalidRequest for an id that is not known."""
+    def resolve(self, lora: Lora | None) -> Choice:
+        """What a request asks for, on the device. InvalidRequest for an id that is not known."""
         wanted = dict(lora) if lora is not None else {entry.id: entry.scale for entry in self.entries}
         for id in wanted:
             if not 0 <= id < len(self.entries):
                 raise InvalidRequest(f"field 'lora': there is no adapter {id}")
         chosen = [(self.entries[id], scale) for id, scale in sorted(wanted.items()) if scale]
         self._clock += 1
-        mix: list[tuple[int, float]] = []
+        choice = BASE
         for entry, scale in chosen:
             entry.last_used = self._clock
-            mix.append((self._handle(entry, mix), scale))
-        return tuple(mix)
+            handle = self._handle(entry, choice)
+            if entry.whole:
+                choice = choice._replace(weights=handle)
+            else:
+                choice = choice._replace(mix=(*choice.mix, (handle, scale)))
+        return choice
 
-    def _handle(self, entry: Entry, besides: Iterable[tuple[int, float]]) -> int:
-        assert self._bank is not None
-        if entry.handle not in self._bank:
+    def _handle(self, entry: Entry, besides: Choice) -> int:
+        held = self._weight_sets if entry.whole else self._bank
+        if entry.handle not in held:
+            twin = next((e for e in self.entries if e.path == entry.path and e.handle in held), entry)
+            entry.handle = twin.handle
+        if entry.handle not in held:
+            in_use = {besides, *self.in_use()}
             try:
-                adapter = entry.source()
-                self._make_room({handle for handle, _ in besides})
-                entry.handle = self._bank.put(adapter)
+                if entry.source is None:
+                    self._make_room(self._weight_sets, {choice.weights for choice in in_use}, MAX_WEIGHTS)
+                    entry.handle = self._weight_sets.put(entry.path)
+                else:
+                    adapter = entry.source()
+                    handles = {handle for choice in in_use for handle, _ in choice.mix}
+                    self._make_room(self._bank, handles, MAX_RESIDENT)
+                    entry.handle = self._bank.put(adapter)
             except (OSError, ValueError) as error:
-                raise ServerFault(f"the adapter {entry.name or entry.path} cannot be used: {error}") from None
+                raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {error}") from None
         return entry.handle
 
-    def _make_room(self, wanted: set[int]) -> None:
-        """Only adapters that something needs, and of the others those that were used last."""
-        assert self._bank is not None
-        wanted |= {handle for mix in self.in_use() for handle, _ in mix}
-        idle = [e for e in self.entries if e.handle in self._bank and e.handle not in wanted]
-        idle.sort(key=lambda e: -e.last_used)
-        self._bank.keep(wanted | {e.handle for e in idle[: MAX_RESIDENT - 1]})
+    def _make_room(self, held: AdapterBank | WeightSets, wanted: set[int], limit: int) -> None:
+        """Only what something needs, and of the rest what was used last."""
+        idle = [e for e in self.entries if e.whole == (held is self._weight_sets) and e.handle in held]
+        idle = sorted((e for e in idle if e.handle not in wanted), key=lambda e: -e.last_used)
+        held.keep(wanted | {e.handle for e in idle[: limit - 1]})

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,17 +32,15 @@ from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
 from models.grammar import GrammarError
 from models.low_rank import LowRank
-from models.model import define_model, hparams_of
+from models.model import Model, define_model, hparams_of
 from models.moves import move_cells
+from models.weight_sets import WeightSets
 from models.weights import check_weights
 from server.embedder import Embedder
 from server.pages import pool_size
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch, bucket
-
-if TYPE_CHECKING:
-    from training.score import Scorer
 
 log = logging.getLogger("logitless.engine")
 MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
@@ -111,6 +109,7 @@ class Shape:
     n_probs: int = 0
     lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
     n_masks: int = 0  # rows of the grammars' masks
+    weights: int = 0  # whose: see models.weight_sets
 
 
 class Engine:
@@ -140,8 +139,8 @@ class Engine:
         self._open(options.devices)
         self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
+        self.weight_sets = WeightSets(self.session, self.model, self.gguf)
         self._sampling = SamplingFeeds(64)
-        self.scorer: Scorer | None = None  # made when somebody asks for scores
 
     def _open(self, devices: Sequence[str]) -> None:
         """A session on these devices, with everything that lives in it; nothing is allocated yet."""
@@ -201,7 +200,6 @@ class Engine:
 
     def sleep(self) -> None:
         """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
-        self.scorer = None
         if self._beside is None:
             self.session.close()
         else:
@@ -211,26 +209,29 @@ class Engine:
     def wake(self) -> None:
         """Load the model again. ModelFileError: its file is not what it was; other errors are those of loading."""
         self.gguf.check_unchanged()
-        self.scorer = None
         self._open(self.devices)
         self.adapters.move_to(self.session)
+        self.weight_sets.move_to(self.session, self.model)
         self.load()
 
     # --- the graph ---------------------------------------------------------------------------------------------
 
     def _build(self, shape: Shape) -> list[Tensor]:
         batch = Batch.feeds(shape.n_tokens, shape.n_out, shape.n_copies)
-        model = self.model
-        if shape.lora:
-            gates = feed("gates", (shape.n_tokens, self.adapters.n_columns))
-            model = model.adapted(LowRank(self.adapters.pairs, gates))
-        logits = model.logits(batch, self.memory)
+        logits = self.tuned(shape.weights, shape.n_tokens if shape.lora else 0).logits(batch, self.memory)
         sampling = _sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
         ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
         fetches = [ids]
         if shape.n_top:
             fetches.append(log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1))
         return fetches
+
+    def tuned(self, weights: int, n_gated: int = 0) -> Model:
+        """The model with these weights; `n_gated` rows have gates to their adapters, a feed (n_gated, n_columns)."""
+        model = self.weight_sets.model(weights)
+        if not n_gated:
+            return model
+        return model.adapted(LowRank(self.adapters.pairs, feed("gates", (n_gated, self.adapters.n_columns))))
 
     def measure(self) -> tuple[Placement, list[DeviceBytes]]:
         """What the largest ordinary step needs on each device, and what runs where; nothing is allocated."""
@@ -257,6 +258,7 @@ class Engine:
             _power_of_two(batch.n_probs, 1) if batch.n_probs else 0,
             lora=self.adapters.generation if batch.mixes else 0,
             n_masks=_power_of_two(n_masks, 1) if n_masks else 0,
+            weights=batch.weights,
         )
         if self._beside is not None and self._beside.session is not self._other:  # it lost a device, so this one did
             self.devices = self._beside.devices
@@ -390,6 +392,7 @@ class Engine:
     def close(self) -> None:
         if self._beside is None:
             self.session.close()
+        self.weight_sets.close()
         self.gguf.close()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from server.sequence import Sequence
 from server.ubatch import PAGE, UBatch
 
+Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
+
 
 def bucket_floor(n: int) -> int:
     """The largest batch size with a plan of its own (see server.ubatch.bucket) that n tokens fill without padding."""
@@ -14,17 +16,33 @@ def bucket_floor(n: int) -> int:
     return n // unit * unit
 
 
-def fill(group: list[tuple[Sequence, int]]) -> UBatch:
+def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
+    """What one device run takes of a plan, and the rest: at most so many tokens, and all by the same weights."""
+    weights = plan[0][0].choice.weights
+    others = [part for part in plan if part[0].choice.weights != weights]
+    same = [part for part in plan if part[0].choice.weights == weights] if others else plan
+    if sum([n for _, n in same]) <= limit:
+        return same, others
+    group: Plan = []
+    for i, (seq, n) in enumerate(same):
+        if limit == 0:
+            return group, same[i:] + others
+        group.append((seq, min(n, limit)))  # the rest of a prompt is owed in the next step
+        limit -= min(n, limit)
+    return group, others
+
+
+def fill(group: Plan) -> UBatch:
     """The next n tokens of each sequence, drafts included. Their pages are in the tables already."""
-    batch = UBatch()
+    batch = UBatch(weights=group[0][0].choice.weights)
     tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
     for seq, n in group:
         assert seq.slot is not None
         start = seq.n_computed
         table = seq.table
         id = seq.slot.id
-        if seq.mix:
-            batch.mixes[id] = seq.mix
+        if seq.choice.mix:
+            batch.mixes[id] = seq.choice.mix
         if not seq.table_sent:
             batch.tables[id] = table  # a copy that is due comes with it
             if seq.copy is not None:

@@ -23,8 +23,9 @@ def parse_lora(fields: Fields, adapters: Adapters | None) -> Lora | None:
 
 
 def model_adapter(model: str, adapters: Adapters | None) -> int | None:
-    """The adapter that a model's name stands for. Names of OpenAI's fine-tuned form that are not known are refused: the
-    base model's answer would be a wrong one. Any other name means the base model, as with llama-server."""
+    """The adapter or whole finetune that a model's name stands for. Names of OpenAI's fine-tuned form that are not
+    known are refused: the base model's answer would be a wrong one. Any other name means the base model, as with
+    llama-server."""
     found = None if adapters is None or not model else adapters.find(model)
     if found is None and model.startswith("ft:"):
         raise NotFound(f"field 'model': the model {model[:200]!r} does not exist", param="model")
@@ -43,6 +44,8 @@ def lora_scales(listed: object, adapters: Adapters | None, name: str) -> dict[in
         id = as_integer(f"{name}[{i}].id", item.get("id"))
         if not 0 <= id < n:
             refuse(f"{name}[{i}].id", f"there is no adapter {str(id)[:20]}; the server has {n}")
+        if adapters is not None and adapters.entries[id].whole:
+            refuse(f"{name}[{i}].id", f"{id} is a whole model: ask for it by the field 'model'")
         if id in scales:
             refuse(f"{name}[{i}].id", f"adapter {id} is listed twice")
         scale = as_number(f"{name}[{i}].scale", 1.0 if item.get("scale") is None else item["scale"])

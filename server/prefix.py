@@ -84,12 +84,12 @@ class PrefixCache:
         """Pages that `allocate` can give without taking any from a sequence."""
         return len(self.pages.free) + len(self.idle)
 
-    def root_of(self, mix: Hashable) -> Node:
-        """Where the prefixes begin that were computed with these adapters; () means the base model."""
-        root = self._roots.get(mix)
+    def root_of(self, choice: Hashable) -> Node:
+        """Where the prefixes begin that were computed with these weights and adapters; () means the base model."""
+        root = self._roots.get(choice)
         if root is None:
             self._roots = {key: node for key, node in self._roots.items() if node.children or not key}
-            root = self._roots[mix] = Node(None, (), -1, repr(mix).encode())
+            root = self._roots[choice] = Node(None, (), -1, repr(choice).encode())
         return root
 
     @property

@@ -7,12 +7,12 @@ from bisect import insort
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from models.adapter_bank import Mix
+from models.adapter_bank import BASE, Choice
 from models.tokenizer import StreamDecoder, Tokenizer
 from server.commit import Committer, Stop, failure, finished
 from server.decoder import Decoder
 from server.errors import ExceedsContext, InvalidRequest
-from server.fill import bucket_floor, fill
+from server.fill import Plan, bucket_floor, fill, split
 from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
 from server.pages import n_pages_for, pool_size
@@ -30,7 +30,6 @@ from server.ubatch import PAGE, DeviceFailed, StepResult, UBatch
 from server.waiting import WaitingRoom
 
 Events = list[tuple[Sequence, Event]]
-Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
 
 
 class Engine(PageStore, Protocol):
@@ -78,7 +77,7 @@ class Scheduler:
         make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
         speculator: Speculator | None = None,
         on_step: Callable[[UBatch, StepResult, float], None] | None = None,
-        resolve_lora: Callable[[Lora | None], Mix] = lambda _: (),
+        resolve_lora: Callable[[Lora | None], Choice] = lambda _: BASE,
     ) -> None:
         """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run.
         `cache_ram`: bytes of host memory for pages that the device has no room for; None: no limit. `queue_*`: what may
@@ -118,9 +117,9 @@ class Scheduler:
         return not self.has_work
 
     @property
-    def mixes(self) -> set[Mix]:
-        """Adapters that sequences have, running and waiting."""
-        return {seq.mix for seq in (*self.running, *self.queue)}
+    def choices(self) -> set[Choice]:
+        """Weights and adapters that sequences have, running and waiting."""
+        return {seq.choice for seq in (*self.running, *self.queue)}
 
     def submit(self, request: CompletionRequest, client: str = "") -> Sequence:
         """Queue a client's request. Raises the RequestError for one that can never be served, or not now."""
@@ -139,8 +138,9 @@ class Scheduler:
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         decoder = Decoder(pieces, request.stop, request.n_indent)
-        mix = self.resolve_lora(request.lora)
-        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root_of(mix), mix, client)
+        choice = self.resolve_lora(request.lora)
+        root = self.cache.prefixes.root_of(() if choice == BASE else choice)
+        seq = Sequence(self._n_submitted, request, decoder, root, choice, client)
         if request.reasoning is not None:
             seq.thoughts = Thoughts(request.reasoning, self.vocab.piece)
         self._n_submitted += 1
@@ -176,7 +176,7 @@ class Scheduler:
             shift_full(self)
         plan = self._plan()
         while plan:  # once, unless the device fails: then the same work in smaller batches
-            group, plan = self._split(plan)
+            group, plan = split(plan, self._limit)
             began = self.clock()
             try:
                 batch = fill(group)
@@ -411,19 +411,6 @@ class Scheduler:
         self.stats.preemptions += 1
 
     # -- step
-
-    def _split(self, plan: Plan) -> tuple[Plan, Plan]:
-        """As much of the plan as a batch may hold, and the rest."""
-        left = self._limit
-        if sum([n for _, n in plan]) <= left:
-            return plan, []
-        group: Plan = []
-        for i, (seq, n) in enumerate(plan):
-            if left == 0:
-                return group, plan[i:]
-            group.append((seq, min(n, left)))  # the rest of a prompt is owed in the next step
-            left -= min(n, left)
-        return group, []
 
     def _step_failed(self, group: Plan, rest: Plan, error: Exception, events: Events) -> Plan:
         """Halve the batch, in order of rank. One that fails alone, with a single token, has failed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from models.adapter_bank import Mix
+from models.adapter_bank import BASE, Choice
 from server.decoder import Decoder
 from server.host_cache import Bytes
 from server.prefix import Node
@@ -48,6 +48,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "choice",
         "client",
         "copy",
         "decoder",
@@ -57,7 +58,6 @@ class Sequence:
         "has_new_line",
         "id",
         "late",
-        "mix",
         "n_cached",
         "n_computed",
         "n_dropped",
@@ -90,7 +90,7 @@ class Sequence:
     )
 
     def __init__(
-        self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, mix: Mix = (), client: str = ""
+        self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, choice: Choice = BASE, client: str = ""
     ) -> None:
         self.id = id  # grows with arrival: the smaller the older
         self.request = request
@@ -116,7 +116,7 @@ class Sequence:
         # The cache.
         self.table: list[int] = []
         self.table_sent = False  # the engine knows the table as it is
-        self.mix = mix  # its adapters
+        self.choice = choice  # its weights and adapters
         self.root = root  # where prefixes computed with them begin
         self.node = root  # the last page of the table with known content
         self.sealed = 0  # tokens in pages with known content

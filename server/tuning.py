@@ -1,7 +1,7 @@
 """Fine-tuning jobs between requests' steps: one runs on the engine's thread, one device run at a time; others queue.
 
 A job's future is its checkpoint: after a kill it goes on from there to the same bytes. Adapters are published between
-two steps; a request keeps the version that it began with.
+two steps, and models where a job trains all weights; a request keeps the version that it began with.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Tuning:
         self._saved_at = 0.0
         for job in reversed(store.all("jobs")):
             for row in reversed(store.checkpoints(job["id"])):
-                self._register(row["fine_tuned_model_checkpoint"], row["path"])
+                self._register(job, row["fine_tuned_model_checkpoint"], row["path"])
             if store.checkpoints(job["id"]) and job.get("model_name"):
-                self._register(job["model_name"], store.checkpoints(job["id"])[0]["path"])
+                self._register(job, job["model_name"], store.checkpoints(job["id"])[0]["path"])
         self._choose()
 
     # -- from outside
@@ -135,13 +135,17 @@ class Tuning:
 
     def _begin(self, job: Row, prepared: Prepared) -> None:
         from training.checkpoint import read_checkpoint
-        from training.trainable import LoraOptions, lora
+        from training.trainable import LoraOptions, full, lora
         from training.trainer import Trainer
 
         h: Hyperparameters = prepared.hyperparameters
         prefix = f"job.{job['id']}"
-        options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
-        trainable = lora(self.engine.session, self.engine.model, options, prefix)
+        engine = self.engine
+        if h.full:
+            trainable = full(engine.session, engine.model, engine.gguf, engine.hparams, prefix=prefix)
+        else:
+            options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
+            trainable = lora(engine.session, engine.model, options, prefix)
         self._trainer = Trainer(trainable, prepared.settings, prepared.order, prepared.validation, prefix=prefix)
         path = self._checkpoint_path(job["id"])
         if path.exists():
@@ -245,7 +249,7 @@ class Tuning:
         self._saved_at = time.monotonic()
 
     def _publish(self, job: Row) -> None:
-        """A checkpoint that requests can use from now on: the adapter first, then what the job goes on from."""
+        """A checkpoint that requests can use from now on: the result first, then what the job goes on from."""
         from training.save import save_result
 
         trainer = self._trainer
@@ -266,8 +270,8 @@ class Tuning:
         }
         self.store.add_checkpoint(job["id"], step, row)
         self._save(job)
-        self._register(name, str(path))
-        self._register(job["model_name"], str(path))
+        self._register(job, name, str(path))
+        self._register(job, job["model_name"], str(path))
         self.store.add_event(job["id"], f"Checkpoint created at step {step}: {name}", step=step)
 
     def _metrics(self, job: str, step: int) -> Row:
@@ -278,10 +282,12 @@ class Tuning:
                 found |= {k: v for k, v in event["data"].items() if k.startswith(("train_", "full_valid_"))}
         return found
 
-    def _register(self, name: str, path: str) -> None:
+    def _register(self, job: Row, name: str, path: str) -> None:
         from models.lora import read_adapter
 
-        self.adapters.add(path, partial(read_adapter, path, self.engine.gguf, self.engine.hparams), name=name)
+        whole = job["hyperparameters"].get("full")
+        source = None if whole else partial(read_adapter, path, self.engine.gguf, self.engine.hparams)
+        self.adapters.add(path, source, name=name)
 
     # -- ends
 

@@ -25,7 +25,8 @@ _METHODS = ("supervised", "dpo", "reinforcement")
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """OpenAI's, and ours beside them. `learning_rate_multiplier` is of the trainer's 1e-3."""
+    """OpenAI's, and ours beside them. `learning_rate_multiplier` is of the trainer's rates: 1e-3 for an adapter, 1e-5
+    for all weights (`full`), as llama-finetune's."""
 
     n_epochs: int = 3
     batch_size: int = 4
@@ -34,6 +35,7 @@ class Hyperparameters:
     lora_r: int = 8
     lora_alpha: float = 0.0
     warmup_steps: int = 0
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,10 @@ def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameter
     if unknown:
         refuse(f"hyperparameters.{min(unknown)}", "is not known")
     fields = Fields({k: None if v == "auto" else v for k, v in raw.items()})
+    if raw.get("full") is True:
+        for name in ("lora_r", "lora_alpha"):
+            if raw.get(name) is not None:
+                refuse(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
     default = Hyperparameters()
     try:
         return Hyperparameters(
@@ -124,6 +130,7 @@ def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameter
             fields.integer("lora_r", default=default.lora_r, low=1, high=1024, hard=True),
             fields.number("lora_alpha", default=default.lora_alpha, low=0, high=1e6, hard=True),
             fields.integer("warmup_steps", default=default.warmup_steps, low=0, hard=True),
+            fields.boolean("full"),
         )
     except InvalidRequest as error:
         raise InvalidRequest(error.message.replace("field '", "field 'hyperparameters.")) from None
@@ -163,7 +170,7 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
         n_epochs=h.n_epochs,
         max_steps=0,
         schedule=Schedule(
-            alpha=1e-3 * h.learning_rate_multiplier,
+            alpha=(1e-5 if h.full else 1e-3) * h.learning_rate_multiplier,
             warmup=h.warmup_steps or min(100, n_steps // 10),
             cos_decay_steps=max(1, n_steps),
         ),

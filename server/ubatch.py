@@ -33,6 +33,7 @@ class UBatch:
     copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to), done before anything is written
     tables: dict[int, list[int]] = field(default_factory=dict)  # slot → its whole page table, where it changed
     mixes: dict[int, Mix] = field(default_factory=dict)  # slot → its adapters, where it has any
+    weights: int = 0  # of all its tokens (models.weight_sets)
     n_top: int = 0  # log-probabilities wanted per row: 0 none, else 1 + top n
     n_probs: int = 0  # post-sampling probabilities wanted per row
 

@@ -5,7 +5,7 @@ The numbers are those of a trainer's first evaluation, before anything has been 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from graph.session import Session
 from graph.tensor import Tensor
 from models.model import Model
 from training.schedule import OptimizerSettings
-from training.step import Steps
+from training.step import Feeds, Steps
 from training.tokens import Example
 from training.trainable import FULL, Trainable
 from training.windows import Window
@@ -35,42 +35,47 @@ class Score:
     gradient_norm: float | None = None
 
 
-class Scorer:
-    """Scores on a session beside whatever else runs there, one text at a time."""
+@dataclass(frozen=True)
+class Scored:
+    """A model on a session beside whatever else runs there. `model(n)` is for n rows, `feeds(n)` what it wants besides
+    the text; `name` is no other model's."""
 
-    def __init__(self, session: Session, model: Model) -> None:
-        self._trainable = Trainable(FULL, session, model, (), ())
-        self._steps: dict[int, Steps] = {}
-        self._weights = [t for name, t in model.weights.tensors.items() if not name.startswith("rope_")]
+    session: Session
+    name: str
+    model: Callable[[int], Model]
+    feeds: Callable[[int], Feeds]
 
-    def score(self, example: Example, *, gradient: bool = False) -> Score:
-        """ValueError for a text of fewer than two tokens."""
-        n = len(example.tokens) - 1
-        if n < 1:
-            raise ValueError("a text needs at least two tokens to be scored")
-        length = -(-n // _UNIT) * _UNIT
-        steps = self._steps.get(length)
-        if steps is None:
-            optimizer = OptimizerSettings(kind="sgd")
-            steps = Steps(self._trainable, optimizer, n_batch=1, n_ctx=length, prefix=f"score.{length}")
-            self._steps[length] = steps
-        tokens, labels = np.zeros(length, np.int32), np.zeros(length, np.int32)
-        tokens[:n], labels[:n] = example.tokens[:-1], example.tokens[1:]
-        every, counted = np.zeros(length, np.float32), np.zeros(length, np.float32)
-        every[:n], counted[:n] = 1, example.learn[1:]
-        losses = steps.evaluate([Window(tokens, labels, every)]).losses[:n]
-        chosen = losses[example.learn[1:]]
-        loss = float(chosen.sum(dtype=np.float64) / len(chosen)) if len(chosen) else float("nan")
-        norm = self._norm(steps, Window(tokens, labels, counted)) if gradient and len(chosen) else None
-        return Score(-losses, loss, len(chosen), norm)
 
-    def _norm(self, steps: Steps, window: Window) -> float:
-        """Of the gradient of the mean loss by all weights of the file."""
+def score(scored: Scored, example: Example, *, gradient: bool = False) -> Score:
+    """ValueError for a text of fewer than two tokens. `gradient`: of the mean loss, its norm over all weights."""
+    n = len(example.tokens) - 1
+    if n < 1:
+        raise ValueError("a text needs at least two tokens to be scored")
+    length = -(-n // _UNIT) * _UNIT
+    trainable = Trainable(FULL, scored.session, scored.model(length), (), ())
+    prefix = f"score.{scored.name}.{length}"
+    steps = Steps(trainable, OptimizerSettings(kind="sgd"), n_batch=1, n_ctx=length, prefix=prefix)
+    tokens, labels = np.zeros(length, np.int32), np.zeros(length, np.int32)
+    tokens[:n], labels[:n] = example.tokens[:-1], example.tokens[1:]
+    every, counted = np.zeros(length, np.float32), np.zeros(length, np.float32)
+    every[:n], counted[:n] = 1, example.learn[1:]
+    more = scored.feeds(length)
+    losses = steps.evaluate([Window(tokens, labels, every)], more).losses[:n]
+    chosen = losses[example.learn[1:]]
+    loss = float(chosen.sum(dtype=np.float64) / len(chosen)) if len(chosen) else float("nan")
+    norm = _norm(steps, Window(tokens, labels, counted), more) if gradient and len(chosen) else None
+    return Score(-losses, loss, len(chosen), norm)
 
-        def build() -> Sequence[Tensor]:
-            loss, _ = steps.forward()
-            return [global_norm(list(backward(loss, self._weights).values()))]
 
-        feeds = steps.feeds([window], float(window.weights.sum()))
-        (norm,) = self._trainable.session.run((steps.prefix, "gradient"), build, feeds)
-        return float(norm)
+def _norm(steps: Steps, window: Window, more: Feeds) -> float:
+    """Of the gradient of the mean loss by all weights of the file."""
+    tensors = steps.trainable.model.weights.tensors
+    weights = [t for name, t in tensors.items() if not name.startswith("rope_")]
+
+    def build() -> Sequence[Tensor]:
+        loss, _ = steps.forward()
+        return [global_norm(list(backward(loss, weights).values()))]
+
+    feeds = {**steps.feeds([window], float(window.weights.sum())), **more}
+    (norm,) = steps.trainable.session.run((steps.prefix, "gradient"), build, feeds)
+    return float(norm)

@@ -136,9 +136,9 @@ class Steps:
 
     # -- runs
 
-    def evaluate(self, windows: Sequence[Window]) -> BatchResult:
-        """Loss and accuracy, with nothing changed."""
-        losses, best = self._run("evaluate", self._evaluate, self.feeds(windows, 1.0), 2)
+    def evaluate(self, windows: Sequence[Window], more: Feeds | None = None) -> BatchResult:
+        """Loss and accuracy, with nothing changed. `more`: feeds of the model itself."""
+        losses, best = self._run("evaluate", self._evaluate, {**self.feeds(windows, 1.0), **(more or {})}, 2)
         return self._result(windows, losses, best)
 
     def step(self, batches: Sequence[Sequence[Window]], n: int, rate: float) -> tuple[list[BatchResult], float]:

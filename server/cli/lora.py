@@ -42,10 +42,10 @@ def scaled(text: str) -> tuple[str, float]:
 
 
 def connect(engine: Engine, scheduler: Scheduler, adapters: Given, *, apply: bool = True) -> Adapters:
-    """The registry of a server's adapters, which the scheduler asks for every request."""
+    """The registry of a server's adapters and finetunes, which the scheduler asks for every request."""
     from server.adapters import Adapters
 
-    known = Adapters(engine.adapters, lambda: scheduler.mixes)
+    known = Adapters(engine.adapters, engine.weight_sets, lambda: scheduler.choices)
     for path, scale, adapter in adapters:
         known.add(path, partial(_same, adapter), scale=scale if apply else 0.0, metadata=dict(adapter.metadata))
     scheduler.resolve_lora = known.resolve

@@ -23,7 +23,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
-    """GET /v1/models: the model, and the adapters that have names of models."""
+    """GET /v1/models: the model, and its finetunes that have names."""
     context = request.app[CONTEXT]
     return json_response({"object": "list", "data": [_model(context), *_tuned(context)]})
 
@@ -38,7 +38,7 @@ async def model(request: web.Request) -> web.Response:
 
 
 def _tuned(context: Context) -> list[dict[str, Any]]:
-    """Adapters that have the name of a model."""
+    """Adapters and whole finetunes that have the name of a model."""
     known = context.served.adapters
     base = _model(context)
     return [

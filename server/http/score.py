@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from aiohttp import web
 from server.errors import ExceedsContext, InvalidRequest, NotSupported
 from server.fields import Fields, article, refuse
 from server.http.context import CONTEXT, Context, json_response
-from server.parse_lora import model_adapter
+from server.parse_lora import model_adapter, parse_lora
+from server.requests import Lora
 
 if TYPE_CHECKING:
+    from server.engine import Engine
+    from server.scheduler import Scheduler
     from training.score import Score
     from training.tokens import Example
 
@@ -23,37 +27,44 @@ MAX_TEXTS = 256
 
 async def score(request: web.Request) -> web.Response:
     """`input`: a text, token ids, a training row (text, prompt and completion, messages), or an array of these."""
-    from training.score import Scorer
-
     context = request.app[CONTEXT]
     served = context.served
     if served.engine is None:
         raise NotSupported("this server cannot score texts")
 
-    def parse(body: dict[str, Any]) -> tuple[list[Example], bool]:
+    def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
         fields = Fields(body)
-        if model_adapter(fields.text("model"), served.adapters) is not None:
-            raise NotSupported("field 'model': scores are of the base model only")
-        return _examples(context, body), fields.boolean("gradient_norm")
+        name = fields.text("model")
+        named = model_adapter(name, served.adapters) is not None
+        shown = name if named else context.config.model
+        return _examples(context, body), fields.boolean("gradient_norm"), shown, parse_lora(fields, served.adapters)
 
-    examples, gradient = await context.parsed(request, parse)
-    engine = served.engine
-
-    def score_one(example: Example) -> Score:
-        if engine.scorer is None:  # the first one, or the session is new
-            engine.scorer = Scorer(engine.session, engine.model)
-        return engine.scorer.score(example, gradient=gradient)
-
-    scores = [await context.service.ask(lambda _, e=e: score_one(e)) for e in examples]  # type: ignore[misc]
+    examples, gradient, model, lora = await context.parsed(request, parse)
+    scores = [await context.service.ask(partial(_score, served.engine, e, gradient, lora)) for e in examples]
     n_tokens = sum(len(e.tokens) for e in examples)
     return json_response(
         {
             "object": "list",
-            "model": context.config.model,
+            "model": model,
             "data": [_shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))],
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
     )
+
+
+def _score(engine: Engine, example: Example, gradient: bool, lora: Lora | None, scheduler: Scheduler) -> Score:
+    """Between two steps, with the weights and adapters that a request of this kind has."""
+    from training.score import Scored, score
+
+    weights, mix = scheduler.resolve_lora(lora)
+    bank = engine.adapters
+    scored = Scored(
+        engine.session,
+        f"{weights}.{bank.generation if mix else 0}",
+        lambda n: engine.tuned(weights, n if mix else 0),
+        lambda n: {"gates": bank.gates([mix] * n, n)} if mix else {},
+    )
+    return score(scored, example, gradient=gradient)
 
 
 def _shown(index: int, example: Example, score: Score) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle
 
+from models.adapter_bank import BASE, Choice
 from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from server.slot_actions import erase, fork, install, snapshot
 from server.slot_files import SlotState
@@ -111,7 +112,7 @@ def test_a_fork_of_what_is_in_host_memory() -> None:
 
 def test_cells_of_an_adapter_are_not_saved_as_the_models_own() -> None:
     bench = Bench(n_slots=2, cache_ram=None)
-    bench.scheduler.resolve_lora = lambda lora: ((1, 0.5),) if lora else ()
+    bench.scheduler.resolve_lora = lambda lora: Choice(mix=((1, 0.5),)) if lora else BASE
     bench.run(prompt(40), n_predict=1, id_slot=0, lora=((0, 0.5),))
     with pytest.raises(NotSupported, match="slot 0 was computed with adapters"):
         snapshot(bench.scheduler, 0)

@@ -1,0 +1,78 @@
+"""Other weights for a model's own graph: whole finetunes of it, held beside it and chosen by handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from graph.session import Session
+from graph.tensor import Tensor
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.hparams import Hparams
+from models.model import Model, hparams_of
+from models.weights import Weights, check_weights, define_weight
+
+
+class WeightSets:
+    """Weights by handle; 0 is the model's own. Handles are never used again. What a file has byte for byte as the
+    model's is not held twice."""
+
+    def __init__(self, session: Session, base: Model, gguf: GGUFFile) -> None:
+        self._session, self._base, self._gguf = session, base, gguf
+        self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}  # the names are of its own states
+        self._next = 1
+
+    def put(self, path: str | Path) -> int:
+        """Make a file's weights known; they are read at first use. ModelFileError for one of another model."""
+        gguf = GGUFFile.open(path)
+        try:
+            h = hparams_of(gguf)
+            if h != self._base.hparams or gguf.tensors.keys() != self._gguf.tensors.keys():
+                raise ModelFileError(path, "is a model of other sizes than the one that is served")
+            handle, self._next = self._next, self._next + 1
+            self._sets[handle] = (gguf, *self._define(handle, gguf, h))
+        except BaseException:
+            gguf.close()
+            raise
+        return handle
+
+    def _define(self, handle: int, gguf: GGUFFile, h: Hparams) -> tuple[Model, list[str]]:
+        tensors: dict[str, Tensor] = {}
+        names = []
+        for name, part in check_weights(gguf, h).items():
+            ours, theirs = gguf.tensors[part.source], self._gguf.tensors[part.source]
+            same = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+            if same and np.array_equal(gguf.bytes_of(part.source), self._gguf.bytes_of(part.source)):
+                tensors[name] = self._base.weights.tensors[name]
+                continue
+            tensors[name] = define_weight(self._session, gguf, name, part, f"weights.{handle}.{name}")
+            names.append(tensors[name].name)
+        return replace(self._base, weights=Weights(tensors)), names
+
+    def model(self, handle: int) -> Model:
+        return self._sets[handle][1] if handle else self._base
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._sets
+
+    def keep(self, handles: Iterable[int]) -> None:
+        """Give up the memory of all weights but these."""
+        for handle in self._sets.keys() - set(handles):
+            gguf, _, names = self._sets.pop(handle)
+            self._session.forget(names)
+            gguf.close()
+
+    def move_to(self, session: Session, base: Model) -> None:
+        """The same weights in another session, where a device was lost."""
+        self._session, self._base = session, base
+        for handle, (gguf, _, _) in list(self._sets.items()):
+            self._sets[handle] = (gguf, *self._define(handle, gguf, base.hparams))
+
+    def close(self) -> None:
+        for gguf, _, _ in self._sets.values():
+            gguf.close()
+        self._sets.clear()
