@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from weakref import WeakValueDictionary
 
 from server.host_cache import chain_key
 from server.pages import Pages
@@ -36,7 +37,7 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 class Node:
     """A page with known content: these tokens after those of its ancestors. Only a full page has children."""
 
-    __slots__ = ("_key", "children", "owners", "page", "parent", "tokens")
+    __slots__ = ("__weakref__", "_key", "children", "owners", "page", "parent", "tokens")
 
     def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int, root_key: bytes = b"") -> None:
         self.parent = parent
@@ -74,7 +75,7 @@ class PrefixCache:
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
         self.root = Node(None, (), -1)
-        self._roots: dict[Hashable, Node] = {(): self.root}
+        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary({(): self.root})  # pages hold theirs
         self.idle: OrderedDict[Node, None] = OrderedDict()
         self.on_evict: Callable[[Node], None] | None = None  # told before a known page is given to somebody else
         self._node_of: list[Node | None] = [None] * pages.n_pages
@@ -88,7 +89,6 @@ class PrefixCache:
         """Where the prefixes begin that were computed with these weights and adapters; () means the base model."""
         root = self._roots.get(choice)
         if root is None:
-            self._roots = {key: node for key, node in self._roots.items() if node.children or not key}
             root = self._roots[choice] = Node(None, (), -1, repr(choice).encode())
         return root
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
 from models.gguf_file import GGUFFile
+from models.synth import Shape
 from server.cli.main import main
+from training.scratch import new_model
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20
 
@@ -81,6 +85,38 @@ def test_on_a_device(
     assert told[1] == pytest.approx(told[0], rel=1e-3)
     with GGUFFile.open(adapter) as gguf:
         assert len(gguf.tensors) == 14
+
+
+@pytest.mark.parametrize("kind", ["--lora-out", "-o"])
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
+    kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "a.txt").write_text(TEXT)
+    model = str(folder / "small.gguf")
+    new_model(model, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+
+    def words(name: str) -> list[str]:
+        (folder / name).mkdir(exist_ok=True)
+        checkpoint, text = folder / name / "ck.gguf", folder / "a.txt"
+        files = f"-m {model} --file {text} {kind} {folder / name}/out.gguf --checkpoint-in {checkpoint}"
+        more = f"--checkpoint-out {checkpoint} -c 16 -b 2 -t 1 --save-every 2 --iterations 30 --seed 5"
+        return f"finetune {files} {more}".split()
+
+    whole, killed = f"whole{kind}", f"killed{kind}"
+    assert run(capsys, *words(whole))[0] == 0
+    process = subprocess.Popen([sys.executable, "-m", "server.cli", *words(killed)], stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "iter=7/" in line:
+                process.kill()
+                break
+    assert process.returncode == -9
+    code, told = run(capsys, *words(killed))
+    assert code == 0, told
+    assert "going on after iteration" in told
+    for name in ("out.gguf", "ck.gguf"):
+        assert (folder / killed / name).read_bytes() == (folder / whole / name).read_bytes()
 
 
 @pytest.mark.parametrize(

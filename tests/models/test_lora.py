@@ -31,9 +31,9 @@ def random_adapter(base: GGUFFile, seed: int, rank: int = 4, alpha: float = 0.0,
     return Adapter(pairs, alpha)
 
 
-def log_probs(engine: Engine, mixes: list[tuple[tuple[int, float], ...]]) -> list[bytes]:
+def log_probs(engine: Engine, mixes: list[tuple[tuple[int, float], ...]], weights: int = 0) -> list[bytes]:
     """Log-probabilities after each prompt token, of one sequence a slot, as bits."""
-    batch = UBatch(n_top=1)
+    batch = UBatch(n_top=1, weights=weights)
     for slot, mix in enumerate(mixes):
         if mix:
             batch.mixes[slot] = mix
@@ -74,6 +74,32 @@ def test_rows_have_their_own_adapters(name: str, shared_data: Path) -> None:
     assert log_probs(engine, [((three, 1.0),)])[0] == mixed[3]
     four = engine.adapters.put(random_adapter(engine.gguf, 1))  # where the first one was
     assert log_probs(engine, [(), ((four, 1.0),)]) == [base, alone]
+    engine.close()
+
+
+def test_whole_finetunes_answer_beside_the_model(shared_data: Path, tmp_path: Path) -> None:
+    path = shared_data / "models" / "arch-llama-gqa-F32.gguf"
+    with GGUFFile.open(path) as gguf:
+        adapter, h = random_adapter(gguf, 4), hparams_of(gguf)
+        merge(tmp_path / "whole.gguf", gguf, h, [(adapter, 1.0)])
+    options = EngineOptions(n_ctx=64, n_slots=4, n_ubatch=64)
+    alone = Engine(tmp_path / "whole.gguf", options)
+    expected = log_probs(alone, [()])
+    alone.close()
+    engine = Engine(path, options)
+    base = log_probs(engine, [()])
+    handle = engine.weight_sets.put(tmp_path / "whole.gguf")
+    one = engine.adapters.put(random_adapter(engine.gguf, 1))
+    assert log_probs(engine, [(), ((one, 1.0),)], handle)[0] == expected[0]
+    assert log_probs(engine, [()]) == base
+    own = [name for name in engine.session._states if name.startswith(f"weights.{handle}.")]
+    assert sorted(own) == sorted(f"weights.{handle}.{name}" for name in adapter.pairs)  # the rest is the model's
+    engine.weight_sets.keep([])
+    assert handle not in engine.weight_sets
+    assert not any(name.startswith("weights.") for name in engine.session._states)
+    for other in ("arch-llama3-rope-F32", "stories260K"):
+        with pytest.raises(ModelFileError, match="is a model of other sizes than the one that is served"):
+            engine.weight_sets.put(shared_data / "models" / f"{other}.gguf")
     engine.close()
 
 

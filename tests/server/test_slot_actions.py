@@ -120,3 +120,25 @@ def test_cells_of_an_adapter_are_not_saved_as_the_models_own() -> None:
     assert bench.run(prompt(40), n_predict=1, id_slot=1, lora=((0, 0.5),)).finished.n_cached == 39
     assert bench.run(prompt(40), n_predict=1, id_slot=1).finished.n_cached == 0
     assert len(snapshot(bench.scheduler, 1).tokens) == 40
+
+
+def test_sequences_of_other_weights_have_device_runs_of_their_own() -> None:
+    bench = Bench(n_slots=4)
+    bench.scheduler.resolve_lora = lambda lora: Choice(weights=lora[0][0]) if lora else BASE
+    asked = [(prompt(20 + 9 * i), ((i % 2 + 1, 1.0),) if i % 3 else None) for i in range(6)]
+    sequences = [bench.submit(tokens, n_predict=12, ignore_eos=True, lora=lora) for tokens, lora in asked]
+    used = set()
+    while bench.scheduler.has_work:
+        before = len(bench.engine.batches)
+        bench.step()
+        running = {seq.slot.id: seq.choice.weights for seq in bench.scheduler.running if seq.slot is not None}
+        for batch in bench.engine.batches[before:]:
+            assert {running.get(slot, batch.weights) for slot in batch.slot} == {batch.weights}
+            used.add(batch.weights)
+        assert len(bench.engine.batches) - before <= 3  # a run for each of the weights, and nobody waits
+    assert used == {0, 1, 2}
+    for seq in sequences:
+        assert bench.answers[seq].ids == oracle(seq.request, 1024)[0]
+    longest = {1: 56, 2: 65, 3: 0}  # prompts that were computed by these weights; they all begin alike
+    for w, n in longest.items():
+        assert bench.run(prompt(n or 38), n_predict=1, lora=((w, 1.0),)).finished.n_cached == max(0, n - 1)
