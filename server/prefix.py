@@ -75,7 +75,8 @@ class PrefixCache:
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
         self.root = Node(None, (), -1)
-        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary({(): self.root})  # pages hold theirs
+        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # pages and sequences hold theirs
+        self._roots[()] = self.root
         self.idle: OrderedDict[Node, None] = OrderedDict()
         self.on_evict: Callable[[Node], None] | None = None  # told before a known page is given to somebody else
         self._node_of: list[Node | None] = [None] * pages.n_pages
