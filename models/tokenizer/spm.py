@@ -13,9 +13,7 @@ from heapq import heapify, heappop, heappush
 
 from models.tokenizer.base import Tokenizer
 from models.tokenizer.vocab import Vocab
-
-_CACHE_WORDS = 50_000
-_CACHE_WORD_LENGTH = 64
+from models.tokenizer.words import KnownWords
 
 
 class SpmTokenizer(Tokenizer):
@@ -27,7 +25,7 @@ class SpmTokenizer(Tokenizer):
         # a byte's token is named <0x0A>, or in some vocabularies is the byte itself
         raw = [bytes([b]).decode("utf-8", "surrogateescape") for b in range(256)]
         self._byte_ids = [ids.get(f"<0x{b:02X}>", ids.get(raw[b])) for b in range(256)]
-        self._cache: dict[str, list[int]] = {}
+        self._words = KnownWords(self._encode_word)
         # The characters that some token has before an inner ▁; before any other ▁ the text can be cut.
         before_space = set(re.findall("([^▁\0])▁", "\0".join(ids))) | {"▁"}
         self._gap = re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")
@@ -47,14 +45,7 @@ class SpmTokenizer(Tokenizer):
     def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = []
         for word in self._gap.split(text.replace(" ", "▁")):
-            known = self._cache.get(word)
-            if known is None:
-                known = self._encode_word(word)
-                if len(word) <= _CACHE_WORD_LENGTH:
-                    if len(self._cache) >= _CACHE_WORDS:
-                        self._cache.clear()
-                    self._cache[word] = known
-            ids.extend(known)
+            ids.extend(self._words[word])
         return ids
 
     def _encode_word(self, word: str) -> list[int]:

@@ -6,6 +6,7 @@ import unicodedata
 
 from models.tokenizer.base import Tokenizer
 from models.tokenizer.vocab import Vocab
+from models.tokenizer.words import KnownWords
 
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
 _HAN_RANGES = (  # 0x2B920 is a slip of HF's that llama.cpp shares
@@ -18,8 +19,6 @@ _HAN_RANGES = (  # 0x2B920 is a slip of HF's that llama.cpp shares
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
-_CACHE_WORDS = 50_000
-_CACHE_WORD_LENGTH = 64
 
 
 class WpmTokenizer(Tokenizer):
@@ -27,7 +26,7 @@ class WpmTokenizer(Tokenizer):
 
     def __init__(self, vocab: Vocab) -> None:
         self._chars: dict[str, str] = {}
-        self._cache: dict[str, list[int]] = {}
+        self._words = KnownWords(self._encode_word)
         self._longest: dict[str, int] = {}  # of the tokens that start with this character
         for text in vocab.tokens:
             if len(text) > self._longest.get(text[0], 0):
@@ -47,14 +46,7 @@ class WpmTokenizer(Tokenizer):
             chars[char] = self._normalise(char)
         for word in "".join(map(chars.__getitem__, text)).split(" "):
             if word:
-                known = self._cache.get(word)
-                if known is None:
-                    known = self._encode_word("▁" + word)
-                    if len(word) <= _CACHE_WORD_LENGTH:
-                        if len(self._cache) >= _CACHE_WORDS:
-                            self._cache.clear()
-                        self._cache[word] = known
-                ids.extend(known)
+                ids.extend(self._words[word])
         return ids
 
     def _normalise(self, char: str) -> str:
@@ -77,6 +69,7 @@ class WpmTokenizer(Tokenizer):
 
     def _encode_word(self, word: str) -> list[int]:
         ids: list[int] = []
+        word = "▁" + word
         start = 0
         while start < len(word):
             for stop in range(min(len(word), start + self._longest.get(word[start], 0)), start, -1):
