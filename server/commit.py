@@ -25,6 +25,16 @@ class Stop:
     truncated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a device run gave, when, and where its events go."""
+
+    result: StepResult
+    ids: list[int]
+    now: float
+    events: list[tuple[Sequence, Event]]
+
+
 class Committer:
     """Hands out the results of device runs."""
 
@@ -46,7 +56,7 @@ class Committer:
         stats.busy_slots += len(group)
         stats.bytes_read += result.bytes_read
         stats.bytes_written += result.bytes_written
-        ids: list[int] = result.ids.tolist()
+        run = _Run(result, result.ids.tolist(), now, events)
         done: list[tuple[Sequence, Stop | Failed]] = []
         row = 0
         for seq, n in group:
@@ -62,7 +72,7 @@ class Committer:
             if seq.copy is not None:
                 self._cache.copied(seq)
             if not seq.n_generated:
-                self._prompt(seq, now, events)
+                self._prompt(seq, run)
             stop: Stop | Failed | None = None
             if late:
                 stop = self._late(seq, result.unsampled[row])
@@ -70,7 +80,7 @@ class Committer:
             elif seq.n_computed == len(seq.tokens):
                 if seq.samples:
                     try:
-                        stop = self._tokens(seq, draft, ids, result, row, now, events)
+                        stop = self._tokens(seq, draft, row, run)
                     except Exception as error:  # of a sampler or decoder: it ends its own request
                         seq.n_computed = min(seq.n_computed, len(seq.tokens))
                         stop = failure(error)
@@ -91,47 +101,30 @@ class Committer:
         seq.late, seq.draft = True, []
         return Failed(400, "invalid_request_error", f"the grammar: {problem}") if problem else None
 
-    def _tokens(
-        self,
-        seq: Sequence,
-        draft: list[int],
-        ids: list[int],
-        result: StepResult,
-        row: int,
-        now: float,
-        events: list[tuple[Sequence, Event]],
-    ) -> Stop | Failed | None:
+    def _tokens(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
         """The next token, as many more as the draft was right about, and those that end its reasoning."""
-        stop = self._verified(seq, draft, ids, result, row, now, events)
+        stop = self._verified(seq, draft, row, run)
         if stop is None and seq.thoughts is not None:
             for id in seq.thoughts.take():
-                stop = stop or self._forced(seq, id, now, events)
+                stop = stop or self._forced(seq, id, run)
         return stop
 
-    def _verified(
-        self,
-        seq: Sequence,
-        draft: list[int],
-        ids: list[int],
-        result: StepResult,
-        row: int,
-        now: float,
-        events: list[tuple[Sequence, Event]],
-    ) -> Stop | Failed | None:
+    def _verified(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
         """The next token and those that the draft was right about. What was computed for the rest of the draft is not
         counted, so the next tokens will be written over it."""
-        stop = self._token(seq, ids[row], result, row, now, events)
+        stop = self._token(seq, row, run)
         if seq.drafts is None:
             return stop
         n_accepted = 0
-        for i, guess in enumerate(draft):
+        for guess in draft:
             if seq.tokens[-1] != guess:
                 break
             n_accepted += 1
-            if stop is not None or row + i + 1 in result.unsampled or (seq.thoughts is not None and seq.thoughts.due):
+            row += 1
+            if stop is not None or row in run.result.unsampled or (seq.thoughts is not None and seq.thoughts.due):
                 break
             seq.n_computed += 1
-            stop = self._token(seq, ids[row + i + 1], result, row + i + 1, now, events)
+            stop = self._token(seq, row, run)
         if draft:
             seq.drafts.judged(len(draft), n_accepted)
             self._stats.draft_tokens += len(draft)
@@ -139,22 +132,21 @@ class Committer:
         seq.draft = []
         return stop
 
-    def _prompt(self, seq: Sequence, now: float, events: list[tuple[Sequence, Event]]) -> None:
+    def _prompt(self, seq: Sequence, run: _Run) -> None:
+        now = run.now
         seq.t_first = seq.t_last = now
         if seq.request.return_progress:
             time_ms = (now - seq.t_start) * 1000
             id_slot = -1 if seq.slot is None else seq.slot.id
-            events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_computed, time_ms, id_slot)))
+            run.events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_computed, time_ms, id_slot)))
         if seq.n_computed == seq.n_prompt:
             self._stats.prompt_tokens += seq.n_prompt - seq.n_cached
             self._stats.prompt_seconds += now - seq.t_start
 
-    def _token(
-        self, seq: Sequence, word: int, result: StepResult, row: int, now: float, events: list[tuple[Sequence, Event]]
-    ) -> Stop | Failed | None:
-        request, stats = seq.request, self._stats
+    def _token(self, seq: Sequence, row: int, run: _Run) -> Stop | Failed | None:
+        request, stats, now = seq.request, self._stats, run.now
         assert seq.slot is not None
-        id = seq.sampler.accept(word)
+        id = seq.sampler.accept(run.ids[row])
         seq.late = False
         if seq.sampler.problem:
             if seq.sampler.ended:
@@ -171,22 +163,22 @@ class Committer:
         seq.t_last = now
         prob: TokenProb | None = None
         if seq.n_probs:
-            prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(result, row, seq.n_probs, id)
+            prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
         is_end = id in self._eog_ids and not request.ignore_eos
         text, word_found = ("", None) if is_end else seq.decoder.push(id)
-        events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
+        run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
         if is_end:
             return Stop("eos")
         return self._stop(seq, text, word_found, now)
 
-    def _forced(self, seq: Sequence, id: int, now: float, events: list[tuple[Sequence, Event]]) -> Stop | None:
+    def _forced(self, seq: Sequence, id: int, run: _Run) -> Stop | None:
         """A token that comes without having been sampled."""
         assert seq.slot is not None
         seq.sampler.force(id)
         seq.tokens.append(id)
         text, word_found = seq.decoder.push(id)
-        events.append((seq, Token(id, text, None, seq.timings(), seq.slot.id)))
-        return self._stop(seq, text, word_found, now)
+        run.events.append((seq, Token(id, text, None, seq.timings(), seq.slot.id)))
+        return self._stop(seq, text, word_found, run.now)
 
     def _stop(self, seq: Sequence, text: str, word_found: str | None, now: float) -> Stop | None:
         """Why a generation ends with the token that it has just got, if it does."""
