@@ -5,7 +5,7 @@ from __future__ import annotations
 from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
-from graph.ops.elementwise import glu
+from graph.ops.elementwise import gated
 from graph.tensor import Tensor
 
 TARGET = 8192  # elements that a chunk of elementwise work should have
@@ -47,13 +47,7 @@ lower("mul")(_binary)
 lower("gate")(_binary)
 
 
-@rewrite("mul")
-def _gate(t: Tensor) -> Tensor:
-    """mul(silu(a), b) in one pass."""
-    a, b = t.src
-    if a.op in ("silu", "gelu") and a.shape == b.shape:
-        return glu(a.src[0], b, activation=a.op)
-    return t
+rewrite("mul")(gated)
 
 
 def _unary(t: Tensor, at: At) -> list[Instruction]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements, rewrite
-from graph.ops.elementwise import glu
+from graph.ops.elementwise import gated
 from graph.tensor import Tensor
 
 WG = 128
@@ -180,13 +180,7 @@ def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(made))
 
 
-@rewrite("mul")
-def _(t: Tensor) -> Tensor:
-    """mul(silu(a), b) in one pass."""
-    a, b = t.src
-    if a.op in ("silu", "gelu") and a.shape == b.shape:
-        return glu(a.src[0], b, activation=a.op)
-    return t
+rewrite("mul")(gated)
 
 
 @lower("broadcast_to")

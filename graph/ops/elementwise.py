@@ -238,6 +238,14 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "gelu"}
 
 
+def gated(t: Tensor) -> Tensor:
+    """For a backend's rewriting: mul(silu(a), b) as one `glu`, any other product as it is."""
+    a, b = t.src
+    if a.op in ("silu", "gelu") and a.shape == b.shape:
+        return glu(a.src[0], b, activation=a.op)
+    return t
+
+
 for _elementwise in (add, sub, mul):
     _elementwise.inplace = (0, 1)
 for _elementwise in (scale, silu, gelu, softcap):
