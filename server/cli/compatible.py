@@ -26,7 +26,6 @@ COMPATIBLE = Group(
         _ignored("--mlock", "LLAMA_ARG_MLOCK"),
         _ignored("--mmap", "LLAMA_ARG_MMAP", off="--no-mmap"),
         _ignored("--warmup", off="--no-warmup"),
-        _ignored("--offline", "LLAMA_ARG_OFFLINE"),
         _ignored("--kv-offload -kvo", "LLAMA_ARG_KV_OFFLOAD", off="--no-kv-offload -nkvo"),
         _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr"),
         _ignored("--op-offload", off="--no-op-offload"),
@@ -55,10 +54,6 @@ COMPATIBLE = Group(
         _ignored("--log-timestamps", "LLAMA_LOG_TIMESTAMPS", off="--no-log-timestamps"),
         _ignored("-lv --verbosity --log-verbosity", "LLAMA_LOG_VERBOSITY", value="N"),
         # What is not there yet. Never accepted silently: the client would rely on it.
-        _later("-mu --model-url", "LLAMA_ARG_MODEL_URL", value="URL"),
-        _later("-hf -hfr --hf-repo", "LLAMA_ARG_HF_REPO", value="REPO"),
-        _later("-hff --hf-file", "LLAMA_ARG_HF_FILE", value="FILE"),
-        _later("-hft --hf-token", value="TOKEN"),
         _later("--models-dir", "LLAMA_ARG_MODELS_DIR", value="FOLDER"),
         _later("--models-max", "LLAMA_ARG_MODELS_MAX", value="N"),
         _later("--models-preset", "LLAMA_ARG_MODELS_PRESET", value="FILE"),

@@ -207,10 +207,19 @@ def make_scheduler(
 
 
 def model_path(options: SimpleNamespace, command: str) -> str:
-    if not options.model:
+    path = named_model(options)
+    if path is None:
         raise UsageError(f"{command}: -m FILE is required")
-    path: str = options.model
-    return path
+    return str(path)
+
+
+def named_model(options: SimpleNamespace) -> Path | None:
+    """The model's file, downloaded if need be; None: no flag names one."""
+    if any(getattr(options, flag, None) for flag in ("hf_repo", "hf_file", "model_url")):
+        from server.cli import model_source
+
+        return model_source.find(options)
+    return Path(options.model) if options.model else None
 
 
 def text_file(path: str) -> str:

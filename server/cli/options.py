@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import Flag, Group, choice, device_list, json_object, keys, number, text, whole, wholes, words
+from server.cli.model_options import DOWNLOADS, MODEL
 from server.cli.speculation import speculation_group
 
 INT_MAX = 2**31 - 1
@@ -13,7 +14,6 @@ KV_TYPES = ("f32", "f16", "q8_0")
 HELP = Flag("-h --help", "show this and leave")
 JSON = Flag("--json", "print JSON instead of text")
 VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE")
-MODEL = Flag("-m --model", "the GGUF file", text, metavar="FILE", env="LLAMA_ARG_MODEL")
 DEVICE = Flag(
     "--device -dev",
     "what computes, in order of preference; see `logitless devices`",
@@ -346,6 +346,7 @@ SERVE = (
                 metavar="FILE",
                 env="LLAMA_ARG_MODEL",
             ),
+            *DOWNLOADS,
             *GENERAL,
         ),
     ),
@@ -365,6 +366,7 @@ GENERATE = (
         "Generation",
         (
             MODEL,
+            *DOWNLOADS,
             Flag("-p --prompt", "the text to continue", text, None, "TEXT"),
             Flag("-f --file", "read the text from a file", text, None, "FILE"),
             Flag(
@@ -390,6 +392,7 @@ BENCH = (
         "Benchmark",
         (
             MODEL,
+            *DOWNLOADS,
             Flag("-p --n-prompt", "tokens of a prompt; 0: no such test", whole(0, 2**20), 512),
             Flag("-n --n-gen", "tokens to generate; 0: no such test", whole(0, 2**20), 128),
             Flag("-b --batch", "sequences at once, separated by commas", wholes(1, 256), [1], "LIST"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from server.cli.flags import IGNORED, Flag, Group, choice, number, text, whole, words
-from server.cli.options import DEVICE, HELP, MODEL, THREADS, VERBOSE
+from server.cli.model_options import MODEL
+from server.cli.options import DEVICE, HELP, THREADS, VERBOSE
 
 _RANKS = {
     "tok_embd": "token embedding",

@@ -37,7 +37,9 @@ def run(options: SimpleNamespace) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
-    path = Path(options.model) if options.model else demo_model()
+    path = load.named_model(options) or demo_model()
+    if options.hf_repo is not None and not options.alias:
+        options.alias = [str(options.hf_repo)]
     try:
         asyncio.run(_serve(options, path))
     except OSError as error:

@@ -34,6 +34,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "jinja2": ("models/",),
     "prometheus_client": ("server/",),
     "rich": ("server/cli/",),
+    "huggingface_hub": ("server/cli/hub.py",),
 }
 GRAPH_IMPORTS = {"numpy", "gguf"}  # beside the standard library
 LAZY = {  # may be imported inside functions only
@@ -42,6 +43,7 @@ LAZY = {  # may be imported inside functions only
     "vulkan": ("backends/vulkan/",),
     "llguidance": ("models/grammar/",),
     "re2": ("models/grammar/",),
+    "huggingface_hub": ("server/cli/hub.py",),
 }
 NOT_NAMES = {"utils", "helpers", "common", "manager"}
 
@@ -108,7 +110,7 @@ def test_packages_in_pyproject_are_the_folders() -> None:
 
 def test_dependencies_in_pyproject_are_those_imported() -> None:
     """Nothing is installed for nobody, and nothing is imported that comes only by way of another package."""
-    import_names = {"prometheus-client": "prometheus_client", "google-re2": "re2"}
+    import_names = {"prometheus-client": "prometheus_client", "google-re2": "re2", "huggingface-hub": "huggingface_hub"}
     declared = {requirement.split(">")[0] for requirement in PYPROJECT["project"]["dependencies"]}
     wanted = {import_names.get(name, name) for name in declared}
     used = {module.split(".")[0] for path in SOURCES for module, _ in imports(path)}

@@ -1,0 +1,194 @@
+"""Models of Hugging Face's hub: which file of a repository is meant, and that file in huggingface-hub's own cache.
+
+huggingface-hub says what there is and keeps the cache; the bytes come by `download.fetch`, because the library begins
+an interrupted download anew and compares no checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from server.cli.download import fetch
+from server.cli.flags import CliError
+from server.cli.model_options import Repo
+
+DEFAULT = "Q4_K_M"  # llama-server's
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
+
+
+def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
+    """The file that is meant, or all parts of it; CliError: there is none, and what there is."""
+    models = sorted(n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
+    whole = [n for n in models if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]
+    if file:
+        chosen = file if file in models else ""
+        if not chosen:
+            raise CliError(f"--hf-file: {repo.id} has no file {file}; it has {_listed(models)}")
+    elif not whole:
+        raise CliError(f"--hf-repo: {repo.id} has no GGUF file")
+    elif repo.quant:
+        chosen = _first_with(whole, repo.quant)
+        if not chosen:
+            kinds = sorted({found[1] for n in whole if (found := _QUANT.search(n))})
+            raise CliError(f"--hf-repo: {repo.id} has no {repo.quant}; it has {_listed(kinds or whole)}")
+    else:
+        chosen = _first_with(whole, DEFAULT) or whole[0]
+    part = _PART.fullmatch(chosen)
+    if part is None:
+        return [chosen]
+    wanted = [f"{part[1]}-{i + 1:05d}-of-{part[3]}.gguf" for i in range(int(part[3]))]
+    missing = [n for n in wanted if n not in models]
+    if missing:
+        raise CliError(f"--hf-repo: {repo.id} has {chosen} but not its part {missing[0]}")
+    return wanted
+
+
+def _first_with(names: list[str], quant: str) -> str:
+    """The first whose name has the word, in any case: Q4_0 is in m-q4_0.gguf, F16 is not in m-BF16.gguf."""
+    word = re.compile(rf"(?<![^\W_]){re.escape(quant)}[-./]", re.IGNORECASE)
+    return next((n for n in names if word.search(n)), "")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(names[:12]) + more if names else "no GGUF file"
+
+
+class Hub:
+    """One endpoint and one cache folder."""
+
+    def __init__(self, token: str | None = None, *, offline: bool = False, cache: Path | None = None) -> None:
+        """`token`: None stands for what the user has logged in with, or HF_TOKEN."""
+        from huggingface_hub import constants
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+        self._token = token
+        self._offline = offline or constants.is_offline_mode()
+        self._cache = cache or Path(constants.HF_HUB_CACHE)
+        self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+
+    def model(self, repo: Repo, file: str = "") -> Path:
+        """The model's file, or its first part, on this machine; CliError says in one line why it is not."""
+        cached = self._cached(repo)
+        if self._offline:
+            if not cached:
+                raise CliError(f"--offline: {repo.id} has never been downloaded to {self._cache}")
+            return self._path(repo, choose(cached, repo, file)[0])
+        try:
+            names = self._names(repo)
+            first, *_ = (self._download(repo, name) for name in choose(names, repo, file))
+            return first
+        except _NoAnswerError as error:
+            found = _chosen_or_none(cached, repo, file)
+            if found is None:
+                raise CliError(f"{repo}: {error}") from None
+            return self._path(repo, found)
+
+    def _folder(self, repo: Repo) -> Path:
+        from huggingface_hub.file_download import repo_folder_name
+
+        return self._cache / str(repo_folder_name(repo_id=repo.id, repo_type="model"))
+
+    def _snapshot(self, repo: Repo) -> Path | None:
+        try:
+            commit = (self._folder(repo) / "refs" / "main").read_text().strip()
+        except OSError:
+            return None
+        return self._folder(repo) / "snapshots" / commit
+
+    def _cached(self, repo: Repo) -> list[str]:
+        """The GGUF files of the repository that are here whole."""
+        snapshot = self._snapshot(repo)
+        if snapshot is None:
+            return []
+        return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
+
+    def _path(self, repo: Repo, name: str) -> Path:
+        snapshot = self._snapshot(repo)
+        assert snapshot is not None
+        return snapshot / name
+
+    def _names(self, repo: Repo) -> list[str]:
+        from huggingface_hub import HfApi
+
+        with _Told(repo, self._endpoint):
+            info = HfApi(endpoint=self._endpoint, token=self._token).model_info(repo.id, timeout=30)
+        names = [file.rfilename for file in info.siblings or ()]
+        return [n for n in names if ".." not in PurePosixPath(n).parts and not n.startswith("/")]
+
+    def _download(self, repo: Repo, name: str) -> Path:
+        """Bring the file's content into the cache; the library then finds it there and gives it its name."""
+        from huggingface_hub import hf_hub_download, hf_hub_url
+        from huggingface_hub.file_download import get_hf_file_metadata
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        url = hf_hub_url(repo.id, name, endpoint=self._endpoint)
+        with _Told(repo, self._endpoint, name):
+            known = get_hf_file_metadata(url, token=self._token, endpoint=self._endpoint)
+        etag = known.etag or ""
+        if not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII) or set(etag) == {"."}:
+            raise CliError(f"{repo.id}/{name}: the server does not say which version it has")
+        blob = self._folder(repo) / "blobs" / etag
+        if not blob.exists():
+            own = urlsplit(known.location).netloc == urlsplit(url).netloc
+            secret = build_hf_headers(token=self._token).get("authorization") if own else None
+            headers = {"Authorization": secret} if secret else {}
+            checksum = etag if _SHA256.fullmatch(etag) else ""
+            label = f"{repo.id}/{name}"
+            fetch(known.location, blob, name=label, headers=headers, version=etag, size=known.size, sha256=checksum)
+        with _Told(repo, self._endpoint, name):
+            found = hf_hub_download(repo.id, name, cache_dir=self._cache, token=self._token, endpoint=self._endpoint)
+        return Path(str(found))
+
+
+class _NoAnswerError(Exception):
+    """The hub cannot be reached, or is out of order."""
+
+
+class _Told:
+    """Turns what huggingface-hub raises into one line that has no token in it."""
+
+    def __init__(self, repo: Repo, endpoint: str, name: str = "") -> None:
+        self._repo, self._endpoint, self._name = repo, endpoint, name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, Exception):
+            return
+        from huggingface_hub import errors
+
+        repo = self._repo.id
+        if isinstance(error, errors.GatedRepoError):
+            raise CliError(
+                f"{repo} is gated: accept its terms at {self._endpoint}/{repo}, and give --hf-token or HF_TOKEN"
+            ) from None
+        if isinstance(error, errors.RepositoryNotFoundError):
+            raise CliError(f"{repo} is not at {self._endpoint} (a private one needs --hf-token or HF_TOKEN)") from None
+        if isinstance(error, errors.EntryNotFoundError):
+            raise CliError(f"{repo} has no file {self._name}") from None
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise CliError(f"{repo}: {self._endpoint} answers {status}: the token is wrong, or not for it") from None
+        if status is not None and status < 500 and status != 429:
+            raise CliError(f"{repo}: {self._endpoint} answers {status}") from None
+        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+            raise CliError(f"{error.filename}: {error.strerror}") from None
+        reason = f"answers {status}" if status is not None else f"cannot be reached ({type(error).__name__})"
+        raise _NoAnswerError(f"{self._endpoint} {reason}") from None
+
+
+def _chosen_or_none(cached: list[str], repo: Repo, file: str) -> str | None:
+    try:
+        return choose(cached, repo, file)[0]
+    except CliError:
+        return None
