@@ -254,10 +254,10 @@ def _authorize(request: web.Request) -> None:
 
 
 def _preflight(request: web.Request) -> web.Response:
-    headers = {"Access-Control-Allow-Methods": "GET, POST", "Access-Control-Allow-Headers": "*"}
-    if _origin(request):
-        headers["Access-Control-Allow-Credentials"] = "true"
-    return web.Response(headers=headers)
+    """llama-server's answer, and DELETE for who asks for that, which it does not have."""
+    more = ", DELETE" if request.headers.get("Access-Control-Request-Method") == "DELETE" else ""
+    methods = {"Access-Control-Allow-Methods": "GET, POST" + more}
+    return web.Response(headers={**methods, "Access-Control-Allow-Headers": "*"})
 
 
 def _origin(request: web.Request) -> str:

@@ -277,6 +277,9 @@ async def test_cors():
                 assert reply.headers["Access-Control-Allow-Headers"] == "*"
         async with server.http.get(server.url + "/health", headers=headers) as reply:
             assert reply.headers["Access-Control-Allow-Origin"] == "web.mydomain.fr"
+        headers["Access-Control-Request-Method"] = "DELETE"
+        async with server.http.options(server.url + "/v1/files/file-1", headers=headers) as reply:
+            assert reply.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
 
 
 @pytest.mark.parametrize(
