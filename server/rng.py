@@ -37,11 +37,6 @@ class Generator:
             self._words += self._source.random_raw(128).tolist()
         return self._words[start : start + n]
 
-    def peek2(self) -> tuple[int, int]:
-        """(low, high) of the next double."""
-        low, high = self.peek(2)
-        return low, high
-
     def advance(self, n: int) -> None:
         """n words have been used."""
         self.peek(n)

@@ -22,7 +22,6 @@ class Minimum:
 
     x: F64
     loss: float
-    n_iterations: int = 0
     reason: str = ""
     losses: list[float] = field(default_factory=list)  # after each iteration
 
@@ -45,7 +44,7 @@ def minimize(
     best = Minimum(x.copy(), loss)
     pairs: deque[tuple[F64, F64, float]] = deque(maxlen=m)  # s, y, 1 / s·y
     direction, step = -g, 1 / max(float(np.linalg.norm(g)), 1e-12)
-    for best.n_iterations in range(1, n_iter + 1):
+    for _ in range(n_iter):
         if np.linalg.norm(g) <= eps * max(1.0, float(np.linalg.norm(x))):
             best.reason = "the gradient is small"
             break

@@ -56,7 +56,6 @@ class Repeat:
 
 
 Node = Chars | Token | Ref | Seq | Alt | Repeat
-EMPTY = Seq(())
 
 
 @dataclass(frozen=True, slots=True)
