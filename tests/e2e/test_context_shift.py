@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from backends.errors import DeviceError
+from graph.backend import Backend
 from server.engine import Engine, EngineOptions
 from server.ubatch import PAGE, UBatch
 
@@ -28,14 +30,27 @@ def first_layer(engine: Engine) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "cache_type", "tolerance"), [*((name, "f32", 2e-5) for name in ROPES), ("gemma3", "f16", 2e-3)]
+    ("name", "cache_type", "tolerance", "device"),
+    [
+        *((name, "f32", 2e-5, "cpu") for name in ROPES),
+        ("gemma3", "f16", 2e-3, "cpu"),
+        ("gemma3", "f16", 2e-3, "opencl:0"),
+        ("gemma3", "f16", 2e-3, "vulkan:0"),
+    ],
 )
-def test_turned_keys_are_those_of_their_new_places(name: str, cache_type: str, tolerance: float) -> None:
+def test_turned_keys_are_those_of_their_new_places(
+    name: str, cache_type: str, tolerance: float, device: str, open_device: Callable[[str], Backend]
+) -> None:
     """The first layer's keys depend on nothing but token and position, so both ways must agree. Its values stay."""
     path = DATA / f"arch-{name}-F32.gguf"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the checkout")
-    engine = Engine(path, EngineOptions(n_ctx=256, n_slots=2, threads=1, type_k=cache_type, type_v=cache_type))
+    if device != "cpu":
+        open_device(device)
+    options = EngineOptions(
+        n_ctx=256, n_slots=2, threads=1, type_k=cache_type, type_v=cache_type, devices=(device,), moves=True
+    )
+    engine = Engine(path, options)
     engine.load()
     tokens = np.random.default_rng(1).integers(3, 200, N).tolist()
     tables = {0: [4, 9, 2], 1: [7, 5, 6]}
