@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from backends.kernels import layout, weights
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
+from backends.kernels.gemm import gemm
 from backends.kernels.linear_soft import linear_soft
 from backends.kernels.lowering import Buffers, Dispatch, dispatch, is_packed, lower
 from backends.kernels.matmul import rows_product
@@ -112,25 +113,6 @@ for _dtype in layout.PACKINGS:
         cpu=[{"WG": 1}],
         functions=weights.element(_dtype),
     )
-    Kernel(
-        f"matmul_{_dtype}",
-        [Arg("A", "f32"), *weights.args(_dtype), Arg("Y", "f32", "w")],
-        ["uint n_m", "uint n_rows", "uint n_k"],
-        """
-  uint m0 = GY * ROWS;
-  for (uint n = GX * WG + LID; n < n_k; n += NGX * WG) {
-    PRECISE float acc[ROWS];
-    UNROLL for (uint m = 0u; m < ROWS; m++) acc[m] = 0.0f;
-    for (uint row = 0u; row < n_rows; row++) {
-      ELEMENT(w, row, n)
-      UNROLL for (uint m = 0u; m < ROWS; m++) acc[m] = FMA(A[min(m0 + m, n_m - 1u) * n_rows + row], w, acc[m]);
-    }
-    for (uint m = 0u; m < ROWS; m++) if (m0 + m < n_m) Y[(m0 + m) * n_k + n] = acc[m];
-  }""",
-        simt=[{"WG": 64, "ROWS": 8}],
-        cpu=[{"WG": 1, "ROWS": 8}],
-        functions=weights.element(_dtype),
-    )
 
 
 @lower("linear")
@@ -154,11 +136,9 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     from backends.kernels.matmul import product
 
     a, b = t.src
-    (m, n), k = t.shape, a.shape[1]
+    n, k = t.shape[1], a.shape[1]
     if is_packed(b):
-        across = min(n, 4 * shape.units) if shape.name == "cpu" else -(-n // 64)
-        bufs: Buffers = (a, *weights.buffers(b), t)
-        return [dispatch(f"matmul_{b.dtype}", shape, bufs, (m, k, n), (across, -(-m // 8)))]
+        return gemm(a, b, t, k, (k, 1), shape, b.dtype)
     if a.dtype != "f32" or b.dtype != "f32":
         return None
     return product(a, b, t, k, (k, 1, 1, n), shape)

@@ -6,10 +6,12 @@ c[m, n] is the sum over k of a[m·am + k·ak] · b[n·bn + k·bk], one after the
 from __future__ import annotations
 
 from backends.kernels.dialect import Arg, Kernel, Shape
+from backends.kernels.gemm import gemm
 from backends.kernels.lowering import MAX_GROUPS, Dispatch, dispatch, lower
 from graph.tensor import Tensor
 
 WG, ROWS = 64, 8
+FEW = 8  # rows; more are for gemm.py
 Kernel(
     "matmul",
     [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
@@ -33,6 +35,8 @@ Kernel(
 def product(a: Tensor, b: Tensor, t: Tensor, k: int, steps: tuple[int, int, int, int], shape: Shape) -> list[Dispatch]:
     """c (M, N) = t of a and b with steps (am, ak, bn, bk) in elements."""
     m, n = t.shape
+    if m > FEW:
+        return gemm(a, b, t, k, steps, shape)
     rows = ROWS if m > 1 else 1
     across = min(n, 4 * shape.units) if shape.name == "cpu" else -(-n // WG)
     groups = (min(across, MAX_GROUPS), -(-m // rows))

@@ -11,8 +11,9 @@ import pytest
 
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
+from graph.ops.linear import linear
 from graph.session import Session
-from graph.tensor import Tensor
+from graph.tensor import Tensor, feed
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from models.synth import Shape
@@ -177,3 +178,18 @@ def test_networks_of_digits(kind: str, device: str, cpu: Backend, open_device: C
         found.append(result.losses)
     assert found[1][-1] < found[1][0]
     np.testing.assert_allclose(found[0], found[1], rtol=0.01)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_a_product_do_not_depend_on_the_others(device: str, open_device: Callable[[str], Backend]) -> None:
+    """Few rows and many have kernels of their own, and adapters run through both."""
+    session, rng = Session([open_device(device)]), np.random.default_rng(6)
+    w, x = session.define("w", (70, 300)), rng.normal(size=(41, 300)).astype(np.float32)
+    session.write("w", rng.normal(size=(70, 300)).astype(np.float32))
+    found = []
+    for rows in (x, x[:1], x[-5:]):
+        product = [linear(feed("x", rows.shape), w)]
+        found += session.plan(lambda product=product: product).run({"x": rows})  # type: ignore[misc]
+    every, first, last = found
+    assert np.array_equal(every[:1], first)
+    assert np.array_equal(every[-5:], last)

@@ -55,9 +55,10 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend]) ->
     backend.shape = SIMT
     wanted = [f"f32[{rows}, 512] {dtype}[" for rows in (1, 33) for dtype in ("q8_0", "q4_k", "q6_k")]
     cases = [p for p in problems("linear") if "odd" not in p.label and any(w in p.label for w in wanted)]
-    outcomes = [run(problem, [backend]) for problem in cases]
+    of_gradients = [p for name in ("matmul", "matmul_tn") for p in problems(name)]
+    outcomes = [run(problem, [backend]) for problem in cases + of_gradients]
     backend.close()
-    assert len(outcomes) == len(wanted)
+    assert len(cases) == len(wanted)
     assert [o for o in outcomes if o.status != OK] == []
 
 
