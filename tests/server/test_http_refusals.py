@@ -9,9 +9,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from http_fakes import N_CTX, FakeTokenizer, Running, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from server.errors import InvalidRequest
+from server.http.listing import listed
 
 NUMBERS = [
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "top_n_sigma", "xtc_probability",
@@ -292,3 +296,10 @@ def test_no_body_breaks_the_server():
             run()
         finally:
             runner.run(started.__aexit__(None, None, None))
+
+
+@pytest.mark.parametrize("limit", ["", "0", "-1", "x", "10001", "9" * 5000, "²"])
+def test_limits_of_lists(limit: str):
+    request = make_mocked_request("GET", f"/v1/files?limit={limit}")
+    with pytest.raises(InvalidRequest, match="'limit': must be from 1 to 10000"):
+        listed(request, [])
