@@ -26,9 +26,10 @@ def chat_constraint(
     thinking = tags is not None and tags[0] in begun and tags[1] not in begun
     if not tools.tools:
         said = _said(given)
-        if tags is None or not thinking or not said:
+        if not said or not (thinking or template.calls.around):
             return given
-        return _compiled("response_format", answer_grammar(said, tags), grammars)
+        made = answer_grammar(template.calls, said, tags if thinks or thinking else None, thinking)
+        return _compiled("response_format", made, grammars)
     said = _said(given)
     if given is not None and not said:
         refuse("response_format", "only JSON can be combined with tools")

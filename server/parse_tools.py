@@ -28,6 +28,16 @@ class Tools:
     def names(self) -> frozenset[str]:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
+    @property
+    def texts(self) -> frozenset[tuple[str, str]]:
+        """(tool, parameter) of the parameters that are strings."""
+        return frozenset(
+            (tool["function"]["name"], name)
+            for tool in self.tools
+            for name, schema in _properties(tool["function"]["parameters"]).items()
+            if isinstance(schema, dict) and schema.get("type") == "string"
+        )
+
 
 def parse_tools(fields: Fields, template: ChatTemplate) -> Tools:
     """The tools that may be called: none where tool_choice says none, one where it names one."""
@@ -82,6 +92,11 @@ def _tool(i: int, tool: object) -> dict[str, Any]:
     return {**tool, "type": "function", "function": filled}
 
 
+def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = parameters.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
 def _named(choice: Mapping[str, Any]) -> str:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
@@ -94,8 +109,9 @@ def parse_style(fields: Fields, template: ChatTemplate, tools: Tools, default_fo
     """How to read the answer. `primer` is the part of it that the prompt contains."""
     kind = reasoning_format(fields, default_format)
     return Style(
-        calls=template.calls if tools.tools and tools.parse else None,
+        calls=template.calls if tools.parse and (tools.tools or template.calls.around) else None,
         names=tools.names,
+        texts=tools.texts,
         reasoning=None if kind == "none" else template.reasoning,
         tags_in_content=kind == "deepseek-legacy",
         parallel=tools.parallel,
@@ -113,6 +129,7 @@ def reasoning_format(fields: Fields, default: str) -> str:
 
 def preserved_ids(template: ChatTemplate, tools: Tools, tokenizer: Tokenizer) -> frozenset[int]:
     """Special tokens that are syntax of calls or reasoning, and must become text."""
-    texts = [*(template.reasoning or ()), *(template.calls.preserved if tools.tools else ())]
+    calls = template.calls.preserved if tools.tools or template.calls.around else ()
+    texts = [*(template.reasoning or ()), *calls]
     found = [tokenizer.encode(text, add_special=False, parse_special=True) for text in texts]
     return frozenset(ids[0] for ids in found if len(ids) == 1)

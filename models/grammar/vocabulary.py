@@ -11,6 +11,8 @@ from models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+LARGE = 48_000  # tokens
+
 _made: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -40,8 +42,19 @@ class _Pieces:
         return []
 
 
+def prepare(tokenizer: Tokenizer) -> threading.Thread | None:
+    """Begin to make the view of a large vocabulary, beside what takes longer when a model is loaded: llguidance holds
+    the GIL for 5 µs a token in one call, which would be a pause of every stream at the first grammar. Of a small one
+    nobody would notice; it is made when it is asked for."""
+    if tokenizer.n_vocab < LARGE:
+        return None
+    thread = threading.Thread(target=vocabulary_of, args=(tokenizer,), name="vocabulary", daemon=True)
+    thread.start()
+    return thread
+
+
 def vocabulary_of(tokenizer: Tokenizer) -> LLTokenizer:
-    """The llguidance view of a vocabulary. The first call takes about 4 µs a token and holds the GIL meanwhile."""
+    """The llguidance view of a vocabulary, made by the first call."""
     with _lock:
         made = _made.get(tokenizer)
         if made is None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from models.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan, parsed
 from models.tool_calls.parser import NotACall, Parser, Step
 
-NAMES = ("name",)
 ARGUMENTS = ("arguments", "parameters")
 _MAX_NESTED = 4
 
@@ -49,12 +48,25 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")  # an escape may be half a surrogate pair
 
 
-class CallObject:
-    """One call. `known`: only a name of this set makes it a call."""
+def closing(p: Parser, text: str) -> Step[None]:
+    """What closes a call, if it is there, or as much of it as the answer has."""
+    p.mark()
+    c = yield from p.after_blanks()
+    for i, wanted in enumerate(text):
+        if c != wanted:
+            p.back(p.raw if c else "")
+            return
+        if i + 1 < len(text):
+            c = yield from p.next()
 
-    def __init__(self, p: Parser, known: frozenset[str] | None = None) -> None:
+
+class CallObject:
+    """One call. `known`: only a name of this set makes it a call; `key`: of the member that has the name."""
+
+    def __init__(self, p: Parser, known: frozenset[str] | None = None, key: str = "name") -> None:
         self._p = p
         self._known = known
+        self._key = key
         self._name: str | None = None
         self._begun = False
         self._early: str | None = None  # arguments that came before the name
@@ -98,7 +110,7 @@ class CallObject:
 
     def _member(self, key: str, depth: int) -> Step[bool]:
         p = self._p
-        if key in NAMES and self._name is None:
+        if key == self._key and self._name is None:
             name = yield from text_value(p)
             if name is None or (self._known is not None and name not in self._known):
                 return False

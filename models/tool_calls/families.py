@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.tool_calls.call_object import CallObject, text_value, value
+from models.tool_calls.call_object import CallObject, closing, text_value, value
+from models.tool_calls.framed import COMMAND_R, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from models.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
 from models.tool_calls.parser import CallFormat, NotACall, Parser, Step
+from models.tool_calls.tagged import QWEN3_CODER
 
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
@@ -16,7 +18,7 @@ def _hermes(p: Parser, trigger: str) -> Step[None]:
     if (yield from p.after_blanks()) != "{":
         raise NotACall
     if (yield from CallObject(p).read()):
-        yield from _closing(p, "</tool_call>")
+        yield from closing(p, "</tool_call>")
 
 
 def _llama3(p: Parser, trigger: str) -> Step[None]:
@@ -98,7 +100,7 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
     else:
         raise NotACall
     if whole:
-        yield from _closing(p, "}")
+        yield from closing(p, "}")
 
 
 def _list(p: Parser) -> Step[bool]:
@@ -154,18 +156,6 @@ def _unescaped(text: str) -> str:
     return str(parsed(f'"{text}"')).encode("utf-8", "replace").decode("utf-8")
 
 
-def _closing(p: Parser, text: str) -> Step[None]:
-    """What closes a call, if it is there, or as much of it as the answer has."""
-    p.mark()
-    c = yield from p.after_blanks()
-    for i, wanted in enumerate(text):
-        if c != wanted:
-            p.back(p.raw if c else "")
-            return
-        if i + 1 < len(text):
-            c = yield from p.next()
-
-
 HERMES = CallFormat("Hermes 2 Pro", ("<tool_call>",), (), _hermes, ("<tool_call>", "</tool_call>"))
 LLAMA3 = CallFormat("Llama 3.x", ("<|python_tag|>",), ("{",), _llama3, ("<|python_tag|>",))
 MISTRAL = CallFormat(
@@ -181,10 +171,19 @@ MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
 GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
 
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+GPT_OSS_REASONING = ("<|channel|>analysis<|message|>", "<|end|>")
 
 
 def family_of(template: str) -> CallFormat:
     """The family whose way of writing calls this template's source shows."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return GPT_OSS
+    if "<|START_ACTION|>" in template or "<|START_RESPONSE|>" in template:
+        return COMMAND_R
+    if "<｜tool▁calls▁begin｜>" in template:
+        return DEEPSEEK if "```json" in template else DEEPSEEK_V31
+    if "<function=" in template and "<parameter=" in template:
+        return QWEN3_CODER
     if "[TOOL_CALLS]" in template:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
     if "<tool_call>" in template:
@@ -196,4 +195,6 @@ def family_of(template: str) -> CallFormat:
 
 def reasoning_tags(template: str) -> tuple[str, str] | None:
     """The tags around the reasoning of models with this template, if they reason."""
+    if family_of(template) is GPT_OSS:
+        return GPT_OSS_REASONING
     return next((tags for tags in REASONING_TAGS if tags[0] in template or tags[1] in template), None)

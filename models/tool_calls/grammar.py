@@ -10,7 +10,9 @@ from typing import Any
 
 from models.grammar import json_rule, quoted
 from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
+from models.tool_calls.framed import COMMAND_R, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from models.tool_calls.parser import CallFormat
+from models.tool_calls.tagged import QWEN3_CODER
 
 Function = Mapping[str, Any]
 _BLANK = r"W: /( |\n[ \t]{0,8})/"
@@ -43,19 +45,22 @@ def call_grammar(
     `thinking`: the prompt has written the opening one. `said`: the Lark of what an answer without calls must be.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
-    key = "parameters" if calls is LLAMA3 else "arguments"
+    key = "parameters" if calls in (LLAMA3, COMMAND_R) else "arguments"
     for i, function in enumerate(functions):
         schema = function.get("parameters") or NO_SCHEMA
         strict = function.get("strict") is True
         rules.append(f"args_{i}: {json_rule(schema, strict=strict)}")
         named = quoted(json.dumps(function["name"], ensure_ascii=False))
         tail = ' W? "," W? "\\"id\\":" W? /"[a-zA-Z0-9]{9}"/' if calls is MISTRAL else ""
-        head = f'"{{" W? "\\"name\\":" W? {named} "," W? {quoted(json.dumps(key) + ":")}'
+        name = '"\\"name\\":"'
+        if calls is COMMAND_R:
+            name = '"\\"tool_call_id\\":" W? /"[0-9]{1,3}"/ "," W? "\\"tool_name\\":"'
+        head = f'"{{" W? {name} W? {named} "," W? {quoted(json.dumps(key) + ":")}'
         rules.append(f'obj_{i}: {head} W? args_{i}{tail} W? "}}"')
     body, word = _BODIES[calls.name](functions, parallel, required or bool(said))
     rules += body
     if said and not required:
-        rules.append(f"answer: {said}")
+        rules += _answer(said, calls)
     elif not required and calls is not GENERIC:
         return CallGrammar(
             "\n".join([*rules, "start: calls"]), True, *_triggers(calls, functions, word, reasoning, thinking)
@@ -64,9 +69,15 @@ def call_grammar(
     return CallGrammar("\n".join([*rules, *_start(start, reasoning, thinking)]))
 
 
-def answer_grammar(said: str, reasoning: tuple[str, str]) -> CallGrammar:
-    """The grammar of an answer (its Lark) after reasoning that the prompt has begun."""
-    return CallGrammar("\n".join([f"answer: {said}", *_start("answer", reasoning, True)]))
+def answer_grammar(calls: CallFormat, said: str, reasoning: tuple[str, str] | None, thinking: bool) -> CallGrammar:
+    """The grammar of an answer (its Lark) without calls, perhaps after reasoning."""
+    return CallGrammar("\n".join([*_answer(said, calls), *_start("answer", reasoning, thinking)]))
+
+
+def _answer(said: str, calls: CallFormat) -> list[str]:
+    before, after = (f" {quoted(text)} " if text else "" for text in calls.around or ("", ""))
+    again = f"{quoted('<|start|>assistant')}?" if calls is GPT_OSS else ""
+    return [f"answer: {again}{before}said_{after}", f"said_: {said}"] if calls.around else [f"answer: {said}"]
 
 
 def _start(rule: str, reasoning: tuple[str, str] | None, thinking: bool) -> list[str]:
@@ -103,7 +114,80 @@ def _generic(functions: Sequence[Function], parallel: bool, required: bool) -> t
     return ["calls: " + " | ".join([many if parallel else one, *([] if required else ["said"])]), f"said: {said}"], ""
 
 
+def _gpt_oss(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin = "<|channel|>commentary to=functions."
+    of_tools = [
+        f"{quoted(begin + f['name'] + ' ')} ({quoted('<|constrain|>')})? {quoted('json<|message|>')} args_{i}"
+        for i, f in enumerate(functions)
+    ]
+    return [f"calls: {quoted('<|start|>assistant')}? ({' | '.join(of_tools)})"], begin
+
+
+def _deepseek(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin, end = quoted("<｜tool▁call▁begin｜>"), quoted("<｜tool▁call▁end｜>")
+    of_tools = [
+        f"{begin} {quoted('function<｜tool▁sep｜>' + f['name'] + chr(10) + '```json' + chr(10))} args_{i} "
+        f"{quoted(chr(10) + '```')} {end}"
+        for i, f in enumerate(functions)
+    ]
+    return _deepseek_calls(of_tools, parallel)
+
+
+def _deepseek_v31(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin, end = quoted("<｜tool▁call▁begin｜>"), quoted("<｜tool▁call▁end｜>")
+    return _deepseek_calls(
+        [f"{begin} {quoted(f['name'] + '<｜tool▁sep｜>')} args_{i} {end}" for i, f in enumerate(functions)], parallel
+    )
+
+
+def _deepseek_calls(of_tools: Sequence[str], parallel: bool) -> tuple[list[str], str]:
+    begin, end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    more = " (W? call)*" if parallel else ""
+    return [f"calls: {quoted(begin)} call{more} {quoted(end)}", f"call: {' | '.join(of_tools)}"], begin
+
+
+def _command_r(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin, end = "<|START_ACTION|>", "<|END_ACTION|>"
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: {quoted(begin)} W? "[" W? obj{more} W? "]" W? {quoted(end)}'], begin
+
+
+def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    rules = [
+        f"calls: call{' (W? call)*' if parallel else ''}",
+        f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
+        "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
+    ]
+    for i, function in enumerate(functions):
+        schema: Mapping[str, Any] = function.get("parameters") or NO_SCHEMA
+        needed, properties = schema.get("required"), schema.get("properties")
+        needed = needed if isinstance(needed, list) else []
+        parts = [f'"<tool_call>\\n" {quoted("<function=" + function["name"] + ">" + chr(10))}']
+        for k, (name, inner) in enumerate(properties.items() if isinstance(properties, dict) else ()):
+            rules.append(f"value_{i}_{k}: {_tagged_value(inner, schema)}")
+            given = f"{quoted('<parameter=' + name + '>' + chr(10))} value_{i}_{k}"
+            parts.append(given if name in needed else f"({given})?")
+        rules.append(f'call_{i}: {" ".join(parts)} "</function>\\n</tool_call>"')
+    return rules, "<tool_call>\n<function="
+
+
+def _tagged_value(schema: Any, whole: Mapping[str, Any]) -> str:
+    end = quoted("\n</parameter>\n")
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        choices = schema.get("enum")
+        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+            return f"({' | '.join(map(quoted, choices))}) {end}"
+        return "text"
+    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    return f"{json_rule({**schema, **shared} if isinstance(schema, dict) else schema)} {end}"
+
+
 _BODIES = {
+    GPT_OSS.name: _gpt_oss,
+    DEEPSEEK.name: _deepseek,
+    DEEPSEEK_V31.name: _deepseek_v31,
+    COMMAND_R.name: _command_r,
+    QWEN3_CODER.name: _qwen3_coder,
     HERMES.name: _hermes,
     LLAMA3.name: _llama3,
     MISTRAL.name: _mistral,

@@ -39,6 +39,7 @@ class CallFormat:
     id_prefix: str = "call_"
     id_letters: int = 24
     instructs: bool = False  # the template does not know tools: they are told by models.tool_calls.generic
+    around: tuple[str, str] | None = None  # what an answer's text stands between, with tools or without
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Style:
     tags_in_content: bool = False  # deepseek-legacy: the text keeps the reasoning, with its tags, too
     parallel: bool = True  # false: what follows the first call is text
     primer: str = ""  # the beginning of the answer, which the prompt contains
+    texts: frozenset[tuple[str, str]] = frozenset()  # (tool, parameter): strings, for calls that are not JSON
 
 
 class Parser:
@@ -155,9 +157,14 @@ class Parser:
         return "".join(self._raw)
 
     @property
+    def rest(self) -> str | None:
+        """What is still to be read when the text has ended; None: it has not."""
+        return "".join(reversed(self._back)) if self._ended else None
+
+    @property
     def at_end(self) -> bool:
         """Whether the text has ended and every character of it was read."""
-        return self._ended and not self._back
+        return self.rest == ""
 
     def begin(self, name: str) -> int:
         """A call to `name` it is; returns its index."""
@@ -174,6 +181,11 @@ class Parser:
     def argument(self, text: str) -> None:
         """More of the last call's arguments."""
         self._emit(CallArguments, text)
+
+    def frame(self) -> None:
+        """What was read since the last mark is syntax, and so are the blanks before it."""
+        self._held = ""
+        self.mark()
 
     def content(self, text: str) -> None:
         """More text, after the blanks that were held back."""
@@ -223,7 +235,12 @@ class Parser:
         c = yield from self.after_blanks()
         self.back(c)
         self._repeat()
-        ordinary, self._told = _run_without(closing[0]), self._thought
+        yield from self.thought_until(closing)
+
+    def thought_until(self, closing: str) -> Step[None]:
+        """Reasoning, up to and with what closes it and the blanks after that."""
+        ordinary, told = _run_without(closing[0]), self._told
+        self._told = self._thought
         while True:
             self._ordinary = None if self._back else ordinary
             c = yield from self.next()
@@ -236,7 +253,7 @@ class Parser:
                 self._held += c
             else:
                 self._thought(c)
-        self._held = ""
+        self._held, self._told = "", told
         self._repeat()
         c = yield from self.after_blanks()
         self.back(c)

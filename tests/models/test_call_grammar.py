@@ -14,9 +14,23 @@ from models import tokenizer as tokenizers
 from models.gguf_file import GGUFFile
 from models.grammar import Grammar
 from models.tokenizer import Tokenizer
-from models.tool_calls import GENERIC, HERMES, LLAMA3, MISTRAL, CallFormat, Message, Parser, Style
+from models.tool_calls import (
+    COMMAND_R,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    GENERIC,
+    GPT_OSS,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    QWEN3_CODER,
+    CallFormat,
+    Message,
+    Parser,
+    Style,
+)
 from models.tool_calls.families import MISTRAL_NAMED
-from models.tool_calls.grammar import call_grammar
+from models.tool_calls.grammar import answer_grammar, call_grammar
 
 THINK = ("<think>", "</think>")
 ADD = {
@@ -30,12 +44,23 @@ ADD = {
     },
 }
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
-FAMILIES = [HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC]
+FAMILIES = [
+    HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, QWEN3_CODER
+]  # fmt: skip
 WRITTEN = {
     HERMES.name: '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "C"}}\n</tool_call>',
     LLAMA3.name: '{"name": "add", "parameters": {"a": 1, "unit": "C"}}',
     MISTRAL.name: '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "unit": "C"}, "id": "abcdefghi"}]',
     MISTRAL_NAMED.name: '[TOOL_CALLS]add[ARGS]{"a": 1, "unit": "C"}',
+    GPT_OSS.name: '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1, "unit": "C"}',
+    DEEPSEEK.name: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+    '{"a": 1, "unit": "C"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    DEEPSEEK_V31.name: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+    '{"a": 1, "unit": "C"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    COMMAND_R.name: '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": '
+    '{"a": 1, "unit": "C"}}\n]<|END_ACTION|>',
+    QWEN3_CODER.name: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=unit>\n"
+    '"C"\n</parameter>\n</function>\n</tool_call>',
     GENERIC.name: '{"tool_call": {"name": "add", "arguments": {"a": 1, "unit": "C"}}}',
 }
 
@@ -120,6 +145,50 @@ def test_reasoning_may_come_before_a_required_call(vocabulary: Tokenizer) -> Non
     assert len(message.calls) == 1
 
 
+def test_parameters_that_are_texts_are_written_without_quotes(vocabulary: Tokenizer) -> None:
+    properties = {"path": {"type": "string"}, "mode": {"type": "string", "enum": ["r", "w"]}, "n": {"type": "integer"}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties, "required": ["path", "mode"]}}
+    texts = frozenset({("f", "path"), ("f", "mode")})
+    made = call_grammar(QWEN3_CODER, [tool], required=True, parallel=False)
+    grammar = Grammar.compile("lark", made.lark, vocabulary)
+    text = '<tool_call>\n<function=f>\n<parameter=path>\na "b"\n<x>\n</parameter>\n<parameter=mode>\n%s\n</parameter>\n'
+    for mode, allowed in (("r", True), ("x", False)):
+        assert allows(grammar, text % mode + "</function>\n</tool_call>") == allowed
+    assert not allows(grammar, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
+    number = "<parameter=n>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert allows(grammar, text % "w" + number % "12")
+    assert not allows(grammar, text % "w" + number % "a")
+    (call,) = parsed(QWEN3_CODER, text % "w" + number % "12", texts=texts).calls
+    assert json.loads(call.arguments) == {"path": 'a "b"\n<x>', "mode": "w", "n": 12}
+
+
+@pytest.mark.parametrize("wrong", [3, "x", [1], None])
+def test_schemas_that_are_none(vocabulary: Tokenizer, wrong: Any) -> None:
+    tool = {"name": "f", "parameters": {"properties": wrong, "required": wrong}}
+    made = call_grammar(QWEN3_CODER, [tool], required=True, parallel=False)
+    assert allows(
+        Grammar.compile("lark", made.lark, vocabulary), "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+    )
+
+
+def test_an_answer_between_its_marks(vocabulary: Tokenizer) -> None:
+    reasoning = ("<|channel|>analysis<|message|>", "<|end|>")
+    for calls, tags, text in (
+        (GPT_OSS, None, "<|channel|>final<|message|>12"),
+        (GPT_OSS, reasoning, "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>12"),
+        (COMMAND_R, None, "<|START_RESPONSE|>12<|END_RESPONSE|>"),
+        (HERMES, THINK, "<think>Hm</think>\n12"),
+    ):
+        made = answer_grammar(calls, '%json {"type": "integer"}', tags, False)
+        grammar = Grammar.compile("lark", made.lark, vocabulary)
+        assert allows(grammar, text)
+        assert not allows(grammar, text.replace("12", "x"))
+        style = Style(calls, reasoning=tags)
+        parser = Parser(style)
+        message = Message().add(parser.push(text)).add(parser.finish())
+        assert (message.content, message.reasoning) == ("12", "Hm" if tags else "")
+
+
 def test_triggers() -> None:
     re2 = pytest.importorskip("re2")
     options = re2.Options()
@@ -134,6 +203,12 @@ def test_triggers() -> None:
     assert begins(HERMES, "I will. <tool_call>") == 8
     assert begins(MISTRAL, "[TOOL_CALLS]") == 0
     assert begins(LLAMA3, ' {"name": "add"') == 1
+    assert begins(GPT_OSS, "<|channel|>commentary to=functions.add") == 0
+    assert begins(GPT_OSS, "<|channel|>commentary<|message|>Hm") == -1
+    assert begins(DEEPSEEK, "Hm. <｜tool▁calls▁begin｜>") == 4
+    assert begins(COMMAND_R, "<|START_ACTION|>") == 0
+    assert begins(QWEN3_CODER, "<tool_call>") == -1
+    assert begins(QWEN3_CODER, "<tool_call>\n<function=") == 0
     assert begins(LLAMA3, '<|python_tag|>{"name": "add"') == 14
     assert begins(LLAMA3, '{"name": "Bob"') == begins(LLAMA3, 'So {"name": "add"') == -1
     for text, place in (
