@@ -46,7 +46,7 @@ async def score(request: web.Request) -> web.Response:
         {
             "object": "list",
             "model": model,
-            "data": [_shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))],
+            "data": [shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))],
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
     )
@@ -67,19 +67,24 @@ def _score(engine: Engine, example: Example, gradient: bool, lora: Lora | None, 
     return score(scored, example, gradient=gradient)
 
 
-def _shown(index: int, example: Example, score: Score) -> dict[str, Any]:
-    shown = {
+def shown(index: int, example: Example, score: Score) -> dict[str, Any]:
+    """One item of the reply. JSON has no infinity and no NaN: those are null."""
+    told: dict[str, Any] = {
         "index": index,
         "object": "score",
         "tokens": example.tokens.tolist(),
-        "token_logprobs": [None, *(x if math.isfinite(x) else None for x in score.log_probs.tolist())],
+        "token_logprobs": [None, *map(_finite, score.log_probs.tolist())],
         "counted": example.learn.tolist(),
-        "loss": score.loss if math.isfinite(score.loss) else None,
+        "loss": _finite(score.loss),
         "n_counted": score.n_counted,
     }
     if score.gradient_norm is not None:
-        shown["gradient_norm"] = score.gradient_norm
-    return shown
+        told["gradient_norm"] = _finite(score.gradient_norm)
+    return told
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
 
 
 def _examples(context: Context, body: Mapping[str, Any]) -> list[Example]:

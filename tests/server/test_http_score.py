@@ -1,0 +1,21 @@
+"""What scores look like where the model's numbers are no numbers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from server.http.context import encode_json
+from server.http.score import shown
+from training.score import Score
+from training.tokens import Example
+
+
+def test_what_is_not_finite_is_null():
+    example = Example(np.array([1, 2, 3], np.int32), np.array([False, True, True]))
+    score = Score(np.array([-np.inf, np.nan], np.float32), float("nan"), 2, float("inf"))
+    told = json.loads(encode_json(shown(0, example, score)))
+    assert told["token_logprobs"] == [None, None, None]
+    assert (told["loss"], told["gradient_norm"], told["n_counted"]) == (None, None, 2)
+    assert "gradient_norm" not in shown(0, example, Score(np.zeros(2, np.float32), 0.0, 2))
