@@ -70,10 +70,12 @@ for _dtype, _element in TYPES.items():
         top = new_top;
         total = total * correction;
         product = product * correction;
+        BARRIER();
+        for (uint j = LID; j < n; j += WG) scores[j] = EXP(scores[j] - top);
+        BARRIER();
         for (uint j = 0u; j < n; j++) {
-          float e = EXP(scores[j] - top);
-          total = total + e;
-          product = FMA(e, gradients[j], product);
+          total = total + scores[j];
+          product = FMA(scores[j], gradients[j], product);
         }
       } else {
         for (uint d = LID; d < size; d += WG) {

@@ -25,8 +25,35 @@ FN float slope_of(float s, float cap, float factor) { /* of the capped score by 
 }
 """
 FUNCTIONS = f"""{SCORES}
+#if WG == 1
+FN float dot_product(const __global float* a, const __global float* b, uint n) {{
+  float16 lanes = (float16)(0.0f);
+  uint d = 0u;
+  for (; d + 16u <= n; d += 16u) lanes = fma(vload16(0, a + d), vload16(0, b + d), lanes);
+  float8 eight = lanes.lo + lanes.hi;
+  float4 four = eight.lo + eight.hi;
+  float y = (four.x + four.y) + (four.z + four.w);
+  for (; d < n; d++) y = fma(a[d], b[d], y);
+  return y;
+}}
+#define DOT(y, A, at_a, B, at_b) float y = dot_product((A) + (at_a), (B) + (at_b), size);
+#define ADD_ROWS(to, w, X, at) /* to[d] + the sum over j of w[j] * X[at + d] */ \\
+  for (uint d = 0u; d + 16u <= size; d += 16u) {{ \\
+    float16 o = vload16(0, to + d); \\
+    for (uint j = 0u; j < n; j++) o = fma((float16)(w[j]), vload16(0, (X) + (at) + d), o); \\
+    vstore16(o, 0, to + d); \\
+  }} \\
+  for (uint d = size / 16u * 16u; d < size; d++) for (uint j = 0u; j < n; j++) to[d] = fma(w[j], X[(at) + d], to[d]);
+#else
 #define DOT(y, A, at_a, B, at_b) \\
   PRECISE float y = 0.0f; for (uint d = 0u; d < size; d++) y = FMA(A[(at_a) + d], B[(at_b) + d], y);
+#define ADD_ROWS(to, w, X, at) \\
+  for (uint d = LID; d < size; d += WG) {{ \\
+    PRECISE float o = to[d]; \\
+    for (uint j = 0u; j < n; j++) o = FMA(w[j], X[(at) + d], o); \\
+    to[d] = o; \\
+  }}
+#endif
 #define FIRST(t) max(UINT(START[t]) + (t) / length * length, \\
     window > 0u && (t) % length + 1u > window ? (t) + 1u - window : 0u)
 """
@@ -52,12 +79,12 @@ Kernel(
     float correction = EXP(top - new_top);
     top = new_top;
     total = total * correction;
-    for (uint j = 0u; j < n; j++) total = total + EXP(scores[j] - top);
-    for (uint d = LID; d < size; d += WG) {{
-      PRECISE float o = sums[d] * correction;
-      for (uint j = 0u; j < n; j++) o = FMA(EXP(scores[j] - top), V[((base + j) * n_kv + kv) * size + d], o);
-      sums[d] = o;
-    }}
+    BARRIER();
+    for (uint j = LID; j < n; j += WG) scores[j] = EXP(scores[j] - top);
+    for (uint d = LID; d < size; d += WG) sums[d] = sums[d] * correction;
+    BARRIER();
+    for (uint j = 0u; j < n; j++) total = total + scores[j];
+    ADD_ROWS(sums, scores, V, ((base + j) * n_kv + kv) * size)
     BARRIER();
   }}
   for (uint d = LID; d < size; d += WG) Y[mine + d] = sums[d] / total;""",
@@ -100,17 +127,15 @@ Kernel(
         top = new_top;
         total = total * correction;
         product = product * correction;
+        BARRIER();
+        for (uint j = LID; j < n; j += WG) scores[j] = EXP(scores[j] - top);
+        BARRIER();
         for (uint j = 0u; j < n; j++) {{
-          float e = EXP(scores[j] - top);
-          total = total + e;
-          product = FMA(e, gradients[j], product);
+          total = total + scores[j];
+          product = FMA(scores[j], gradients[j], product);
         }}
       }} else {{
-        for (uint d = LID; d < size; d += WG) {{
-          PRECISE float o = sums[d];
-          for (uint j = 0u; j < n; j++) o = FMA(gradients[j], K[((base + j) * n_kv + kv) * size + d], o);
-          sums[d] = o;
-        }}
+        ADD_ROWS(sums, gradients, K, ((base + j) * n_kv + kv) * size)
       }}
       BARRIER();
     }}
@@ -156,17 +181,8 @@ Kernel(
         }
       }
       BARRIER();
-      for (uint d = LID; d < size; d += WG) {
-        PRECISE float dk = of_key[d];
-        PRECISE float dv = of_value[d];
-        for (uint j = 0u; j < n; j++) {
-          uint at = ((base + j) * n_heads + h) * size + d;
-          dk = FMA(gradients[j], Q[at], dk);
-          dv = FMA(weights[j], G[at], dv);
-        }
-        of_key[d] = dk;
-        of_value[d] = dv;
-      }
+      ADD_ROWS(of_key, gradients, Q, ((base + j) * n_heads + h) * size)
+      ADD_ROWS(of_value, weights, G, ((base + j) * n_heads + h) * size)
       BARRIER();
     }
   }
