@@ -6,6 +6,7 @@ Any thread may call. What has been written is there after a kill: every call is 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import sqlite3
 import threading
@@ -67,7 +68,7 @@ class Store:
             f"insert into {table} (id, data, seq) values (?, ?, (select coalesce(max(seq), 0) + 1 from {table})) "
             "on conflict (id) do update set data = excluded.data",
             row["id"],
-            json.dumps(row),
+            _json(row),
         )
 
     def get(self, table: str, id: str) -> Row | None:
@@ -123,7 +124,7 @@ class Store:
             "type": type,
             "data": data or {},
         }
-        self._run("insert into events (id, job, step, data) values (?, ?, ?, ?)", row["id"], job, step, json.dumps(row))
+        self._run("insert into events (id, job, step, data) values (?, ?, ?, ?)", row["id"], job, step, _json(row))
         return row
 
     def events(self, job: str, after: int = 0) -> list[tuple[int, Row]]:
@@ -141,13 +142,26 @@ class Store:
             row["id"],
             job,
             step,
-            json.dumps(row),
+            _json(row),
         )
 
     def checkpoints(self, job: str) -> list[Row]:
         """Of a job, the newest first."""
         found = self._run("select data from checkpoints where job = ? order by step desc", job)
         return [json.loads(data) for (data,) in found]
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(row), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN, such as the loss of a job that diverges: they become null."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def new_id(prefix: str) -> str:

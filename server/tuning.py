@@ -217,11 +217,9 @@ class Tuning:
         assert trainer is not None
         events = [e["data"] for _, e in self.store.events(job["id"]) if e["type"] == "metrics"]
         lines = ["step,train_loss,train_accuracy,valid_loss"]
+        columns = ("step", "train_loss", "train_mean_token_accuracy", "full_valid_loss")
         for m in events:
-            lines.append(
-                f"{m['step']},{m.get('train_loss', '')},{m.get('train_mean_token_accuracy', '')},"
-                f"{m.get('full_valid_loss', '')}"
-            )
+            lines.append(",".join("" if m.get(name) is None else str(m[name]) for name in columns))
         results = self.store.add_file("\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results")
         job = self.store.get("jobs", job["id"]) or job
         self._update(
