@@ -111,12 +111,9 @@ def layout(
     takes over a source that nobody else reads, whole and of the same size.
     """
     roots = roots_of(order)
-
-    def root(t: Tensor) -> Tensor:
-        return roots[id(t)][0]
-
-    readers = Counter(id(root(s)) for t in order if t.op not in ALIASES for s in t.src)
-    readers.update(id(root(t)) for t in pinned)
+    owner = {i: root for i, (root, _) in roots.items()}
+    readers = Counter([id(owner[id(s)]) for t in order if t.op not in ALIASES for s in t.src])
+    readers.update(id(owner[id(t)]) for t in pinned)
     arenas = [Allocator(a) for a in alignments]
     offsets: dict[int, int] = {}
     owned: dict[int, Tensor] = {}  # alive in an arena, by id of the owner
@@ -137,12 +134,13 @@ def layout(
     for t in order:
         if t.is_leaf or t.op in ALIASES:
             continue
-        if root(t) is t:
+        if owner[id(t)] is t:
             if not (in_place and take_over(t)):
                 offsets[id(t)] = arenas[arena_of(t)].allocate(t.nbytes)
             owned[id(t)] = t
         for s in t.src:
-            readers[id(root(s))] -= 1
-            release_unread(root(s))
+            read = owner[id(s)]
+            readers[id(read)] -= 1
+            release_unread(read)
         release_unread(t)
     return Layout(offsets, roots, {i: a.max_size for i, a in enumerate(arenas)})

@@ -5,6 +5,7 @@ Block types keep the names and layouts of GGUF (`gguf.GGML_QUANT_SIZES`); plain 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ DTYPES: dict[str, DType] = {
 }
 
 
+@functools.lru_cache(1 << 16)
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a contiguous tensor. ValueError when its rows (of a cache: its pages) are not whole blocks."""
     d = DTYPES[dtype]

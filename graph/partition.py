@@ -9,7 +9,7 @@ rewrites a node, new nodes take their place, so a second plan or run sees what t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graph.allocate import Roots, roots_of
 from graph.backend import Backend
@@ -101,15 +101,15 @@ def partition(
             b = produced[id(t.src[0])]
         else:
             b = pinned[id(t)] if id(t) in pinned else _first(t, backends)
-        src = tuple(on(s, b) for s in t.src)
-        node = t if all(a is s for a, s in zip(src, t.src, strict=True)) else replace(t, src=src)
+        src = tuple([variants.get((id(s), b)) or on(s, b) for s in t.src])
+        node = t if src == t.src else Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
         node = backends[b].rewrite(node)
         stack = [node]
         while stack:  # a rewrite may have made more than one node; `variants` keeps them all alive, so ids stay theirs
             new = stack.pop()
-            if not new.is_leaf and id(new) not in where:
+            if id(new) not in where and not new.is_leaf:
                 where[id(new)] = b
-                stack.extend(new.src)
+                stack += new.src
         produced[id(t)] = b
         variants[id(t), b] = node
 

@@ -159,21 +159,28 @@ class Session:
             return np.array(held.first_bytes()[offset : offset + nbytes])
         return np.array(self.backends[b].download(Place(self.buffer(t, b), offset), nbytes))
 
-    def measure(self, build: Build, *, eval_order: str = "auto") -> tuple[Placement, Layout]:
+    def measure(self, build: Build, *, eval_order: str = "auto", held: bool = False) -> tuple[Placement, Layout]:
         """Placement and memory of a graph, with nothing allocated.
 
         `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory.
+        `held`: memory that the arenas have anyway costs nothing, so an order that needs no more is as good as any.
         """
         placement = partition(build(), self.backends, self._homes)
         alignments = [b.alignment for b in self.backends]
-        orders = {"left": placement.order} if eval_order != "right" else {}
+
+        def choice(order: tuple[Tensor, ...]) -> tuple[Placement, Layout]:
+            return replace(placement, order=order), layout(order, placement.arena_of, alignments, placement.fetches)
+
+        choices = [choice(placement.order)] if eval_order != "right" else []
+        if choices and held and all(self._room(b) >= size for b, size in choices[0][1].sizes.items()):
+            return choices[0]
         if eval_order != "left":
-            orders["right"] = tuple(toposort(placement.fetches, reverse=True))
-        choices = [
-            (replace(placement, order=order), layout(order, placement.arena_of, alignments, placement.fetches))
-            for order in orders.values()
-        ]
+            choices.append(choice(tuple(toposort(placement.fetches, reverse=True))))
         return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
+
+    def _room(self, b: int) -> int:
+        arena = self._arenas.get(b)
+        return arena.nbytes if arena is not None else 0
 
     def device_bytes(self, placement: Placement, arenas: Layout) -> list[DeviceBytes]:
         """What a measured graph needs on each device."""
@@ -199,7 +206,7 @@ class Session:
 
     def plan(self, build: Build) -> Plan:
         """A plan of its own, not kept."""
-        placement, arenas = self.measure(build)
+        placement, arenas = self.measure(build, held=True)
         self._homes.update(placement.homes)
         self.n_plans_built += 1
         return Plan(self, placement, arenas)

@@ -63,27 +63,8 @@ def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
     `reverse` visits a node's sources from right to left: another valid order, which may need less memory. Iterative,
     linear in nodes and edges. ValueError when a node both reads and overwrites its own history.
     """
-    from graph.op import writes_of
-
     roots = list(roots)
-    readers: dict[int, list[Tensor]] = {}  # by what they read, under whatever alias
-    writers: list[tuple[Tensor, Tensor]] = []  # (node, what it overwrites)
-    seen: set[int] = set()
-    stack = list(reversed(roots))
-    while stack:
-        t = stack.pop()
-        if id(t) in seen:
-            continue
-        seen.add(id(t))
-        stack.extend(reversed(t.src))
-        if t.op not in ALIASES:
-            for s in t.src:
-                readers.setdefault(id(_unaliased(s)), []).append(t)
-            writers.extend((t, _unaliased(t.src[i])) for i in writes_of(t))
-    before: dict[int, list[Tensor]] = {}
-    for t, overwritten in writers:
-        before.setdefault(id(t), []).extend(r for r in readers[id(overwritten)] if r is not t)
-
+    before = _readers_of_overwritten(roots)
     order: list[Tensor] = []
     done: dict[int, bool] = {}  # False: being visited
     for root in roots:
@@ -102,6 +83,31 @@ def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
                         raise ValueError(f"{s!r} both reads and overwrites its own history")
                     work.append((s, False))
     return order
+
+
+def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[int, list[Tensor]]:
+    """By id of each node that writes: the other readers of what it overwrites, under whatever alias."""
+    from graph.op import writes_of
+
+    nodes: dict[int, Tensor] = {}
+    stack = list(roots)[::-1]
+    while stack:
+        t = stack.pop()
+        if id(t) not in nodes:
+            nodes[id(t)] = t
+            stack.extend(t.src[::-1])
+    writers = [(t, _unaliased(t.src[i])) for t in nodes.values() if t.op not in ALIASES for i in writes_of(t)]
+    readers: dict[int, list[Tensor]] = {id(overwritten): [] for _, overwritten in writers}
+    for t in nodes.values() if writers else ():
+        if t.op not in ALIASES:
+            for s in t.src:
+                found = readers.get(id(_unaliased(s) if s.op in ALIASES else s))
+                if found is not None:
+                    found.append(t)
+    before: dict[int, list[Tensor]] = {}
+    for t, overwritten in writers:
+        before.setdefault(id(t), []).extend(r for r in readers[id(overwritten)] if r is not t)
+    return before
 
 
 def _unaliased(t: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
 import threading
 import time
@@ -47,20 +48,21 @@ class Table:
     def __init__(self, instructions: list[Instruction]) -> None:
         instructions = [i for i in instructions if i.n_units > 0]
         jit.load(i.kernel for i in instructions)
-        starts = np.cumsum([0] + [len(i.args) for i in instructions])
+        starts = list(itertools.accumulate((len(i.args) for i in instructions), initial=0))
         self.blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
-        self.words = np.zeros((max(1, len(instructions)), 8), np.int64)
         self.n = len(instructions)
         self.scratch = max((i.scratch for i in instructions), default=0)
-        end = 0
+        words: list[tuple[int, ...]] = [(0,) * 8] * max(1, self.n)
+        first, end = self.blocks.ctypes.data, 0
         for i in reversed(range(self.n)):
             ins = instructions[i]
             grain = max(1, ins.grain, ins.n_units >> 22)  # a count of chunks has 24 bits
             n_chunks = -(-ins.n_units // grain)
             end = 0 if n_chunks != 1 else end or i + 1
-            block = self.blocks.ctypes.data + 8 * int(starts[i])
             start, nbytes = ins.streams
-            self.words[i] = jit.address(ins.kernel), block, ins.n_units, grain, n_chunks, end, start, nbytes * grain
+            block = first + 8 * starts[i]
+            words[i] = jit.address(ins.kernel), block, ins.n_units, grain, n_chunks, end, start, nbytes * grain
+        self.words = np.array(words, np.int64)
 
 
 class Pool:

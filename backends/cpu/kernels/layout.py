@@ -37,6 +37,7 @@ rows of the first block of k, then all rows of the next, so that a tile reads on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 LANES = 16
 ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_OFFSET, ACT_HALF = 52, 32, 36, 40, 44  # bytes of a block, offsets in it
@@ -116,6 +117,7 @@ def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
     return table["float" if LAYOUTS[dtype].block == 1 else "int"]
 
 
+@cache
 def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
     """The tile for m rows: no wider than m, and the least work, as the last tile may overlap the one before."""
     table = tiles(dtype, isa)
