@@ -15,6 +15,7 @@ from server.errors import ExceedsContext, InvalidRequest
 from server.fill import Plan, bucket_floor, fill, split
 from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
+from server.pace import Pace
 from server.pages import n_pages_for, pool_size
 from server.prefix import common_prefix
 from server.requests import CompletionRequest, Event, Failed, Lora, Progress
@@ -79,13 +80,13 @@ class Scheduler:
         on_step: Callable[[UBatch, StepResult, float], None] | None = None,
         resolve_lora: Callable[[Lora | None], Choice] = lambda _: BASE,
     ) -> None:
-        """`n_ctx` counts the cells of all slots. `prompt_chunk` bounds a step's prompt tokens while streams run.
+        """`n_ctx` counts the cells of all slots. `prompt_chunk`: the most prompt tokens of a step while streams run.
         `cache_ram`: bytes of host memory for pages that the device has no room for; None: no limit. `queue_*`: what may
         wait for a seat; -1: no limit."""
         self.engine = engine
         self.vocab = vocab
         self.n_ubatch = min(n_ubatch, n_batch)
-        self.prompt_chunk = max(1, prompt_chunk)
+        self.pace = Pace(max(1, prompt_chunk))
         self.slot_prompt_similarity = slot_prompt_similarity
         self.clock = clock
         self.make_sampler = make_sampler or (lambda params, n_ctx: RowSampler(params, vocab, n_ctx))
@@ -109,12 +110,8 @@ class Scheduler:
         self.count()
 
     @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.queue)
-
-    @property
     def idle(self) -> bool:
-        return not self.has_work
+        return not (self.running or self.queue)
 
     @property
     def choices(self) -> set[Choice]:
@@ -167,7 +164,7 @@ class Scheduler:
 
     def step(self) -> Events:
         """Admit, then run one batch and hand out what came of it. [] when idle."""
-        if not (self.running or self.queue):
+        if self.idle:
             return []
         events: Events = []
         self._n_steps += 1
@@ -188,6 +185,7 @@ class Scheduler:
                 plan = self._step_failed(group, plan, error, events)
                 continue
             now = self.clock()
+            self.pace.observe(sum([n for seq, n in group if seq.owed > 1]), len(batch.tokens), now - began)
             for seq, end in self._committer.commit(group, result, now, events):
                 events.append((seq, finished(seq, end) if isinstance(end, Stop) else end))
                 self._leave(seq)
@@ -343,8 +341,9 @@ class Scheduler:
             for seq, _ in plan:
                 seq.served = self._n_steps
         if prompts:
-            total = min(self.n_ubatch, len(plan) + self.prompt_chunk) if plan else self.n_ubatch
-            left = max(bucket_floor(total), len(plan) + 1) - len(plan)
+            flowing = any(seq.n_generated > 1 for seq, _ in plan)  # a first token has set no pace yet
+            total = min(self.n_ubatch, self.pace.tokens(len(plan))) if flowing else bucket_floor(self.n_ubatch)
+            left = max(total, len(plan) + 1) - len(plan)
             given = shares([self._debt(seq) for seq in prompts], left)
             plan += [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
         if any(len(seq.table) * PAGE < seq.n_computed + n for seq, n in plan):
@@ -362,7 +361,7 @@ class Scheduler:
         Drafts are guesses: they take pages from nobody, and like prompts they may hold up a stream only so much.
         """
         wanted: list[tuple[Sequence, int]] = []
-        room = min(self.n_ubatch, len(plan) + self.prompt_chunk) - sum([n for _, n in plan])
+        room = min(self.n_ubatch, len(plan) + self.pace.most) - sum([n for _, n in plan])
         for seq, n in plan:
             # A late one's masks for a draft would be late again; drafters do not know of forgotten tokens.
             if seq.drafts is not None and not seq.late and not seq.n_dropped:

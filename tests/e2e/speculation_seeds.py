@@ -64,7 +64,7 @@ class Server:
             scheduler.submit(request)
         texts: Texts = {seed: [] for seed in seeds}
         self.n_steps = 0
-        while scheduler.has_work:
+        while not scheduler.idle:
             self.n_steps += 1
             for seq, event in scheduler.step():
                 if isinstance(event, Token):

@@ -220,6 +220,11 @@ def check_pages(scheduler: Scheduler) -> None:
     assert [seq.rank for seq in scheduler.running] == sorted(seq.rank for seq in scheduler.running)
 
 
+def prompt(n: int, salt: int = 0) -> list[int]:
+    """n tokens that begin unlike those of another salt."""
+    return [1 + (i * i + 7 * salt + i // 3) % (N_VOCAB - 1) for i in range(n)]
+
+
 class Answer:
     """The events of one request, put together as a client would."""
 
@@ -332,7 +337,7 @@ class Bench:
             check_cells(self.scheduler, self.engine)
 
     def drain(self, n_most: int = 5000) -> None:
-        while self.scheduler.has_work:
+        while not self.scheduler.idle:
             n_most -= 1
             assert n_most, "does not end"
             self.step()

@@ -223,7 +223,7 @@ class Life(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         n_most = 20_000
-        while self.bench.scheduler.has_work:
+        while not self.bench.scheduler.idle:
             self.one_step()
             n_most -= 1
             assert n_most, "does not end"

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle
+from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle, prompt
 
 from models.adapter_bank import BASE, Choice
 from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from server.slot_actions import erase, fork, install, snapshot
 from server.slot_files import SlotState
 from server.ubatch import PAGE
-
-
-def prompt(n: int, salt: int = 0) -> list[int]:
-    return [1 + (i * i + 7 * salt + i // 3) % (N_VOCAB - 1) for i in range(n)]
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 40, 80])

@@ -26,7 +26,7 @@ def prompt(n: int, salt: int = 0) -> list[int]:
 def order_of_ends(bench: Bench, seqs: list[Sequence]) -> list[int]:
     """Which of the requests ended first, second, ..."""
     ended: list[int] = []
-    while bench.scheduler.has_work:
+    while not bench.scheduler.idle:
         bench.step()
         ended += [i for i, seq in enumerate(seqs) if seq.done and i not in ended]
     return ended

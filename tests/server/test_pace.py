@@ -1,0 +1,80 @@
+"""Prompts beside streams: how much of one a step carries, on a device whose every step costs what we say."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_fakes import Bench, prompt
+
+from server.pace import LEAST, Pace
+from server.ubatch import StepResult, UBatch
+
+
+def costly(bench: Bench, *, step: float, token: float) -> list[float]:
+    """Have a step take `step` seconds, and `token` more for each row beyond eight; returns what the steps took."""
+    took: list[float] = []
+    run = bench.engine.step
+
+    def timed(batch: UBatch) -> StepResult:
+        took.append(step + token * max(0, len(batch.tokens) - 8))
+        bench.time += took[-1]
+        return run(batch)
+
+    bench.engine.step = timed  # type: ignore[method-assign]
+    return took
+
+
+@pytest.mark.parametrize("token", [0.004, 0.016, 0.05], ids="{} s a token".format)
+def test_a_long_prompt_stretches_no_stream_beyond_three_steps(token: float) -> None:
+    bench = Bench(n_slots=4, n_ctx=8192)
+    took = costly(bench, step=1.0, token=token)
+    streams = [bench.submit(prompt(64, salt), n_predict=400, ignore_eos=True) for salt in range(3)]
+    bench.step(20)
+    began = len(took)
+    long = bench.submit(prompt(2000, 9), n_predict=1)
+    before = [len(seq.tokens) for seq in streams]
+    while not long.done:
+        bench.step()
+    assert max(took[began:]) < 3.0
+    assert [len(seq.tokens) - n for seq, n in zip(streams, before, strict=True)] == [len(took) - began] * 3
+    assert sum(took[began:]) < 3 * 2000 * token + 3 * 2000 / 128  # and the prompt is not starved
+
+
+def test_a_stream_with_one_token_has_no_pace_yet() -> None:
+    """Prompts that arrive together are all evaluated in full steps, although some of them finish first."""
+    bench = Bench(n_slots=16, n_ctx=8192, n_ubatch=512)
+    took = costly(bench, step=1.0, token=0.1)
+    for salt in range(16):
+        bench.submit(prompt(64, salt), n_predict=20, ignore_eos=True)
+    bench.step(2)
+    assert len(took) == 2
+    assert [seq.n_generated > 0 for seq in bench.scheduler.running] == [True] * 16
+
+
+def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
+    pace = Pace(61)
+    assert pace.tokens(3) == 64
+    pace.observe(0, 3, 0.5)
+    assert pace.tokens(3) == 64
+    pace.observe(40, 40, 2.0)
+    assert pace.tokens(3) == 16  # 0.875 s are spare, for 17 tokens
+    for _ in range(9):
+        pace.observe(0, 3, 0.0)
+    assert pace.tokens(3) == 3 + LEAST
+    pace.observe(61, 64, 0.0)  # a clock that stands still
+    assert pace.tokens(3) == 64
+    assert Pace(1).tokens(3) == 4
+
+
+def test_from_one_slow_step_it_recovers_at_once() -> None:
+    pace = Pace(128)
+    for _ in range(7):
+        pace.observe(0, 1, 0.1)
+    pace.observe(31, 32, 0.2)
+    assert pace.tokens(1) == 32
+    pace.observe(31, 32, 30.0)
+    assert pace.tokens(1) == 1 + LEAST
+    pace.observe(7, 8, 0.1 + 7 * 0.1 / 31)
+    assert pace.tokens(1) == 16
+    pace.observe(15, 16, 0.1 + 15 * 0.1 / 31)
+    pace.observe(0, 1, 30.0)
+    assert pace.tokens(1) == 32
