@@ -36,7 +36,7 @@ class ServerConfig:
     has_draft_model: bool = False
     api_keys: tuple[str, ...] = ()
     api_key_file: str = ""  # more of them; read again when it changes
-    admin_api_key: str = ""  # what writing files and jobs needs, where it is set
+    admin_api_key: str = ""  # what changes of the server need, where it is set
     api_prefix: str = ""
     tls: SSLContext | None = None  # the key and certificate of HTTPS
     reuse_port: bool = False

@@ -23,15 +23,33 @@ def identity(name: str, begins: I32, sizes: I32) -> int:
     return int.from_bytes(h.digest()[:8], "little")
 
 
-def split(n: int, fraction: float, seed: int, *, shuffle: bool = True) -> tuple[I32, I32]:
-    """Training and validation indices: the whole set is shuffled once, then the last `fraction` of it validates."""
+def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
+    """Training and validation indices of n samples: all are shuffled once, then the last `fraction` validates."""
     if not 0 <= fraction < 1:
         raise TrainingError(f"the validation split must be at least 0 and below 1, not {fraction}")
-    order = np.random.default_rng([seed, 1]).permutation(n) if shuffle else np.arange(n)
+    order = np.random.default_rng([seed, 1]).permutation(n)
     n_val = round(n * fraction)
     if n_val >= n:
         raise TrainingError(f"a validation split of {fraction} leaves none of {n} samples to train on")
     return order[: n - n_val].astype(np.int32), np.sort(order[n - n_val :]).astype(np.int32)
+
+
+def split_windows(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I32]:
+    """The same of windows, so that no token is learned that validates: where windows overlap they are not shuffled, the
+    last of the text validate, and those that reach into them are left out."""
+    training, held_out = split(len(dataset), fraction, seed)
+    begins, ends = dataset.begins, dataset.ends
+    if not len(held_out) or (ends[:-1] <= begins[1:]).all():
+        return training, held_out
+    first, last = len(training), int((begins + dataset.sizes).max())
+    n_apart = int((np.maximum.accumulate(ends) <= begins[first]).sum())
+    held_out = np.arange(first, len(dataset), dtype=np.int32)
+    held_out = held_out[ends[first:] <= last]  # what the end of the text has no room for begins it again
+    if not n_apart or not len(held_out):
+        raise TrainingError(
+            f"a validation split of {fraction} of {len(dataset)} samples that overlap leaves none apart"
+        )
+    return np.arange(n_apart, dtype=np.int32), held_out
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -32,7 +33,7 @@ def read_records(raw: bytes, name: str) -> list[Record]:
 
 
 def _records(raw: bytes, name: str) -> Iterator[Record]:
-    for number, line in enumerate(raw.split(b"\n"), 1):
+    for number, line in enumerate(raw.removeprefix(BOM_UTF8).split(b"\n"), 1):
         if line.strip():
             yield _record(line, number, f"{name}: line {number}")
 
@@ -41,12 +42,14 @@ def _record(line: bytes, number: int, where: str) -> Record:
     if len(line) > MAX_LINE:
         raise TrainingError(f"{where}: is longer than {MAX_LINE} bytes")
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+        row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
         json.dumps(row, ensure_ascii=False).encode("utf-8")  # a lone surrogate has no UTF-8
     except UnicodeDecodeError as error:
         raise TrainingError(f"{where}: byte {error.start} is not UTF-8") from None
     except UnicodeEncodeError:
         raise TrainingError(f"{where}: a surrogate escape without its partner") from None
+    except _KeyTwice as error:
+        raise TrainingError(f"{where}: key {str(error)[:100]!r} stands twice") from None
     except RecursionError:
         raise TrainingError(f"{where}: is nested too deeply") from None
     except ValueError as error:
@@ -76,6 +79,18 @@ def parse_row(row: Mapping[str, Any], number: int, where: str) -> Record:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+class _KeyTwice(ValueError):
+    """A JSON object has this key twice."""
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _KeyTwice(next(name for name in names if names.count(name) > 1))
+    return row
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str:

@@ -39,6 +39,11 @@ class Dataset(Protocol):
     @property
     def sizes(self) -> I32: ...
 
+    @property
+    def ends(self) -> I32:
+        """Where the tokens end that a window may learn from; windows that end before another begins share none."""
+        ...
+
 
 class TextWindows:
     """Windows of T tokens of one long text, a new one every `stride`; the label is the next token of the text."""
@@ -55,6 +60,10 @@ class TextWindows:
 
     def __len__(self) -> int:
         return len(self.begins)
+
+    @property
+    def ends(self) -> I32:
+        return self.begins + self.sizes
 
     def window(self, i: int, rng: np.random.Generator) -> Window:
         a, n = int(self.begins[i]), self.n_window
@@ -93,6 +102,10 @@ class PackedExamples:
     def _measure(self) -> None:
         self.sizes = np.array([sum(len(p.tokens) - 1 for p in row) for row in self._rows], np.int32)
         self.begins = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int32)
+
+    @property
+    def ends(self) -> I32:
+        return self.begins + self.sizes
 
     def joined(self, other: PackedExamples) -> PackedExamples:
         """These windows, then the other's."""
@@ -144,6 +157,10 @@ class TextSamples:
 
     def __len__(self) -> int:
         return len(self.begins)
+
+    @property
+    def ends(self) -> I32:
+        return self.begins + self.sizes + (self.n_window if self.options.fill_with_next else 0)
 
     def window(self, i: int, rng: np.random.Generator) -> Window:
         o, n = self.options, self.n_window

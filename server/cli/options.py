@@ -300,7 +300,12 @@ TUNING = Group(
     (
         Flag("--data-dir", "folder of files and fine-tuning jobs; without it there are none", text, None, "DIR"),
         Flag(
-            "--admin-api-key", "key that writing files and jobs needs", text, None, "KEY", env="LOGITLESS_ADMIN_API_KEY"
+            "--admin-api-key",
+            "key that changes need: of files, jobs, slots, adapters",
+            text,
+            None,
+            "KEY",
+            env="LOGITLESS_ADMIN_API_KEY",
         ),
         Flag(
             "--train-share", "per cent of the device's time for training while requests run", number(0, 100), 50.0, "X"

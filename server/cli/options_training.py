@@ -25,7 +25,7 @@ DATA = Group(
         Flag("-c --ctx-size --ctx", "tokens of a window", whole(1, 2**20), 128),
         Flag("-b --batch-size --batch", "windows of one device run", whole(1, 2**16), 8),
         Flag("--grad-acc", "device runs of an optimizer step, each with windows of its own", whole(1, 2**16), 1),
-        Flag("-val-split --val-split", "part of the windows that validates", number(0, 0.99), 0.05, "X"),
+        Flag("-val-split --val-split", "part that validates; the end, if windows overlap", number(0, 0.99), 0.05, "X"),
         Flag("--validate-every", "steps between validations; 0: after each epoch", whole(0), 0),
         Flag("--stride", "tokens from one window of a text to the next; 0: half a window", whole(0, 2**20), 0),
         Flag("--pack", "put several rows into a window where they fit", default=True, off="--no-pack"),

@@ -148,12 +148,12 @@ def prepare(
     """(settings, dataset, (training, validation) indices), with everything wrong about them said in one line."""
     from training.errors import TrainingError
     from training.load import load_dataset
-    from training.order import split
+    from training.order import split_windows
 
     try:
         wanted = settings(o)
         dataset = load_dataset(o.file, vocabulary, template, data_options(o))
-        return wanted, dataset, split(len(dataset), o.val_split, max(0, o.seed))
+        return wanted, dataset, split_windows(dataset, o.val_split, max(0, o.seed))
     except TrainingError as error:
         raise CliError(str(error)) from None
 

@@ -109,7 +109,8 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", f"{_JOBS}/{{id}}/events", "fine_tuning.events"),
     ("GET", f"{_JOBS}/{{id}}/checkpoints", "fine_tuning.checkpoints"),
 )
-_ADMIN = ("/v1/files", "/v1/fine_tuning/")  # writing here needs the admin key, where there is one
+# what is not read here needs the admin key, where there is one
+_ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
 _PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *PAGE})
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -189,7 +189,15 @@ LOOKUP = _object(
     {"conversation_ids": {"type": "array", "items": {"type": "string"}, "maxItems": 1000}}, "conversation_ids"
 )
 CONTROL = _object({"id": {"type": "string", "minLength": 1}, "action": {"enum": ["reasoning_end"]}}, "id", "action")
-SCORE = _object({"input": {"type": ["string", "array", "object"]}, **_many("gradient_norm", "boolean")}, "input")
+SCORE = _object(
+    {
+        "input": {"type": ["string", "array", "object"]},
+        **_many("model", "string"),
+        **_many("lora", "array"),
+        **_many("gradient_norm", "boolean"),
+    },
+    "input",
+)
 SCALES: Schema = {
     "type": "array",
     "items": _object({"id": {"type": "integer"}, "scale": {"type": "number"}}, "id", "scale"),

@@ -245,6 +245,7 @@ class Running:
     service: Service
     http: aiohttp.ClientSession
     key: str = "none"
+    routes: tuple[tuple[str, str], ...] = ()  # (method, path)
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
@@ -297,7 +298,8 @@ async def running(
     key = config.api_keys[0] if config.api_keys else "none"
     try:
         async with aiohttp.ClientSession() as http:
-            server = Running(url, scheduler, service, http, key)
+            routes = [(r.method, r.resource.canonical) for r in runner.app.router.routes() if r.resource]
+            server = Running(url, scheduler, service, http, key, tuple(routes))
             yield server
             if "openai" in server.__dict__:
                 await server.openai.close()

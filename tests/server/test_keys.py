@@ -74,6 +74,39 @@ def test_a_file_that_goes_bad_opens_nothing(tmp_path: Path, caplog: pytest.LogCa
     assert "secret" not in caplog.text
 
 
+async def test_what_changes_the_server_needs_the_admin_key():
+    async with running(api_keys=("user",), admin_api_key="chief") as server:
+
+        async def status(key: str, method: str, path: str) -> int:
+            async with server.http.request(method, server.url + path, headers={"X-Api-Key": key}) as reply:
+                return reply.status
+
+        job = "/v1/fine_tuning/jobs"
+        changes = [("POST", "/v1/files"), ("DELETE", "/v1/files/f"), ("POST", job)]
+        changes += [("POST", f"{job}/j/{what}") for what in ("cancel", "pause", "resume")]
+        changes += [("POST", "/lora-adapters"), ("POST", "/slots/0?action=save"), ("POST", "/props")]
+        for method, path in changes:
+            assert [await status(key, method, path) for key in ("", "nobody", "user")] == [401, 401, 403], path
+            assert await status("chief", method, path) not in (401, 403), path
+        answers = {
+            "completions",
+            "control",
+            "input_tokens",
+            "responses",
+            "messages",
+            "count_tokens",
+            "infill",
+            "verify",
+        }
+        answers |= {"completion", "embeddings", "embedding", "rerank", "reranking", "tokenize", "detokenize", "score"}
+        answers |= {"apply-template", "stream", "lookup"}
+        for method, path in server.routes:  # whatever is neither must have been thought of
+            if method not in ("GET", "HEAD") and not answers & set(path.split("/")):
+                assert await status("user", method, path.replace("{id}", "0")) == 403, path
+        for path in ("/v1/files", job, "/lora-adapters", "/slots", "/props"):
+            assert await status("user", "GET", path) not in (401, 403)
+
+
 async def test_a_server_takes_up_new_keys(tmp_path: Path):
     path = tmp_path / "keys"
     path.write_bytes(b"old\n")

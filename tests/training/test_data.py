@@ -15,8 +15,8 @@ from models.gguf_file import GGUFFile
 from models.tokenizer import Tokenizer
 from training.errors import TrainingError
 from training.load import DataOptions, load_dataset, text_dataset
-from training.order import Order, split
-from training.records import Record, read_records
+from training.order import Order, split, split_windows
+from training.records import MAX_LINE, Record, read_records
 from training.scratch import byte_vocabulary
 from training.tokens import Example, encode_parts, examples_of
 from training.windows import PackedExamples, SampleOptions, TextSamples, TextWindows, find_samples
@@ -111,6 +111,32 @@ def test_packed_examples_do_not_see_each_other() -> None:
         PackedExamples([example(4, 0, learned=9)], 8, name="data")
 
 
+def test_what_validates_is_never_learned() -> None:
+    text = np.arange(3, 203, dtype=np.int32)
+    every = DataOptions(n_ctx=16, sample_start="")
+    filled = DataOptions(n_ctx=16, sample_start="ab", samples=SampleOptions(fill_with_next=True))
+    letters = "".join(chr(0x21 + i % 90) for i in range(200)).replace("!", "ab")
+    for data in (
+        TextWindows(text, 16),
+        TextWindows(text, 16, stride=16),
+        TextWindows(text, 16, stride=3),
+        text_dataset(letters, "t", bytes_vocabulary(), every),
+        text_dataset("".join(f"ab{i:04} {i * i:07}" for i in range(40)), "t", bytes_vocabulary(), filled),
+        PackedExamples([example(2 + i % 9, 7 * i) for i in range(60)], 16),
+    ):
+        training, held_out = split_windows(data, 0.2, 1)
+        assert len(training) > 0.5 * len(data)
+        assert 0.1 * len(data) < len(held_out) <= round(0.2 * len(data))
+        at = [set(range(data.begins[i], data.ends[i])) for i in range(len(data))]
+        learned = {p for i in training for p in at[i]}
+        assert not any(learned & at[i] for i in held_out)
+    labels = [set(TextWindows(text, 16).window(int(i), RNG).labels.tolist()) for i in range(23)]
+    training, held_out = split_windows(TextWindows(text, 16), 0.2, 1)
+    assert not set().union(*(labels[i] for i in training)) & set().union(*(labels[i] for i in held_out))
+    with pytest.raises(TrainingError, match="leaves none apart"):
+        split_windows(TextWindows(text[:50], 30), 0.5, 1)
+
+
 def test_order_is_resumed_exactly() -> None:
     data = TextWindows(np.arange(400, dtype=np.int32), 8)
     train, val = split(len(data), 0.1, 7)
@@ -183,6 +209,11 @@ def test_completions_follow_their_prompt_without_a_new_space(shared_data: Path) 
         ('{"prompt": "a"}', "line 2: field 'completion' must be a string"),
         ('{"text": NaN}', "line 2: is not valid JSON: NaN is not a JSON number"),
         ('{"text": "\\ud800"}', "line 2: a surrogate escape without its partner"),
+        ('{"text": "a", "text": "b"}', "line 2: key 'text' stands twice"),
+        ('{"messages": [{"role": "user", "role": "assistant", "content": "a"}]}', "line 2: key 'role' stands twice"),
+        ('{"text": ' + "[" * 100_000, "line 2: is nested too deeply"),
+        ('{"text": "' + "a" * MAX_LINE + '"}', f"line 2: is longer than {MAX_LINE} bytes"),
+        ('{"text": "a"', "line 2: is not valid JSON"),
         ('{"messages": []}', "line 2: field 'messages' must be a non-empty array"),
         ('{"messages": [{"role": "judge", "content": "a"}]}', "line 2: messages[0]: field 'role' must be one of"),
         ('{"messages": [{"role": "assistant"}]}', "line 2: messages[0]: field 'content' must be a string"),
@@ -194,8 +225,20 @@ def test_bad_rows_are_named(row: str, told: str) -> None:
         read_records(b'{"text": "fine"}\n' + row.encode(), "rows.jsonl")
     assert str(refused.value).startswith("rows.jsonl: ")
     assert told in str(refused.value)
-    with pytest.raises(TrainingError, match="line 1: byte 10 is not UTF-8"):
-        read_records(b'{"text": "\xff"}', "rows.jsonl")
+
+
+def test_encodings_and_empty_files() -> None:
+    assert read_records(b'\xef\xbb\xbf\r\n{"text": "a"}\r\n\n', "rows.jsonl") == [Record(2, (("a", True),))]
+    for raw, told in (
+        (b'{"text": "\xff"}', "line 1: byte 10 is not UTF-8"),
+        ('{"text": "a"}'.encode("utf-16"), "line 1: byte 0 is not UTF-8"),
+        ('{"text": "ä"}'.encode("latin-1"), "line 1: byte 10 is not UTF-8"),
+        (b"", "has no rows"),
+        (b" \n\r\n\t\n", "has no rows"),
+    ):
+        with pytest.raises(TrainingError) as refused:
+            read_records(raw, "rows.jsonl")
+        assert str(refused.value) == f"rows.jsonl: {told}"
 
 
 def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
