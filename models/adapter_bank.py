@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from graph.session import Session
 from graph.tensor import Tensor
-from models.lora import Adapter
+from models.lora import Adapter, matrix_shape
 from models.low_rank import EMBEDDING
 from models.weights import Part
 
@@ -50,7 +50,9 @@ class AdapterBank:
     def put(self, adapter: Adapter) -> int:
         """Bring an adapter to the device. ValueError for one with numbers that are not finite."""
         for name, given in adapter.pairs.items():
-            if not (np.isfinite(given.a).all() and np.isfinite(given.b).all()):
+            with np.errstate(over="ignore"):
+                scaled = given.b * np.float32(adapter.factor(name))
+            if not (np.isfinite(given.a).all() and np.isfinite(scaled).all()):
                 raise ValueError(f"the adapter of '{name}' holds a number that is not finite")
         handle, self._next = self._next, self._next + 1
         columns = self._room(adapter.rank)
@@ -118,7 +120,7 @@ class AdapterBank:
         self._host, self.pairs, self.n_columns = {}, {}, n_columns
         self.generation += 1
         for name in (name for name in self._declared if name in self._names):
-            n_out, n_in = self._declared[name].shape
+            n_out, n_in = matrix_shape(self._declared[name].shape)
             embedding = name == EMBEDDING
             a = np.zeros((n_out, n_columns) if embedding else (n_columns, n_in), np.float32)
             b = np.zeros((n_in if embedding else n_out, n_columns), np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from graph.ops.elementwise import add, gelu, mul, scale
-from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
 from models.batch import Memory, Rows
@@ -20,14 +19,15 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     for layer in range(h.n_layer):
         b = w.block(layer)
         angles = near if h.is_local(layer) else far
-        y = self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, memory, layer)
-        x = add(x, rms_norm(y, b["post_attention_norm"], eps=h.eps))
+        y = self_attention(b, h, b.norm("attn_norm", x, h.eps), angles, memory, layer)
+        x = add(x, b.norm("post_attention_norm", y, h.eps))
         if layer == h.n_layer - 1 and rows.out is not None:
             x = get_rows(x, rows.out)  # (R, n_embd): nobody needs the others any more
             b = w.of_rows(rows.out).block(layer)
-        y = geglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps))
-        x = add(x, rms_norm(y, b["post_ffw_norm"], eps=h.eps), name=f"blk.{layer}")
-    return rms_norm(x, w["output_norm"], eps=h.eps)
+        y = geglu(b, b.norm("ffn_norm", x, h.eps))
+        x = add(x, b.norm("post_ffw_norm", y, h.eps), name=f"blk.{layer}")
+    w = w if rows.out is None else w.of_rows(rows.out)
+    return w.norm("output_norm", x, h.eps)
 
 
 def geglu(b: Weights, x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ of each head's queries and keys, fused matrices, which models/weights.py takes a
 from __future__ import annotations
 
 from graph.ops.elementwise import add, mul, silu
-from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
 from models.batch import Memory, Rows
@@ -23,12 +22,13 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     angles = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
-        x = add(x, self_attention(b, h, rms_norm(x, b["attn_norm"], eps=h.eps), angles, memory, layer))
+        x = add(x, self_attention(b, h, b.norm("attn_norm", x, h.eps), angles, memory, layer))
         if layer == h.n_layer - 1 and rows.out is not None:
             x = get_rows(x, rows.out)  # (R, n_embd): nobody needs the others any more
             b = w.of_rows(rows.out).block(layer)
-        x = add(x, swiglu(b, rms_norm(x, b["ffn_norm"], eps=h.eps)), name=f"blk.{layer}")
-    return rms_norm(x, w["output_norm"], eps=h.eps)
+        x = add(x, swiglu(b, b.norm("ffn_norm", x, h.eps)), name=f"blk.{layer}")
+    w = w if rows.out is None else w.of_rows(rows.out)
+    return w.norm("output_norm", x, h.eps)
 
 
 def swiglu(b: Weights, x: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """Low-rank adapters (Hu et al., 2021): W x becomes W x + scale · (alpha / r) · B (A x), in llama.cpp's GGUF format.
 
 A file holds, for a weight X of the model, `X.lora_a` (r, n_in) and `X.lora_b` (n_out, r); for the token embedding A is
-(n_vocab, r), its rows looked up, and B (n_embd, r). `adapter.lora.alpha` 0 or missing stands for alpha = r.
+(n_vocab, r), its rows looked up, and B (n_embd, r). The vector of a norm is one row, so B is (1, r); llama.cpp loads
+such a pair and does not use it. `adapter.lora.alpha` 0 or missing stands for alpha = r.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +19,12 @@ from models.errors import ModelFileError, shown
 from models.gguf_file import GGUFFile
 from models.gguf_write import Key, f32, tensor, text, write_gguf
 from models.hparams import Hparams
+from models.low_rank import EMBEDDING, NORMS
 from models.weights import Part, check_weights
 
 F32 = npt.NDArray[np.float32]
 MAX_RANK = 4096
+log = logging.getLogger("logitless.lora")
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,9 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile) -> dict[str, Pair]:
 
     pairs = {}
     for name in gguf.tensors:
+        if name.endswith("_norm.weight"):  # a norm as a whole
+            log.warning("%s: tensor %s is ignored, as llama.cpp does", gguf.path, shown(name))
+            continue
         weight, _, half = name.rpartition(".lora_")
         if half not in ("a", "b"):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is not part of an adapter")
@@ -105,12 +112,12 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile) -> dict[str, Pair]:
         if half == "b":
             continue
         target = base.tensors.get(weight)
-        if target is None or len(target.shape) != 2:
+        if target is None or not (len(target.shape) == 2 or NORMS.fullmatch(weight)):
             raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
         a, b = gguf.tensors[name].shape, gguf.tensors[other].shape
-        n_out, n_in = target.shape
-        fits = (a[0], b[0]) == (n_out, n_in) if weight == "token_embd.weight" else (b[0], a[1]) == (n_out, n_in)
-        rank = a[1] if weight == "token_embd.weight" else a[0]
+        n_out, n_in = matrix_shape(target.shape)
+        fits = (a[0], b[0]) == (n_out, n_in) if weight == EMBEDDING else (b[0], a[1]) == (n_out, n_in)
+        rank = a[1] if weight == EMBEDDING else a[0]
         if not fits or b[1] != rank:
             raise ModelFileError(gguf.path, f"tensors {shown(name)} {a} and lora_b {b} do not fit {(n_out, n_in)}")
         if not 0 < rank <= MAX_RANK:
@@ -119,6 +126,11 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile) -> dict[str, Pair]:
     if not pairs:
         raise ModelFileError(gguf.path, "has no tensors")
     return pairs
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(n_out, n_in) of a weight; a vector is one row."""
+    return (1, *shape)[-2:]  # type: ignore[return-value]
 
 
 def _taken_apart(source: str, whole: Pair, declared: Mapping[str, Part]) -> list[tuple[str, Pair]]:

@@ -1,22 +1,27 @@
-"""Low-rank adapters in the graph: what they add to a product and to the embedding, for all rows alike or each row."""
+"""Low-rank adapters in the graph: what they add to a product, to the embedding and to the weight of a norm, for all
+rows alike or each row."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from graph.ops.elementwise import add, scale
-from graph.ops.linear import linear
+from graph.ops.elementwise import add, mul, scale
+from graph.ops.linear import linear, matmul
 from graph.ops.lora import gate
+from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
-from graph.tensor import Tensor
+from graph.tensor import Tensor, const
 
 EMBEDDING = "token_embd.weight"
+NORMS = re.compile(r"(blk\.\d+\.(attn|ffn)|output)_norm\.weight")  # vectors that may have a pair
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """Pairs A (R, n_in), B (n_out, R) by weight; of the embedding A is (n_vocab, R).
+    """Pairs A (R, n_in), B (n_out, R) by weight; of the embedding A is (n_vocab, R), and a norm's vector is one row of
+    n_in: B is (1, R).
 
     With `gates` (T, R) row t's products with A are multiplied by gates[t] before B, which chooses its adapters and
     their scales; without, every row's are multiplied by the pair's factor.
@@ -39,6 +44,18 @@ class LowRank:
             return x
         a, b = self.pairs[EMBEDDING]
         return add(x, linear(self._weighted(EMBEDDING, get_rows(a, tokens)), b))
+
+    def normed(self, name: str, x: Tensor, y: Tensor, eps: float) -> Tensor:
+        """y, x normalised with a weight, plus what adapters of that weight add."""
+        if name not in self.pairs:
+            return y
+        a, b = self.pairs[name]
+        if self.gates is None:
+            factor = self.factors.get(name, 1.0)
+            weight = matmul(b if factor == 1.0 else scale(b, factor=factor), a)  # (1, n)
+        else:
+            weight = matmul(mul(self.gates, b), a)  # (T, n)
+        return add(y, mul(rms_norm(x, const(1.0), eps=eps), weight))
 
     def of_rows(self, ids: Tensor) -> LowRank:
         return self if self.gates is None else replace(self, gates=get_rows(self.gates, ids))

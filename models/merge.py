@@ -53,7 +53,7 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
 def _changed(w: F32, name: str, changes: list[tuple[Pair, float]]) -> F32:
     for pair, factor in changes:
         product = pair.a @ pair.b.T if name == "token_embd.weight" else pair.b @ pair.a
-        w = w + np.float32(factor) * product
+        w = w + np.float32(factor) * product.reshape(w.shape)
     return w
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from graph.dtype import DTYPES
 from graph.ops.elementwise import add
 from graph.ops.linear import linear
+from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
 from graph.session import Session
 from graph.tensor import Tensor
@@ -53,6 +54,11 @@ class Weights:
         bias = self.tensors.get(f"{self.prefix}{name}.bias")
         y = y if bias is None else add(y, bias)
         return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
+
+    def norm(self, name: str, x: Tensor, eps: float) -> Tensor:
+        """x (T, n), normalised by its root mean square."""
+        y = rms_norm(x, self[name], eps=eps)
+        return y if self.low_rank is None else self.low_rank.normed(f"{self.prefix}{name}.weight", x, y, eps)
 
     def embedding(self, tokens: Tensor) -> Tensor:
         """The rows (T, n_embd) of these tokens."""

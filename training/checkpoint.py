@@ -40,6 +40,9 @@ _RANK_KEYS = {
     "w1": "ffn_gate",
     "w2": "ffn_down",
     "w3": "ffn_up",
+    "att_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "out_norm": "output_norm",
 }
 
 
@@ -179,7 +182,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         }
         lora = None
         if kind == LORA:
-            ranks = {k: int(get(f"training.lora.rank.{key}", int)) for k, key in _RANK_KEYS.items()}
+            ranks = {k: int(get(f"training.lora.rank.{key}", int, 0)) for k, key in _RANK_KEYS.items()}
             lora = LoraOptions(
                 int(get("training.lora.rank", int, max(ranks.values()))), get("training.lora.alpha", float, 0.0), ranks
             )

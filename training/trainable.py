@@ -13,7 +13,7 @@ from graph.session import Session
 from graph.tensor import Tensor
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams
-from models.lora import Adapter, Pair
+from models.lora import Adapter, Pair, matrix_shape
 from models.low_rank import EMBEDDING, LowRank
 from models.merge import dequantized
 from models.model import Model
@@ -34,7 +34,12 @@ RANKS = {
     "w1": "blk.*.ffn_gate.weight",
     "w2": "blk.*.ffn_down.weight",
     "w3": "blk.*.ffn_up.weight",
+    "att_norm": "blk.*.attn_norm.weight",
+    "ffn_norm": "blk.*.ffn_norm.weight",
+    "out_norm": "output_norm.weight",
 }
+# as large as the vocabulary, or not used by llama.cpp: these have a rank only where it is named
+_BY_NAME = ("tok_embd", "out", "att_norm", "ffn_norm", "out_norm")
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,7 @@ class LoraOptions:
         kind = next((kind for kind, pattern in RANKS.items() if fnmatch.fnmatchcase(name, pattern)), None)
         if kind is None:
             return 0
-        # the embedding and the output, as large as the vocabulary, have one only when their rank is named
-        return self.ranks.get(kind, 0 if kind in ("tok_embd", "out") else self.rank)
+        return self.ranks.get(kind, 0 if kind in _BY_NAME else self.rank)
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,9 @@ def lora(session: Session, model: Model, options: LoraOptions, prefix: str = "tr
     names: list[str] = []
     for name, w in model.weights.tensors.items():
         rank = options.rank_of(name)
-        if rank <= 0 or len(w.shape) != 2:
+        if rank <= 0:
             continue
-        n_out, n_in = w.shape
+        n_out, n_in = matrix_shape(w.shape)
         a_shape, b_shape = ((n_out, rank), (n_in, rank)) if name == EMBEDDING else ((rank, n_in), (n_out, rank))
         start = (rng.standard_normal(a_shape, np.float32) / np.float32(np.sqrt(n_in))).astype(np.float32)
         a = session.define(f"{prefix}.{name}.lora_a", a_shape, source=_bytes_of(start))

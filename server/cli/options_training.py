@@ -16,6 +16,9 @@ _RANKS = {
     "w1": "gate of the feed-forward",
     "w2": "down projection of the feed-forward",
     "w3": "up projection of the feed-forward",
+    "att_norm": "norm before the attention",
+    "ffn_norm": "norm before the feed-forward",
+    "out_norm": "norm before the output",
 }
 
 DATA = Group(

@@ -10,7 +10,8 @@ from gguf import GGUFReader, GGUFWriter
 
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
-from models.lora import Adapter, Pair, read_adapter, write_adapter
+from models.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
+from models.low_rank import NORMS
 from models.merge import dequantized, merge
 from models.model import hparams_of
 from models.weights import check_weights
@@ -25,9 +26,10 @@ def random_adapter(base: GGUFFile, seed: int, rank: int = 4, alpha: float = 0.0,
     rng = np.random.default_rng(seed)
     pairs = {}
     for name, part in check_weights(base, h).items():
-        if len(part.shape) == 2 and name.startswith("blk."):
-            a = rng.normal(size=(rank, part.shape[1])) / np.sqrt(part.shape[1])
-            pairs[name] = Pair(a.astype(np.float32), (rng.normal(size=(part.shape[0], rank)) * size).astype(np.float32))
+        if (len(part.shape) == 2 and name.startswith("blk.")) or NORMS.fullmatch(name):
+            n_out, n_in = matrix_shape(part.shape)
+            a = rng.normal(size=(rank, n_in)) / np.sqrt(n_in)
+            pairs[name] = Pair(a.astype(np.float32), (rng.normal(size=(n_out, rank)) * size).astype(np.float32))
     return Adapter(pairs, alpha)
 
 
@@ -113,8 +115,10 @@ def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data:
     mixed = log_probs(engine, [((huge, 1.0),), ()])
     assert mixed[1] == base
     broken = Adapter({name: Pair(pair.a, pair.b * np.float32(np.nan)) for name, pair in sane.pairs.items()})
-    with pytest.raises(ValueError, match=r"the adapter of 'blk\.0\.attn_q\.weight' holds a number that is not finite"):
+    with pytest.raises(ValueError, match=r"the adapter of 'output_norm\.weight' holds a number that is not finite"):
         engine.adapters.put(broken)
+    with pytest.raises(ValueError, match=r"holds a number that is not finite"):
+        engine.adapters.put(Adapter(sane.pairs, alpha=3e39))  # times alpha / r
     engine.close()
 
 
@@ -129,13 +133,21 @@ def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> No
             write_adapter(tmp_path / f"{i}.gguf", adapter, base, h)
             read.append((read_adapter(tmp_path / f"{i}.gguf", base, h), scale))
         changed = merge(tmp_path / "merged.gguf", base, h, read)
-        assert len(changed) == sum(len(t.shape) == 2 and t.name.startswith("blk.") for t in base.tensors.values())
-        name = "blk.1.attn_output.weight"
-        w = dequantized(base.tensors[name], base.bytes_of(name)).astype(np.float64)
-        for (adapter, scale), alpha_r in zip(adapters, (6.0 / 4, 1.0), strict=True):
-            w += scale * alpha_r * adapter.pairs[name].b.astype(np.float64) @ adapter.pairs[name].a
+        tensors = base.tensors.values()
+        matrices = sum(len(t.shape) == 2 and t.name.startswith("blk.") for t in tensors)
+        assert len(changed) == matrices + sum(NORMS.fullmatch(t.name) is not None for t in tensors)
+        expected = {}
+        for name in ("blk.1.attn_output.weight", "blk.0.ffn_norm.weight", "output_norm.weight"):
+            w = dequantized(base.tensors[name], base.bytes_of(name)).astype(np.float64)
+            for (adapter, scale), alpha_r in zip(adapters, (6.0 / 4, 1.0), strict=True):
+                product = adapter.pairs[name].b.astype(np.float64) @ adapter.pairs[name].a
+                w += scale * alpha_r * product.reshape(w.shape)
+            expected[name] = w
     with GGUFFile.open(tmp_path / "merged.gguf") as merged:
-        np.testing.assert_allclose(dequantized(merged.tensors[name], merged.bytes_of(name)), w, rtol=1e-5, atol=1e-6)
+        for name, w in expected.items():
+            np.testing.assert_allclose(
+                dequantized(merged.tensors[name], merged.bytes_of(name)), w, rtol=1e-5, atol=1e-6
+            )
     got = []
     for file, given in ((path, read), (tmp_path / "merged.gguf", [])):
         engine = Engine(file, EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64, type_k="f32", type_v="f32"))
@@ -160,6 +172,32 @@ def test_the_file_is_llama_cpps(shared_data: Path, tmp_path: Path) -> None:
     shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
     assert shapes["blk.0.attn_q.weight.lora_a"] == [n_embd, 4]
     assert shapes["blk.0.attn_q.weight.lora_b"] == [4, n_embd]
+    assert shapes["blk.0.attn_norm.weight.lora_a"] == [n_embd, 4]  # what llama.cpp compares with a vector's (n_embd, 1)
+    assert shapes["blk.0.attn_norm.weight.lora_b"] == [4, 1]
+
+
+def test_norms_as_a_whole_are_passed_over(shared_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """llama.cpp's converter puts them beside the pairs, and llama.cpp does not use them."""
+    with GGUFFile.open(shared_data / "models" / "arch-llama-gqa-F32.gguf") as base:
+        h = hparams_of(base)
+        q = "blk.0.attn_q.weight"
+        pair = random_adapter(base, 1).pairs[q]
+        writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+        writer.add_string("general.type", "adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", 8.0)
+        writer.add_tensor(f"{q}.lora_a", pair.a.astype(np.float16))
+        writer.add_tensor(f"{q}.lora_b", pair.b)
+        writer.add_tensor("blk.0.attn_norm.weight", np.ones(h.n_embd, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        adapter = read_adapter(tmp_path / "a.gguf", base, h)
+    assert list(adapter.pairs) == [q]
+    assert adapter.factor(q) == 8.0 / 4
+    assert np.array_equal(adapter.pairs[q].a, pair.a.astype(np.float16).astype(np.float32))
+    assert "tensor 'blk.0.attn_norm.weight' is ignored" in caplog.text
 
 
 def test_files_that_do_not_fit_are_refused(shared_data: Path, tmp_path: Path) -> None:

@@ -48,14 +48,21 @@ def start(model: Path) -> Iterator[Open]:
     sessions: list[Session] = []
     files = []
 
-    def make(kind: str = LORA, *, sgd: bool = False, patterns: tuple[str, ...] = ("*",), **changes: object) -> Trainer:
+    def make(
+        kind: str = LORA,
+        *,
+        sgd: bool = False,
+        patterns: tuple[str, ...] = ("*",),
+        ranks: dict[str, int] | None = None,
+        **changes: object,
+    ) -> Trainer:
         gguf = GGUFFile.open(model)
         files.append(gguf)
         h = hparams_of(gguf)
         sessions.append(Session([backend]))
         base = define_model(sessions[-1], gguf, h, 64)
         if kind == LORA:
-            trainable = lora(sessions[-1], base, LoraOptions(rank=3, alpha=6.0))
+            trainable = lora(sessions[-1], base, LoraOptions(rank=3, alpha=6.0, ranks=ranks or {}))
         else:
             trainable = full(sessions[-1], base, gguf, h, patterns)
         data = TextWindows(TEXT, 16)
@@ -101,7 +108,8 @@ def test_ranks_are_set_by_kind(start: Open, model: Path) -> None:
     session = Session([CPUBackend(1)])
     with GGUFFile.open(model) as gguf:
         base = define_model(session, gguf, hparams_of(gguf), 64)
-        options = LoraOptions(rank=4, ranks={"wq": 2, "w1": 0, "w2": 0, "w3": 0, "wo": 0, "tok_embd": 5})
+        ranks = {"wq": 2, "w1": 0, "w2": 0, "w3": 0, "wo": 0, "tok_embd": 5, "att_norm": 2, "out_norm": 1}
+        options = LoraOptions(rank=4, ranks=ranks)
         trainable = lora(session, base, options)
         with pytest.raises(TrainingError, match="all ranks are 0"):
             lora(session, base, LoraOptions(rank=0), "none")
@@ -110,6 +118,9 @@ def test_ranks_are_set_by_kind(start: Open, model: Path) -> None:
     assert shapes["blk.0.attn_v.weight.lora_b"] == (16, 4)
     assert shapes["token_embd.weight.lora_a"] == (260, 5)
     assert shapes["token_embd.weight.lora_b"] == (32, 5)
+    assert shapes["blk.1.attn_norm.weight.lora_a"] == (2, 32)
+    assert shapes["blk.1.attn_norm.weight.lora_b"] == (1, 2)
+    assert shapes["output_norm.weight.lora_a"] == (1, 32)
     assert not any("ffn" in name or "attn_output" in name for name in shapes)
     session.close()
     for backend in session.backends:
@@ -257,7 +268,10 @@ def test_validation_does_not_disturb_training(start: Open) -> None:
 
 
 def test_the_adapter_is_the_trained_one(start: Open, model: Path, tmp_path: Path) -> None:
-    trainer = start()
+    base = start("full")
+    trainer = start(ranks={"att_norm": 1, "ffn_norm": 2, "out_norm": 1})
+    first = trainer.order.take(4)
+    assert np.array_equal(trainer.steps.evaluate(first).losses, base.steps.evaluate(first).losses)
     losses(trainer)
     with GGUFFile.open(model) as gguf:
         h = hparams_of(gguf)
