@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.fields import Fields, article, refuse, unsupported
 
-_RENAMED = ("input", "instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice", "include")
-_STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
+_RENAMED = (
+    "store",
+    "previous_response_id",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "reasoning",
+    "text",
+    "tools",
+    "tool_choice",
+    "include",
+)
+_STATEFUL = ("conversation", "background", "prompt")
 
 
-def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request that asks for the same."""
+def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The chat request that asks for the same. `earlier`: the items of the conversation that it goes on with."""
     fields = Fields(body)
     for name in _STATEFUL:
         if body.get(name):
-            unsupported(name, "this server keeps no responses")
+            unsupported(name, "is not there; previous_response_id is")
     if body.get("top_logprobs"):
         unsupported("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
     if body.get("n") not in (None, 1):
@@ -24,7 +35,9 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     chat = {k: v for k, v in body.items() if k not in _RENAMED and k not in _STATEFUL and k != "top_logprobs"}
     instructions = fields.text("instructions")
     chat["messages"] = [{"role": "system", "content": instructions}] if instructions else []
-    chat["messages"] += _messages(body.get("input"))
+    if earlier:
+        _add(chat["messages"], list(earlier))
+    _add(chat["messages"], body.get("input"))
     chat["reasoning_format"] = "auto"  # reasoning has items of its own
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1, hard=True)
@@ -58,13 +71,13 @@ def _tool(i: int, tool: object) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
-def _messages(given: object) -> list[dict[str, Any]]:
+def _add(messages: list[dict[str, Any]], given: object) -> None:
     """The items of `input` as messages; calls and reasoning belong to the assistant's message beside them."""
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+        messages.append({"role": "user", "content": given})
+        return
     if not isinstance(given, list) or not given:
         refuse("input", "must be a string or a non-empty array")
-    messages: list[dict[str, Any]] = []
     for i, item in enumerate(given):
         if not isinstance(item, dict):
             refuse(f"input[{i}]", f"expected an object, got {article(item)}")
@@ -86,7 +99,6 @@ def _messages(given: object) -> list[dict[str, Any]]:
             messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
         else:
             unsupported(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
-    return messages
 
 
 def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:

@@ -37,7 +37,10 @@ def run(options: SimpleNamespace) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
-    path = load.named_model(options) or demo_model()
+    path = load.named_model(options)
+    if path is None:
+        path = demo_model()
+        options.alias = options.alias or [path.stem]  # where the package lies tells a client nothing
     if options.hf_repo is not None and not options.alias:
         options.alias = [str(options.hf_repo)]
     try:

@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from server.config import ServerConfig
 from server.errors import InvalidRequest, RequestError, Unavailable
 from server.fields import json_object
+from server.http.kept import KeptResponses
 from server.http.sessions import Sessions
 from server.keys import Keys
 from server.parse import RequestParser
@@ -43,6 +44,7 @@ class Context:
         self.keys = Keys(config.api_keys, config.api_key_file)
         self._parser: RequestParser | None = None
         self.sessions = Sessions()
+        self.kept = KeptResponses()
         self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
 
     @property

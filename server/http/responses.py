@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from server.config import ServerConfig
-from server.errors import RequestError
+from server.errors import NotFound, RequestError
+from server.fields import Fields, unsupported
 from server.http.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
 from server.http.chat import Answers
-from server.http.context import CONTEXT, encode_json, error_object, json_response
+from server.http.context import CONTEXT, api_key, encode_json, error_object, json_response
 from server.http.generate import run
+from server.http.kept import Kept
+from server.http.listing import listed
 from server.http.native import progress_object
 from server.http.reply import Reply, Result, timings
 from server.parse import Job
@@ -21,12 +26,14 @@ from server.parse_responses import chat_body
 from server.requests import Finished, Progress, Token
 from server.service import Served
 
+Keep = Callable[[dict[str, Any]], None]
 _IDS = {REASONING: "rs_", TEXT: "msg_", CALL: "fc_"}
 _ECHOED: dict[str, Any] = {  # fields of the request that the response repeats, with their defaults
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None},
     "temperature": None,
     "text": {"format": {"type": "text"}},
@@ -39,23 +46,69 @@ _ECHOED: dict[str, Any] = {  # fields of the request that the response repeats, 
 
 async def responses(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
-    context = request.app[CONTEXT]
-    parser, template = context.parser, context.served.template
+    context, key = request.app[CONTEXT], _owner(request)
+    parser, template, kept = context.parser, context.served.template, context.kept
 
-    def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
+    def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Keep | None]:
+        fields = Fields(body)
+        earlier = kept.before(key, fields.text("previous_response_id"))
         asked = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
-        return parse_chat(chat_body(body), parser, template), asked
+        asked["store"] = fields.boolean("store", True)
+        job = parse_chat(chat_body(body, earlier), parser, template)
+        keep = partial(kept.keep, key, given=body.get("input"), earlier=earlier) if asked["store"] else None
+        return job, asked, keep
 
-    job, asked = await context.parsed(request, parse)
-    return await run(request, context, job, ResponsesReply(job, context.served, context.config, asked))
+    job, asked, keep = await context.parsed(request, parse)
+    return await run(request, context, job, ResponsesReply(job, context.served, context.config, asked, keep))
+
+
+async def response(request: web.Request) -> web.Response:
+    """GET /v1/responses/{id}."""
+    if request.query.get("stream", "false") != "false":
+        unsupported("stream", "a response is told again as a whole only")
+    return json_response(_found(request).response)
+
+
+async def forget(request: web.Request) -> web.Response:
+    """DELETE /v1/responses/{id}."""
+    id = request.match_info["id"]
+    if not request.app[CONTEXT].kept.forget(_owner(request), id):
+        raise NotFound(f"there is no response {id[:64]!r}")
+    return json_response({"id": id, "object": "response", "deleted": True})
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """GET /v1/responses/{id}/input_items: what was said for it, the last first unless `order` is asc."""
+    items = list(_found(request).input)
+    if request.query.get("order") != "asc":
+        items.reverse()
+    return json_response(listed(request, items))
+
+
+def _owner(request: web.Request) -> str:
+    """Whose responses a request may see: those of its key, where keys mean anything."""
+    return api_key(request) if request.app[CONTEXT].keys else ""
+
+
+def _found(request: web.Request) -> Kept:
+    id = request.match_info["id"]
+    found = request.app[CONTEXT].kept.find(_owner(request), id)
+    if found is None:
+        raise NotFound(f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
+    return found
 
 
 async def responses_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens."""
-    context = request.app[CONTEXT]
+    context, key = request.app[CONTEXT], _owner(request)
     parser, template = context.parser, context.served.template
-    ids = await context.parsed(request, lambda body: parser.tokens(render_chat(chat_body(body), parser, template).text))
-    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+    def parse(body: dict[str, Any]) -> int:
+        earlier = context.kept.before(key, Fields(body).text("previous_response_id"))
+        return len(parser.tokens(render_chat(chat_body(body, earlier), parser, template).text))
+
+    n_tokens = await context.parsed(request, parse)
+    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 async def chat_input_tokens(request: web.Request) -> web.Response:
@@ -71,9 +124,12 @@ class ResponsesReply(Reply):
 
     id_prefix = "resp_"
 
-    def __init__(self, job: Job, served: Served, config: ServerConfig, asked: dict[str, Any]) -> None:
+    def __init__(
+        self, job: Job, served: Served, config: ServerConfig, asked: dict[str, Any], keep: Keep | None
+    ) -> None:
         super().__init__(job, served, config)
         self._asked = asked
+        self._keep = keep  # told of the response when it is whole
         self._answers = Answers(self)
         self._blocks = Blocks()
         self._item_ids: list[str] = []
@@ -124,8 +180,6 @@ class ResponsesReply(Reply):
             "incomplete_details": None,
             "model": self.config.model,
             "output": [],
-            "previous_response_id": None,
-            "store": False,
             "usage": None,
             **self._asked,
         }
@@ -133,7 +187,7 @@ class ResponsesReply(Reply):
     def _final(self, result: Result) -> dict[str, Any]:
         cut = result.finished.stop_type == "limit"
         usage = self.usage()
-        return {
+        response = {
             **self._response("incomplete" if cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": [self._item(block, "completed") for block in self._blocks.blocks],
@@ -146,6 +200,9 @@ class ResponsesReply(Reply):
             },
             "timings": timings(result.finished.timings),
         }
+        if self._keep is not None:
+            self._keep(response)
+        return response
 
     def _event(self, kind: str, **data: Any) -> str:
         number, self._n_events = self._n_events, self._n_events + 1

@@ -19,6 +19,7 @@ def test_the_demo_speaks(serve: ServerFactory, shared_data: Path) -> None:
         assert gguf.metadata["general.name"] == "logitless demo"
     server = serve(None, "-t", "1")
     assert any("serving the demo" in line for line in server.log)
+    assert server.get("/v1/models")["data"][0]["id"] == "shakespeare"
     text = (shared_data / "corpora" / "tinyshakespeare.txt").read_text()[20000:20200]
     score = server.post("/v1/score", {"input": text})["data"][0]
     assert score["loss"] == pytest.approx(1.3, abs=0.3)  # nats a byte; guessing is 5.6

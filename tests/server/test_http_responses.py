@@ -11,6 +11,7 @@ from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_native import TIMINGS
 
 from server.config import ServerConfig
+from server.http.kept import KeptResponses
 from server.parse import RequestParser
 from server.parse_infill import parse_infill
 
@@ -114,6 +115,74 @@ async def test_a_conversation(server: Running):
     assert reply.output_text == CALL
 
 
+async def test_going_on_from_a_response(server: Running):
+    """Each turn says only what is new; the prompt is that of the whole conversation."""
+    says(server, f"{THOUGHT}Adding.\n{CALL}")
+    first = await server.openai.responses.create(model="m", input="1 + 1?", tools=[TOOL], instructions="Be brief")
+    call = first.output[-1]
+    assert call.type == "function_call"
+    assert (first.store, first.previous_response_id) == (True, None)  # type: ignore[attr-defined]
+    says(server, "Two.")
+    result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "2"}]
+    stream = await server.openai.responses.create(
+        model="m", input=result, tools=[TOOL], previous_response_id=first.id, stream=True
+    )
+    second = [event async for event in stream][-1].response  # type: ignore[union-attr]
+    assert second.previous_response_id == first.id
+    talk = (
+        '[user]1 + 1?[assistant]Adding.<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
+        "[tool]2[assistant]"
+    )
+    assert prompt(server).endswith(talk)
+    assert "Be brief" not in prompt(server)  # as OpenAI has it: instructions are each request's own
+    says(server, "Yes.")
+    body = {"input": "Sure?", "previous_response_id": second.id}
+    status, third = await server.post("/v1/responses", body)
+    assert status == 200, third
+    assert prompt(server).endswith(f"{talk}Two.[user]Sure?[assistant]")
+    _, counted = await server.post("/v1/responses/input_tokens", body)
+    assert counted["input_tokens"] == third["usage"]["input_tokens"]
+    other = await server.openai.responses.create(model="m", input="No?", previous_response_id=first.id)
+    assert "Two." not in prompt(server)  # from one response several may go on
+    assert other.id != third["id"]
+
+
+async def test_stored_responses(server: Running):
+    says(server, "Two.")
+    api = server.openai.responses
+    made = await api.create(model="m", input="x", instructions="y")
+    assert (await api.retrieve(made.id)).model_dump() == made.model_dump()
+    (item,) = (await api.input_items.list(made.id)).data
+    assert (item.type, item.role, item.content[0].text) == ("message", "user", "x")  # type: ignore[union-attr]
+    second = await api.create(model="m", input=[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    for order, texts in (("asc", "ab"), ("desc", "ba")):
+        items = (await api.input_items.list(second.id, order=order)).data  # type: ignore[arg-type]
+        assert "".join(i.content[0].text for i in items) == texts  # type: ignore[union-attr]
+    kept_not = await api.create(model="m", input="x", store=False)
+    await api.delete(made.id)
+    for id in (made.id, kept_not.id, "resp_1"):
+        for ask in (api.retrieve, api.delete, api.input_items.list):
+            with pytest.raises(openai.NotFoundError, match="there is no response"):
+                await ask(id)
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            await api.create(model="m", input="x", previous_response_id=id)
+    with pytest.raises(openai.APIStatusError, match="told again as a whole"):
+        await api.retrieve(second.id, stream=True)
+
+
+def test_too_many_are_forgotten_and_keys_see_their_own() -> None:
+    kept = KeptResponses(max_bytes=3000)
+    for i in range(20):
+        kept.keep("k", {"id": f"resp_{i}", "output": []}, "x" * 200, ())
+        assert kept.find("k", "resp_0")  # it is in use
+    assert [i for i in range(20) if kept.find("k", f"resp_{i}")] == [0, *range(13, 20)]
+    assert kept.find("other", "resp_19") is None
+    assert not kept.forget("other", "resp_19")
+    kept.keep("k", {"id": "large", "output": []}, "x" * 5000, ())
+    assert [i for i in range(20) if kept.find("k", f"resp_{i}")] == []
+    assert kept.before("k", "large") == tuple(kept.find("k", "large").input)  # type: ignore[union-attr]
+
+
 async def test_counting(server: Running):
     says(server, "Two.")
     body = {"input": "x", "instructions": "y", "tools": [TOOL]}
@@ -138,7 +207,9 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [{"type": "function_call_output"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "reasoning", "content": [1]}]}, 400, "input[0].content"),
     ({"input": [{"type": "item\nreference"}]}, 501, "input[0].type"),
-    ({"previous_response_id": "resp_1"}, 501, "previous_response_id"),
+    ({"previous_response_id": "resp_1"}, 400, "previous_response_id"),
+    ({"previous_response_id": 1}, 400, "previous_response_id"),
+    ({"conversation": "conv_1"}, 501, "conversation"),
     ({"tools": [{"type": "web_search"}]}, 501, "tools[0].type"),
     ({"tools": [1]}, 400, "tools[0]"),
     ({"tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
