@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from graph.conformance import OK, Problem, problems, register_all, run
 from graph.op import OPS
 from graph.tensor import ALIASES, Tensor
 
+log = logging.getLogger("logitless.devices")
 SECONDS = 2.0
 Kind = tuple[str, tuple[str, ...]]  # op, and the types of its sources
 
@@ -46,6 +48,16 @@ def examine(backend: Backend, nodes: Iterable[Tensor], seconds: float = SECONDS)
             cache.write(path, json.dumps(wrong).encode())
     device.refused |= wrong.keys()
     return wrong
+
+
+def examine_all(backends: Sequence[Backend], nodes: Sequence[Tensor]) -> dict[str, str]:
+    """The same for every device but the last, which is complete; what is wrong is told in the log, too."""
+    found: dict[str, str] = {}
+    for backend in backends[:-1]:
+        for op, why in examine(backend, nodes).items():
+            log.warning("%s computes %s wrongly (%s): the next device does it", backend.name, op, why)
+            found[op] = why
+    return found
 
 
 def _kind(t: Tensor) -> Kind:

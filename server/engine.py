@@ -183,11 +183,7 @@ class Engine:
         """Test the devices on the ops of a graph; what one computes wrongly runs on the next."""
         from backends import trust
 
-        self.rerouted = {}
-        for backend in self.session.backends[:-1]:
-            for op, why in trust.examine(backend, toposort(wanted)).items():
-                log.warning("%s computes %s wrongly (%s): the next device does it", backend.name, op, why)
-                self.rerouted[op] = why
+        self.rerouted = trust.examine_all(self.session.backends, toposort(wanted))
 
     def _fall_back(self, error: DeviceLost) -> None:
         """Go on without the device that was lost; what was in its memory is gone."""

@@ -134,6 +134,10 @@ class Steps:
                 updates.append(sgd_step(p, g, params, factor, decays=decays))
         return norm, updates
 
+    def everything(self) -> list[Tensor]:
+        """A graph with every kind of node that training has."""
+        return self._step()
+
     # -- runs
 
     def evaluate(self, windows: Sequence[Window], more: Feeds | None = None) -> BatchResult:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
+from backends import trust
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
+from graph.tensor import Tensor
 from models.gguf_file import GGUFFile
 from models.synth import Shape
 from server.cli.main import main
@@ -68,10 +70,21 @@ def test_from_scratch_then_an_adapter_then_merged(folder: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("device", ["opencl:0,cpu", "vulkan:0"])
 def test_on_a_device(
-    device: str, folder: Path, capsys: pytest.CaptureFixture[str], open_device: Callable[[str], Backend]
+    device: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    open_device: Callable[[str], Backend],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The losses that the CPU prints, and an adapter that loads."""
+    """The losses that the CPU prints, and an adapter that loads. The device is tried on the run's ops first."""
     open_device(device.partition(",")[0])
+    examine, tried = trust.examine, set()
+
+    def seen(backend: Backend, nodes: Iterable[Tensor]) -> dict[str, str]:
+        tried.update((backend.name, t.op) for t in nodes)
+        return examine(backend, nodes)
+
+    monkeypatch.setattr(trust, "examine", seen)
     (folder / "d.txt").write_text(TEXT)
     one = ("--file", str(folder / "d.txt"), "-c", "8", "-b", "2", "-t", "1", "--warmup", "0", "--iterations", "2")
     model, adapter = str(folder / "d.gguf"), folder / f"{device[:6]}.gguf"
@@ -82,7 +95,10 @@ def test_on_a_device(
         code, err = run(capsys, "finetune", "-m", model, *one, "--lora-out", str(adapter), "--device", name)
         assert code == 0, err
         told.append([float(n) for n in re.findall(r"training loss (\S+) → (\S+), validation loss (\d\.\d+)", err)[0]])
+        assert "wrongly" not in err
     assert told[1] == pytest.approx(told[0], rel=1e-3)
+    first = device.partition(",")[0]
+    assert {(first, "causal_attention_back"), (first, "adamw_step"), (first, "cross_entropy_back")} <= tried
     with GGUFFile.open(adapter) as gguf:
         assert len(gguf.tensors) == 14
 
