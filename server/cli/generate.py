@@ -11,7 +11,7 @@ from server.cli import load
 from server.cli.flags import CliError, UsageError
 
 if TYPE_CHECKING:
-    from server.requests import Timings
+    from server.requests import CompletionRequest, Timings
     from server.scheduler import Scheduler
 
 
@@ -47,11 +47,10 @@ def run(options: SimpleNamespace) -> int:
     return 0
 
 
-def stream(scheduler: Scheduler, request: object) -> Timings:
+def stream(scheduler: Scheduler, request: CompletionRequest) -> Timings:
     """Show tokens as they come; the timings at the end."""
-    from server.requests import CompletionRequest, Failed, Finished, Token
+    from server.requests import Failed, Finished, Token
 
-    assert isinstance(request, CompletionRequest)
     scheduler.submit(request)
     while not scheduler.idle:
         for _, event in scheduler.step():

@@ -16,6 +16,7 @@ from server.cli.options import SAMPLING
 from server.cli.progress import COMPILING, show_compiling
 
 if TYPE_CHECKING:
+    from models.gguf_file import GGUFFile
     from models.hparams import Hparams
     from models.tokenizer import Tokenizer
     from server.constraint import Constraint
@@ -146,11 +147,20 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
 def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
     """The engine of a model, with nothing allocated yet. Wrong options are told in one line."""
     from models.gguf_file import GGUFFile
-    from models.model import hparams_of
 
     with GGUFFile.open(path) as gguf:
-        wanted = engine_options(options, hparams_of(gguf), gguf.size)
+        wanted = engine_options(options, hparams_of_writer(gguf, path), gguf.size)
     return make_engine(path, wanted)
+
+
+def hparams_of_writer(gguf: GGUFFile, path: str | Path) -> Hparams:
+    """The hyper-parameters of a model that writes; refuses one that makes vectors of texts."""
+    from models.model import hparams_of
+
+    h = hparams_of(gguf)
+    if not h.causal:
+        raise CliError(f"{path}: makes vectors of texts, it does not write: only `logitless serve` can run it")
+    return h
 
 
 def make_engine(path: str | Path, wanted: EngineOptions, *, beside: Engine | None = None) -> Engine:
@@ -178,7 +188,6 @@ def make_scheduler(
 ) -> Scheduler:
     from server.cli.cache_options import cache_ram_bytes
     from server.cli.devices import total_memory
-    from server.sampling import RowSampler
     from server.scheduler import Scheduler
 
     if options.ctx_size and engine.n_ctx_slot > engine.hparams.n_ctx_train:
@@ -201,7 +210,6 @@ def make_scheduler(
         cache_idle_slots=getattr(options, "cache_idle_slots", True),
         queue_requests=getattr(options, "queue_requests", -1),
         queue_tokens=getattr(options, "queue_tokens", -1),
-        make_sampler=lambda params, _: RowSampler(params, tokenizer, engine.n_ctx_slot),
         speculator=speculator,
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from server.cli import load
 from server.cli.flags import CliError, UsageError
 from server.cli.progress import COMPILING, show_compiling
 
@@ -119,7 +120,6 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     from models import tokenizer
     from models.chat_template import from_metadata
     from models.gguf_file import GGUFFile
-    from models.model import hparams_of
 
     if not o.file:
         raise UsageError("--file FILE is required: the text or the .jsonl file to learn from")
@@ -130,7 +130,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
         raise UsageError(f"--plot: {o.plot!r} does not end in .svg")
     began = time.monotonic()
     with GGUFFile.open(model) as gguf, open_session(o) as session:
-        h = hparams_of(gguf)
+        h = load.hparams_of_writer(gguf, model)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
         template = from_metadata(gguf.metadata, vocabulary)
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from server.config import ServerConfig
-from server.errors import InvalidRequest, RequestError, Unavailable
+from server.errors import InvalidRequest, NotSupported, RequestError, Unavailable
 from server.fields import json_object
 from server.http.kept import KeptResponses
 from server.http.sessions import Sessions
@@ -53,6 +53,13 @@ class Context:
         if self.service.served is None:
             raise Unavailable("Loading model")
         return self.service.served
+
+    @property
+    def writer(self) -> Served:
+        """The loaded model, or 501 if it does not write."""
+        if not self.served.info.generates:
+            raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")
+        return self.served
 
     @property
     def parser(self) -> RequestParser:

@@ -22,7 +22,7 @@ _HIDDEN = ("model_name", "path")
 async def create(request: web.Request) -> web.Response:
     """POST /v1/fine_tuning/jobs."""
     context, tuning = request.app[CONTEXT], tuning_of(request)
-    config = context.config
+    config, _ = context.config, context.writer
     names = {config.model, config.model_path, tuning.base, *config.aliases}
     n_ctx = tuning.engine.hparams.n_ctx_train
     job = await context.parsed(request, lambda body: new_job(body, tuning.store, tuning.base, names, n_ctx))

@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 
 from aiohttp import web
 
-from server.errors import InvalidRequest, NotSupported, ServerFault
+from server.errors import InvalidRequest, ServerFault
 from server.http.chat import ChatReply
 from server.http.context import CONTEXT, Context, api_key, beside, json_response
 from server.http.native import NativeReply
@@ -79,8 +79,7 @@ async def verify(request: web.Request) -> web.StreamResponse:
 async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
     """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots. Only a stream
     whose request has X-Conversation-Id goes on, to be found again (server.http.resume)."""
-    if not context.served.info.generates:
-        raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")
+    _ = context.writer
     if job.options.stream and CONVERSATION in request.headers:
         return await _resumable(request, context, job, reply)
     async with await context.service.submit(job.requests, client_of(request, job)) as stream:

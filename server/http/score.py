@@ -28,7 +28,7 @@ MAX_TEXTS = 256
 async def score(request: web.Request) -> web.Response:
     """`input`: a text, token ids, a training row (text, prompt and completion, messages), or an array of these."""
     context = request.app[CONTEXT]
-    served = context.served
+    served = context.writer
     if served.engine is None:
         raise NotSupported("this server cannot score texts")
 
