@@ -29,6 +29,7 @@ class ServerConfig:
     n_predict: int = -1  # what a request gets that does not say, and the most that it can have (-1: no limit)
     n_keep: int = 0
     cache_prompt: bool = True
+    n_cache_reuse: int = 0  # what a request gets that does not say
     backend_sampling: bool = True
     reverse_prompts: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=SamplingParams)

@@ -62,7 +62,7 @@ class EngineOptions:
     threads: int = 0  # 0: every core of the process
     devices: tuple[str, ...] = ("cpu",)
     embeddings: bool = False  # make the embeddings' kernels ready at load
-    moves: bool = False  # cells will be moved (context shift): be ready for it
+    moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
 
 
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
@@ -135,6 +135,7 @@ class Engine:
         self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
         self.table_pages = -(-self.n_ctx_slot // PAGE)
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
+        self.moves_cells = False  # known once it is loaded
         self._beside = beside
         self._open(options.devices)
         self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
@@ -175,8 +176,7 @@ class Engine:
         largest = Shape(self.options.n_ubatch, 1)
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1), UBatch())
-        if self.options.moves:
-            self._prepare_moves()
+        self._prepare_moves()
         self.gguf.release()
 
     def _examine(self, wanted: Sequence[Tensor]) -> None:
@@ -352,9 +352,16 @@ class Engine:
         try:
             placement, _ = self.session.measure(self._build_moves)
         except ValueError as error:
-            raise DeviceError(f"--context-shift: the device cannot move cells of the cache ({error})") from None
+            self.moves_cells = False
+            if self.options.moves:
+                raise DeviceError(
+                    f"{self.options.moves}: the device cannot move cells of the cache ({error})"
+                ) from None
+            return
+        self.moves_cells = True
         prepare(placement.order)
-        self.session.prepare("moves", self._build_moves)
+        if self.options.moves:
+            self.session.prepare("moves", self._build_moves)
 
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from server.host_cache import Bytes, HostCache, PageStore, chain_key
 from server.pages import Pages, n_pages_for
-from server.prefix import Node, PrefixCache, Tail
+from server.prefix import INEXACT, Node, PrefixCache, Tail
 from server.sequence import Sequence, Slot
 from server.ubatch import PAGE
 
@@ -36,8 +36,8 @@ class KvCache:
         """Start an empty table with what is known of the sequence's first `limit` tokens."""
         prefixes = self.prefixes
         if self.host is not None and len(self.host):
-            self._bring_back(seq.root, seq.tokens, limit, 1 << slot.id)
-        path, n_more, source = prefixes.match(seq.tokens, limit, tails, seq.root)
+            self._bring_back(seq.root, seq.tokens, limit, 1 << slot.id, seq.takes_inexact)
+        path, n_more, source, inexact = prefixes.match(seq.tokens, limit, tails, seq.root, seq.takes_inexact)
         for node in path:
             prefixes.acquire(node.page)
             node.owners |= 1 << slot.id
@@ -53,10 +53,11 @@ class KvCache:
                 page = source  # nobody else needs it: write on where the match ends
             else:
                 prefixes.release(source)
-                n_more = 0
+                n_more, inexact = 0, seq.node.inexact
         if n_more:
             seq.table.append(page)
             seq.n_computed += n_more
+        seq.inexact = seq.inexact or inexact
         seq.table_sent = False
 
     def grow(self, seq: Sequence, n: int) -> int:
@@ -100,7 +101,7 @@ class KvCache:
 
     def copy_out(self, tokens: list[int], slot: Slot) -> tuple[list[int], list[Bytes]]:
         """The leading tokens whose cells are known, on the device or in host memory, and the bytes of their pages."""
-        path, n_more, partial = self.prefixes.match(tokens, len(tokens))
+        path, n_more, partial, _ = self.prefixes.match(tokens, len(tokens))
         pages = [self.store.read_page(node.page) for node in path]
         node = path[-1] if path else self.prefixes.root
         if self.host is not None and not n_more:
@@ -150,7 +151,7 @@ class KvCache:
     def share(self, source: Slot, slot: Slot) -> None:
         """Count what is known of a slot's tokens as another one's too."""
         tokens, root = source.cached, source.root or self.prefixes.root
-        path, n_more, partial = self.prefixes.match(tokens, len(tokens), root=root)
+        path, n_more, partial, _ = self.prefixes.match(tokens, len(tokens), root=root)
         for node in path:
             node.owners |= 1 << slot.id
         last = self.prefixes.node_of(partial) if n_more else None
@@ -166,12 +167,12 @@ class KvCache:
     def _to_host(self, node: Node) -> None:
         """Save a full page's bytes. A page that the device cannot read is computed again one day."""
         assert self.host is not None
-        if len(node.tokens) < PAGE or self.host.add_owners(node.key, node.owners):
+        if node.n_tokens < PAGE or self.host.add_owners(node.key, node.owners):
             return
         with suppress(MemoryError, OSError):
             self.host.put(node.key, node.owners, self.store.read_page(node.page))
 
-    def _bring_back(self, root: Node, tokens: list[int], limit: int, owner: int) -> None:
+    def _bring_back(self, root: Node, tokens: list[int], limit: int, owner: int, inexact: bool) -> None:
         """Make those pages of tokens[:limit] known again that host memory has, as long as there is room."""
         prefixes, host = self.prefixes, self.host
         assert host is not None
@@ -179,11 +180,15 @@ class KvCache:
         held: list[int] = []  # nothing of this path may be evicted meanwhile
         while (len(held) + 1) * PAGE <= limit:
             part = tuple(tokens[len(held) * PAGE : (len(held) + 1) * PAGE])
-            child = node.children.get(part)
+            child, data = node.children.get(part), None
+            if child is None:
+                data = host.get(chain_key(node.key, part), owner)
+            if child is None and data is None and inexact:
+                part = (INEXACT, *part)
+                child, data = node.children.get(part), host.get(chain_key(node.key, part), owner)
             if child is not None:
                 prefixes.acquire(child.page)
             else:
-                data = host.get(chain_key(node.key, part), owner)
                 if data is None or not prefixes.n_available:
                     break
                 page = prefixes.allocate()
@@ -209,7 +214,9 @@ class KvCache:
         """Make the pages known that have become full."""
         while seq.sealed + PAGE <= seq.n_computed and not seq.n_dropped:
             i = seq.sealed // PAGE
-            tokens = tuple(seq.tokens[seq.sealed : seq.sealed + PAGE])
+            tokens = seq.content(seq.sealed + PAGE)
+            if seq.inexact and tokens in seq.node.children:
+                break  # known already, but with other bits
             seq.node = self.prefixes.seal(seq.node, tokens, seq.table[i], 1 << slot.id)
             if seq.node.page != seq.table[i]:  # another sequence was faster: share its page, the bits are the same
                 seq.table[i] = seq.node.page
@@ -220,9 +227,8 @@ class KvCache:
         """Let go of all pages. What they hold stays known until the pages are needed."""
         if seq.copy is not None:  # then the last page has no content yet
             self.copied(seq)
-        elif seq.sealed < seq.n_computed and not seq.n_dropped:
-            tokens = tuple(seq.tokens[seq.sealed : seq.n_computed])
-            self.prefixes.keep(seq.node, tokens, seq.table[seq.sealed // PAGE], 1 << slot.id)
+        elif seq.sealed < seq.n_computed < seq.sealed + PAGE and not seq.n_dropped:
+            self.prefixes.keep(seq.node, seq.content(seq.n_computed), seq.table[seq.sealed // PAGE], 1 << slot.id)
         for page in reversed(seq.table):
             self.prefixes.release(page)
         seq.table = []

@@ -139,6 +139,7 @@ class RequestParser:
             stop=self._stop(fields),
             ignore_eos=fields.boolean("ignore_eos"),
             cache_prompt=fields.boolean("cache_prompt", config.cache_prompt),
+            n_cache_reuse=fields.integer("n_cache_reuse", default=config.n_cache_reuse, low=0, hard=True),
             id_slot=fields.integer("id_slot", default=-1, low=-1, high=config.n_parallel - 1, hard=True),
             priority=fields.integer("priority", default=0, hard=True),
             n_keep=fields.integer("n_keep", default=config.n_keep, low=-1, hard=True),
@@ -169,7 +170,6 @@ class RequestParser:
             prefixes=prefixes,
             user=fields.text("safety_identifier") or fields.text("user"),
             settings={
-                "n_cache_reuse": fields.integer("n_cache_reuse", default=0, low=0, hard=True),
                 "backend_sampling": fields.boolean("backend_sampling", config.backend_sampling),
             },
         )

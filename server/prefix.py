@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from server.host_cache import chain_key
 from server.pages import Pages
 from server.ubatch import PAGE
+
+INEXACT = -1  # before a page's tokens: its cells were moved there (server.reuse), or computed after such cells
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
@@ -35,7 +38,10 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 class Node:
-    """A page with known content: these tokens after those of its ancestors. Only a full page has children."""
+    """A page with known content: these tokens after those of its ancestors. Only a full page has children.
+
+    Inexact content has INEXACT before its tokens: nobody finds it who does not look for it.
+    """
 
     __slots__ = ("__weakref__", "_key", "children", "owners", "page", "parent", "tokens")
 
@@ -46,6 +52,14 @@ class Node:
         self.children: dict[tuple[int, ...], Node] = {}
         self.owners = 0  # a bit for each slot whose sequences have had it
         self._key: bytes | None = root_key if parent is None else None
+
+    @property
+    def inexact(self) -> bool:
+        return self.tokens[:1] == (INEXACT,)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) - self.inexact
 
     @property
     def key(self) -> bytes:
@@ -60,6 +74,15 @@ class Node:
         for node in reversed(path):
             node._key = key = chain_key(key, node.tokens)
         return key
+
+
+class Match(NamedTuple):
+    """What is known of a sequence of tokens: nodes of full pages, then n_more tokens that `page` begins with."""
+
+    path: list[Node]
+    n_more: int
+    page: int
+    inexact: bool  # some of it
 
 
 Tail = tuple[Node, tuple[int, ...], int]  # a page that is still being written: (what precedes it, its tokens, page)
@@ -111,32 +134,39 @@ class PrefixCache:
         return self.pages.take()
 
     def match(
-        self, tokens: list[int], limit: int, tails: Iterable[Tail] = (), root: Node | None = None
-    ) -> tuple[list[Node], int, int]:
-        """The longest known prefix of tokens[:limit]: nodes of full pages, then n tokens that begin one more page."""
+        self,
+        tokens: list[int],
+        limit: int,
+        tails: Iterable[Tail] = (),
+        root: Node | None = None,
+        inexact: bool = False,
+    ) -> Match:
+        """The longest known prefix of tokens[:limit]; `inexact`: that too, where there is nothing exact."""
         node = root or self.root
         path: list[Node] = []
         while (len(path) + 1) * PAGE <= limit:
             start = len(path) * PAGE
-            child = node.children.get(tuple(tokens[start : start + PAGE]))
+            part = tuple(tokens[start : start + PAGE])
+            child = node.children.get(part)
+            if child is None and inexact:
+                child = node.children.get((INEXACT, *part))
             if child is None:
                 break
             path.append(child)
             node = child
         start = len(path) * PAGE
         rest = tuple(tokens[start : min(limit, start + PAGE)])
-        best, page = 0, -1
+        best, page, found_inexact = 0, -1, node.inexact
         if rest:
-            for child in node.children.values():
-                n = _common(rest, child.tokens)
+            begun = [(child.tokens, child.page) for child in node.children.values()]
+            begun += [(written, tail_page) for parent, written, tail_page in tails if parent is node]
+            for written, candidate in begun:
+                n = _common(rest, written)
+                if inexact and written[0] == INEXACT:
+                    n = _common(rest, written[1:])
                 if n > best:
-                    best, page = n, child.page
-            for parent, written, tail_page in tails:
-                if parent is node:
-                    n = _common(rest, written)
-                    if n > best:
-                        best, page = n, tail_page
-        return path, best, page
+                    best, page, found_inexact = n, candidate, written[0] == INEXACT
+        return Match(path, best, page, found_inexact)
 
     def acquire(self, page: int) -> None:
         """One more owner of a page; it is not idle any more."""

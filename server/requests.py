@@ -21,6 +21,7 @@ class CompletionRequest:
     stop: tuple[str, ...] = ()  # texts that end the generation and are not part of it
     ignore_eos: bool = False  # end tokens are also in sampling.logit_bias with -inf
     cache_prompt: bool = True
+    n_cache_reuse: int = 0  # the fewest tokens worth moving from where they were in the slot; 0: none are
     id_slot: int = -1
     priority: int = 0  # the less, the sooner
     n_keep: int = 0  # context shift: tokens of the prompt that stay; -1: all

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from models.adapter_bank import BASE, Choice
 from models.tokenizer import StreamDecoder, Tokenizer
+from server.admit import admit
+from server.claims import Claims
 from server.commit import Committer, Stop, failure, finished
 from server.decoder import Decoder
-from server.errors import ExceedsContext, InvalidRequest
+from server.errors import ExceedsContext, InvalidRequest, NotSupported
 from server.fill import Plan, bucket_floor, fill, split
 from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
 from server.pace import Pace
 from server.pages import n_pages_for, pool_size
-from server.prefix import common_prefix
-from server.requests import CompletionRequest, Event, Failed, Lora, Progress
+from server.requests import CompletionRequest, Event, Failed, Lora
 from server.sampling import RowSampler, SamplingParams
 from server.sequence import Sampler, Sequence, Slot
 from server.shares import shares
-from server.shift import Moves, park, shift_full, unpark
+from server.shift import Moves, park, shift_full
 from server.slot_files import CacheKind
 from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
@@ -45,6 +45,10 @@ class Engine(PageStore, Protocol):
 
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch; raises StepFailed."""
+
+    @property
+    def moves_cells(self) -> bool:
+        """Whether it can."""
 
     def move_cells(self, moves: Moves, /) -> None:
         """Between two steps: (from cell, to cell, positions further on), in order."""
@@ -100,11 +104,12 @@ class Scheduler:
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats, shifts=context_shift)
         self.context_shift = context_shift
         self._broken: Events = []  # of sequences whose cells were lost in this step
+        self.claims = Claims(self.slots)
         self.queue = WaitingRoom(queue_requests, queue_tokens)  # without a seat
         self.running: list[Sequence] = []  # with a seat, by rank
         self._n_submitted = 0
         self._n_seated = 0
-        self._n_released = 0  # times that a sequence gave up pages
+        self.n_released = 0  # times that a sequence gave up pages
         self._n_steps = 0
         self._limit = self.n_ubatch  # tokens of a batch; smaller for a while after the device failed
         self.count()
@@ -132,6 +137,8 @@ class Scheduler:
                 n_prompt_tokens=n_prompt,
                 n_ctx=n_ctx,
             )
+        if request.n_cache_reuse and not self.engine.moves_cells:
+            raise NotSupported("n_cache_reuse: this device cannot move cells of the cache")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         decoder = Decoder(pieces, request.stop, request.n_indent)
@@ -154,13 +161,13 @@ class Scheduler:
             seq.done = True
         else:
             self._leave(seq)
+            self.claims.settle()
         self.count()
 
     def touch(self, slot: Slot) -> None:
         """The slot has just been used."""
         self._n_seated += 1
         slot.last_used = self._n_seated
-        self.count()
 
     def step(self) -> Events:
         """Admit, then run one batch and hand out what came of it. [] when idle."""
@@ -168,7 +175,7 @@ class Scheduler:
             return []
         events: Events = []
         self._n_steps += 1
-        self._admit(events)
+        admit(self, events)
         if self.context_shift:
             shift_full(self)
         plan = self._plan()
@@ -194,126 +201,14 @@ class Scheduler:
                 self.on_step(batch, result, now - began)
         events += self._broken
         self._broken = []
+        self.claims.settle()
         self.count()
         return events
-
-    # -- admit
-
-    def _admit(self, events: Events) -> None:
-        """Seats for queued sequences, and pages for those that have none, in order of rank."""
-        while len(self.queue) and len(self.running) < len(self.slots):
-            seq = self.queue.next(self.running, lambda seq: self._choose_slot(seq) is not None)
-            if seq is None:
-                break
-            self.queue.remove(seq)
-            self._seat(seq, events)
-        earlier = False  # does an earlier one have pages?
-        for seq in list(self.running):
-            if not seq.started and not (earlier and self._follows(seq)) and not self._start(seq, earlier, events):
-                return
-            earlier = True
-
-    def _choose_slot(self, seq: Sequence) -> Slot | None:
-        """A free seat: the one asked for, else that of the most similar prompt, else the one not used for longest."""
-        if seq.request.id_slot >= 0:
-            slot = self.slots[seq.request.id_slot]
-            return None if slot.is_processing else slot
-        free = [slot for slot in self.slots if not slot.is_processing]
-        if not free:
-            return None
-        common, _, similar = max((common_prefix(seq.tokens, slot.cached), -slot.last_used, slot.id) for slot in free)
-        if common > self.slot_prompt_similarity * seq.n_prompt > 0:
-            return self.slots[similar]
-        return min(free, key=lambda slot: slot.last_used)
-
-    def _seat(self, seq: Sequence, events: Events) -> None:
-        slot = self._choose_slot(seq)
-        assert slot is not None
-        try:
-            seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
-            seq.sampler.begin(seq.request.prompt)
-            self.speculator.begin(seq)
-        except Exception as error:  # whatever is wrong with one request ends that request
-            seq.done = True
-            events.append((seq, failure(error)))
-            return
-        seq.slot = slot
-        slot.sequence = seq
-        self._n_seated += 1
-        slot.last_used = self._n_seated
-        insort(self.running, seq, key=_rank)
-
-    def _follows(self, seq: Sequence) -> bool:
-        """Whether an earlier one is computing what this one could share: then it waits for that, and does not compute
-        it too. So the results of one prompt, and prompts that begin alike, cost their common part once."""
-        assert seq.slot is not None
-        limit = self._reusable(seq, seq.slot)
-        for other in self.running:
-            if other is seq:
-                return False
-            if other.started and other.owed > 1 and other.root is seq.root:
-                common = min(limit, common_prefix(seq.tokens, other.tokens))
-                if common - other.n_computed >= PAGE:
-                    return True
-        return False
-
-    def _start(self, seq: Sequence, older: bool, events: Events) -> bool:
-        """Give a sequence its first pages, if all of its tokens have room beside the older ones' pages."""
-        slot = seq.slot
-        assert slot is not None
-        if older and seq.refused_at == self._n_released:
-            return False
-        started = [other for other in self.running if other.started]
-        if seq.parked:
-            return self._unpark(seq, started)
-        tails = [tail for other in started if (tail := other.tail()) is not None]
-        self.cache.attach(seq, slot, self._reusable(seq, slot), tails)
-        if older and self.cache.n_available < sum(_missing(other) for other in (*started, seq)):
-            self.cache.release(seq, slot)
-            seq.refused_at = self._n_released
-            return False
-        seq.started = True
-        if seq.resumed:
-            self.stats.recomputed_tokens += max(0, seq.n_lost - seq.n_computed)
-        else:
-            seq.t_start = seq.t_first = seq.t_last = self.clock()
-            seq.n_cached = seq.n_computed
-            self.stats.prompt_tokens_cached += seq.n_cached
-            if seq.request.return_progress:
-                events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_cached, 0.0, slot.id)))
-        return True
-
-    def _unpark(self, seq: Sequence, started: list[Sequence]) -> bool:
-        """Start a sequence again that has forgotten tokens, from its own copy of its pages."""
-        assert seq.slot is not None
-        if started and self.cache.n_available < len(seq.parked) + sum(map(_missing, started)):
-            seq.refused_at = self._n_released
-            return False
-        try:
-            unpark(self.cache, seq, seq.slot)
-        except (MemoryError, OSError) as error:
-            self.lose(seq, error)
-            return True
-        seq.started = True
-        return True
 
     def lose(self, seq: Sequence, error: Exception) -> None:
         """Its cells are lost."""
         self._leave(seq)
         self._broken.append((seq, failure(error)))
-
-    def _reusable(self, seq: Sequence, slot: Slot) -> int:
-        """How many leading tokens may come from the cache: never all, for the last one's logits are needed."""
-        limit = len(seq.tokens) - 1
-        if seq.request.prompt_logprobs is not None:
-            limit = min(limit, len(seq.prompt_probs) - 1)  # the logits of later ones are needed too
-        if seq.resumed:
-            return limit
-        if not seq.request.cache_prompt:
-            return 0
-        if seq.request.id_slot >= 0:
-            return min(limit, common_prefix(seq.tokens, slot.cached))
-        return limit
 
     # -- fill
 
@@ -398,7 +293,7 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Take a sequence's pages. It keeps its seat, where its sampler may have state, and starts again later."""
         assert seq.slot is not None
-        if seq.n_dropped:
+        if seq.irreplaceable:
             try:
                 park(self.cache, seq)
             except (MemoryError, OSError) as error:
@@ -451,15 +346,14 @@ class Scheduler:
         if seq.n_generated:
             self.queue.left(seq.t_last - seq.t_start)
         self.running.remove(seq)
-        self._n_seated += 1
-        slot.last_used = self._n_seated
+        self.touch(slot)
 
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
         """Give up the pages; `pause`: until there is room again."""
         n_valid = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
         slot.cached, slot.root = seq.tokens[:n_valid], seq.root
         (self.cache.pause if pause else self.cache.release)(seq, slot)
-        self._n_released += 1
+        self.n_released += 1
         seq.started = False
 
     def count(self) -> None:
@@ -475,12 +369,3 @@ class Scheduler:
             stats.host_bytes = self.cache.host.nbytes
             stats.host_pages_saved = self.cache.host.n_saved
             stats.host_pages_restored = self.cache.host.n_restored
-
-
-def _missing(seq: Sequence) -> int:
-    """The pages that it needs to get to its next token."""
-    return n_pages_for(len(seq.tokens)) - len(seq.table)
-
-
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank

@@ -7,7 +7,7 @@ from typing import Protocol
 from models.adapter_bank import BASE, Choice
 from server.decoder import Decoder
 from server.host_cache import Bytes
-from server.prefix import Node
+from server.prefix import INEXACT, Node
 from server.requests import CompletionRequest, Timings, TokenProb
 from server.sampling import Row, SamplingParams
 from server.speculation.drafts import Drafts
@@ -57,6 +57,7 @@ class Sequence:
         "drafts",
         "has_new_line",
         "id",
+        "inexact",
         "late",
         "n_cached",
         "n_computed",
@@ -121,6 +122,7 @@ class Sequence:
         self.node = root  # the last page of the table with known content
         self.sealed = 0  # tokens in pages with known content
         self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
+        self.inexact = False  # some of its cells came from other places (server/reuse.py)
         # Context shift (server/shift.py).
         self.n_dropped = 0  # tokens that it has forgotten; then its cells after those it shares are nobody else's
         self.parked: list[Bytes] = []  # its pages, while it is paused
@@ -155,11 +157,28 @@ class Sequence:
         limit = self.request.n_predict
         return -1 if limit < 0 else max(0, limit - self.n_generated)
 
+    @property
+    def takes_inexact(self) -> bool:
+        """Whether its cells may be what is left of another text."""
+        return self.inexact if self.resumed else self.request.cache_prompt and self.request.n_cache_reuse > 0
+
+    @property
+    def irreplaceable(self) -> bool:
+        """Whether nobody could compute its cells again to the same bits."""
+        return self.inexact or self.n_dropped > 0
+
+    def content(self, end: int) -> tuple[int, ...]:
+        """The tokens from the first unsealed one to `end`, as known prefixes name them."""
+        tokens = self.tokens[self.sealed : end]
+        return (INEXACT, *tokens) if self.inexact else tuple(tokens)
+
     def tail(self) -> tuple[Node, tuple[int, ...], int] | None:
         """The page that it is writing, as a prefix that others may copy."""
         if self.sealed == self.n_computed or self.copy is not None or self.n_dropped:
             return None  # a copy that is still due has no content, and a shifted one's is its own
-        return self.node, tuple(self.tokens[self.sealed : self.n_computed]), self.table[self.sealed // PAGE]
+        if self.n_computed - self.sealed >= PAGE:
+            return None  # inexact, and not under its name
+        return self.node, self.content(self.n_computed), self.table[self.sealed // PAGE]
 
     def timings(self) -> Timings:
         n_prompt = self.n_prompt

@@ -23,6 +23,7 @@ from server.stream import Stream
 from server.turns import Background, Turns
 
 if TYPE_CHECKING:
+    from server.claims import Claim
     from server.embedder import Embedder
     from server.engine import Engine
     from server.scheduler import Scheduler
@@ -71,6 +72,8 @@ class Service:
         self._loop: asyncio.AbstractEventLoop
         self._loaded: asyncio.Future[Served]
         self._ended: asyncio.Future[None]
+        self._fault: ServerFault | None = None  # why the thread ended by itself
+        self._owed: set[asyncio.Future[Any]] = set()  # what the thread has to answer
         self._streams: set[Stream] = set()
         self._drained: asyncio.Event
         self._accepting = True
@@ -107,7 +110,7 @@ class Service:
         if not self._accepting:
             raise Unavailable("the server is shutting down")
         stream = Stream(self, len(requests))
-        admitted: asyncio.Future[None] = self._loop.create_future()
+        admitted: asyncio.Future[None] = self._owe()
         self._streams.add(stream)
         self._post(lambda scheduler: self._admit(scheduler, requests, client, stream, admitted))
         try:
@@ -118,19 +121,33 @@ class Service:
         return stream
 
     async def ask(self, question: Callable[[Scheduler], T], *, wakes: bool = True) -> T:
-        """The answer of `question(scheduler)`, put between two steps. `wakes`: a model that sleeps is loaded first."""
-        answer: asyncio.Future[T] = self._loop.create_future()
-
-        def put(scheduler: Scheduler) -> None:
-            try:
-                if wakes:
-                    self._use_model()
-                self._tell(_resolve, answer, question(scheduler), None)
-            except Exception as error:
-                self._tell(_resolve, answer, None, error)
-
-        self._post(put)
+        """The answer of `question(scheduler)`, put between two steps. Unavailable when the engine ends first. `wakes`: a
+        model that sleeps is loaded first."""
+        answer: asyncio.Future[T] = self._owe()
+        self._post(lambda scheduler: self._answer(answer, question, scheduler, wakes))
         return await answer
+
+    async def ask_about(self, ids: Sequence[int], question: Callable[[Scheduler], T], timeout: float) -> T:
+        """The same, put when none of these slots runs anything. Unavailable after `timeout` seconds; whoever does not
+        want to wait any longer cancels."""
+        answer: asyncio.Future[T] = self._owe()
+        made: list[Claim] = []
+
+        def claim(scheduler: Scheduler) -> None:
+            made.append(scheduler.claims.add(ids, lambda: self._answer(answer, question, scheduler)))
+
+        def withdraw(scheduler: Scheduler) -> None:
+            for old in made:
+                scheduler.claims.withdraw(old)
+
+        self._post(claim)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise Unavailable(f"slot {', '.join(map(str, ids))} is processing a request; try again later") from None
+        finally:
+            self._post(withdraw)
 
     async def end_reasoning(self, stream: Stream) -> bool:
         """Have the stream's sequences end their reasoning with the next token; False: none is reasoning."""
@@ -177,6 +194,39 @@ class Service:
         except TimeoutError:
             log.warning("the engine is still busy; leaving it behind")
 
+    async def ended(self) -> None:
+        """Wait until the engine's thread has ended. ServerFault says why, if nobody has stopped it."""
+        await asyncio.shield(self._ended)
+        if self._fault is not None:
+            raise self._fault
+
+    def _owe(self) -> asyncio.Future[Any]:
+        """Something that the engine's thread will answer; an error if it ends."""
+        if self._ended.done():
+            raise self._gone()
+        owed: asyncio.Future[Any] = self._loop.create_future()
+        self._owed.add(owed)
+        owed.add_done_callback(self._owed.discard)
+        return owed
+
+    def _gone(self) -> Unavailable:
+        return Unavailable("the server is shutting down" if self._fault is None else self._fault.message)
+
+    def _over(self, error: BaseException | None) -> None:
+        """The engine's thread has ended: nobody waits for it any more."""
+        if error is not None and self.served is None:
+            _resolve(self._loaded, None, error)
+        elif error is not None:
+            self._fault = ServerFault(f"the engine has ended: {_line(error)}")
+            log.error("%s", self._fault.message)
+        self._accepting = False
+        gone = self._gone()
+        for stream in list(self._streams):
+            stream.fail(Failed(gone.code, gone.type, gone.message))
+        for owed in list(self._owed):
+            _resolve(owed, None, gone)
+        _resolve(self._ended, None, None)
+
     def _post(self, call: Callable[[Scheduler], None]) -> None:
         self._inbox.append(call)
         self._wake.set()
@@ -193,7 +243,18 @@ class Service:
         except RuntimeError:  # the loop was closed under us
             self._stopping = True
 
+    def _answer(
+        self, answer: asyncio.Future[T], question: Callable[[Scheduler], T], scheduler: Scheduler, wakes: bool = True
+    ) -> None:
+        try:
+            if wakes:
+                self._use_model()
+            self._tell(_resolve, answer, question(scheduler), None)
+        except Exception as error:
+            self._tell(_resolve, answer, None, error)
+
     def _run(self, build: Callable[[], Served]) -> None:
+        ended_by: BaseException | None = None
         try:
             served = build()
             self._sleep = served.sleep
@@ -223,9 +284,8 @@ class Service:
                 background.close()
         except BaseException as error:
             log.debug("the engine's thread ended", exc_info=True)
-            self._tell(_reject, self._loaded, error)
-        finally:
-            self._tell(_resolve, self._ended, None, None)
+            ended_by = error
+        self._tell(self._over, ended_by)
 
     def _wait(self, scheduler: Scheduler) -> None:
         """Until there is something to do; the model goes to sleep when that takes too long."""
@@ -356,7 +416,3 @@ def _resolve(future: asyncio.Future[Any], value: object, error: BaseException | 
         future.set_result(value)
     else:
         future.set_exception(error)
-
-
-def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
-    _resolve(future, None, error)

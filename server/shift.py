@@ -134,7 +134,10 @@ def shift_full(scheduler: Scheduler) -> None:
 
 def park(cache: KvCache, seq: Sequence) -> None:
     """Take a copy of the pages of a sequence that cannot compute them again. MemoryError, OSError: there is none."""
-    pages: list[Bytes] = [cache.store.read_page(page) for page in seq.table[: n_pages_for(seq.n_computed)]]
+    source = list(seq.table[: n_pages_for(seq.n_computed)])
+    if seq.copy is not None:  # not done yet
+        source[source.index(seq.copy[1])] = seq.copy[0]
+    pages: list[Bytes] = [cache.store.read_page(page) for page in source]
     seq.parked, seq.n_parked = pages, seq.n_computed
 
 

@@ -53,6 +53,7 @@ def install(scheduler: Scheduler, id: int, state: SlotState) -> None:
         raise Unavailable(f"the requests that run leave no room for the {n_pages} pages of the state; try again later")
     slot.cached, slot.root = list(state.tokens), None
     scheduler.touch(slot)
+    scheduler.count()
 
 
 def erase(scheduler: Scheduler, id: int) -> int:
@@ -72,6 +73,7 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
         scheduler.cache.share(slot, other)
         other.cached, other.root = list(slot.cached), slot.root
         scheduler.touch(other)
+        scheduler.count()
     return len(other.cached)
 
 

@@ -32,6 +32,15 @@ CACHE = Group(
             off="--no-context-shift",
         ),
         Flag(
+            "--cache-reuse",
+            "move N or more cached tokens that a prompt has further to the front than the slot's last one, instead of "
+            "computing them: faster, and not quite the text that the prompt gets alone; 0: never",
+            whole(0),
+            0,
+            "N",
+            env="LLAMA_ARG_CACHE_REUSE",
+        ),
+        Flag(
             "--slot-save-path",
             "the folder that POST /slots/{id}?action=save and restore use",
             text,

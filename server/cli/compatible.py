@@ -63,7 +63,6 @@ COMPATIBLE = Group(
         _later("-lcd --lookup-cache-dynamic", value="FILE"),
         _later("--spec-replace", value="WORDS"),
         _later("--control-vector", value="FILE"),
-        _later("--cache-reuse", "LLAMA_ARG_CACHE_REUSE", value="N", off_values=("0",)),
         _later("-mm --mmproj", "LLAMA_ARG_MMPROJ", value="FILE"),
         _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL"),
         _later("--media-path", value="FOLDER"),

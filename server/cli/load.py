@@ -138,10 +138,17 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         threads=n_threads(options),
-        moves=getattr(options, "context_shift", False),
+        moves=moves_for(options),
         devices=tuple(options.device.split(",")),
         embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),
     )
+
+
+def moves_for(options: SimpleNamespace) -> str:
+    """The flag that needs cells of the cache to be moved, if there is one."""
+    if getattr(options, "context_shift", False):
+        return "--context-shift"
+    return "--cache-reuse" if getattr(options, "cache_reuse", 0) else ""
 
 
 def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:

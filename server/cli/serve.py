@@ -172,6 +172,7 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         n_predict=options.predict,
         n_keep=options.keep,
         cache_prompt=options.cache_prompt,
+        n_cache_reuse=options.cache_reuse,
         backend_sampling=options.backend_sampling,
         reverse_prompts=tuple(options.reverse_prompt),
         defaults=load.sampling_defaults(options, vocabulary),

@@ -148,7 +148,7 @@ def _later(name: str) -> Handler:
 
 
 async def serve(service: Service, config: ServerConfig) -> None:
-    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what loading the model raised."""
+    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the engine."""
     protocol = log.getChild("protocol")
     if not log.isEnabledFor(logging.DEBUG):  # what is no HTTP is answered with 400; a traceback of it tells nobody much
         protocol.setLevel(logging.CRITICAL)
@@ -167,20 +167,19 @@ async def serve(service: Service, config: ServerConfig) -> None:
             loop.add_signal_handler(number, signalled.set)
     await runner.setup()
     stopping = asyncio.create_task(signalled.wait())
-    loading = asyncio.create_task(_loaded(service))
+    running = asyncio.create_task(_running(service))
     try:
         reuse_port = config.reuse_port or None
         site = web.TCPSite(runner, config.host, config.port, ssl_context=config.tls, reuse_port=reuse_port)
         await site.start()
         log.info("listening on %s", address(runner, config))
-        await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            loading.result()
-            await stopping
+        await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
         log.info("shutting down")
         await site.stop()
     finally:
-        for task in (stopping, loading):
+        for task in (stopping, running):
             task.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):
@@ -189,9 +188,11 @@ async def serve(service: Service, config: ServerConfig) -> None:
         await runner.cleanup()
 
 
-async def _loaded(service: Service) -> None:
+async def _running(service: Service) -> None:
+    """Until the engine ends; by itself it does so with an error only, and a server without one had better end too."""
     served = await service.loaded()
     log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)
+    await service.ended()
 
 
 def address(runner: web.AppRunner, config: ServerConfig) -> str:

@@ -248,6 +248,7 @@ def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -
         "n_predict": request.n_predict,
         "n_keep": request.n_keep,
         "n_discard": request.n_discard,
+        "n_cache_reuse": request.n_cache_reuse,
         "ignore_eos": request.ignore_eos,
         "stream": False,
         "logit_bias": [{"bias": b if math.isfinite(b) else None, "token": t} for t, b in s.logit_bias],

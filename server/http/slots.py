@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
@@ -15,6 +16,11 @@ from server.http.reply import generation_settings
 from server.sequence import Slot
 from server.slot_actions import erase, fork, install, snapshot
 from server.slot_files import file_name, load, save
+
+if TYPE_CHECKING:
+    from server.scheduler import Scheduler
+
+T = TypeVar("T")
 
 
 async def slots(request: web.Request) -> web.Response:
@@ -43,8 +49,7 @@ async def slot_action(request: web.Request) -> web.Response:
 async def _save(request: web.Request, context: Context, id: int) -> dict[str, Any]:
     folder, name = await _file(request, context)
     began = time.perf_counter()
-    service = context.service
-    kind, state = await service.ask(lambda scheduler: (scheduler.engine.cache_kind, snapshot(scheduler, id)))
+    kind, state = await _when_idle(context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id)))
     n_written = await beside(lambda: save(folder, name, kind, state))
     return {
         "id_slot": id,
@@ -61,7 +66,7 @@ async def _restore(request: web.Request, context: Context, id: int) -> dict[str,
     service = context.service
     kind, n_ctx = await service.ask(lambda scheduler: (scheduler.engine.cache_kind, scheduler.slots[id].n_ctx))
     state, n_read = await beside(lambda: load(folder, name, kind, n_ctx))
-    await service.ask(lambda scheduler: install(scheduler, id, state))
+    await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state))
     return {
         "id_slot": id,
         "filename": name,
@@ -72,7 +77,7 @@ async def _restore(request: web.Request, context: Context, id: int) -> dict[str,
 
 
 async def _erase(request: web.Request, context: Context, id: int) -> dict[str, Any]:
-    return {"id_slot": id, "n_erased": await context.service.ask(lambda scheduler: erase(scheduler, id))}
+    return {"id_slot": id, "n_erased": await _when_idle(context, (id,), lambda scheduler: erase(scheduler, id))}
 
 
 async def _fork(request: web.Request, context: Context, id: int) -> dict[str, Any]:
@@ -80,8 +85,14 @@ async def _fork(request: web.Request, context: Context, id: int) -> dict[str, An
     to = body.integer("id_slot_to", default=-1, low=-1, high=context.config.n_parallel - 1, hard=True)
     if to < 0:
         raise InvalidRequest("field 'id_slot_to': is required")
-    n_forked = await context.service.ask(lambda scheduler: fork(scheduler, id, to))
+    n_forked = await _when_idle(context, (id, to), lambda scheduler: fork(scheduler, id, to))
     return {"id_slot": id, "id_slot_to": to, "n_forked": n_forked}
+
+
+async def _when_idle(context: Context, ids: tuple[int, ...], action: Callable[[Scheduler], T]) -> T:
+    """Done as soon as these slots run nothing. 503 when that takes longer than a client may make the server wait; one
+    that leaves takes its wish along."""
+    return await context.service.ask_about(ids, action, context.config.timeout)
 
 
 _ACTIONS = {"save": _save, "restore": _restore, "erase": _erase, "fork": _fork}

@@ -97,7 +97,7 @@ def test_a_device_that_cannot_move_cells_is_told_at_the_start(monkeypatch: pytes
     path = DATA / "arch-llama-gqa-F32.gguf"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the checkout")
-    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, threads=1, moves=True))
+    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift"))
     monkeypatch.setattr(type(engine.session.backends[0]), "supports", lambda self, t: t.op != "load_k")
     with pytest.raises(DeviceError, match=r"^--context-shift: the device cannot move cells"):
         engine.load()

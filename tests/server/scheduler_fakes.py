@@ -134,6 +134,7 @@ class FakeEngine:
             probs = np.full(len(ids), 2, np.int32), np.full(len(ids), 0.5, np.float32), ranks, kept
         return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
 
+    moves_cells = True
     page_nbytes = PAGE * 16
     cache_kind = CacheKind("fake", "f16", "f16", PAGE, PAGE * 16)
 
@@ -167,11 +168,12 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
     """What every table shows is the sequence's own tokens, and every known prefix is what it claims to be."""
     for seq in scheduler.running:
         content = 0
-        for p in range(seq.n_computed if seq.n_dropped else 0):
+        for p in range(seq.n_computed if seq.irreplaceable and seq.copy is None else 0):
             cell = engine.cells[seq.table[p // PAGE] * PAGE + p % PAGE]
             assert cell is not None
             assert cell[0] == p
-        for p in range(seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed):
+        known = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
+        for p in range(known if not seq.inexact else 0):
             content = chain(content, seq.tokens[p])
             assert engine.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
     for node in scheduler.cache.prefixes.nodes:
@@ -183,10 +185,13 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
         for link in reversed(path[:-1]):
             assert link.parent is not None
             assert link.parent.children[link.tokens] is link
-            assert len(link.tokens) == PAGE or link is node
-            for i, token in enumerate(link.tokens):
+            assert link.n_tokens == PAGE or link is node
+            assert link.inexact or not link.parent.inexact
+            for i, token in enumerate(link.tokens[link.inexact :]):
                 content = chain(content, token)
-                assert engine.cells[link.page * PAGE + i] == (p, content)
+                cell = engine.cells[link.page * PAGE + i]
+                assert cell is not None
+                assert cell == (p, cell[1] if link.inexact else content)
                 p += 1
 
 

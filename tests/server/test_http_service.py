@@ -16,7 +16,7 @@ import pytest
 from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
 
 from server.config import ModelInfo, ServerConfig
-from server.errors import Unavailable
+from server.errors import ServerFault, Unavailable
 from server.http import serve
 from server.http.context import beside
 from server.requests import CompletionRequest, Failed, Finished, Token
@@ -72,6 +72,8 @@ async def test_stop_cancels_what_takes_too_long():
     last = [event async for _, event in stream][-1]
     assert isinstance(last, Failed)
     assert last.code == 503
+    # On a busy machine the engine's thread may get to it only now.
+    assert await while_stepping(gate, asyncio.to_thread(scheduler.n_cancelled.acquire, timeout=60))
     assert len(scheduler.cancelled) == 1
 
 
@@ -121,10 +123,12 @@ async def test_a_scheduler_that_cannot_even_cancel_does_not_spin(caplog: pytest.
     await service.stop()
 
 
-async def serving(config: ServerConfig, caplog: pytest.LogCaptureFixture) -> tuple[asyncio.Task[None], str]:
+async def serving(
+    config: ServerConfig, caplog: pytest.LogCaptureFixture, scheduler: FakeScheduler | None = None
+) -> tuple[asyncio.Task[None], str]:
     """A server as the command line runs it, and its address from the log."""
     caplog.set_level(logging.INFO, "logitless")
-    service = await started(FakeScheduler())
+    service = await started(scheduler or FakeScheduler())
     task = asyncio.create_task(serve(service, config))
     while "listening on " not in caplog.text:
         assert not task.done(), task.exception()
@@ -205,3 +209,54 @@ async def test_a_client_that_does_not_read_is_dropped():
             client.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             await while_stepping(gate, asyncio.to_thread(scheduler.n_cancelled.acquire, timeout=10))
         assert len(scheduler.cancelled) == 1
+
+
+class Dying(FakeScheduler):
+    """Its step ends the engine's thread, as nothing should."""
+
+    def step(self) -> Any:
+        if self.gate is not None:
+            self.gate.acquire()
+        raise SystemExit("the engine is gone")
+
+
+async def test_nobody_waits_for_an_engine_that_has_ended():
+    gate = threading.Semaphore(0)
+    service = await started(Dying(gate=gate))
+    stream = await service.submit([REQUEST])
+    question = asyncio.create_task(service.ask(lambda scheduler: scheduler.idle))
+    late = asyncio.create_task(service.submit([REQUEST]))
+    await asyncio.wait([question, late], timeout=0.01)
+    gate.release()
+    (_, failed) = [item async for item in stream][-1]
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.message) == (503, "the engine has ended: SystemExit: the engine is gone")
+    for task in (question, late):
+        with pytest.raises(Unavailable, match="the engine has ended"):
+            await task
+    with pytest.raises(Unavailable, match="the engine has ended"):
+        await service.ask(lambda scheduler: scheduler.idle)
+    with pytest.raises(Unavailable):
+        await service.submit([REQUEST])
+    with pytest.raises(ServerFault, match="the engine has ended"):
+        await service.ended()
+    await service.stop()
+
+
+async def test_questions_to_a_server_that_has_stopped():
+    service = await started(FakeScheduler())
+    assert await service.ask(lambda scheduler: scheduler.idle)
+    await service.stop()
+    await service.ended()
+    with pytest.raises(Unavailable, match="the server is shutting down"):
+        await service.ask(lambda scheduler: scheduler.idle)
+
+
+async def test_a_server_without_an_engine_ends(caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog, Dying())
+    async with aiohttp.ClientSession() as http, http.post(url + "/completion", json={"prompt": "x"}) as reply:
+        assert reply.status == 503
+        assert "the engine has ended" in (await reply.json())["error"]["message"]
+    async with asyncio.timeout(5):
+        with pytest.raises(ServerFault, match="the engine has ended"):
+            await task
