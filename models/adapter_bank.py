@@ -44,6 +44,7 @@ class AdapterBank:
         self._host: dict[str, tuple[F32, F32]] = {}  # what the device holds, to write it again
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
         self.n_columns = 0
+        self._origins: dict[int, tuple[int, str]] = {}  # of all that were ever here: first column, digest
         self.generation = 0  # of the states: changes with their shapes
         self._next = 1
 
@@ -61,6 +62,7 @@ class AdapterBank:
             columns = self._room(adapter.rank)
             assert columns is not None
         self._columns[handle] = columns
+        self._origins[handle] = columns.start, adapter.digest
         at = slice(columns.start, columns.stop)
         for name, (a, b) in self._host.items():
             by_column = a.T if name == EMBEDDING else a
@@ -77,6 +79,14 @@ class AdapterBank:
         """Give up the columns of all adapters but these."""
         wanted = set(handles)
         self._columns = {handle: columns for handle, columns in self._columns.items() if handle in wanted}
+
+    def digests(self, mix: Mix) -> tuple[tuple[str, float], ...]:
+        """(what its numbers hash to, its scale) of each adapter of a mixture, in the order in which their products are
+        added: together they say which bits it gives, in any process."""
+        return tuple((self._origins[handle][1], scale) for handle, scale in sorted(mix, key=self._place))
+
+    def _place(self, part: tuple[int, float]) -> int:
+        return self._origins[part[0]][0]
 
     def __contains__(self, handle: int) -> bool:
         return handle in self._columns

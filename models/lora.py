@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,16 @@ class Adapter:
     def factor(self, name: str) -> float:
         """alpha / r of a pair."""
         return self.alpha / self.pairs[name].rank if self.alpha else 1.0
+
+    @property
+    def digest(self) -> str:
+        """Hex digits of all its numbers: what tells two adapters apart."""
+        digest = blake2b(digest_size=16)
+        for name, pair in sorted(self.pairs.items()):
+            digest.update(f"{name} {pair.a.shape} {pair.b.shape} {self.factor(name)!r} ".encode())
+            digest.update(np.ascontiguousarray(pair.a).data)
+            digest.update(np.ascontiguousarray(pair.b).data)
+        return digest.hexdigest()
 
     @property
     def rank(self) -> int:

@@ -10,8 +10,9 @@ from pathlib import Path
 from models.adapter_bank import BASE, AdapterBank, Choice
 from models.lora import Adapter
 from models.weight_sets import WeightSets
-from server.errors import InvalidRequest, ServerFault
+from server.errors import InvalidRequest, NotSupported, ServerFault
 from server.requests import Lora
+from server.slot_files import AdapterNames
 
 MAX_RESIDENT = 16  # adapters on the device beside those of running requests
 MAX_WEIGHTS = 2  # whole models likewise
@@ -30,6 +31,7 @@ class Entry:
     scale: float = 0.0
     metadata: dict[str, str] = field(default_factory=dict)
     handle: int = 0
+    digest: str = ""  # of its numbers, once they have been read
     last_used: int = 0
 
     @property
@@ -65,6 +67,7 @@ class Adapters:
         known = self._by_name.get(name) if name else None
         if known is not None:
             known.path, known.source, known.handle = str(path), source, 0
+            known.digest = ""
             return known.id
         entry = Entry(len(self.entries), name, str(path), source, scale, metadata or {})
         self.entries.append(entry)
@@ -99,6 +102,33 @@ class Adapters:
             else:
                 choice = choice._replace(mix=(*choice.mix, (handle, scale)))
         return choice
+
+    def names(self, choice: Choice) -> AdapterNames:
+        """A mixture as another process can find it again."""
+        if choice.weights:
+            raise NotSupported("what was computed with other weights than the model's own cannot be saved")
+        return self._bank.digests(choice.mix)
+
+    def choice_of(self, names: AdapterNames) -> Choice:
+        """The mixture of these adapters, on the device. InvalidRequest where it does not give the same bits here."""
+        found: dict[int, float] = {}
+        for digest, scale in names:
+            entry = next((entry for entry in self.entries if self._digest(entry) == digest), None)
+            if entry is None:
+                raise InvalidRequest(f"the state was computed with an adapter that is not loaded here ({digest[:32]})")
+            found[entry.id] = scale
+        choice = self.resolve(tuple(found.items()))
+        if self.names(choice) != names:  # sums in another order round differently
+            raise InvalidRequest("the state was computed with several adapters that were loaded in another order")
+        return choice
+
+    def _digest(self, entry: Entry) -> str:
+        if not entry.digest and entry.source is not None:
+            try:
+                entry.digest = entry.source().digest
+            except (OSError, ValueError):  # whoever wants this one will be told
+                return ""
+        return entry.digest
 
     def _handle(self, entry: Entry, besides: Choice) -> int:
         held = self._weight_sets if entry.whole else self._bank

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
+from models.adapter_bank import Choice
 from server.host_cache import Bytes, HostCache, PageStore, chain_key
 from server.pages import Pages, n_pages_for
 from server.prefix import INEXACT, Node, PrefixCache, Tail
@@ -99,11 +100,12 @@ class KvCache:
     def wake(self) -> None:
         """Nothing to do: what host memory has comes back when it is asked for."""
 
-    def copy_out(self, tokens: list[int], slot: Slot) -> tuple[list[int], list[Bytes]]:
+    def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes]]:
         """The leading tokens whose cells are known, on the device or in host memory, and the bytes of their pages."""
-        path, n_more, partial, _ = self.prefixes.match(tokens, len(tokens))
+        root = self.prefixes.root_of(choice)
+        path, n_more, partial, _ = self.prefixes.match(tokens, len(tokens), root=root)
         pages = [self.store.read_page(node.page) for node in path]
-        node = path[-1] if path else self.prefixes.root
+        node = path[-1] if path else root
         if self.host is not None and not n_more:
             key = node.key
             while (len(pages) + 1) * PAGE <= len(tokens):
@@ -117,11 +119,11 @@ class KvCache:
             pages.append(self.store.read_page(partial))
         return tokens[: n_known + n_more], pages
 
-    def copy_in(self, tokens: list[int], pages: list[Bytes], slot: Slot) -> bool:
+    def copy_in(self, tokens: list[int], pages: list[Bytes], slot: Slot, choice: Choice) -> bool:
         """Make these pages known; False, and nothing done, when there is no room for those that are not known yet."""
         prefixes, owner = self.prefixes, 1 << slot.id
         n_full = len(tokens) // PAGE
-        node = prefixes.root
+        node = prefixes.root_of(choice)
         held: list[int] = []  # nothing of this path may be evicted meanwhile
         try:
             for i in range(n_full):
@@ -150,7 +152,7 @@ class KvCache:
 
     def share(self, source: Slot, slot: Slot) -> None:
         """Count what is known of a slot's tokens as another one's too."""
-        tokens, root = source.cached, source.root or self.prefixes.root
+        tokens, root = source.cached, self.prefixes.root_of(source.choice)
         path, n_more, partial, _ = self.prefixes.match(tokens, len(tokens), root=root)
         for node in path:
             node.owners |= 1 << slot.id

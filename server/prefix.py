@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from models.adapter_bank import BASE
 from server.host_cache import chain_key
 from server.pages import Pages
 from server.ubatch import PAGE
@@ -99,7 +100,7 @@ class PrefixCache:
         self.pages = pages
         self.root = Node(None, (), -1)
         self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # pages and sequences hold theirs
-        self._roots[()] = self.root
+        self._roots[BASE] = self.root
         self.idle: OrderedDict[Node, None] = OrderedDict()
         self.on_evict: Callable[[Node], None] | None = None  # told before a known page is given to somebody else
         self._node_of: list[Node | None] = [None] * pages.n_pages
@@ -110,7 +111,7 @@ class PrefixCache:
         return len(self.pages.free) + len(self.idle)
 
     def root_of(self, choice: Hashable) -> Node:
-        """Where the prefixes begin that were computed with these weights and adapters; () means the base model."""
+        """Where the prefixes begin that were computed with these weights and adapters."""
         root = self._roots.get(choice)
         if root is None:
             root = self._roots[choice] = Node(None, (), -1, repr(choice).encode())

@@ -43,7 +43,7 @@ def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: in
 def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int) -> None:
     """Move what the slot's last sequence has in common with the next tokens of this one, `limit` of them at most."""
     old = slot.cached
-    if (slot.root or cache.prefixes.root) is not seq.root:  # computed with other adapters
+    if slot.choice != seq.choice:  # computed with other adapters
         return
     start = common_prefix(old, seq.tokens)
     found = list(chunks(old, seq.tokens, start, seq.n_computed, seq.request.n_cache_reuse))

@@ -143,8 +143,7 @@ class Scheduler:
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         decoder = Decoder(pieces, request.stop, request.n_indent)
         choice = self.resolve_lora(request.lora)
-        root = self.cache.prefixes.root_of(() if choice == BASE else choice)
-        seq = Sequence(self._n_submitted, request, decoder, root, choice, client)
+        seq = Sequence(self._n_submitted, request, decoder, self.cache.prefixes.root_of(choice), choice, client)
         if request.reasoning is not None:
             seq.thoughts = Thoughts(request.reasoning, self.vocab.piece)
         self._n_submitted += 1
@@ -351,7 +350,7 @@ class Scheduler:
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
         """Give up the pages; `pause`: until there is room again."""
         n_valid = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
-        slot.cached, slot.root = seq.tokens[:n_valid], seq.root
+        slot.cached, slot.choice = seq.tokens[:n_valid], seq.choice
         (self.cache.pause if pause else self.cache.release)(seq, slot)
         self.n_released += 1
         seq.started = False

@@ -197,14 +197,14 @@ class Sequence:
 class Slot:
     """A seat for one sequence. It remembers the last one: which tokens of it were cached, and what /slots shows."""
 
-    __slots__ = ("cached", "id", "last_used", "n_ctx", "root", "sequence")
+    __slots__ = ("cached", "choice", "id", "last_used", "n_ctx", "sequence")
 
     def __init__(self, id: int, n_ctx: int) -> None:
         self.id = id
         self.n_ctx = n_ctx
         self.sequence: Sequence | None = None  # the one that runs here, or the last one that did
         self.cached: list[int] = []  # tokens of the last one that were in the cache when it ended
-        self.root: Node | None = None  # where prefixes computed with its adapters begin; None: with none
+        self.choice = BASE  # the weights and adapters that they were computed with
         self.last_used = 0  # the larger the later
 
     @property

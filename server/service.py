@@ -121,8 +121,9 @@ class Service:
         return stream
 
     async def ask(self, question: Callable[[Scheduler], T], *, wakes: bool = True) -> T:
-        """The answer of `question(scheduler)`, put between two steps. Unavailable when the engine ends first. `wakes`: a
-        model that sleeps is loaded first."""
+        """The answer of `question(scheduler)`, put between two steps. Unavailable when the engine ends first.
+
+        `wakes`: a model that sleeps is loaded first."""
         answer: asyncio.Future[T] = self._owe()
         self._post(lambda scheduler: self._answer(answer, question, scheduler, wakes))
         return await answer

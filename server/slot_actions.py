@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from models.adapter_bank import BASE
 from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from server.pages import n_pages_for
 from server.sequence import Slot
 from server.slot_files import SlotState
 
 if TYPE_CHECKING:
+    from server.adapters import Adapters
     from server.scheduler import Scheduler
 
 
-def snapshot(scheduler: Scheduler, id: int) -> SlotState:
-    """The slot's tokens as far as their cells are still known, and a copy of these."""
+def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) -> SlotState:
+    """The slot's tokens as far as their cells are still known, exactly (server.reuse), and a copy of these."""
     slot = idle_slot(scheduler, id)
-    if slot.root not in (None, scheduler.cache.prefixes.root):
-        raise NotSupported(f"slot {id} was computed with adapters, which a slot file cannot name")
+    if adapters is None and slot.choice != BASE:
+        raise NotSupported(f"slot {id} was computed with adapters that have no names")
+    names = adapters.names(slot.choice) if adapters is not None else ()
     try:
-        return SlotState(*scheduler.cache.copy_out(slot.cached, slot))
+        return SlotState(*scheduler.cache.copy_out(slot.cached, slot, slot.choice), names)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
 
@@ -36,7 +39,7 @@ def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
     return tuple(last if known and last[: len(known)] == known else known)
 
 
-def install(scheduler: Scheduler, id: int, state: SlotState) -> None:
+def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None) -> None:
     """Give a slot a saved state; on any error it keeps what it has."""
     slot = idle_slot(scheduler, id)
     n_tokens = len(state.tokens)
@@ -44,14 +47,17 @@ def install(scheduler: Scheduler, id: int, state: SlotState) -> None:
         raise InvalidRequest(f"the state has {n_tokens} tokens, slot {id} has room for {slot.n_ctx}")
     if not all(0 <= token < scheduler.vocab.n_vocab for token in state.tokens):
         raise InvalidRequest("the state has a token that is not in the vocabulary")
+    choice = adapters.choice_of(state.adapters) if adapters is not None else BASE
+    if state.adapters and adapters is None:
+        raise InvalidRequest("the state was computed with adapters, and this server has none")
     try:
-        fits = scheduler.cache.copy_in(state.tokens, state.pages, slot)
+        fits = scheduler.cache.copy_in(state.tokens, state.pages, slot, choice)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be restored: {error or type(error).__name__}") from None
     if not fits:
         n_pages = n_pages_for(n_tokens)
         raise Unavailable(f"the requests that run leave no room for the {n_pages} pages of the state; try again later")
-    slot.cached, slot.root = list(state.tokens), None
+    slot.cached, slot.choice = list(state.tokens), choice
     scheduler.touch(slot)
     scheduler.count()
 
@@ -71,7 +77,7 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
     slot, other = idle_slot(scheduler, id), idle_slot(scheduler, to)
     if slot is not other:
         scheduler.cache.share(slot, other)
-        other.cached, other.root = list(slot.cached), slot.root
+        other.cached, other.choice = list(slot.cached), slot.choice
         scheduler.touch(other)
         scheduler.count()
     return len(other.cached)

@@ -2,7 +2,7 @@
 
 16 bytes    "logitless slot" and two zeros
 u32, u32    version of this format, bytes of the header
-header      JSON: what the cells were made by, and how many there are
+header      JSON: what the cells were made by, with which adapters, and how many there are
 i32 × n     the tokens
 bytes       the pages, as the device keeps them
 32 bytes    BLAKE2b of all before
@@ -11,6 +11,7 @@ bytes       the pages, as the device keeps them
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import struct
@@ -31,7 +32,7 @@ from server.errors import InvalidRequest, NotFound, ServerFault
 from server.pages import n_pages_for
 
 MAGIC = b"logitless slot\0\0"
-VERSION = 1
+VERSION = 2  # 1 knew no adapters
 DIGEST = 32
 MAX_HEADER = 1 << 16
 MAX_TOKENS = 1 << 30
@@ -50,12 +51,16 @@ class CacheKind:
     page_nbytes: int
 
 
+AdapterNames = tuple[tuple[str, float], ...]  # (what its numbers hash to, its scale) of each
+
+
 @dataclass(frozen=True)
 class SlotState:
     """The leading tokens of a slot whose keys and values are known, and the pages that hold them."""
 
     tokens: list[int]
     pages: list[npt.NDArray[np.uint8]]
+    adapters: AdapterNames = ()
 
 
 class DiskFull(ServerFault):
@@ -120,7 +125,7 @@ def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotStat
 
 
 def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
-    header = json.dumps({**asdict(kind), "n_tokens": len(state.tokens)}).encode()
+    header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens)}).encode()
     yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
     yield np.array(state.tokens, "<i4").tobytes()
     yield from (page.data for page in state.pages)
@@ -136,7 +141,7 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
     if version != VERSION:
         raise InvalidRequest(f"slot file '{name}' has version {version}, this server reads {VERSION}")
     raw = file.read(min(n_header, MAX_HEADER))
-    n_tokens = _check_header(raw, n_header, name, kind)
+    n_tokens, adapters = _check_header(raw, n_header, name, kind)
     n_pages = n_pages_for(n_tokens)
     expected = len(start) + len(raw) + 4 * n_tokens + n_pages * kind.page_nbytes + DIGEST
     if size != expected:
@@ -154,11 +159,11 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
         pages.append(page)
     if file.read(DIGEST) != digest.digest():
         raise InvalidRequest(f"slot file '{name}' is damaged: its checksum is wrong")
-    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages)
+    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages, adapters)
 
 
-def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> int:
-    """The number of tokens, if the file's cells are of the server's own kind."""
+def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames]:
+    """The number of tokens and the adapters, if the file's cells are of the server's own kind."""
     try:
         header = json.loads(raw) if len(raw) == n_header else None
     except (ValueError, RecursionError):
@@ -171,10 +176,19 @@ def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> int:
         if header.get(key) != wanted:
             found = str(header.get(key))[:32]
             raise InvalidRequest(f"slot file '{name}' was saved with {key} {found}, this server has {wanted}")
-    n_tokens = header.get("n_tokens")
-    if type(n_tokens) is not int or not 0 <= n_tokens <= MAX_TOKENS:
+    n_tokens, adapters = header.get("n_tokens"), _adapters(header.get("adapters"))
+    if type(n_tokens) is not int or not 0 <= n_tokens <= MAX_TOKENS or adapters is None:
         raise InvalidRequest(f"slot file '{name}' is damaged: its header cannot be read")
-    return n_tokens
+    return n_tokens, adapters
+
+
+def _adapters(listed: object) -> AdapterNames | None:
+    names: list[tuple[str, float]] = []
+    for item in listed if isinstance(listed, list) else (None,):
+        if not (isinstance(item, list) and [type(part) for part in item] == [str, float] and math.isfinite(item[1])):
+            return None
+        names.append((item[0], item[1]))
+    return tuple(names)
 
 
 def _sweep(folder: Path) -> None:

@@ -49,7 +49,8 @@ async def slot_action(request: web.Request) -> web.Response:
 async def _save(request: web.Request, context: Context, id: int) -> dict[str, Any]:
     folder, name = await _file(request, context)
     began = time.perf_counter()
-    kind, state = await _when_idle(context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id)))
+    adapters = context.served.adapters
+    kind, state = await _when_idle(context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id, adapters)))
     n_written = await beside(lambda: save(folder, name, kind, state))
     return {
         "id_slot": id,
@@ -66,7 +67,7 @@ async def _restore(request: web.Request, context: Context, id: int) -> dict[str,
     service = context.service
     kind, n_ctx = await service.ask(lambda scheduler: (scheduler.engine.cache_kind, scheduler.slots[id].n_ctx))
     state, n_read = await beside(lambda: load(folder, name, kind, n_ctx))
-    await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state))
+    await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state, context.served.adapters))
     return {
         "id_slot": id,
         "filename": name,

@@ -1,7 +1,8 @@
 """Random clients against a server with too little of everything, which is killed now and then.
 
-Prefixes in common, cancels, disconnects, priorities, slots saved and restored. It holds when every text that arrived
-whole equals that of the same request alone, nobody waits for ever, and pages, slots and memory are as they should be.
+Prefixes in common, cancels, disconnects, priorities, slots saved and restored, cells reused elsewhere. It holds when
+every text that arrived whole equals that of the same request alone (but for those whose own cells are reused), nobody
+waits for ever, and pages, slots and memory are as they should be. The kills come in the first half: one life is long.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ class Soak:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
             clients = [asyncio.create_task(self.client(session)) for _ in range(n_clients)]
             for _ in range(n_kills):
-                await self.live(seconds / (n_kills + 1))
+                await self.live(seconds / 2 / n_kills)
                 await self.kill(session)
+            await self.live(self.end - time.monotonic())
             await asyncio.gather(*clients)
             await self.rest(session)
 
@@ -134,7 +136,8 @@ class Soak:
 
     async def one(self, session: aiohttp.ClientSession) -> None:
         r, url = self.random, self.server.url
-        kind = r.choices(("whole", "stream", "leave", "abort", "slot", "look", "bad"), (30, 30, 12, 8, 8, 6, 6))[0]
+        kinds = ("whole", "stream", "leave", "abort", "slot", "reuse", "look", "bad")
+        kind = r.choices(kinds, (30, 30, 12, 8, 8, 6, 6, 6))[0]
         i = r.randrange(len(self.bodies))
         body = {**self.bodies[i], "priority": r.choice((0, 0, 0, -1, 1)), "user": r.choice("ab")}
         if r.random() < 0.2:
@@ -145,6 +148,11 @@ class Soak:
             path = f"{url}/slots/{r.randrange(6)}?action={action}"
             async with session.post(path, json={"filename": "slot"}) as reply:
                 self.expect(reply.status in (200, 404, 503), f"{action}: {reply.status} {await reply.text()}")
+        elif kind == "reuse":
+            body |= {"prompt": body["prompt"][r.randrange(40) :], "n_cache_reuse": 4}
+            async with session.post(f"{url}/completion", json=body) as reply:
+                answer = await reply.json()
+                self.expect(reply.status == 200 and bool(answer.get("stop")), f"reuse: {str(answer)[:300]}")
         elif kind == "look":
             async with session.get(url + r.choice(("/slots", "/metrics", "/props"))) as reply:
                 self.expect(reply.status == 200, f"look: {reply.status}")
@@ -242,8 +250,9 @@ def soak(seconds: float, n_clients: int, n_kills: int, seed: int) -> tuple[Soak,
         run.expect(steps[at] <= 1, "a slot was not free after a step")
     for life in run.memory:
         if len(life) > 20:
-            figures.append(f"memory: {life[len(life) // 2]:.0f} MiB in the middle, {life[-1]:.0f} at the end")
-            run.expect(life[-1] < 1.1 * life[len(life) // 2] + 8, "memory grows")
+            at = [f"{life[i * (len(life) - 1) // 4]:.0f}" for i in range(5)]
+            figures.append(f"memory of a life of {len(life) / 2:.0f} s: {', '.join(at)} MiB")
+            run.expect(life[-1] < life[len(life) // 2] + 8, "memory grows")
     return run, "\n".join(figures)
 
 

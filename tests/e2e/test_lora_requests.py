@@ -91,3 +91,35 @@ def test_every_request_has_its_own(serve: ServerFactory, shared_data: Path, adap
     ):
         assert told in refusal("/completion", {"prompt": PROMPT, "n_predict": 1, "lora": lora})
         assert told in refusal("/lora-adapters", lora) or not isinstance(lora, list)
+
+
+def test_a_slot_of_adapters_in_a_file(
+    serve: ServerFactory, shared_data: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    """Restored in a new process to the same bits; refused where an adapter is missing, or added in another order."""
+    model = shared_data / "models" / "stories260K.gguf"
+    flags = ("-c", "512", "-t", "1", "-np", "2", "--slot-save-path", str(tmp_path), "--lora-init-without-apply")
+    a, b = ("--lora", str(adapters[0])), ("--lora", str(adapters[1]))
+    first = serve(model, *flags, *a, *b)
+    mixes: dict[str, Any] = {"both": [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}], "one": [{"id": 1, "scale": 0.3}]}
+    wanted, saved = {}, {}
+    for name, mix in mixes.items():
+        wanted[name] = text(first, lora=mix, id_slot=1)
+        saved[name] = first.post("/slots/1?action=save", {"filename": name})["n_saved"]
+    first.process.kill()
+    swapped = serve(model, *flags, *b, *a)
+    before = swapped.post("/completion", {"prompt": PROMPT, "n_predict": 4, "id_slot": 0})
+    for server, reason in ((swapped, "loaded in another order"), (serve(model, *flags, *a), "is not loaded here")):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.post("/slots/0?action=restore", {"filename": "both"})
+        assert refused.value.code == 400
+        assert reason in refused.value.read().decode()
+    again = swapped.post("/completion", {"prompt": PROMPT, "n_predict": 4, "id_slot": 0})
+    assert again["timings"]["cache_n"] == before["tokens_evaluated"] - 1  # the slot is as it was
+    third = serve(model, *flags, *a, *b)
+    for server, name, mix in ((third, "both", mixes["both"]), (swapped, "one", [{"id": 0, "scale": 0.3}])):
+        assert server.post("/slots/0?action=restore", {"filename": name})["n_restored"] == saved[name]
+        body = {"prompt": PROMPT, "n_predict": 24, "temperature": 0, "n_probs": 1, "id_slot": 0, "lora": mix}
+        reply = server.post("/completion", body)
+        assert reply["timings"]["cache_n"] == reply["tokens_evaluated"] - 1
+        assert str([(p["id"], p["logprob"]) for p in reply["completion_probabilities"]]) == wanted[name]

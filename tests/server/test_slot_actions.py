@@ -9,7 +9,7 @@ from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle, pr
 from models.adapter_bank import BASE, Choice
 from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
 from server.slot_actions import erase, fork, install, snapshot
-from server.slot_files import SlotState
+from server.slot_files import AdapterNames, SlotState
 from server.ubatch import PAGE
 
 
@@ -106,7 +106,42 @@ def test_a_fork_of_what_is_in_host_memory() -> None:
     assert bench.run(prompt(64), n_predict=1, id_slot=1).finished.n_cached >= 48
 
 
-def test_cells_of_an_adapter_are_not_saved_as_the_models_own() -> None:
+class Named:
+    """Stands for server.adapters.Adapters: handles are named by their number and more."""
+
+    def __init__(self, shift: int) -> None:
+        self.shift = shift
+
+    def names(self, choice: Choice) -> AdapterNames:
+        return tuple((str(handle + self.shift), scale) for handle, scale in choice.mix)
+
+    def choice_of(self, names: AdapterNames) -> Choice:
+        if any(int(name) < self.shift for name, _ in names):
+            raise InvalidRequest("not loaded here")
+        return Choice(mix=tuple((int(name) - self.shift, scale) for name, scale in names))
+
+
+def test_a_state_of_adapters_goes_where_they_are() -> None:
+    first, second = Bench(n_slots=2), Bench(n_slots=2)
+    first.scheduler.resolve_lora = lambda lora: Choice(mix=((7, 0.5),)) if lora else BASE
+    second.scheduler.resolve_lora = lambda lora: Choice(mix=((4, 0.5),)) if lora else BASE
+    first.run(prompt(40), n_predict=1, id_slot=0, lora=((0, 0.5),))
+    state = snapshot(first.scheduler, 0, Named(0))  # type: ignore[arg-type]
+    assert (state.adapters, len(state.tokens)) == ((("7", 0.5),), 40)
+    second.run(prompt(30, 5), n_predict=1, id_slot=1)
+    for adapters in (None, Named(8)):
+        with pytest.raises(InvalidRequest, match=r"adapters, and this server has none|not loaded here"):
+            install(second.scheduler, 1, state, adapters)  # type: ignore[arg-type]
+    assert snapshot(second.scheduler, 1).tokens == prompt(30, 5)
+    install(second.scheduler, 1, state, Named(3))  # type: ignore[arg-type]
+    check_pages(second.scheduler)
+    again = snapshot(second.scheduler, 1, Named(3))  # type: ignore[arg-type]
+    assert (again.tokens, again.adapters) == (state.tokens, state.adapters)
+    assert second.run(prompt(40), n_predict=1, id_slot=1, lora=((0, 0.5),)).finished.n_cached == 39
+    assert second.run(prompt(40), n_predict=1).finished.n_cached == 0
+
+
+def test_cells_of_an_adapter_are_not_the_models_own() -> None:
     bench = Bench(n_slots=2, cache_ram=None)
     bench.scheduler.resolve_lora = lambda lora: Choice(mix=((1, 0.5),)) if lora else BASE
     bench.run(prompt(40), n_predict=1, id_slot=0, lora=((0, 0.5),))

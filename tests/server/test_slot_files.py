@@ -35,8 +35,8 @@ def test_a_round_trip(tmp_path: Path) -> None:
     assert state.tokens == STATE.tokens
     assert all(np.array_equal(a, b) for a, b in zip(state.pages, STATE.pages, strict=True))
     assert os.listdir(tmp_path) == ["a.bin"]
-    save(tmp_path, "a.bin", KIND, SlotState([], []))
-    assert load(tmp_path, "a.bin", KIND, 33)[0].tokens == []
+    save(tmp_path, "a.bin", KIND, SlotState([], [], (("ab", 0.1), ("cd", -1e-30))))
+    assert load(tmp_path, "a.bin", KIND, 33)[0] == SlotState([], [], (("ab", 0.1), ("cd", -1e-30)))
 
 
 def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
@@ -63,12 +63,12 @@ def test_every_truncated_file_is_noticed(tmp_path: Path) -> None:
     [
         (b"", "is not a slot file"),
         (b"ggsq" + bytes(100), "is not a slot file"),
-        (MAGIC + struct.pack("<II", 2, 0), "has version 2, this server reads 1"),
-        (MAGIC + struct.pack("<II", 1, 0xFFFFFFFF) + bytes(100_000), "its header cannot be read"),
-        (MAGIC + struct.pack("<II", 1, 6) + b"[[[[[[", "its header cannot be read"),
-        (MAGIC + struct.pack("<II", 1, 60_000) + b"[" * 60_000, "its header cannot be read"),
-        (MAGIC + struct.pack("<II", 1, 4) + b"null", "its header cannot be read"),
-        (MAGIC + struct.pack("<II", 1, 2) + b"{}", "another model"),
+        (MAGIC + struct.pack("<II", 1, 0), "has version 1, this server reads 2"),
+        (MAGIC + struct.pack("<II", 2, 0xFFFFFFFF) + bytes(100_000), "its header cannot be read"),
+        (MAGIC + struct.pack("<II", 2, 6) + b"[[[[[[", "its header cannot be read"),
+        (MAGIC + struct.pack("<II", 2, 60_000) + b"[" * 60_000, "its header cannot be read"),
+        (MAGIC + struct.pack("<II", 2, 4) + b"null", "its header cannot be read"),
+        (MAGIC + struct.pack("<II", 2, 2) + b"{}", "another model"),
     ],
 )
 def test_foreign_files(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -83,8 +83,20 @@ def test_wrong_numbers_of_tokens(tmp_path: Path, n_tokens: str) -> None:
     start = len(MAGIC) + 8
     (n_header,) = struct.unpack("<I", data[start - 4 : start])
     header = data[start : start + n_header].replace(b'"n_tokens": 33', f'"n_tokens": {n_tokens}'.encode())
-    (tmp_path / "b").write_bytes(MAGIC + struct.pack("<II", 1, len(header)) + header + data[start + n_header :])
+    (tmp_path / "b").write_bytes(MAGIC + struct.pack("<II", 2, len(header)) + header + data[start + n_header :])
     with pytest.raises(InvalidRequest, match=r"header cannot be read|truncated"):
+        load(tmp_path, "b", KIND, 100)
+
+
+@pytest.mark.parametrize("adapters", ["null", "{}", "[1]", '["ab"]', '[["ab"]]', '[["ab", "1"]]', "[[1.0, 1.0]]"])
+def test_wrong_adapters(tmp_path: Path, adapters: str) -> None:
+    data = saved(tmp_path)
+    start = len(MAGIC) + 8
+    (n_header,) = struct.unpack("<I", data[start - 4 : start])
+    header = data[start : start + n_header].replace(b'"adapters": []', f'"adapters": {adapters}'.encode())
+    assert len(header) != n_header or adapters == "{}"
+    (tmp_path / "b").write_bytes(MAGIC + struct.pack("<II", 2, len(header)) + header + data[start + n_header :])
+    with pytest.raises(InvalidRequest, match="header cannot be read"):
         load(tmp_path, "b", KIND, 100)
 
 
