@@ -159,7 +159,7 @@ def test_sequences_of_other_weights_have_device_runs_of_their_own() -> None:
     asked = [(prompt(20 + 9 * i), ((i % 2 + 1, 1.0),) if i % 3 else None) for i in range(6)]
     sequences = [bench.submit(tokens, n_predict=12, ignore_eos=True, lora=lora) for tokens, lora in asked]
     used = set()
-    while bench.scheduler.has_work:
+    while not bench.scheduler.idle:
         before = len(bench.engine.batches)
         bench.step()
         running = {seq.slot.id: seq.choice.weights for seq in bench.scheduler.running if seq.slot is not None}
