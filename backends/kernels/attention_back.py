@@ -7,7 +7,7 @@ and adds what each of them gives in the order of tokens.
 
 from __future__ import annotations
 
-from backends.kernels.causal import MAX_SIZE, SCORES, VARIANTS
+from backends.kernels.causal import MAX_SIZE, SCORES, STATISTICS, VARIANTS
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower
 from graph.ops.attention import PAGE
@@ -63,20 +63,7 @@ for _dtype, _element in TYPES.items():
         gradients[j] = pass == 0u ? g : EXP(score - top) / total * (g - product) * slope_of(s * factor, cap, factor);
       }
       BARRIER();
-      if (pass == 0u) {
-        float new_top = top;
-        for (uint j = 0u; j < n; j++) new_top = max(new_top, scores[j]);
-        float correction = EXP(top - new_top);
-        top = new_top;
-        total = total * correction;
-        product = product * correction;
-        BARRIER();
-        for (uint j = LID; j < n; j += WG) scores[j] = EXP(scores[j] - top);
-        BARRIER();
-        for (uint j = 0u; j < n; j++) {
-          total = total + scores[j];
-          product = FMA(scores[j], gradients[j], product);
-        }
+      if (pass == 0u) {STATISTICS
       } else {
         for (uint d = LID; d < size; d += WG) {
           PRECISE float o = sums[d];
@@ -95,7 +82,7 @@ for _dtype, _element in TYPES.items():
   if (LID == 0u) {
     uint at = (t * n_heads + h) * 3u;
     S[at] = top; S[at + 1u] = total; S[at + 2u] = product;
-  }""",
+  }""".replace("STATISTICS", STATISTICS),
         simt=VARIANTS["simt"],
         cpu=VARIANTS["cpu"],
         local=[("float", "scores", "64"), ("float", "gradients", "64"), ("float", "sums", "MAX_SIZE")],

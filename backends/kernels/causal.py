@@ -57,6 +57,21 @@ FN float dot_product(const __global float* a, const __global float* b, uint n) {
 #define FIRST(t) max(UINT(START[t]) + (t) / length * length, \\
     window > 0u && (t) % length + 1u > window ? (t) + 1u - window : 0u)
 """
+# From the scores of a tile and its gradients of weights, the statistics of all so far.
+STATISTICS = """
+        float new_top = top;
+        for (uint j = 0u; j < n; j++) new_top = max(new_top, scores[j]);
+        float correction = EXP(top - new_top);
+        top = new_top;
+        total = total * correction;
+        product = product * correction;
+        BARRIER();
+        for (uint j = LID; j < n; j += WG) scores[j] = EXP(scores[j] - top);
+        BARRIER();
+        for (uint j = 0u; j < n; j++) {
+          total = total + scores[j];
+          product = FMA(scores[j], gradients[j], product);
+        }"""
 OWN = "uint t = GY, h = GX, kv = h / (n_heads / n_kv), mine = (t * n_heads + h) * size, first = FIRST(t);"
 Kernel(
     "causal_attention",
@@ -120,20 +135,7 @@ Kernel(
         gradients[j] = pass == 0u ? g : EXP(score - top) / total * (g - product) * slope_of(s * factor, cap, factor);
       }}
       BARRIER();
-      if (pass == 0u) {{
-        float new_top = top;
-        for (uint j = 0u; j < n; j++) new_top = max(new_top, scores[j]);
-        float correction = EXP(top - new_top);
-        top = new_top;
-        total = total * correction;
-        product = product * correction;
-        BARRIER();
-        for (uint j = LID; j < n; j += WG) scores[j] = EXP(scores[j] - top);
-        BARRIER();
-        for (uint j = 0u; j < n; j++) {{
-          total = total + scores[j];
-          product = FMA(scores[j], gradients[j], product);
-        }}
+      if (pass == 0u) {{{STATISTICS}
       }} else {{
         ADD_ROWS(sums, gradients, K, ((base + j) * n_kv + kv) * size)
       }}
