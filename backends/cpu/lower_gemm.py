@@ -1,4 +1,5 @@
-"""Matrix products of training: weights that change, gradients, and products back through packed weights."""
+"""Matrix products in f32: prompts through weights of floats, weights that change, gradients, and products back through
+packed weights."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def _tiled(t: Tensor, transposed: bool) -> Tensor:
 
 
 def tiled_linear(t: Tensor) -> Tensor:
-    """`linear` with a weight that may change."""
+    """`linear` of many rows, with a weight of floats or one that may change."""
     return _tiled(t, transposed=True)
 
 
@@ -72,7 +73,7 @@ def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At) -> Instruc
     a, b = t.src
     (m, n), group = t.shape, 0
     if packed(b):
-        b_layout, group = b.dtype, LAYOUTS[b.dtype].group_nbytes(b.shape[1])
+        b_layout, group = f"{b_layout}:{b.dtype}", LAYOUTS[b.dtype].group_nbytes(b.shape[1])
     rows, columns = blocks(a_layout, m, n)
     mt, nr, kc = tile_shape()
     tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2

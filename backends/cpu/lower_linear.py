@@ -1,8 +1,8 @@
 """Weights times activations, from node to instructions.
 
 A constant 2-D state is packed (weights.py), and activations are packed to meet it (kernels/layout.py): `linear` becomes
-`linear_q8(quantize_act(x), w)` with a quantised weight, else `linear_f32(pack_act(x), w)`. Weights that read the same x
-share its packed form.
+`linear_q8(quantize_act(x), w)` with a quantised weight, else `linear_f32(pack_act(x), w)`, or with many rows a product
+of lower_gemm.py. Weights that read the same x share its packed form.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
         return linear_q8(packed_act(x, quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
-    if not packed(w) and x.shape[0] >= tile_shape()[0]:
+    if x.shape[0] >= tile_shape()[0] * (2 if packed(w) else 1):
         return tiled_linear(t)
     return linear_f32(packed_act(x, pack_act), w, name=t.name)
 

@@ -40,7 +40,7 @@ TRAINING = (
 
 def begin_training(frozen: Iterable[str] = ()) -> None:
     """Start compiling what training needs and is not cached; returns at once. `frozen`: types of weights that stay."""
-    back = (f"gemm:{layout}:{dtype}" for dtype in dict.fromkeys(frozen) for layout in ("tiles", "m"))
+    back = (f"gemm:{layout}:k:{dtype}" for dtype in dict.fromkeys(frozen) for layout in ("tiles", "m"))
     jit.prefetch((*TRAINING, *back))
 
 
@@ -56,6 +56,9 @@ def _kernels(t: Tensor) -> Iterator[str]:
         family, *params = instruction.kernel.split(":")
         if family == "linear":
             yield from (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
+        elif family == "gemm" and params[1] == "n" and len(params) > 2:
+            yield from (instruction.kernel, "pack_act")
+            yield from (f"linear:{params[2]}:{rows}x{groups}" for rows, groups in tiles(params[2], isa()))
         elif family == "linear_rows":
             yield from (f"linear_rows:{rows}" for rows in (1, ROWS_OF_PLAIN))
         else:

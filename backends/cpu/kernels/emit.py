@@ -82,6 +82,15 @@ def half(b, pointer):
     return b.fpext(load(b, pointer, V16H, 2), V16F)
 
 
+def floats(b, pointer, dtype):
+    """16 numbers of a float type as f32."""
+    if dtype == "f32":
+        return load(b, pointer, V16F, 4)
+    if dtype == "f16":
+        return half(b, pointer)
+    return b.bitcast(b.shl(b.zext(load(b, pointer, V16I16, 2), V16I), each(16)), V16F)
+
+
 def bits_to(b, value, left, mask):
     """Every byte's bits moved `left` (right when negative) and masked; a mask keeps out the neighbouring bytes."""
     if left:

@@ -1,4 +1,4 @@
-"""C = A · B in f32 for training: `gemm:<A>:<B>`, any of its operands as it lies in memory.
+"""C = A · B in f32: `gemm:<A>:<B>`, any of its operands as it lies in memory.
 
 Both operands are packed into streams of what one step over k needs: MT numbers of A, NR of B (BLIS: Van Zee and van de
 Geijn, 2015). A tile of MT × NR results stays in registers for KC steps, then waits in C. Every result is one chain of
@@ -9,7 +9,8 @@ fused multiply-adds over k, in order, whatever the tile and the division into un
         k       (K, M)
     B   n       (N, K)
         k       (K, N)
-        a type  a packed weight (layout.py) of K rows and N columns: back through it
+        n:type  a packed weight of floats (layout.py), N rows of K numbers
+        k:type  a packed weight of K rows and N columns: back through it
 A unit is a block of C.
 """
 
@@ -22,6 +23,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.kernels.registry import f32p, kernel
 from backends.cpu.kernels.rows import strip
 
@@ -265,15 +267,40 @@ def pack_tiles():
     return run
 
 
+def widened(dtype):
+    """intrinsic f(group, last, group_nbytes, k, steps, target): NR/16 packed groups of floats → target[step][NR], from
+    element k of each on; `last` groups follow the first one, and stand for any beyond them."""
+    nbytes = LAYOUTS[dtype].quants
+
+    @intrinsic
+    def widen(typingctx, group, last, group_nbytes, k, steps, target):
+        def codegen(ctx, b, sig, args):
+            start, out = b.inttoptr(b.add(args[0], b.mul(args[3], e.i64(nbytes))), e.I8P), b.inttoptr(args[5], e.I8P)
+            groups = [e.at(b, start, b.mul(args[2], e.smaller(b, args[1], e.i64(v)))) for v in range(NR // 16)]
+
+            def step(i, _):
+                for v, source in enumerate(groups):
+                    place = e.at(b, source, b.mul(i, e.i64(nbytes)))
+                    e.store(b, e.floats(b, place, dtype), e.at(b, out, b.add(b.mul(i, e.i64(4 * NR)), e.i64(64 * v))))
+                return []
+
+            e.loop(b, e.i64(0), args[4], [], step)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), codegen
+
+    return widen
+
+
 @kernel("gemm")
-def gemm(a_layout, b_layout):
+def gemm(a_layout, b_layout, dtype=""):
     """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group.
 
     Scratch: MT·(KC+2) numbers for each tile of a block's rows (unless A is packed), NR·KC for a strip of B, a tile.
     """
-    packed = b_layout not in ("n", "k")
-    decode = strip(b_layout, NR) if packed else None
-    tiled, rows_of_k, columns_of_k = a_layout == "tiles", a_layout == "m", b_layout == "n"
+    tiled, rows_of_k, columns_of_k, packed = a_layout == "tiles", a_layout == "m", b_layout == "n", dtype != ""
+    widen = widened(dtype) if packed and columns_of_k else None
+    decode = strip(dtype, NR) if packed and not columns_of_k else None
 
     def run(a, begin, end, scratch):
         m, n, k, m_block, n_block, group_nbytes = a[3], a[4], a[5], a[6], a[7], a[8]
@@ -297,7 +324,9 @@ def gemm(a_layout, b_layout):
                     copy_rows(a[0] + (k0 * m + m0) * 4, m * 4, m1 - m0, steps, tiles_at)
                 for c in range(n0, n1, NR):
                     columns = min(NR, n1 - c)
-                    if packed:
+                    if packed and columns_of_k:
+                        widen(a[1] + c // 16 * group_nbytes, (n - c - 1) // 16, group_nbytes, k0, steps, strip_at)
+                    elif packed:
                         decode(a[1], group_nbytes, n, k0, steps, c, columns, strip_at, edge_at)
                     elif columns_of_k:
                         pack_columns(a[1] + (c * k + k0) * 4, k * 4, columns, steps, strip_at)

@@ -84,7 +84,7 @@ LAYOUTS: dict[str, Layout] = {
 
 # Tiles (activation rows, groups), and last the one for many rows, for which quantised weights are expanded (blocks.py)
 WIDE_TILES = {
-    "float": ((1, 4), (2, 4), (4, 4), (12, 2)),
+    "float": ((1, 4), (2, 4), (4, 4)),  # for more than 23 rows: gemm.py
     "int": ((1, 1), (2, 1), (4, 1), (8, 1), (6, 2)),
 }
 NARROW_TILES = {  # 16 registers of half the width

@@ -78,13 +78,7 @@ def float_tile(dtype, mt, nt):
     def element_of(b, i, acc, w, x, _count):
         ws = []
         for group in w:
-            p = e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants)))
-            if dtype == "f32":
-                ws.append(e.load(b, p, e.V16F, 4))
-            elif dtype == "f16":
-                ws.append(e.half(b, p))
-            else:
-                ws.append(b.bitcast(b.shl(b.zext(e.load(b, p, e.V16I16, 2), e.V16I), e.each(16)), e.V16F))
+            ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
         out = []
         for j in range(mt):
             xj = e.splat(b, e.load(b, e.at(b, x, 4 * j), e.F32, 4))
