@@ -110,6 +110,38 @@ def test_a_product_is_fitted_the_same_on_any_number_of_threads(optimizer: str) -
     assert product(2, optimizer, 400) == (losses, after)
 
 
+@pytest.mark.parametrize(("optimizer", "n", "bound"), [("adamw", 600, 1e-2), ("sgd", 8000, 5e-2)])
+def test_a_line_is_fitted(optimizer: str, n: int, bound: float) -> None:
+    """y = 1.2 x + 3.4 with noise, 201 points in [-100, 100], as llama.cpp's test-opt has it."""
+    rng, backend = np.random.default_rng(1234567), CPUBackend(1)
+    x = np.arange(-100, 101, dtype=np.float32)[:, None]
+    y = (1.2 * x + 3.4 + rng.normal(0, 0.1, x.shape)).astype(np.float32)
+    session = Session([backend])
+    a, b = session.define("a", (1, 1)), session.define("b", (1,))
+    session.write("a", np.ones((1, 1), np.float32))
+    session.write("b", np.full(1, 3.0, np.float32))
+    moments = [[session.define(f"{k}.{w.name}", w.shape) for k in "mv"] for w in (a, b)]
+
+    def build() -> list[Tensor]:
+        params, one = feed("p", (9 if optimizer == "adamw" else 2,)), const(1.0)
+        loss = mean(square_error(add(linear(feed("x", x.shape), a), b), feed("y", y.shape)))
+        g = backward(loss, [a, b])
+        if optimizer == "adamw":
+            return [adamw_step(w, *m, g[w], params, one) for w, m in zip((a, b), moments, strict=True)]
+        return [sgd_step(w, g[w], params, one) for w in (a, b)]
+
+    best = np.polyfit(x[:, 0].astype(np.float64), y[:, 0], 1)
+    for i in range(n):
+        # the loss is 3,400 times as steep along the slope as along the rest, and SGD can go no faster than that allows
+        params = adamw_params(i + 1, 0.05 * 0.99**i) if optimizer == "adamw" else sgd_params(2.5e-4)
+        session.run("step", build, {"x": x, "y": y, "p": params}, [0, 0])
+    fitted = float(session.read("a")[0, 0]), float(session.read("b")[0])
+    assert fitted == pytest.approx((1.2, 3.4), abs=bound)
+    assert fitted == pytest.approx(best, abs=bound)
+    session.close()
+    backend.close()
+
+
 def test_accumulated_batches_are_one_big_batch() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)

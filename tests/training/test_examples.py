@@ -15,7 +15,7 @@ from graph.session import Session
 from training.errors import TrainingError
 from training.examples import mnist
 from training.examples.network import Batches
-from training.examples.sine import Sine, picture, wave
+from training.examples.sine import OPTIMIZERS, Sine, picture, wave
 from training.lbfgs import minimize
 
 
@@ -43,6 +43,9 @@ def test_lbfgs_finds_known_minima() -> None:
     scales = np.logspace(0, 3, 8)
     bowl = minimize(lambda x: (float((scales * (x - 2) ** 2).sum()), 2 * scales * (x - 2)), np.zeros(8))
     np.testing.assert_allclose(bowl.x, 2, atol=1e-3)
+    parts = minimize(rosenbrock, np.full(6, -1.0), n_iter=7)
+    rest = minimize(rosenbrock, parts.x, n_iter=8, pairs=parts.pairs)
+    assert [*parts.losses, *rest.losses] == found.losses[:15]
     assert minimize(lambda x: (1.0, np.ones(2)), np.zeros(2)).reason == "the line search found nothing better"
 
 
@@ -55,6 +58,29 @@ def test_the_toy_learns_waves(session: Session, tmp_path: Path) -> None:
     assert len(lines) == 8
     assert all(line.strip() == "*" for line in lines)
     assert wave(0.0, 5).tolist() == [4, 5, 6, 7, 7]
+
+
+def test_lbfgs_beats_adamw_at_equal_evaluations(session: Session, tmp_path: Path) -> None:
+    """One batch; AdamW, which knows no line search and no curvature, overtakes it after some fifty evaluations."""
+    rng = np.random.default_rng(5)
+    heights = np.stack([wave(rng.uniform(0, 6), 9) for _ in range(8)])
+    tokens, labels = heights[:, :-1], heights[:, 1:]
+    after, evaluations = {}, {}
+    for optimizer in OPTIMIZERS:
+        own = Session(session.backends)
+        toy = Sine(own, tmp_path, optimizer=optimizer)
+        toy.learn(tokens, labels, 0)
+        evaluations[optimizer] = toy.n_evaluations
+        after[optimizer] = toy.loss(tokens, labels)[0]
+        own.close()
+    assert evaluations["adamw"] >= evaluations["lbfgs"]
+    assert after["lbfgs"] < 0.8 * after["adamw"], after
+
+
+def test_the_toy_learns_by_cross_entropy_too(session: Session, tmp_path: Path) -> None:
+    losses = Sine(session, tmp_path, loss_kind="cross-entropy", optimizer="adamw").train(24)
+    assert losses[0] == pytest.approx(8 * np.log(8), rel=0.1)  # a row's eight guesses, knowing nothing
+    assert losses[-1] < losses[0] - 2
 
 
 def digits(shared_data: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

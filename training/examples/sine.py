@@ -2,6 +2,7 @@
 
 After llama.cpp's "baby-llama": vocabulary 8, context 8, width 32, 8 heads, one layer; 256 examples in batches of 8 with
 16 iterations of L-BFGS each; the targets are logits of −1, and +1 for the next token, and the loss their squared error.
+Cross entropy and AdamW are there to be compared with these.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from graph.autodiff import backward
 from graph.ops.elementwise import scale, sum_to
-from graph.ops.loss import square_error
+from graph.ops.loss import cross_entropy, square_error
+from graph.ops.optim import N_ADAMW, adamw_params, adamw_step
 from graph.session import Session
-from graph.tensor import Tensor, feed
+from graph.tensor import Tensor, const, feed
 from models.batch import Sequences
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
@@ -30,6 +33,10 @@ from training.trainable import Trainable, full
 
 N_VOCAB = N_CTX = 8
 N_BATCH = 8
+N_ITER = 16  # of L-BFGS on a batch
+N_STEPS = 24  # of AdamW, which are as many evaluations
+ADAM_RATE = 1e-3
+LOSSES, OPTIMIZERS = ("mse", "cross-entropy"), ("lbfgs", "adamw")
 SHAPE = Shape(n_embd=32, n_layer=1, n_head=8, n_head_kv=8, n_ff=96, n_vocab=N_VOCAB, n_ctx=N_CTX)
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -42,6 +49,8 @@ class Sine:
     session: Session
     folder: Path
     seed: int = 1337
+    loss_kind: str = "mse"  # one of LOSSES
+    optimizer: str = "lbfgs"  # one of OPTIMIZERS
 
     def __post_init__(self) -> None:
         path = self.folder / "sine.gguf"
@@ -51,6 +60,8 @@ class Sine:
             model = define_model(self.session, gguf, h, N_CTX)
             self.trainable: Trainable = full(self.session, model, gguf, h)
             self.session.plan(lambda: self._build(N_BATCH))  # reads the file's weights
+        kinds = "mv" if self.optimizer == "adamw" else ""
+        self._moments = [[self.session.define(f"{k}.{p.name}", p.shape) for k in kinds] for p in self.trainable.params]
         self.n_evaluations = 0
 
     def _logits(self, n: int) -> Tensor:
@@ -58,10 +69,19 @@ class Sine:
 
     def _build(self, n: int) -> list[Tensor]:
         logits = self._logits(n)
-        errors = square_error(logits, feed("targets", logits.shape))
+        if self.loss_kind == "mse":
+            errors = square_error(logits, feed("targets", logits.shape))
+        else:
+            errors = cross_entropy(logits, feed("labels", logits.shape[:1], "i32"))
         loss = scale(sum_to(errors, shape=()), factor=1 / n)
         gradients = backward(loss, self.trainable.params)
         return [loss, *(gradients[p] for p in self.trainable.params)]
+
+    def _build_step(self) -> list[Tensor]:
+        loss, *gradients = self._build(N_BATCH)
+        params, one = feed("adamw", (N_ADAMW,)), const(1.0)
+        of = zip(self.trainable.params, self._moments, gradients, strict=True)
+        return [loss, *(adamw_step(p, *moments, g, params, one) for p, moments, g in of)]
 
     def _feeds(self, tokens: I32) -> dict[str, I32]:
         n = tokens.size
@@ -73,11 +93,19 @@ class Sine:
 
     def loss(self, tokens: I32, labels: I32) -> tuple[float, F64]:
         """The loss of a batch (B, 8), and its gradient by all parameters in a row."""
-        self.n_evaluations += 1
-        targets = np.where(np.eye(N_VOCAB, dtype=bool)[labels.reshape(-1)], 1, -1).astype(np.float32)
-        feeds = {**self._feeds(tokens), "targets": targets}
+        feeds = self._labelled(tokens, labels)
         loss, *gradients = self.session.run("loss", lambda: self._build(N_BATCH), feeds)
         return float(loss), np.concatenate([g.reshape(-1) for g in gradients]).astype(np.float64)
+
+    def _labelled(self, tokens: I32, labels: I32) -> dict[str, npt.NDArray[Any]]:
+        """The feeds of an evaluation, which is counted."""
+        self.n_evaluations += 1
+        feeds: dict[str, npt.NDArray[Any]] = {**self._feeds(tokens)}
+        if self.loss_kind == "mse":
+            feeds["targets"] = np.where(np.eye(N_VOCAB, dtype=bool)[labels.reshape(-1)], 1, -1).astype(np.float32)
+        else:
+            feeds["labels"] = labels.reshape(-1).astype(np.int32)
+        return feeds
 
     def _loss_at(self, flat: F64, tokens: I32, labels: I32) -> tuple[float, F64]:
         self.write(flat)
@@ -97,18 +125,32 @@ class Sine:
     def train(self, n_examples: int = 256, on_batch: Callable[[int, float], None] | None = None) -> list[float]:
         """The loss of each batch before its iterations."""
         rng = np.random.default_rng([self.seed, 7])
-        losses = []
+        losses: list[float] = []
         for _ in range(n_examples // N_BATCH):
             heights = np.stack([wave(rng.uniform(0, 2 * math.pi), N_CTX + 1) for _ in range(N_BATCH)])
             tokens, labels = heights[:, :-1], heights[:, 1:]
-
-            start = self.read()
-            losses.append(self._loss_at(start, tokens, labels)[0])
-            found = minimize(partial(self._loss_at, tokens=tokens, labels=labels), start, n_iter=16)
-            self.write(found.x)
+            losses.append(self.learn(tokens, labels, len(losses)))
             if on_batch is not None:
                 on_batch(len(losses), losses[-1])
         return losses
+
+    def learn(self, tokens: I32, labels: I32, i: int) -> float:
+        """What is to be done with batch i (from 0); its loss before that."""
+        return self._lbfgs(tokens, labels) if self.optimizer == "lbfgs" else self._adamw(tokens, labels, i * N_STEPS)
+
+    def _lbfgs(self, tokens: I32, labels: I32) -> float:
+        start = self.read()
+        found = minimize(partial(self._loss_at, tokens=tokens, labels=labels), start, n_iter=N_ITER)
+        self.write(found.x)
+        return found.first
+
+    def _adamw(self, tokens: I32, labels: I32, n_done: int) -> float:
+        losses: list[float] = []
+        for i in range(N_STEPS):
+            feeds = self._labelled(tokens, labels) | {"adamw": adamw_params(n_done + i + 1, ADAM_RATE)}
+            rows = [None, *[0] * len(self.trainable.params)]
+            losses.append(float(self.session.prepare("step", self._build_step).run(feeds, rows)[0]))
+        return losses[0]
 
     def draw(self, n: int, phase: float = 0.0) -> list[int]:
         """n heights that the model makes of the first half window of a sine."""
