@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from training.tokens import I32
     from training.trainer import Settings
 
+RUN_TOKENS = 128  # of a device run of an adapter's training, or one window
 _METHODS = ("supervised", "dpo", "reinforcement")
 
 
@@ -136,6 +137,14 @@ def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameter
         raise InvalidRequest(error.message.replace("field '", "field 'hyperparameters.")) from None
 
 
+def _windows_of_run(batch: int, length: int) -> int:
+    """Windows of a device run: tokens of requests wait for it, so a batch is taken in parts of few tokens.
+
+    Not where all weights are trained: their gradients would need memory of their own.
+    """
+    return next(n for n in range(max(1, min(batch, RUN_TOKENS // length)), 0, -1) if batch % n == 0)
+
+
 def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate | None) -> Prepared:
     """Read and tokenize the files. TrainingError names the line that is wrong."""
     import numpy as np
@@ -164,9 +173,11 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
         dataset = dataset.joined(held_out)
         validation = np.arange(n_train, len(dataset), dtype=np.int32)
     n_steps = math.ceil(h.n_epochs * n_train / h.batch_size)
+    at_once = h.batch_size if h.full else _windows_of_run(h.batch_size, h.context_length)
     settings = Settings(
         n_ctx=h.context_length,
-        n_batch=h.batch_size,
+        n_batch=at_once,
+        grad_acc=h.batch_size // at_once,
         n_epochs=h.n_epochs,
         max_steps=0,
         schedule=Schedule(

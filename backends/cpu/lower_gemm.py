@@ -10,13 +10,18 @@ from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
 from backends.cpu.pool import Instruction
-from graph.ops.linear import pack_tiles, tiled_product
+from graph.ops.elementwise import sum_to
+from graph.op import Op
+from graph.ops.linear import accumulate_product, add_product, pack_tiles, product_parts, tiled_product
+from graph.ops.shape import reshape
 from graph.tensor import Tensor
 
-MOST_ROWS = 516  # of A in a block: with 256 k they fit the second-level cache
+MOST_ROWS = 264  # of A in a block: with 288 k they are a third of the second-level cache
 MOST_COLUMNS = 160
 PACKED_APART = 32 << 20  # bytes of A up to which it is packed once, into memory of its own
 UNITS = 12  # that a product should have
+THIN = 24  # rows or columns
+PART = 1024  # of K, at least, in a part of a thin product
 
 
 def tile_shape() -> tuple[int, int, int]:
@@ -27,10 +32,16 @@ def tile_shape() -> tuple[int, int, int]:
 def _tiled(t: Tensor, transposed: bool) -> Tensor:
     """A product with A packed once, by a node of its own that other products of it share."""
     a, b = t.src
-    if a.shape[0] < tile_shape()[0] or a.nbytes > PACKED_APART:
+    if a.shape[0] < tile_shape()[0] or a.nbytes > PACKED_APART or _is_thin(t):
         return t
-    tiles = packed_act(a, pack_tiles, rows=tile_shape()[0])
+    tiles = packed_act(a, pack_tiles, rows=tile_shape()[0], transposed=False)
     return tiled_product(tiles, b, m=a.shape[0], transposed=transposed, name=t.name)
+
+
+def _is_thin(t: Tensor) -> bool:
+    """Whether A (M, K) is better read where it lies: few columns meet each number of it, or its rows are short."""
+    (m, n), k = t.shape, t.src[0].shape[1]
+    return m >= tile_shape()[0] and (n <= THIN or k <= THIN) and not packed(t.src[1]) and m * k < 1 << 28
 
 
 def tiled_linear(t: Tensor) -> Tensor:
@@ -43,10 +54,66 @@ def _(t: Tensor) -> Tensor:
     return _tiled(t, transposed=False)
 
 
+@rewrite("matmul_tn")
+def _(t: Tensor) -> Tensor:
+    """A thin product over a long K in parts, so that all threads have some; otherwise with A packed."""
+    a, b = t.src
+    (m, n), k = t.shape, a.shape[0]
+    if min(m, n) <= THIN:
+        steps = -(-k // max(1, min(k // PART, -(-UNITS * 4 // _thin_blocks(m, n)))))
+        parts = product_parts(a, b, steps=steps)
+        return sum_to(parts, shape=(m, n)) if parts.shape[0] > 1 else reshape(parts, shape=(m, n))
+    if a.nbytes > PACKED_APART:
+        return t
+    tiles = packed_act(a, pack_tiles, rows=tile_shape()[0], transposed=True)
+    return tiled_product(tiles, b, m=m, transposed=False, name=t.name)
+
+
+def _thin_blocks(m: int, n: int) -> int:
+    mt, nr, _ = tile_shape()
+    return -(-m // (4 * mt)) * -(-n // (4 * nr))  # kernels/thin.py: ROWS, COLUMNS
+
+
+@lower("product_parts")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    parts, m, n = t.shape
+    args = (*map(at, t.src), at(t), t.src[0].shape[0], m, n, t.attrs["steps"])
+    return [Instruction("thin_sums", args, parts * _thin_blocks(m, n))]
+
+
 @lower("pack_tiles")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    m, k = t.src[0].shape
-    return [Instruction("pack_tiles", (at(t.src[0]), at(t), m, k), t.shape[0], max(1, 4096 // k))]
+    n_tiles, k, _ = t.shape
+    x, transposed = t.src[0], t.attrs.get("transposed", False)
+    m = x.shape[1 if transposed else 0]
+    args = (at(x), at(t), m, k)
+    if transposed:
+        return [Instruction("pack_tiles:k", args, -(-k // 16), max(1, 1024 // m))]  # kernels/gemm.py: PACK_STEPS
+    return [Instruction("pack_tiles:m", args, n_tiles, max(1, 4096 // k))]
+
+
+def sum_with(x: Tensor, g: Tensor, how: Op) -> Tensor | None:
+    """how(x, g) in one pass, where g is a product that makes a weight's gradient."""
+    if g.op != "tiled_product" or not g.src[0].attrs.get("transposed") or x.shape != g.shape:
+        return None
+    return how(x, *g.src)
+
+
+@rewrite("accumulate")
+def _(t: Tensor) -> Tensor:
+    return sum_with(*t.src, accumulate_product) or t
+
+
+@lower("accumulate_product")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    return [_product("tiles", "k", t, t.src[1].shape[1], at, adding=True)]
+
+
+@lower("add_product")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, n = t.src[0], math.prod(t.shape)
+    first = [] if at(x) == at(t) else [Instruction("copy", (at(x), at(t), n), -(-n // 4096), 8)]
+    return [*first, _product("tiles", "k", t, t.src[1].shape[1], at, adding=True)]
 
 
 @lower("tiled_product")
@@ -56,12 +123,19 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 @lower("linear")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_product("m", "n", t, t.src[0].shape[1], at)]
+    return [_thin("n", t, at) if _is_thin(t) else _product("m", "n", t, t.src[0].shape[1], at)]
 
 
 @lower("matmul")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_product("m", "k", t, t.src[0].shape[1], at)]
+    return [_thin("k", t, at) if _is_thin(t) else _product("m", "k", t, t.src[0].shape[1], at)]
+
+
+def _thin(b_layout: str, t: Tensor, at: At) -> Instruction:
+    (m, n), k = t.shape, t.src[0].shape[1]
+    mt, nr, kc = tile_shape()
+    rows = max(mt, min(-(-m // UNITS), (1 << 18) // (n + k)) // mt * mt)
+    return Instruction(f"thin_rows:{b_layout}", (*map(at, t.src), at(t), m, n, k, rows), -(-m // rows), 1, 4 * nr * kc)
 
 
 @lower("matmul_tn")
@@ -69,8 +143,8 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [_product("k", "k", t, t.src[0].shape[0], at)]
 
 
-def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At) -> Instruction:
-    a, b = t.src
+def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bool = False) -> Instruction:
+    a, b = t.src[-2:]
     (m, n), group = t.shape, 0
     if packed(b):
         b_layout, group = f"{b_layout}:{b.dtype}", LAYOUTS[b.dtype].group_nbytes(b.shape[1])
@@ -78,7 +152,7 @@ def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At) -> Instruc
     mt, nr, kc = tile_shape()
     tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2
     scratch = 4 * (nr * kc + mt * nr + mt * tiles) + 64
-    args = (at(a), at(b), at(t), m, n, k, rows, columns, group)
+    args = (at(a), at(b), at(t), m, n, k, rows, columns, group, int(adding))
     return Instruction(f"gemm:{a_layout}:{b_layout}", args, -(-m // rows) * -(-n // columns), 1, scratch)
 
 

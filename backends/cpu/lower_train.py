@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from backends.cpu.lower_basic import rows_of
-from backends.cpu.lower_gemm import tile_shape
+from backends.cpu.lower_gemm import sum_with, tile_shape
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
+from graph.ops.linear import add_product
 from graph.ops.rows import add_rows_to
 from graph.tensor import Tensor
 
@@ -164,11 +165,11 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 @rewrite("add")
 def _(t: Tensor) -> Tensor:
-    """The gradient of an embedding that is the output matrix too: its rows go straight onto the large one."""
+    """A weight's gradient from two places: rows of an embedding, or a product, go straight onto what is there."""
     a, b = t.src
     if b.op == "add_rows" and a.shape == b.shape:
         return add_rows_to(a, *b.src)
-    return t
+    return sum_with(a, b, add_product) or t
 
 
 @lower("pad_rows")

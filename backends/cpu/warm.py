@@ -29,7 +29,7 @@ TRAINING = (
     "causal_attention_back",
     "causal_attention",
     *(f"gemm:{layouts}" for layouts in ("tiles:n", "tiles:k", "k:k", "m:n", "m:k")),
-    *("pack_tiles", "cross_entropy_back", "cross_entropy", "rms_norm", "rms_norm_plain", "rms_norm_back", "sum_to"),
+    *("pack_tiles:m", "pack_tiles:k", "thin_rows:n", "thin_rows:k", "thin_sums", "cross_entropy_back", "cross_entropy", "rms_norm", "rms_norm_plain", "rms_norm_back", "sum_to"),
     *("adamw_step", "sgd_step", "square_sums", "norm_of_sums", "clip_factor", "clear", "add_rows", "add_rows_to"),
     *(f"{kind}:{name}" for kind in ("binary", "broadcast") for name in ("add", "mul")),
     *("broadcast:copy", "scale", "softcap", "get_rows:rows", "rope_angles", "rope:interleaved", "rope:halves"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from graph.dtype import DTYPES
-from graph.op import Array, Case, Weight, op, require
+from graph.op import Array, Case, State, Weight, op, require, writing
 from graph.tensor import Shape, Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
@@ -134,17 +134,35 @@ def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
 
 
 @op
-def pack_tiles(x: Array, *, rows: int) -> Array:
-    """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after the other."""
+def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
+    """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after the other.
+
+    `transposed`: x is (K, M).
+    """
+    x = x.T if transposed else x
     m, k = x.shape
     padded = np.concatenate([x, np.zeros((-m % rows, k), x.dtype)])
     return padded.reshape(-1, rows, k).transpose(0, 2, 1)
 
 
 @pack_tiles.shape
-def _(x: Tensor, rows: int) -> tuple[Shape, str]:
+def _(x: Tensor, rows: int, transposed: bool = False) -> tuple[Shape, str]:
     require(len(x.shape) == 2 and x.dtype == "f32", "pack_tiles", "wants x (M, K) of f32", x)
-    return (-(-x.shape[0] // rows), x.shape[1], rows), x.dtype
+    m, k = reversed(x.shape) if transposed else x.shape
+    return (-(-m // rows), k, rows), x.dtype
+
+
+@op
+def product_parts(a: Array, b: Array, *, steps: int) -> Array:
+    """`matmul_tn` of every `steps` rows of a (K, M) and b (K, N) by themselves: (⌈K / steps⌉, M, N)."""
+    return np.stack([a[i : i + steps].T @ b[i : i + steps] for i in range(0, len(a), steps)])
+
+
+@product_parts.shape
+def _(a: Tensor, b: Tensor, steps: int) -> tuple[Shape, str]:
+    require(len(a.shape) == 2 and len(b.shape) == 2, "product_parts", "wants a (K, M) and b (K, N)", a, b)
+    require(a.shape[0] == b.shape[0], "product_parts", "a and b differ in rows", a, b)
+    return (-(-a.shape[0] // steps), a.shape[1], b.shape[1]), a.dtype
 
 
 @op
@@ -159,6 +177,29 @@ def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
     inner, n = (1, 0) if transposed else (0, 1)
     require(len(b.shape) == 2 and tiles.shape[1] == b.shape[inner], "tiled_product", "shapes disagree", tiles, b)
     return (m, b.shape[n]), tiles.dtype
+
+
+@op
+def add_product(x: Array, tiles: Array, b: Array) -> Array:
+    """x (M, N) + `matmul` of what `pack_tiles` was given and b (K, N), in one pass."""
+    return x + tiled_product.reference(tiles, b, m=len(x), transposed=False)
+
+
+@writing(0)
+def accumulate_product(total: Array, tiles: Array, b: Array) -> Array:
+    """total += `matmul` of what `pack_tiles` was given and b."""
+    total += tiled_product.reference(tiles, b, m=len(total), transposed=False)
+    return total
+
+
+def _sum_shape(x: Tensor, tiles: Tensor, b: Tensor) -> tuple[Shape, str]:
+    require(tiled_product.shape_rule(tiles, b, x.shape[0], False)[0] == x.shape, "add_product", "shapes", x, tiles, b)
+    return x.shape, x.dtype
+
+
+add_product.shape(_sum_shape)
+accumulate_product.shape(_sum_shape)
+add_product.inplace = (0,)
 
 
 def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator], Case]:
@@ -193,7 +234,8 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(6, 4)), r.normal(size=(6, 5))], {}
 
 
-for _m, _n, _k in ((1, 33, 20), (25, 64, 300), (40, 70, 17), (530, 9, 34)):  # whole tiles, edges, long sums
+# whole tiles, edges, long sums, few columns, few rows
+for _m, _n, _k in ((1, 33, 20), (25, 64, 300), (40, 70, 17), (530, 9, 34), (30, 120, 300), (14, 7, 2100), (300, 20, 5)):
     linear.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(n, k))], {}))  # type: ignore[misc]
     matmul.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
     matmul_tn.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(k, m)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
@@ -204,3 +246,17 @@ for _dtype in (
     *(name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")),
 ):
     matmul.case(lambda r, d=_dtype: ([r.normal(size=(14, 50)), Weight(r.normal(size=(50, 512)), d)], {}))  # type: ignore[misc]
+
+
+def _tiles(r: np.random.Generator) -> list[Array]:
+    return [r.normal(size=(3, 300, 12)), r.normal(size=(300, 70))]
+
+
+@add_product.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(31, 70)), *_tiles(r)], {}
+
+
+@accumulate_product.case
+def _(r: np.random.Generator) -> Case:
+    return [State(r.normal(size=(31, 70)), "f32"), *_tiles(r)], {}

@@ -60,5 +60,5 @@ def _digits(session: Session, o: SimpleNamespace) -> None:
             flush=True,
         )
 
-    test = mnist.train(network, data, o.epochs, o.seed, told)
+    test = mnist.train(network, data, o.epochs or mnist.EPOCHS[o.name], o.seed, told)
     print(f"test: loss {test.loss:.4f}, accuracy {100 * test.accuracy:.2f}±{100 * test.accuracy_uncertainty:.2f} %")

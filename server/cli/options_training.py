@@ -89,7 +89,7 @@ FILES = Group(
             "f32",
             "TYPE",
         ),
-        Flag("--plot", "draw the loss curves", text, None, "FILE.svg"),
+        Flag("--plot", "draw the loss curves; .png needs Pillow", text, None, "FILE.svg|png"),
     ),
 )
 PLACE = Group(
@@ -179,7 +179,7 @@ EXAMPLE = (
         (
             Flag("--name", "sine, mnist-fc or mnist-cnn", choice("sine", "mnist-fc", "mnist-cnn"), None, "NAME"),
             Flag("--data", "folder of the digits: four IDX files, gzipped", text, None, "FOLDER"),
-            Flag("-epochs --epochs", "passes over the digits", whole(1), 30),
+            Flag("-epochs --epochs", "passes over the digits; 0: 30, or 8 of mnist-cnn", whole(0), 0),
             Flag("--examples", "waves that the sine learns from", whole(8), 256),
             Flag("-opt --optimizer", "of the sine: lbfgs or adamw", choice("lbfgs", "adamw"), "lbfgs", "NAME"),
             Flag("--loss", "of the sine: mse or cross-entropy", choice("mse", "cross-entropy"), "mse", "NAME"),

@@ -109,7 +109,7 @@ def test_one_logical_batch_is_its_physical_ones(session: Session, shared_data: P
     for physical in (100, 25):
         own = Session(session.backends)
         network = mnist.fc(own, 0, Batches(100, physical))
-        network.epoch(x, y, np.arange(200))
+        network.epoch(network.table("digits", x, y), np.arange(200, dtype=np.int32))
         found.append({name: own.read(p.name) for name, p in network.params.items()})
         own.close()
     for name in found[0]:

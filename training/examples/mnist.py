@@ -18,12 +18,12 @@ from graph.ops.shape import reshape
 from graph.session import Session
 from graph.tensor import Tensor
 from training.errors import TrainingError
-from training.examples.network import F32, Batches, Network, he
+from training.examples.network import F32, I32, Batches, Network, he
 from training.order import split
 from training.results import Result
 
 SIDE, N_CLASSES = 28, 10
-I32 = npt.NDArray[np.int32]
+EPOCHS = {"mnist-fc": 30, "mnist-cnn": 8}  # of `train`, with the batches that each network has by default
 
 
 def load(folder: str | Path) -> dict[str, tuple[F32, I32]]:
@@ -87,7 +87,7 @@ def cnn(session: Session, seed: int = 0, batches: Batches | None = None) -> Netw
         "w": he(rng, N_CLASSES, 7 * 7 * 16),
         "b": np.zeros(N_CLASSES, np.float32),
     }
-    return Network(session, params, _cnn, SIDE * SIDE, batches or Batches())
+    return Network(session, params, _cnn, SIDE * SIDE, batches or Batches(100, 100))
 
 
 def train(
@@ -98,12 +98,12 @@ def train(
     on_epoch: Callable[[int, Result, Result], None] | None = None,
 ) -> Result:
     """Epochs over 95 % of the training images, validated on the rest; the result of the test images."""
-    x, y = data["train"]
-    indices, held_out = split(len(x), 0.05, seed)
+    digits, test = (network.table(name, *data[name]) for name in ("train", "test"))
+    indices, held_out = split(len(digits.labels), 0.05, seed)
     rng = np.random.default_rng([seed, 6])
     for i in range(n_epochs):
-        trained = network.epoch(x, y, rng.permutation(indices))
-        validated = network.evaluate(x[held_out], y[held_out])
+        trained = network.epoch(digits, rng.permutation(indices))
+        validated = network.evaluate(digits, held_out)
         if on_epoch is not None:
             on_epoch(i + 1, trained, validated)
-    return network.evaluate(*data["test"])
+    return network.evaluate(test)

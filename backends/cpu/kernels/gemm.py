@@ -4,7 +4,7 @@ Both operands are packed into streams of what one step over k needs: MT numbers 
 Geijn, 2015). A tile of MT × NR results stays in registers for KC steps, then waits in C. Every result is one chain of
 fused multiply-adds over k, in order, whatever the tile and the division into units: no bit depends on either.
 
-    A   tiles   (⌈M/MT⌉, K, MT), packed beforehand (`pack_tiles`)
+    A   tiles   (⌈M/MT⌉, K, MT), packed beforehand (`pack_tiles:m` and `pack_tiles:k`)
         m       (M, K)
         k       (K, M)
     B   n       (N, K)
@@ -29,6 +29,7 @@ from backends.cpu.kernels.rows import strip
 
 MT, NR = (12, 32) if isa() == "avx512_vnni" else (6, 16)
 KC = 288
+PACK_STEPS = 16
 
 
 @intrinsic
@@ -194,6 +195,7 @@ def copied(width):
 
 
 copy_rows, copy_columns = copied(MT), copied(NR)
+move_tile_row = moved(MT)
 
 
 @njit
@@ -251,10 +253,26 @@ def put_tile(x, b, y, row_nbytes, steps, fresh, rows, columns, edge, edge_at):
 
 
 @kernel("pack_tiles")
-def pack_tiles():
-    """a: x (M, K), y (tiles, K, MT), M, K. A tile is a unit."""
+def pack_tiles(layout):
+    """a: x (M, K) or with `k` (K, M), y (tiles, K, MT), M, K. A unit is a tile, or PACK_STEPS rows of x."""
+    if layout == "k":
 
-    def run(a, begin, end, scratch):
+        def columns(a, begin, end, scratch):
+            m, k = a[2], a[3]
+            k0, k1 = begin * PACK_STEPS, min(k, end * PACK_STEPS)
+            for p in range((m + MT - 1) // MT):
+                rows = min(MT, m - p * MT)
+                for i in range(k0, k1):
+                    x, y = a[0] + (i * m + p * MT) * 4, a[1] + (p * k + i) * MT * 4
+                    if rows == MT:
+                        move_tile_row(x, y)
+                    else:
+                        for r in range(MT):
+                            f32p(y)[r] = f32p(x)[r] if r < rows else np.float32(0)
+
+        return columns
+
+    def rows(a, begin, end, scratch):
         m, k = a[2], a[3]
         for t in range(begin, end):
             rows = min(MT, m - t * MT)
@@ -264,7 +282,7 @@ def pack_tiles():
             for r in range(MT):
                 last[r] = f32p(x + r * k * 4)[k - 1] if r < rows else np.float32(0)
 
-    return run
+    return rows
 
 
 def widened(dtype):
@@ -294,7 +312,7 @@ def widened(dtype):
 
 @kernel("gemm")
 def gemm(a_layout, b_layout, dtype=""):
-    """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group.
+    """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group, whether C is added to.
 
     Scratch: MT·(KC+2) numbers for each tile of a block's rows (unless A is packed), NR·KC for a strip of B, a tile.
     """
@@ -334,7 +352,7 @@ def gemm(a_layout, b_layout, dtype=""):
                         copy_columns(a[1] + (k0 * n + c) * 4, n * 4, columns, steps, strip_at)
                     for r in range(m0, m1, MT):
                         x, y = tiles + (r - m0) // MT * tile_nbytes, a[2] + (r * n + c) * 4
-                        fresh = 1 if k0 == 0 else 0
+                        fresh = 1 if k0 == 0 and a[9] == 0 else 0
                         put_tile(x, strip_at, y, n * 4, steps, fresh, min(MT, m1 - r), columns, edge, edge_at)
 
     return run
