@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graph.op import OPS
 from graph.tensor import Tensor, const, toposort
 
 
-def backward(loss: Tensor, params: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+def backward(
+    loss: Tensor | Mapping[Tensor, Tensor], params: Sequence[Tensor], *, given: Sequence[Tensor] = ()
+) -> dict[Tensor, Tensor]:
     """The gradient of a scalar for each parameter (any nodes of the graph); one that has no influence has no entry.
+
+    Instead of the scalar: nodes and the gradients that they have already, to go on from there. No gradient goes on
+    from a node that is `given`: a graph can be taken in two parts.
 
     Linear in the graph's size. A gradient that is zero is no node at all: the first contribution starts a sum.
     ValueError names an op that has no gradient, or one whose rule gives a wrong shape.
     """
     from graph.ops.elementwise import add
 
-    if loss.shape != ():
-        raise ValueError(f"the loss must be a scalar, not {loss!r}")
-    order = toposort([loss])
+    if isinstance(loss, Tensor):
+        if loss.shape != ():
+            raise ValueError(f"the loss must be a scalar, not {loss!r}")
+        loss = {loss: const(1.0)}
+    order = toposort(loss)
     wanted = {id(p) for p in params}
     depends = set(wanted)  # on a parameter
+    ends = {id(t) for t in given}
     for t in order:
-        if any(id(s) in depends for s in t.src):
+        if id(t) not in ends and any(id(s) in depends for s in t.src):
             depends.add(id(t))
-    gradient: dict[int, Tensor] = {id(loss): const(1.0)}
+    gradient: dict[int, Tensor] = {id(t): g for t, g in loss.items()}
     for t in reversed(order):
-        if id(t) not in gradient or not any(id(s) in depends for s in t.src):
+        if id(t) not in gradient or id(t) in ends or not any(id(s) in depends for s in t.src):
             continue
         rule = OPS[t.op].vjp_rule
         if rule is None:

@@ -26,11 +26,18 @@ class Choice:
     a: float
 
 
-def choose(loss: Tensor, gradients: Mapping[Tensor, Tensor], layers: Sequence[Tensor], segment: int = 0) -> Choice:
+def choose(
+    loss: Tensor,
+    gradients: Mapping[Tensor, Tensor],
+    layers: Sequence[Tensor],
+    segment: int = 0,
+    beside: int | None = None,
+) -> Choice:
     """Checkpoints after every `segment` of the layers, whose outputs are given in order; 0: n / a, rounded.
 
-    The last segment's activations are kept as they were, unless what follows the layers has a tensor (the logits) that
-    is larger than v: then they would lie beside it, and the last segment ends in a checkpoint as well.
+    `loss`, or the hidden states that losses are made of. The last segment's activations are kept as they were, unless
+    what follows the layers has a tensor (the logits; of `beside` bytes) that is larger than v: then they would lie
+    beside it, and the last segment ends in a checkpoint as well.
     """
     n = len(layers)
     if n == 0:
@@ -40,8 +47,10 @@ def choose(loss: Tensor, gradients: Mapping[Tensor, Tensor], layers: Sequence[Te
     a = max(1.0, math.sqrt(n * v / u))
     segment = segment or max(1, round(n / a))
     ends = [*range(segment, n, segment)]
-    below = {id(t) for t in toposort([layers[-1]])}
-    if max((t.nbytes for t in toposort([loss]) if id(t) not in below and not t.is_leaf), default=0) > v:
+    if beside is None:
+        below = {id(t) for t in toposort([layers[-1]])}
+        beside = max((t.nbytes for t in toposort([loss]) if id(t) not in below and not t.is_leaf), default=0)
+    if beside > v:
         ends.append(n)
     return Choice(tuple(layers[i - 1] for i in ends), u, v, a)
 

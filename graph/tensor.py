@@ -12,7 +12,7 @@ from graph.dtype import DTYPES, nbytes
 Shape = tuple[int, ...]
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 LEAVES = frozenset({"feed", "state", "const"})
-ALIASES = frozenset({"reshape", "slice_rows"})  # same bytes as their source, at an offset
+ALIASES = frozenset({"reshape", "slice_rows", "after"})  # same bytes as their first source, at an offset
 
 
 @dataclass(frozen=True, eq=False, slots=True)

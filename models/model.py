@@ -46,8 +46,11 @@ class Model:
         return self.forward(sequences, sequences)
 
     def forward(self, rows: Rows, memory: Memory) -> Tensor:
-        h, x = self.hparams, self.hidden(rows, memory)
-        w = self.weights if rows.out is None else self.weights.of_rows(rows.out)
+        return self.head(self.hidden(rows, memory), rows.out)
+
+    def head(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""
+        h, w = self.hparams, self.weights if out is None else self.weights.of_rows(out)
         logits = w.linear("output" if "output" in w else "token_embd", x)
         return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from backends.cpu.backend import CPUBackend
 from graph.autodiff import backward
-from graph.checkpoint import choose, layers_of, recompute
-from graph.ops.elementwise import mul, sum_to
-from graph.ops.loss import cross_entropy
+from graph.checkpoint import choose, layers_of
+from graph.ops.elementwise import sum_to
 from graph.ops.optim import adamw_params, adamw_step
 from graph.session import Session
 from graph.tensor import Tensor, const, feed
@@ -27,6 +26,7 @@ from models.model import Model
 from models.rope import Rotary
 from models.synth import SHAPES
 from models.weights import Weights, parts
+from training.head import gradients
 
 N_SEQUENCES, LENGTH = 4, 128
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,21 +58,20 @@ class Step:
 
     def build(self, segment: int | None = None) -> list[Tensor]:
         """`segment`: layers between checkpoints, 0 as the formula has it, None for no checkpoints."""
-        sequences = Sequences.feeds(N_SEQUENCES, LENGTH)
-        losses = cross_entropy(self.model.training_logits(sequences), feed("targets", sequences.tokens.shape, "i32"))
-        loss = sum_to(mul(losses, const(1 / (N_SEQUENCES * LENGTH))), shape=())
-        gradients = backward(loss, self.params)
-        if segment is not None:
-            gradients = recompute(loss, gradients, choose(loss, gradients, layers_of(loss), segment).checkpoints)
+        found, told = gradients(self.model, Sequences.feeds(N_SEQUENCES, LENGTH), self.params, segment=segment)
         adamw, one = feed("adamw", (9,)), const(1.0)
-        steps = [adamw_step(p, *self.moments[p.name], gradients[p], adamw, one) for p in reversed(self.params)]
-        return [loss, *steps]
+        steps = [adamw_step(p, *self.moments[p.name], found[p], adamw, one) for p in reversed(self.params)]
+        return [*told, *steps]
 
     def feeds(self) -> dict[str, Any]:
         n = N_SEQUENCES * LENGTH
         tokens = self.rng.integers(0, self.model.hparams.n_vocab, n).astype(np.int32)
         feeds: dict[str, Any] = {"tokens": tokens, "pos": np.arange(n, dtype=np.int32) % LENGTH}
-        return feeds | {"start": np.zeros(n, np.int32), "targets": np.roll(tokens, -1)}
+        return (
+            feeds
+            | {"start": np.zeros(n, np.int32), "targets": np.roll(tokens, -1)}
+            | {"weight": np.full(n, 1 / n, np.float32)}
+        )
 
 
 def ours(shape_name: str, threads: int, n_steps: int, segment: int | None) -> dict[str, float]:
@@ -81,7 +80,8 @@ def ours(shape_name: str, threads: int, n_steps: int, segment: int | None) -> di
     plan, feeds, times = step.session.plan(lambda: step.build(segment)), step.feeds(), []
     for i in range(n_steps):
         start = time.perf_counter()
-        plan.run({**feeds, "adamw": adamw_params(i + 1, 1e-3)}, [None] + [0] * len(step.params))
+        n_told = plan.n_fetches - len(step.params)
+        plan.run({**feeds, "adamw": adamw_params(i + 1, 1e-3)}, [None] * n_told + [0] * len(step.params))
         times.append(time.perf_counter() - start)
     step.session.close()
     n = N_SEQUENCES * LENGTH
@@ -91,9 +91,8 @@ def ours(shape_name: str, threads: int, n_steps: int, segment: int | None) -> di
 def memory(shape_name: str) -> None:
     """The curve of checkpointing: what a step's arena takes by the layers between two checkpoints."""
     step = Step(shape_name, 1)
-    loss, *_ = step.build()
-    gradients = backward(loss, step.params)
-    chosen = choose(loss, gradients, layers_of(loss))
+    loss = sum_to(step.model.training_logits(Sequences.feeds(N_SEQUENCES, LENGTH)), shape=())
+    chosen = choose(loss, backward(loss, step.params), layers_of(loss))
     print(f"{shape_name}: u = {chosen.u / 1e6:.2f} MB, v = {chosen.v / 1e6:.2f} MB, a = {chosen.a:.1f}")
     for segment in (None, *(k for k in (1, 2, 3, 4, 5, 6, 10, 15, 30) if k <= step.model.hparams.n_layer)):
         _, layout = step.session.measure(lambda segment=segment: step.build(segment))  # type: ignore[misc]

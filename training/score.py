@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph.autodiff import backward
 from graph.ops.optim import global_norm
 from graph.session import Session
 from graph.tensor import Tensor
+from models.batch import Sequences
 from models.model import Model
+from training.head import gradients
 from training.schedule import OptimizerSettings
 from training.step import Feeds, Steps
 from training.tokens import Example
@@ -73,8 +74,8 @@ def _norm(steps: Steps, window: Window, more: Feeds) -> float:
     weights = [t for name, t in tensors.items() if not name.startswith("rope_")]
 
     def build() -> Sequence[Tensor]:
-        loss, _ = steps.forward()
-        return [global_norm(list(backward(loss, weights).values()))]
+        found, _ = gradients(steps.trainable.model, Sequences.feeds(1, steps.n_ctx), weights, segment=None)
+        return [global_norm(list(found.values()))]
 
     feeds = {**steps.feeds([window], float(window.weights.sum())), **more}
     (norm,) = steps.trainable.session.run((steps.prefix, "gradient"), build, feeds)

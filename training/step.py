@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph.autodiff import backward
-from graph.checkpoint import choose, layers_of, recompute
-from graph.ops.elementwise import mul, sum_to
-from graph.ops.loss import cross_entropy
 from graph.ops.optim import (
     N_ADAMW,
     N_SGD,
@@ -21,14 +17,16 @@ from graph.ops.optim import (
     adamw_step,
     clear,
     clip_factor,
-    global_norm,
+    norm_of_sums,
     sgd_params,
     sgd_step,
+    square_sums,
 )
-from graph.ops.pointwise import argmax
-from graph.tensor import Tensor, feed
+from graph.ops.shape import after
+from graph.tensor import Tensor, const, feed
 from models.batch import Sequences
 from training.errors import TrainingError
+from training.head import evaluation, gradients, stretches
 from training.schedule import OptimizerSettings
 from training.trainable import Trainable
 from training.windows import Window
@@ -60,13 +58,15 @@ class Steps:
         n_batch: int,
         n_ctx: int,
         checkpointing: bool = True,
+        segment: int = 0,
         prefix: str = "train",
     ) -> None:
         if n_batch < 1 or n_ctx < 1:
             raise TrainingError(f"a batch of {n_batch} windows of {n_ctx} tokens cannot be trained on")
         self.trainable, self.optimizer = trainable, optimizer
         self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
-        self.checkpointing = checkpointing  # less memory, the same bits, a second forward pass
+        # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as the formula has it
+        self.segment = segment if checkpointing else None
         session, params = trainable.session, trainable.params
         kinds = "mv" if optimizer.kind == "adamw" else ""
         self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
@@ -83,28 +83,21 @@ class Steps:
 
     # -- graphs
 
-    def forward(self) -> tuple[Tensor, list[Tensor]]:
-        """The loss to descend, Σ weight · cross entropy, and what is told about the batch."""
-        sequences = Sequences.feeds(self.n_batch, self.n_ctx)
-        rows = sequences.tokens.shape[0]
-        logits = self.trainable.model.training_logits(sequences)
-        targets = feed("targets", (rows,), "i32")
-        losses = cross_entropy(logits, targets)
-        return sum_to(mul(losses, feed("weight", (rows,))), shape=()), [losses, argmax(logits)]
-
     def _evaluate(self) -> list[Tensor]:
-        return self.forward()[1]
+        return evaluation(self.trainable.model, Sequences.feeds(self.n_batch, self.n_ctx))
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        loss, told = self.forward()
-        gradients = backward(loss, self.trainable.params)
-        if self.checkpointing:
-            chosen = choose(loss, gradients, layers_of(loss)).checkpoints
-            gradients = recompute(loss, gradients, chosen)
-        missing = [p.name for p in self.trainable.params if p not in gradients]
+        params = self.trainable.params
+        found, told = gradients(
+            self.trainable.model,
+            Sequences.feeds(self.n_batch, self.n_ctx),
+            params,
+            segment=self.segment,
+        )
+        missing = [p.name for p in params if p not in found]
         if missing:
             raise TrainingError(f"tensor '{missing[0]}' has no influence on the loss")
-        return [gradients[p] for p in self.trainable.params], told
+        return [found[p] for p in params], told
 
     def _accumulate(self) -> list[Tensor]:
         gradients, told = self._gradients()
@@ -113,26 +106,30 @@ class Steps:
     def _step(self) -> list[Tensor]:
         """One run for forward, backward and the optimizer."""
         gradients, told = self._gradients()
-        norm, updates = self._update(gradients)
-        return [*told, norm, *updates]
+        return [*told, *self._update(gradients)]
 
     def _step_of_totals(self) -> list[Tensor]:
-        norm, updates = self._update(self._totals)
-        return [norm, *updates, *(clear(total) for total in self._totals)]
+        return [*self._update(self._totals), *(clear(total) for total in self._totals)]
 
-    def _update(self, gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _update(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The optimizer's steps, and the norm of all gradients.
+
+        Clipping needs the norm first, so all gradients at once. Without it each is gone after its own step.
+        """
         o = self.optimizer
-        norm = global_norm(list(gradients))
-        factor = clip_factor(norm, feed("clip", ()))
+        sums = [square_sums(g) for g in gradients]
+        norm = norm_of_sums(*sums)
+        factor = clip_factor(norm, feed("clip", ())) if o.gclip > 0 else const(1.0)
         params = feed("optimizer", (N_ADAMW if o.kind == "adamw" else N_SGD,))
         updates = []
-        for p, moments, g in reversed(list(zip(self.trainable.params, self.moments, gradients, strict=True))):
+        for p, moments, g, s in reversed(list(zip(self.trainable.params, self.moments, gradients, sums, strict=True))):
             decays = len(p.shape) >= o.decay_min_ndim
+            g = after(g, s)
             if o.kind == "adamw":
                 updates.append(adamw_step(p, *moments, g, params, factor, decays=decays))
             else:
                 updates.append(sgd_step(p, g, params, factor, decays=decays))
-        return norm, updates
+        return [*updates, norm]
 
     def everything(self) -> list[Tensor]:
         """A graph with every kind of node that training has."""
@@ -142,8 +139,8 @@ class Steps:
 
     def evaluate(self, windows: Sequence[Window], more: Feeds | None = None) -> BatchResult:
         """Loss and accuracy, with nothing changed. `more`: feeds of the model itself."""
-        losses, best = self._run("evaluate", self._evaluate, {**self.feeds(windows, 1.0), **(more or {})}, 2)
-        return self._result(windows, losses, best)
+        feeds = {**self.feeds(windows, 1.0), **(more or {})}
+        return self._result(windows, self._run("evaluate", self._evaluate, feeds, self._n_told))
 
     def step(self, batches: Sequence[Sequence[Window]], n: int, rate: float) -> tuple[list[BatchResult], float]:
         """Optimizer step number n (from 1) on all micro-batches at once: results, and the norm of the gradient."""
@@ -163,24 +160,33 @@ class Steps:
         total = sum(float(w.weights.sum()) for windows in batches for w in windows) or 1.0
         if len(batches) == 1:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
-            losses, best, norm = self._run("step", self._step, feeds, 3)
-            yield self._result(batches[0], losses, best)
+            *told, norm = self._run("step", self._step, feeds, self._n_told, norm=True)
+            yield self._result(batches[0], told)
             return float(norm)
         if not self._totals:
             session = self.trainable.session
             self._totals = [session.define(f"{self.prefix}.g.{p.name}", p.shape) for p in self.trainable.params]
         for windows in batches:
-            losses, best = self._run("accumulate", self._accumulate, self.feeds(windows, total), 2)
-            yield self._result(windows, losses, best)
-        (norm,) = self._run("update", self._step_of_totals, self._optimizer_feeds(n, rate), 1)
+            told = self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_told)
+            yield self._result(windows, told)
+        (norm,) = self._run("update", self._step_of_totals, self._optimizer_feeds(n, rate), 0, norm=True)
         return float(norm)
 
-    def _run(self, key: str, build: Callable[[], list[Tensor]], feeds: Feeds, n_fetches: int) -> list[npt.NDArray[Any]]:
-        """Run a plan and bring back its first fetches only: parameters and their moments stay on the device."""
-        session = self.trainable.session
-        plan = session.prepare((self.prefix, key), build)
-        wanted = [None if i < n_fetches else 0 for i in range(plan.n_fetches)]
-        return plan.run(feeds, wanted)[:n_fetches]
+    @property
+    def _n_told(self) -> int:
+        """Tensors of a batch's losses and likeliest tokens."""
+        return 2 * len(stretches(self.trainable.model, self.n_batch * self.n_ctx))
+
+    def _run(
+        self, key: str, build: Callable[[], list[Tensor]], feeds: Feeds, n_told: int, *, norm: bool = False
+    ) -> list[npt.NDArray[Any]]:
+        """Run a plan and bring back what it tells first, and the norm: parameters and moments stay on the device."""
+        plan = self.trainable.session.prepare((self.prefix, key), build)
+        wanted: list[int | None] = [None] * n_told
+        if norm:
+            wanted += [*([0] * len(self.trainable.params)), None]
+        wanted += [0] * (plan.n_fetches - len(wanted))
+        return [value for value, n in zip(plan.run(feeds, wanted), wanted, strict=True) if n is None]
 
     def _optimizer_feeds(self, n: int, rate: float) -> Feeds:
         o = self.optimizer
@@ -208,8 +214,9 @@ class Steps:
         feeds: Feeds = {name: array.reshape(-1) for name, array in flat.items()}
         return feeds
 
-    def _result(self, windows: Sequence[Window], losses: Any, best: Any) -> BatchResult:
+    def _result(self, windows: Sequence[Window], told: Sequence[npt.NDArray[Any]]) -> BatchResult:
         labels = np.concatenate([np.where(w.weights > 0, w.labels, -1) for w in windows])
         counted = labels >= 0
-        correct = int((best[: len(labels)][counted] == labels[counted]).sum())
-        return BatchResult(losses[: len(labels)], int(counted.sum()), correct)
+        losses, best = (np.concatenate(told[i::2])[: len(labels)] for i in (0, 1))
+        correct = int((best[counted] == labels[counted]).sum())
+        return BatchResult(losses, int(counted.sum()), correct)

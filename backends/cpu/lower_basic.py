@@ -9,6 +9,7 @@ from graph.ops.elementwise import gated
 from graph.tensor import Tensor
 
 TARGET = 8192  # elements that a chunk of elementwise work should have
+LEAST_ROW = 64  # elements
 
 
 def rows_of(t: Tensor) -> tuple[int, int, int]:
@@ -17,6 +18,16 @@ def rows_of(t: Tensor) -> tuple[int, int, int]:
     rows = 1
     for size in t.shape[:-1]:
         rows *= size
+    return rows, n, max(1, TARGET // max(n, 1))
+
+
+def flat(t: Tensor) -> tuple[int, int, int]:
+    """The same for work that is done element by element: axes that are short are taken together as a row."""
+    rows, n, _ = rows_of(t)
+    for size in reversed(t.shape[:-1]):
+        if n >= LEAST_ROW or rows == 1:
+            break
+        rows, n = rows // size, n * size
     return rows, n, max(1, TARGET // max(n, 1))
 
 
@@ -36,7 +47,8 @@ def _binary(t: Tensor, at: At) -> list[Instruction] | None:
     stride = binary_stride(a, b)
     if stride is None or t.shape != a.shape:
         return broadcast(t.op, t, a, b, at) if a.dtype == b.dtype == "f32" else None
-    rows, n, grain = rows_of(t)
+    rows, n, grain = rows_of(t) if stride == 0 else flat(t)
+    stride = 4 * n if stride > 0 else stride
     return [Instruction(f"binary:{t.op}", (at(a), at(b), at(t), n, stride), rows, grain)]
 
 
@@ -51,7 +63,7 @@ rewrite("mul")(gated)
 
 
 def _unary(t: Tensor, at: At) -> list[Instruction]:
-    rows, n, grain = rows_of(t)
+    rows, n, grain = flat(t)
     return [Instruction(f"unary:{t.op}", (at(t.src[0]), at(t), n), rows, grain)]
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from backends.cpu.lowering import At, lower
+import math
+
+from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction
+from graph.op import OPS
+from graph.ops.elementwise import broadcast_to, sum_to
+from graph.ops.shape import reshape
 from graph.tensor import Shape, Tensor
 
 CHUNK = 4096  # elements that a chunk of work should have
 COLUMNS = 256  # kernels/broadcast.py
+TALL = 4096  # rows from which on short ones are taken together
+GROUP = 2**5 * 3**2 * 5  # rows that are taken together, or a divisor of it
+SHORT = 64  # elements
 
 
 def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
@@ -23,6 +31,33 @@ def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
         else:
             runs.append((kept, n))
     return runs
+
+
+@rewrite("sum_to")
+def _(t: Tensor) -> Tensor:
+    """Short columns of a tall array: several rows are taken as one, and their parts added up in the end."""
+    x = t.src[0]
+    n = t.shape[-1] if t.shape else 1
+    rows = math.prod(x.shape) // n
+    if math.prod(t.shape) != n or x.shape[-1:] != (n,) or n >= COLUMNS or rows < TALL:
+        return t
+    group = math.gcd(rows, GROUP)
+    if group == 1:
+        return t
+    wide = sum_to(reshape(x, shape=(rows // group, group * n)), shape=(group * n,))
+    return reshape(sum_to(reshape(wide, shape=(group, n)), shape=(n,)), shape=t.shape)
+
+
+def short_rows(t: Tensor) -> Tensor:
+    """Arithmetic of a tall array and one short row: the row is repeated, and several rows are taken as one."""
+    a, b = t.src
+    n, rows = b.shape[-1] if b.shape else 0, math.prod(a.shape[:-1])
+    group = math.gcd(rows, GROUP)
+    if t.shape != a.shape or b.shape != a.shape[-1:] or not 0 < n < SHORT or rows < TALL or group == 1:
+        return t
+    again = reshape(broadcast_to(b, shape=(group, n)), shape=(group * n,))
+    both = OPS[t.op](reshape(a, shape=(rows // group, group * n)), again)
+    return reshape(both, shape=t.shape)
 
 
 @lower("sum_to")

@@ -10,15 +10,15 @@ from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
 from backends.cpu.pool import Instruction
-from graph.ops.elementwise import sum_to
 from graph.op import Op
-from graph.ops.linear import accumulate_product, add_product, pack_tiles, product_parts, tiled_product
+from graph.ops.elementwise import sum_to
+from graph.ops.linear import accumulate_product, pack_tiles, product_parts, tiled_product
 from graph.ops.shape import reshape
 from graph.tensor import Tensor
 
 MOST_ROWS = 264  # of A in a block: with 288 k they are a third of the second-level cache
 MOST_COLUMNS = 160
-PACKED_APART = 32 << 20  # bytes of A up to which it is packed once, into memory of its own
+PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory of its own
 UNITS = 12  # that a product should have
 THIN = 24  # rows or columns
 PART = 1024  # of K, at least, in a part of a thin product
@@ -94,26 +94,31 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 def sum_with(x: Tensor, g: Tensor, how: Op) -> Tensor | None:
     """how(x, g) in one pass, where g is a product that makes a weight's gradient."""
-    if g.op != "tiled_product" or not g.src[0].attrs.get("transposed") or x.shape != g.shape:
-        return None
-    return how(x, *g.src)
+    gradient = g.op == "matmul_tn" or (g.op == "tiled_product" and g.src[0].attrs.get("transposed"))
+    return how(x, *g.src) if gradient and x.shape == g.shape else None
 
 
 @rewrite("accumulate")
 def _(t: Tensor) -> Tensor:
-    return sum_with(*t.src, accumulate_product) or t
+    total, g = t.src
+    return sum_with(total, g, accumulate_product) or t
 
 
 @lower("accumulate_product")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_product("tiles", "k", t, t.src[1].shape[1], at, adding=True)]
+    return [_sum(t, at)]
 
 
 @lower("add_product")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, n = t.src[0], math.prod(t.shape)
     first = [] if at(x) == at(t) else [Instruction("copy", (at(x), at(t), n), -(-n // 4096), 8)]
-    return [*first, _product("tiles", "k", t, t.src[1].shape[1], at, adding=True)]
+    return [*first, _sum(t, at)]
+
+
+def _sum(t: Tensor, at: At) -> Instruction:
+    a = t.src[1]
+    return _product("tiles" if len(a.shape) == 3 else "k", "k", t, a.shape[-2], at, adding=True)
 
 
 @lower("tiled_product")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from backends.cpu.lower_basic import rows_of
+from backends.cpu.lower_basic import flat, rows_of
+from backends.cpu.lower_broadcast import short_rows
 from backends.cpu.lower_gemm import sum_with, tile_shape
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
@@ -66,7 +67,7 @@ def _same_shape(t: Tensor, at: At) -> list[Instruction] | None:
     a, b = t.src
     if a.shape != b.shape:
         return None
-    rows, n, grain = rows_of(t)
+    rows, n, grain = flat(t)
     return [Instruction(f"binary:{t.op}", (at(a), at(b), at(t), n, 4 * n), rows, max(1, grain // 4))]
 
 
@@ -169,7 +170,7 @@ def _(t: Tensor) -> Tensor:
     a, b = t.src
     if b.op == "add_rows" and a.shape == b.shape:
         return add_rows_to(a, *b.src)
-    return sum_with(a, b, add_product) or t
+    return sum_with(a, b, add_product) or short_rows(t)
 
 
 @lower("pad_rows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from backends.cpu.kernels.layout import LAYOUTS
-from backends.cpu.lower_basic import rows_of
+from backends.cpu.lower_basic import flat, rows_of
 from backends.cpu.lowering import At, lower
 from backends.cpu.packing import packed
 from backends.cpu.pool import Instruction, bits
@@ -165,7 +165,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 def _function(kernel: str, name: str) -> None:
     @lower(name)
     def _(t: Tensor, at: At) -> list[Instruction]:
-        rows, n, grain = rows_of(t)
+        rows, n, grain = flat(t)
         return [Instruction(f"{kernel}:{name}", (at(t.src[0]), at(t), n), rows, max(1, grain // 4))]
 
 

@@ -137,11 +137,13 @@ for _shape, _attrs in (
     patches_back.case(_case_back)
 
 
-@max_pool.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(2, 7, 6, 5))], {"size": 2}
+def _squares(shape: Shape, size: int) -> None:
+    n, h, w, c = shape
+    max_pool.case(lambda r: ([r.normal(size=shape)], {"size": size}))
+    max_pool_back.case(
+        lambda r: ([r.normal(size=(n, h // size, w // size, c)), r.normal(size=shape).round(1)], {"size": size})
+    )  # rounded: some squares have two largest elements
 
 
-@max_pool_back.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(2, 3, 3, 5)), r.normal(size=(2, 7, 6, 5))], {"size": 2}
+for _shape, _size in (((2, 7, 6, 5), 2), ((3, 14, 12, 29), 2), ((2, 7, 6, 5), 3)):
+    _squares(_shape, _size)

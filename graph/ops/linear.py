@@ -180,20 +180,22 @@ def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
 
 
 @op
-def add_product(x: Array, tiles: Array, b: Array) -> Array:
-    """x (M, N) + `matmul` of what `pack_tiles` was given and b (K, N), in one pass."""
-    return x + tiled_product.reference(tiles, b, m=len(x), transposed=False)
+def add_product(x: Array, a: Array, b: Array) -> Array:
+    """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one pass."""
+    return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))
 
 
 @writing(0)
-def accumulate_product(total: Array, tiles: Array, b: Array) -> Array:
-    """total += `matmul` of what `pack_tiles` was given and b."""
-    total += tiled_product.reference(tiles, b, m=len(total), transposed=False)
+def accumulate_product(total: Array, a: Array, b: Array) -> Array:
+    """total += the product of `add_product`."""
+    total[...] = add_product.reference(total, a, b)
     return total
 
 
-def _sum_shape(x: Tensor, tiles: Tensor, b: Tensor) -> tuple[Shape, str]:
-    require(tiled_product.shape_rule(tiles, b, x.shape[0], False)[0] == x.shape, "add_product", "shapes", x, tiles, b)
+def _sum_shape(x: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, str]:
+    n_rows = a.shape[1] if len(a.shape) == 2 else x.shape[0]
+    require(len(x.shape) == len(b.shape) == 2 and x.shape == (n_rows, b.shape[1]), "add_product", "shapes", x, a, b)
+    require(a.shape[len(a.shape) - 2] == b.shape[0], "add_product", "a and b differ in k", x, a, b)
     return x.shape, x.dtype
 
 
@@ -252,11 +254,6 @@ def _tiles(r: np.random.Generator) -> list[Array]:
     return [r.normal(size=(3, 300, 12)), r.normal(size=(300, 70))]
 
 
-@add_product.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(31, 70)), *_tiles(r)], {}
-
-
-@accumulate_product.case
-def _(r: np.random.Generator) -> Case:
-    return [State(r.normal(size=(31, 70)), "f32"), *_tiles(r)], {}
+for _make in (_tiles, lambda r: [r.normal(size=(300, 31)), r.normal(size=(300, 70))]):
+    add_product.case(lambda r, make=_make: ([r.normal(size=(31, 70)), *make(r)], {}))  # type: ignore[misc]
+    accumulate_product.case(lambda r, make=_make: ([State(r.normal(size=(31, 70)), "f32"), *make(r)], {}))  # type: ignore[misc]

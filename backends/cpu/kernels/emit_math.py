@@ -102,17 +102,18 @@ def larger(b, x, y):
     return b.select(b.fcmp_ordered(">", y, x), y, x)
 
 
-def elements(n_inputs, n_scalars, formula):
+def elements(n_inputs, n_scalars, formula, widths=(LANES, 1)):
     """intrinsic f(inputs…, y, n, scalars…): y[i] = formula(b, [x[i] …], [scalar …]) for i < n, in vectors of 16.
 
-    Addresses are int64, scalars f32. y may be one of the inputs.
+    Addresses are int64, scalars f32. y may be one of the inputs. `widths`: of vectors, powers of 2.
     """
 
     def emit(b, args):
         pointers, count = args[: n_inputs + 1], args[n_inputs + 1]
         scalars = args[n_inputs + 2 :]
-        whole = b.and_(count, ir.Constant(I64, -LANES))
-        for n, start, stop in ((LANES, ir.Constant(I64, 0), whole), (1, whole, count)):
+        stop = ir.Constant(I64, 0)
+        for n in widths:
+            start, stop = stop, b.and_(count, ir.Constant(I64, -n))
             entry, body, done = b.block, b.append_basic_block("elements"), b.append_basic_block("after")
             b.cbranch(b.icmp_signed("<", start, stop), body, done)
             b.position_at_end(body)

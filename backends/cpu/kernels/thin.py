@@ -12,22 +12,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_mask import MASK, lanes_below, masked_load, masked_store
 from backends.cpu.kernels.gemm import KC, MT, NR, pack_columns
 from backends.cpu.kernels.registry import kernel
 
 ROWS, COLUMNS = 4 * MT, 4 * NR  # of a block of `thin_sums`
-MASK = ir.VectorType(ir.IntType(1), 16)
-
-
-def _masked_load(b, pointer, mask):
-    where = b.bitcast(pointer, e.V16F.as_pointer())
-    args = [where, ir.Constant(e.I32, 4), mask, e.each(0.0)]
-    return e.call(b, "llvm.masked.load.v16f32.p0", e.V16F, args)
-
-
-def _masked_store(b, value, pointer, mask):
-    where = b.bitcast(pointer, e.V16F.as_pointer())
-    e.call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), [value, where, ir.Constant(e.I32, 4), mask])
 
 
 def reaching(vectors):
@@ -39,12 +28,7 @@ def reaching(vectors):
             bl = builder
             pa, pb, pc = (bl.inttoptr(args[i], e.I8P) for i in (0, 3, 5))
             a_row, a_step, b_step, c_row, steps, fresh, rows, columns = (args[i] for i in (1, 2, 4, 6, 7, 8, 9, 10))
-            lanes = ir.Constant(e.V16I, list(range(16)))
-            count = bl.trunc(columns, e.I32)
-            inside = [
-                bl.icmp_signed("<", lanes, e.splat(bl, bl.sub(count, ir.Constant(e.I32, 16 * v))))
-                for v in range(vectors)
-            ]
+            inside = [lanes_below(bl, bl.sub(columns, e.i64(16 * v))) for v in range(vectors)]
             last = bl.sub(rows, e.i64(1))
             sources = [e.at(bl, pa, bl.mul(a_row, e.smaller(bl, e.i64(r), last))) for r in range(MT)]
             places, masks = [], []
@@ -57,7 +41,7 @@ def reaching(vectors):
             entry, load, begin = bl.block, bl.append_basic_block("old"), bl.append_basic_block("begin")
             bl.cbranch(bl.icmp_signed("==", fresh, e.i64(0)), load, begin)
             bl.position_at_end(load)
-            old = [_masked_load(bl, p, m) for p, m in zip(places, masks, strict=True)]
+            old = [masked_load(bl, p, m) for p, m in zip(places, masks, strict=True)]
             bl.branch(begin)
             bl.position_at_end(begin)
             sums = []
@@ -69,7 +53,7 @@ def reaching(vectors):
 
             def step(i, sums):
                 at_a, at_b = bl.mul(i, a_step), e.at(bl, pb, bl.mul(i, b_step))
-                row = [_masked_load(bl, e.at(bl, at_b, 64 * v), inside[v]) for v in range(vectors)]
+                row = [masked_load(bl, e.at(bl, at_b, 64 * v), inside[v]) for v in range(vectors)]
                 out = []
                 for r in range(MT):
                     x = e.splat(bl, e.load(bl, e.at(bl, sources[r], at_a), e.F32, 4))
@@ -77,7 +61,7 @@ def reaching(vectors):
                 return out
 
             for value, place, mask in zip(e.loop(bl, e.i64(0), steps, sums, step), places, masks, strict=True):
-                _masked_store(bl, value, place, mask)
+                masked_store(bl, value, place, mask)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 11), codegen

@@ -1,0 +1,72 @@
+"""From the last hidden states to losses and gradients, some rows at a time: all logits at once would be the largest
+tensor of a step (a vocabulary wide), so each stretch of rows has its losses and gradients before the next has logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graph.autodiff import backward
+from graph.checkpoint import choose, layers_of, recompute
+from graph.ops.elementwise import add, mul, sum_to
+from graph.ops.loss import cross_entropy
+from graph.ops.pointwise import argmax
+from graph.ops.shape import after, slice_rows
+from graph.tensor import Tensor, feed
+from models.batch import Sequences
+from models.model import Model
+
+LOGITS_NBYTES = 24 << 20  # at most, at a time
+
+
+def stretches(model: Model, n_rows: int) -> list[tuple[int, int]]:
+    """Bounds of equal stretches of rows; one, where rows have adapters of their own."""
+    low_rank = model.weights.low_rank
+    whole = low_rank is not None and low_rank.gates is not None
+    n = 1 if whole else -(-n_rows * model.hparams.n_vocab * 4 // LOGITS_NBYTES)
+    step = -(-n_rows // min(n, n_rows))
+    return [(a, min(n_rows, a + step)) for a in range(0, n_rows, step)]
+
+
+def evaluation(model: Model, sequences: Sequences) -> list[Tensor]:
+    """Losses and likeliest tokens, (rows,) each, of one stretch after the other. Feeds `targets`, (rows,) of i32."""
+    rows = sequences.tokens.shape[0]
+    x, targets = model.hidden(sequences, sequences), feed("targets", (rows,), "i32")
+    told = []
+    for start, stop in stretches(model, rows):
+        logits = model.head(slice_rows(x, start=start, stop=stop))
+        told += [cross_entropy(logits, slice_rows(targets, start=start, stop=stop)), argmax(logits)]
+    return told
+
+
+def gradients(
+    model: Model, sequences: Sequences, params: Sequence[Tensor], *, segment: int | None = 0
+) -> tuple[dict[Tensor, Tensor], list[Tensor]]:
+    """Gradients of Σ weight · loss, and what `evaluation` tells. Feeds `targets` and `weight`, (rows,).
+
+    `segment`: layers between two checkpoints; 0: as the formula has it; None: no checkpoints.
+    """
+    rows = sequences.tokens.shape[0]
+    x, targets, weight = model.hidden(sequences, sequences), feed("targets", (rows,), "i32"), feed("weight", (rows,))
+    told: list[Tensor] = []
+    total: dict[Tensor, Tensor] = {}
+    slopes: dict[Tensor, Tensor] = {}  # of each stretch's hidden states
+    largest = 0
+    for start, stop in stretches(model, rows):
+        part = slice_rows(x, start=start, stop=stop)
+        own = after(part, *slopes.values(), *told[-2:]) if told else part
+        logits = model.head(own)
+        losses = cross_entropy(logits, slice_rows(targets, start=start, stop=stop))
+        told += [losses, argmax(logits)]
+        loss = sum_to(mul(losses, slice_rows(weight, start=start, stop=stop)), shape=())
+        found = backward(loss, [own, *params], given=[own])
+        slope = found.pop(own)
+        for p, g in found.items():
+            total[p] = add(total[p], g) if p in total else g
+        slopes[part] = after(slope, *total.values()) if total else slope  # then these logits are done with
+        largest = logits.nbytes
+    for p, g in backward(slopes, params).items():
+        total[p] = add(total[p], g) if p in total else g
+    if segment is not None:
+        total = recompute(x, total, choose(x, total, layers_of(x), segment, beside=largest).checkpoints)
+    return {p: total[p] for p in params if p in total}, told
