@@ -28,6 +28,7 @@ class _State:
     source: Callable[[], Bytes] | None
     buffers: dict[int, Buffer] = field(default_factory=dict)
     initial: Bytes | None = None
+    loaded: Callable[[], None] | None = None
 
     def first_bytes(self) -> Bytes:
         if self.initial is None:
@@ -72,14 +73,18 @@ class Session:
         source: Callable[[], Bytes] | None = None,
         *,
         constant: bool = False,
+        loaded: Callable[[], None] | None = None,
     ) -> Tensor:
-        """A named state. `source` gives its first bytes (GGUF layout for constants); without one it is zero."""
+        """A named state. `source` gives its first bytes (GGUF layout for constants); without one it is zero.
+
+        `loaded` is called when a backend has a constant's bytes in memory of its own.
+        """
         if name in self._states:
             raise ValueError(f"state {name!r} is defined twice")
         if constant and source is None:
             raise ValueError(f"constant {name!r} has no data")
         t = state(name, shape, dtype, constant=constant)
-        self._states[name] = _State(t, source)
+        self._states[name] = _State(t, source, loaded=loaded)
         return t
 
     def forget(self, names: Iterable[str]) -> None:
@@ -108,6 +113,8 @@ class Session:
             backend = self.backends[b]
             if held.source is not None and t.attrs["constant"]:
                 held.buffers[b] = backend.load(t, held.source())
+                if held.loaded is not None:
+                    held.loaded()
             else:
                 held.buffers[b] = backend.alloc(t.nbytes)
                 if held.source is not None or held.initial is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -179,7 +180,7 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
 
 
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:
-    """One part of a file as a constant state, named like the part or otherwise."""
+    """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process."""
     info = gguf.tensors[part.source]
     row_nbytes = info.nbytes // info.shape[0]
 
@@ -189,7 +190,8 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
         return raw if len(part.shape) == 2 else vector(raw, info.dtype).view(np.uint8)
 
     dtype = info.dtype if len(part.shape) == 2 else "f32"
-    return session.define(state or name, part.shape, dtype, source, constant=True)
+    loaded = partial(gguf.release, info.name)
+    return session.define(state or name, part.shape, dtype, source, constant=True, loaded=loaded)
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:

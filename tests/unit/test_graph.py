@@ -266,6 +266,22 @@ def test_wrong_definitions_are_named(session: Session) -> None:
         Session([])
 
 
+def test_who_gave_a_constant_hears_when_it_is_loaded() -> None:
+    loaded: list[str] = []
+    session = Session([NumpyBackend()])
+
+    def define(name: str) -> Tensor:
+        zeros = lambda: np.zeros(8, np.uint8)
+        return session.define(name, (2,), source=zeros, constant=True, loaded=lambda: loaded.append(name))
+
+    weights = [define(name) for name in ("a", "b", "unused")]
+    for _ in range(2):
+        session.plan(lambda: [add(feed("x", (2,)), weights[0]), mul(feed("x2", (2,)), weights[1])]).run(
+            {"x": np.zeros(2, np.float32), "x2": np.zeros(2, np.float32)}
+        )
+    assert sorted(loaded) == ["a", "b"]
+
+
 def test_wrong_writes_are_named(session: Session) -> None:
     session.define("kv", (3, 2))
     w = session.define("w", (2,), source=lambda: np.zeros(8, np.uint8), constant=True)
