@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, and do not skip, where OpenCL or Vulkan is not installed (as continuous integration does)",
     )
+    parser.addoption(
+        "--require-browser",
+        action="store_true",
+        help="fail, and do not skip, where Chromium is not installed (as continuous integration does)",
+    )
 
 
 @pytest.fixture(scope="session")

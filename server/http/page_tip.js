@@ -17,7 +17,7 @@ export function tokens(text, probabilities) {
   });
 }
 
-const shown = entry => JSON.stringify(entry.token || `bytes ${entry.bytes}`).slice(1, -1);
+const shown = entry => JSON.stringify(entry.token || `bytes ${entry.bytes}`).slice(1, -1).replaceAll(" ", "␣");
 
 function row(entry, taken) {
   const share = Math.exp(entry.logprob);

@@ -12,7 +12,6 @@ import pytest
 
 from tests.e2e.browser import Tab, executable, tab
 
-pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian's package: chromium)")
 KEY = "tür-key"
 CHOSEN = "document.querySelector('.token.chosen')"
 
@@ -24,9 +23,12 @@ def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-async def page(server: Any, tmp_path: Path) -> AsyncIterator[Tab]:
+async def page(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Tab]:
     program = executable()
-    assert program
+    if program is None:
+        told = "no Chromium is installed (scripts/install --browser)"
+        pytest.fail(told) if request.config.getoption("--require-browser") else pytest.skip(told)
+    server = request.getfixturevalue("server")
     async with tab(program, tmp_path) as made:
         await made.open(server.url + "/")
         await made.run("globalThis.$ = id => document.getElementById(id); 0")
@@ -57,6 +59,7 @@ async def test_completion_with_probabilities(page: Tab) -> None:
     await page.run("document.querySelectorAll('.token')[2].id = 'third'")
     await page.point("#third")
     assert await page.run("[$('tip').hidden, $('tip').querySelectorAll('tr').length >= 5]") == [False, True]
+    assert all(await page.run("[...$('tip').querySelectorAll('td:first-child')].map(td => td.innerText.trim())"))
     shares = await page.run("[...$('tip').querySelectorAll('meter')].map(m => m.value)")
     assert shares[:5] == sorted(shares[:5], reverse=True)
     assert 0 < sum(shares[:5]) <= 1.0001
