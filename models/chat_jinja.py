@@ -13,11 +13,13 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from models import chat_limits
+from models.chat_limits import MAX_CHARS, TooLarge
 
 MAX_SECONDS = 5.0
-MAX_CHARS = 64 * 1024 * 1024
-_MAX_EXPONENT = 1000
-_TICK = "logitless_tick"
+_TICK, _CONCAT = "logitless_tick", "logitless_concatenated"
 
 
 class ChatTemplateError(ValueError):
@@ -50,6 +52,8 @@ class Renderer:
                 chunks.append(chunk)
         except ChatTemplateError:
             raise
+        except TooLarge as error:
+            raise ChatTemplateError(f"the chat template {error}") from None
         except RecursionError:
             raise ChatTemplateError("the chat template recurses too deeply") from None
         except Exception as error:  # whatever an expression of the template may raise
@@ -60,7 +64,7 @@ class Renderer:
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, in which loops count and texts have a limit."""
 
-    intercepted_binops = frozenset(["+", "*", "**"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -69,30 +73,33 @@ class _Environment(ImmutableSandboxedEnvironment):
         ):  # a loop need not write anything, so each round must look at the clock
             tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(tick, lineno=loop.lineno).set_lineno(loop.lineno))
+        _Concatenations().visit(template)
         template.set_environment(self)
         return template
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        size = 0
-        if operator == "+":
-            size = _length(left) + _length(right)
-        elif operator == "*":
-            size = (
-                _length(left) * right
-                if isinstance(right, int)
-                else _length(right) * left
-                if isinstance(left, int)
-                else 0
-            )
-        elif operator == "**" and (abs(right) > _MAX_EXPONENT or abs(left) > 2**64):
-            raise ChatTemplateError("the chat template computes a number that is too large")
-        if size > MAX_CHARS:
-            raise ChatTemplateError(f"the chat template makes a value longer than {MAX_CHARS}")
+        chat_limits.operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        text = getattr(value, "__self__", None)
+        if isinstance(text, str) and getattr(value, "__name__", "") in ("format", "format_map"):
+            chat_limits.method(text, "format", ())
+        return super().wrap_str_format(value)
 
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 0
+    def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        text = getattr(obj, "__self__", None)
+        if isinstance(text, str):
+            chat_limits.method(text, obj.__name__, args)
+        return super().call(context, obj, *args, **kwargs)
+
+
+class _Concatenations(NodeTransformer):
+    """Makes a ~ b a call, which can have a limit."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Call(nodes.Name(_CONCAT, "load"), node.nodes, [], None, None, lineno=node.lineno)
 
 
 def _ticker() -> Callable[[], None]:
@@ -135,7 +142,10 @@ def _strftime_now(format: str) -> str:
 
 def _environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+    environment.filters = chat_limits.filters(environment.filters)
     environment.filters["tojson"] = _to_json
+    del environment.globals["lipsum"]
+    environment.globals[_CONCAT] = chat_limits.concatenated
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

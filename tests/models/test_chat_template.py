@@ -288,6 +288,12 @@ def test_reasoning_that_is_kept_shows() -> None:
         ("{{ {'é<': ['&', none, true]} | tojson }}", '{"é<": ["&", null, true]}'),
         ("{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": 2\n}'),
         ("{{ '<b>' }}{{ missing }}", "<b>"),
+        ("{{ 'a' ~ 1 ~ none ~ ('b' ~ 'c') }}{{ ['a', 1] | join('-') }}", "a1Nonebca-1"),
+        ("{{ 'a\nb' | indent }}{{ 'aa' | replace('a', 'b') }}{{ '%s-%d' | format('x', 3) }}", "a\n    bbbx-3"),
+        (
+            "{{ '%05.1f' % 2 }}{{ '{:>3}'.format(1) }}{{ 'a'.center(3) }}{{ ['x'] | map('upper') | join }}",
+            "002.0  1 a X",
+        ),
         ("{{ 'ab' * 2 + 'c' }}{{ 2 ** 3 }}{{ [1] + [2] }}", "ababc8[1, 2]"),
         ("{% macro f(x) %}{% for y in x %}{{ y }}{% endfor %}{% endmacro %}{{ f('ab') }}", "ab"),
         ("{{ enable_thinking }}{{ add_generation_prompt }}{{ tools is defined }}", "TrueTrueFalse"),
@@ -311,6 +317,18 @@ def test_language(source: str, text: str) -> None:
         ("{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "the chat template writes more than"),
         ("{{ ('x' * 99999) * 99999 }}", "the chat template makes a value longer than"),
         ("{{ 99999 * ('x' * 99999) }}", "the chat template makes a value longer than"),
+        ("{{ 'x'.center(10**9) }}", "the chat template makes a field wider than"),
+        ("{{ '%200000000d' % 1 }}", "the chat template makes a field wider than"),
+        ("{{ '%*d' % (10**9, 1) }}", "the chat template makes a field wider than"),
+        ("{{ '%200000000d' | format(1) }}", "the chat template makes a field wider than"),
+        ("{{ '{:>200000000}'.format(1) }}", "the chat template makes a field wider than"),
+        ("{{ '\t'.expandtabs(10**9) }}", "the chat template makes a field wider than"),
+        ("{{ ('a\n' * 1000) | indent(10**6) }}", "the chat template makes a value longer than"),
+        ("{{ ('a' * 10**6).replace('a', 'b' * 1000) }}", "the chat template makes a value longer than"),
+        ("{{ ('a' * 10**6) | replace('a', 'b' * 1000) }}", "the chat template makes a value longer than"),
+        ("{{ (['x' * 10**6] * 1000) | join }}", "the chat template makes a value longer than"),
+        ("{{ (['x' * 10**6] * 1000) | map('string') | join(',') }}", "the chat template makes a value longer than"),
+        ("{{ ''.join(['x' * 10**6] * 1000) }}", "the chat template makes a value longer than"),
         ("{{ 9 ** 9999999 }}", "the chat template computes a number that is too large"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template recurses too deeply"),
     ],
@@ -320,6 +338,13 @@ def test_failures_are_one_line(source: str, message: str) -> None:
         template(source).render([USER])
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_texts_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.chat_limits.MAX_CHARS", 1000)
+    doubled = "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="makes a value longer than 1000"):
+        template(doubled).render([USER])
 
 
 def test_loops_that_write_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None:
