@@ -156,6 +156,42 @@ def test_drafts_change_nothing(server: Any) -> None:
         assert drafted["timings"]["draft_n_accepted"] > 0  # how many depends on which masks came in time
 
 
+def test_what_begins_a_lazy_grammar(server: Any) -> None:
+    """Free until the trigger, and from it on only what the grammar allows; without one, free to the end."""
+    body = {"prompt": PROMPT, "n_predict": 60, "seed": 5, "return_tokens": True}
+    free = server.post("/completion", body)
+    text, tokens = free["content"], free["tokens"]
+    word = text[12:15]
+    at = text.index(word)
+    pieces = [d["piece"] for d in server.post("/tokenize", {"content": text, "with_pieces": True})["tokens"]]
+    assert len(pieces) > 10
+    bound = {"grammar": f"root ::= {json.dumps(word)} [0-9]{{6}}", "grammar_lazy": True}
+    for trigger in (
+        {"type": "word", "value": word},
+        {"type": 1, "value": word},
+        {"type": "pattern", "value": re.escape(word)},
+        {"type": "pattern", "value": f"[^\x01]*?({re.escape(word)})"},
+        {"type": 3, "value": f"(?s:.*?)({re.escape(word)})(?s:.*)"},
+    ):
+        told = server.post("/completion", {**body, **bound, "grammar_triggers": [trigger]})
+        assert told["content"][: at + len(word)] == text[: at + len(word)], trigger
+        assert re.fullmatch(r"\d{6}", told["content"][at + len(word) :]), (trigger, told["content"])
+        assert told["generation_settings"]["grammar_lazy"] is True
+        assert told["generation_settings"]["grammar_triggers"] == [trigger]
+    token = tokens[8]
+    first = tokens.index(token)
+    bound["grammar"] = f"root ::= {json.dumps(piece_of(server, token))} [0-9]{{6}}"
+    told = server.post("/completion", {**body, **bound, "grammar_triggers": [{"type": "token", "token": token}]})
+    assert told["tokens"][: first + 1] == tokens[: first + 1]
+    assert re.search(r"\d{6}$", told["content"])
+    never = {"grammar_triggers": [{"type": "word", "value": "\x01\x02"}], "preserved_tokens": ["<s>", "no token"]}
+    assert server.post("/completion", {**body, **bound, **never})["content"] == text
+
+
+def piece_of(server: Any, token: int) -> str:
+    return server.post("/detokenize", {"tokens": [token]})["content"]
+
+
 def test_flags_give_a_default(serve: Any, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"enum": ["x", "y"]}')
     server = serve(None, "-c", "256", "-np", "1", "-jf", str(tmp_path / "schema.json"))

@@ -7,14 +7,14 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from tests.e2e.test_fuzz import Client
 
 SECRET = "sk-tower-of-babel"
-WRITTEN = "slots"
+WRITTEN, DATA = "slots", "data"
 
 
 class Guarded:
@@ -34,8 +34,21 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("secure")
-    (folder / WRITTEN).mkdir()
-    flags = ("-c", "128", "-np", "2", "--api-key", f"{SECRET},another", "--metrics", "--props", "-v")
+    for name in (WRITTEN, DATA):
+        (folder / name).mkdir()
+    flags = (
+        "--data-dir",
+        str(folder / DATA),
+        "-c",
+        "128",
+        "-np",
+        "2",
+        "--api-key",
+        f"{SECRET},another",
+        "--metrics",
+        "--props",
+        "-v",
+    )
     made = Guarded(serve_module(None, *flags, "--slot-save-path", str(folder / WRITTEN)), folder)
     yield made
     made.client.connection.close()
@@ -98,7 +111,29 @@ def test_slot_files_stay_in_their_folder(guarded: Guarded, name: Any) -> None:
     for action in ("save", "restore"):
         status, text = guarded.ask("POST", f"/slots/0?action={action}", {"filename": name})
         assert status in (400, 404) or (status == 200 and name == "..\u2215out"), text
-    assert sorted(p.name for p in guarded.folder.iterdir()) == [WRITTEN]
+    assert sorted(p.name for p in guarded.folder.iterdir()) == [DATA, WRITTEN]
+
+
+@pytest.mark.parametrize("name", ["../../out.jsonl", "/tmp/out.jsonl", "..\\out", "a\0b", "x" * 5000, "%2e%2e%2fout"])
+def test_uploads_and_names_stay_in_their_folder(guarded: Guarded, name: str) -> None:
+    """A file is kept under an id of the server's own; what the client calls it is only shown."""
+    part = b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+    named = b'; filename="%s"' % name.encode()
+    body = part % (b"purpose", b"", b"fine-tune") + part % (b"file", named, b'{"text": "a b c"}') + b"--b--\r\n"
+    headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "multipart/form-data; boundary=b"}
+    status, text = guarded.client.ask("POST", "/v1/files", body, **headers)
+    assert status in (200, 400), text
+    assert sorted(p.name for p in guarded.folder.iterdir()) == [DATA, WRITTEN]
+    assert all(p.name.startswith("file-") for p in (guarded.folder / DATA / "files").iterdir())
+    escaped = quote(name, safe="")
+    for path in (f"/v1/files/{escaped}", f"/v1/files/{escaped}/content", f"/v1/models/{escaped}"):
+        status, text = guarded.ask("GET", path)
+        assert status in (400, 404), text
+    assert guarded.ask("DELETE", f"/v1/files/{escaped}")[0] in (400, 404)
+    status, text = guarded.ask("POST", "/completion", {"prompt": "a", "n_predict": 1, "model": name})
+    assert status in (200, 400, 404)  # the model that is loaded answers, whatever it is called
+    status, text = guarded.ask("POST", "/v1/fine_tuning/jobs", {"model": name, "training_file": name})
+    assert status == 400, text
 
 
 def test_requests_have_limits(guarded: Guarded) -> None:

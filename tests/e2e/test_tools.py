@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import openai
 import pytest
+
+from models.gguf_file import GGUFFile
 
 TEMPLATE = """\
 {%- if tools %}<tool_call>{{ tools | length }}{% endif %}
@@ -127,6 +130,34 @@ def test_auto_leaves_the_text_alone(client: openai.OpenAI) -> None:
     prompt = "<tool_call>1Once upon a time"  # as the template writes it
     plain = client.completions.create(model="m", prompt=prompt, max_tokens=24, temperature=0)
     assert reply.choices[0].message.content == plain.choices[0].text
+
+
+def test_auto_is_held_to_the_schema_once_a_call_begins(serve: Any, shared_data: Path, tmp_path: Path) -> None:
+    """A model that has tokens for <tool_call>, and begins with them: from there on the lazy grammar chooses."""
+    source = shared_data / "models" / "stories260K.gguf"
+    with GGUFFile.open(source) as gguf:
+        names = [bytes(name) for name in gguf.metadata["tokenizer.ggml.tokens"]]
+    raw, ids = source.read_bytes(), []
+    for part in (b"<tool_", b"call>"):
+        size = struct.pack("<Q", len(part))
+        id = next(i for i, name in enumerate(names) if len(name) == len(part) and name[:1] != b"<")
+        assert raw.count(size + names[id]) == 1
+        raw = raw.replace(size + names[id], size + part)
+        ids.append(id)
+    model = tmp_path / "calls.gguf"
+    model.write_bytes(raw)
+    server = serve(model, "--ctx-size", "1024", "--chat-template", TEMPLATE)
+    body = {"messages": ASK, "max_tokens": 300, "temperature": 1.5, "presence_penalty": 40}
+    body["logit_bias"] = {str(ids[0]): 100, str(ids[1]): 80}  # the first, and after that the second
+    for seed in range(4):
+        asked = {**body, "seed": seed, "tools": [TOOL, NOW], "tool_choice": "auto"}
+        (choice,) = server.post("/v1/chat/completions", asked)["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = choice["message"]["tool_calls"]
+        assert fits(call["function"]["arguments"]) if call["function"]["name"] == "add" else True
+        assert choice["message"]["content"] is None
+    free = server.post("/v1/chat/completions", {**body, "seed": 0, "tools": [TOOL], "tool_choice": "none"})
+    assert free["choices"][0]["message"]["content"].startswith("<tool_call><tool_<tool_")  # nothing holds it here
 
 
 def test_a_schema_that_is_none(client: openai.OpenAI) -> None:

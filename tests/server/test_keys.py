@@ -34,6 +34,23 @@ def test_keys_are_given_in_lists_and_again():
             keys_of(*argv, **environ)
 
 
+def test_every_key_is_compared_whole_whatever_is_given(monkeypatch: pytest.MonkeyPatch):
+    """Time tells nothing: digests of one length, and all of them, also when the first is right."""
+    compared: list[tuple[int, int]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((len(a), len(b)))
+        return a == b
+
+    monkeypatch.setattr("server.keys.hmac.compare_digest", compare)
+    keys = Keys(["first", "s", "third"])
+    for given, opens in (("first", True), ("third", True), ("", False), ("x" * 10_000, False), ("é", False)):
+        compared.clear()
+        assert keys.match(given) == opens
+        assert len(compared) == 3
+        assert len(set(compared)) == 1
+
+
 def test_a_file_of_keys(tmp_path: Path):
     path = tmp_path / "keys"
     path.write_bytes("\ufeff# ours\r\n\r\n  one \r\n#two\r\nzw#ö,lf\r\n".encode())
