@@ -20,7 +20,8 @@ from backends.errors import DeviceLost
 from graph.backend import Backend
 from graph.conformance import OK, Problem, problems, register_all, run
 from graph.op import OPS
-from graph.tensor import ALIASES, Tensor
+from graph.partition import partition
+from graph.tensor import ALIASES, Tensor, toposort
 
 log = logging.getLogger("logitless.devices")
 SECONDS = 2.0
@@ -50,8 +51,12 @@ def examine(backend: Backend, nodes: Iterable[Tensor], seconds: float = SECONDS)
     return wrong
 
 
-def examine_all(backends: Sequence[Backend], nodes: Sequence[Tensor]) -> dict[str, str]:
-    """The same for every device but the last, which is complete; what is wrong is told in the log, too."""
+def examine_all(backends: Sequence[Backend], fetches: Sequence[Tensor]) -> dict[str, str]:
+    """The same for every device but the last, which is complete; what is wrong is told in the log, too.
+
+    Tried are the ops of the graph as it stands, and those that devices put in their places.
+    """
+    nodes = [*toposort(fetches), *partition(fetches, backends, {}).order]
     found: dict[str, str] = {}
     for backend in backends[:-1]:
         for op, why in examine(backend, nodes).items():

@@ -60,6 +60,9 @@ class Backend(Protocol):
     def rewrite(self, t: Tensor) -> Tensor:
         """What this backend runs in the node's place; its sources are rewritten already. Usually t itself."""
 
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        """The same values from fewer nodes: of those that are `mine` to run, some may become one. Usually as given."""
+
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
         """Zeroed memory; `feeds`: the host writes it before every run. MemoryError when there is not enough."""
 

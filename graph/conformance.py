@@ -242,6 +242,9 @@ class Guarded:
     def rewrite(self, t: Tensor) -> Tensor:
         return self.inner.rewrite(t)
 
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        return self.inner.fuse(fetches, mine)
+
     def constant_nbytes(self, t: Tensor) -> int:
         return self.inner.constant_nbytes(t)
 

@@ -3,7 +3,7 @@
 Backends are in order of preference and the last one must be complete: a node runs on the first that supports it.
 Nodes that touch the same mutable state (a KV cache) run on the first backend that supports all of them, so that a
 state never moves. The user's nodes are left as they are: where a source comes from another backend, or a backend
-rewrites a node, new nodes take their place, so a second plan or run sees what the first one saw.
+rewrites or fuses nodes, new ones take their place, so a second plan or run sees what the first one saw.
 """
 
 from __future__ import annotations
@@ -114,7 +114,14 @@ def partition(
         variants[id(t), b] = node
 
     placed = tuple(f if id(f) in everywhere else variants[id(f), produced[id(f)]] for f in fetches)
-    final = toposort(placed)
+    alive = [toposort(placed)]  # what is replaced, so that ids stay theirs
+    for b, backend in enumerate(backends):
+        placed = tuple(backend.fuse(placed, lambda t, b=b: where.get(id(t)) == b))  # type: ignore[misc]
+        alive.append(toposort(placed))
+        for t in alive[-1]:
+            if not t.is_leaf:
+                where.setdefault(id(t), b)
+    final = alive[-1]
     return Placement(placed, tuple(final), {id(t): where[id(t)] for t in final if not t.is_leaf}, home)
 
 

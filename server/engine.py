@@ -25,7 +25,7 @@ from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
 from graph.partition import Placement, partition
 from graph.session import DeviceBytes, Session
-from graph.tensor import Tensor, feed, toposort
+from graph.tensor import Tensor, feed
 from models.adapter_bank import AdapterBank
 from models.batch import KV_TYPES, Batch, PagedMemory
 from models.fingerprint import fingerprint
@@ -183,7 +183,7 @@ class Engine:
         """Test the devices on the ops of a graph; what one computes wrongly runs on the next."""
         from backends import trust
 
-        self.rerouted = trust.examine_all(self.session.backends, toposort(wanted))
+        self.rerouted = trust.examine_all(self.session.backends, wanted)
 
     def _fall_back(self, error: DeviceLost) -> None:
         """Go on without the device that was lost; what was in its memory is gone."""

@@ -69,6 +69,9 @@ class CPUBackend:
         rule = REWRITES.get(t.op)
         return rule(t) if rule else t
 
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        return fetches
+
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         return Memory(aligned(nbytes))
 

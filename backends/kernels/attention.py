@@ -253,6 +253,31 @@ for _name in ("store_k", "store_v"):
     for _dtype in CACHE_TYPES:
         _store(_name, _dtype)
         _load(_name.replace("store", "load"), _dtype)
+for _dtype, _put in (("f32", "C[AT] = (v)"), ("f16", "STORE16(C, AT, TO_F16(v))")):
+    # `rope` of a pair of a head's elements, and where they go: 16 cells apart by element.
+    Kernel(
+        f"store_k_rope_{_dtype}",
+        [Arg("C", ELEMENT[_dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32"), Arg("A", "f32")],
+        ["uint n", "uint n_heads", "uint size", "uint page", "uint half_n", "uint interleaved", "float direction"],
+        f"""
+  uint per_row = size / 2u + size % 2u;
+  FOR_EACH(i, n) {{{WHERE}
+    uint p = i % per_row, from = row * size;
+    if (p < half_n) {{
+      uint first = interleaved != 0u ? 2u * p : p, second = first + (interleaved != 0u ? 1u : half_n);
+      float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
+      float a = X[from + first], b = X[from + second];
+      PUT(first, a * c - b * s);
+      PUT(second, a * s + b * c);
+    }} else {{
+      PUT(2u * p, X[from + 2u * p]);
+      if (2u * p + 1u < size) PUT(2u * p + 1u, X[from + 2u * p + 1u]);
+    }}
+  }}""",
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+        functions=f"#define PUT(d, v) {_put.replace('AT', 'at + (d) * 16u + cell')}\n",
+    )
 # Pairs are copied in order; a thread has the same words of all of them.
 Kernel(
     "copy_pages",
@@ -281,6 +306,19 @@ def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 lower("store_k")(_store_rule)
 lower("store_v")(_store_rule)
+
+
+@lower("store_k_rope")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    cache, x, cells, angles = t.src
+    if cache.dtype not in ("f32", "f16"):
+        return None
+    tokens, heads, size = x.shape
+    n = tokens * heads * (size // 2 + size % 2)
+    turn = (angles.shape[2], int(t.attrs["interleaved"]), bits(t.attrs.get("sign", 1.0)))
+    words = (n, heads, size, page_elements(cache.dtype, size), *turn)
+    bufs = (cache, x, cells, angles)
+    return [dispatch(f"store_k_rope_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
 
 
 def _load_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:

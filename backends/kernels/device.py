@@ -21,11 +21,22 @@ import backends.kernels.rows
 import backends.kernels.select  # noqa: F401  (they register their kernels and rules)
 from backends.kernels import layout
 from backends.kernels.dialect import Shape
+from backends.kernels.fuse import fuse
 from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
 from graph.backend import Bytes
 from graph.tensor import ALIASES, Tensor
 
-READS_PACKED = {"linear": 1, "matmul": 1, "get_rows": 0, "cast": 0}  # which source may be a constant matrix
+__all__ = ["constant_nbytes", "dispatches", "fuse", "lower_all", "pack", "rewrite", "supports"]
+
+READS_PACKED = {  # which sources may be a constant matrix
+    "linear": (1,),
+    "linear_add": (1,),
+    "linear_glu": (1, 2),
+    "linear_parts": range(1, 4),
+    "matmul": (1,),
+    "get_rows": (0,),
+    "cast": (0,),
+}
 
 
 def supports(t: Tensor, shape: Shape) -> bool:
@@ -42,8 +53,8 @@ def rewrite(t: Tensor) -> Tensor:
 def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     """What a node runs, in order; None when there is no kernel for it."""
     rule = LOWERINGS.get(t.op)
-    readable = READS_PACKED.get(t.op)
-    if rule is None or any(is_packed(s) and not (i == readable and layout.packs(s)) for i, s in enumerate(t.src)):
+    readable = READS_PACKED.get(t.op, ())
+    if rule is None or any(is_packed(s) and not (i in readable and layout.packs(s)) for i, s in enumerate(t.src)):
         return None
     return rule(t, shape)
 

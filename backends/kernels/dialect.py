@@ -13,8 +13,8 @@ Access = Literal["r", "w", "rw"]
 PUSH_CONSTANT_BYTES = 128  # what every Vulkan device has
 LANES = 16
 CL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
-GL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}
-GL_SIZES = {"f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
+GL_TYPES = {"u64": "uint64_t", "f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}
+GL_SIZES = {"u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
 KERNELS: dict[str, Kernel] = {}
 
 
@@ -33,11 +33,15 @@ SOFT = Shape("soft")
 
 @dataclass(frozen=True)
 class Arg:
-    """A buffer of a kernel: name in capitals, element type, and whether it is read, written or both."""
+    """A buffer of a kernel: name in capitals, element type, and whether it is read, written or both.
+
+    `of`: so many buffers, one after the other, of which the body takes one: after `CHOOSE(i)` the name means buffer i.
+    """
 
     name: str
     dtype: str
     access: Access = "r"
+    of: int = 1
 
 
 class Kernel:
@@ -60,7 +64,10 @@ class Kernel:
         local: Sequence[tuple[str, str, str]] = (),
         functions: str = "",
     ) -> None:
-        self.name, self.args, self.body, self.functions, self.local = name, tuple(args), body, functions, tuple(local)
+        self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
+        self.choices = tuple(a for a in args if a.of > 1)
+        # One a buffer: those to choose from are numbered.
+        self.args = tuple(b for a in args for b in ([a] if a.of == 1 else _numbered(a)))
         self.words = [(w.split()[0], w.split()[1]) for w in words]
         self._variants = {
             "simt": [_sorted(v) for v in simt],
@@ -87,6 +94,20 @@ class Kernel:
         return dict(defines)["WG"]
 
 
+def _numbered(a: Arg) -> list[Arg]:
+    return [Arg(f"{a.name}{i}", a.dtype, a.access) for i in range(a.of)]
+
+
+def _choose(kernel: Kernel, end: str) -> str:
+    """The macro `CHOOSE(i)`; `end` is what the name of a buffer's variable ends with."""
+    if not kernel.choices:
+        return ""
+    n = min(a.of for a in kernel.choices)
+    takes = [" ".join(f"{a.name}{end} = {a.name}{i}{end};" for a in kernel.choices) for i in range(n)]
+    tests = "".join(f"if ((i) == {i}u) {{ {text} }} else " for i, text in enumerate(takes[:-1]))
+    return f"#define CHOOSE(i) {{ {tests}{{ {takes[-1]} }} }}\n"
+
+
 def _sorted(variant: Mapping[str, int]) -> Defines:
     return tuple(sorted(variant.items()))
 
@@ -104,10 +125,13 @@ def render_opencl(kernel: Kernel, defines: Defines, shape: Shape) -> str:
         byte = "const uchar" if a.access == "r" else "uchar"
         views.append(f"  __global {kind}* {a.name} = (__global {kind}*)((__global {byte}*){a.name}_ + {a.name}_at);\n")
     params += [f"const {kind} {name}" for kind, name in kernel.words]
+    views += [
+        f"  __global {'const ' if a.access == 'r' else ''}{CL_TYPES[a.dtype]}* {a.name};\n" for a in kernel.choices
+    ]
     local = "".join(f"  __local {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
     lanes = prelude.CL_CPU if shape.name == "cpu" else prelude.CL_SIMT
     return (
-        f"{_constants(defines)}{prelude.CL}{lanes}{prelude.COMMON}{kernel.functions}\n"
+        f"{_constants(defines)}{prelude.CL}{lanes}{prelude.COMMON}{kernel.functions}{_choose(kernel, '')}\n"
         f"__attribute__((reqd_work_group_size(WG, 1, 1)))\n"
         f"__kernel void {kernel.name}({', '.join(params)}) {{\n{local}{''.join(views)}{kernel.body}\n}}\n"
     )
@@ -126,9 +150,10 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
         members.append(f"B_{a.dtype}_{a.access} {a.name}_;")
         names.append(f"#define {a.name} {a.name}_.v\n")
     members += [f"{kind} {name};" for kind, name in kernel.words]
+    chosen = "".join(f"B_{a.dtype}_{a.access} {a.name}_;\n#define {a.name} {a.name}_.v\n" for a in kernel.choices)
     local = "".join(f"shared {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
     return (
         f"#version 460\n{prelude.GL_EXTENSIONS}{_constants(defines)}layout(local_size_x = WG) in;\n{''.join(blocks)}"
-        f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{''.join(names)}{local}"
-        f"{prelude.GL}{prelude.COMMON}{kernel.functions}\nvoid main() {{\n{kernel.body}\n}}\n"
+        f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{''.join(names)}{chosen}{local}"
+        f"{prelude.GL}{prelude.COMMON}{kernel.functions}{_choose(kernel, '_')}\nvoid main() {{\n{kernel.body}\n}}\n"
     )

@@ -11,18 +11,16 @@ WG = 128
 SIMT_VARIANT, CPU_VARIANT = {"WG": WG}, {"WG": 1}
 FUNCTIONS = """
 FN float sigmoid(float x) { return 1.0f / (1.0f + EXP(-x)); }
-FN float silu(float x) { return x * sigmoid(x); }
 FN float silu_back(float g, float x) { float s = sigmoid(x); return g * s * (1.0f + x * (1.0f - s)); }
 FN float gelu_tanh(float x) { return TANH(0.7978845608f * (x + 0.044715f * x * x * x)); }
-FN float gelu(float x) { return 0.5f * x * (1.0f + gelu_tanh(x)); }
 FN float gelu_back(float g, float x) {
   float t = gelu_tanh(x);
   return g * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 0.134145f * x * x));
 }
 """
 UNARY = {
-    "silu": "silu(x)",
-    "gelu": "gelu(x)",
+    "silu": "SILU(x)",
+    "gelu": "GELU(x)",
     "scale": "x * p",
     "softcap": "p * TANH(x / p)",
     "sqrt": "sqrt(x)",
@@ -46,8 +44,8 @@ BINARY = {
     "gate": "b == 0.0f ? 0.0f : a * b",
     "silu_back": "silu_back(a, b)",
     "gelu_back": "gelu_back(a, b)",
-    "glu_silu": "silu(a) * b",
-    "glu_gelu": "gelu(a) * b",
+    "glu_silu": "SILU(a) * b",
+    "glu_gelu": "GELU(a) * b",
 }
 BROADCAST = ("add", "sub", "mul", "div")  # those that numpy's broadcasting in full is worth a kernel for
 PARAMETER = {"scale": "factor", "softcap": "cap"}

@@ -7,59 +7,64 @@ threads of one group (`SPLIT`), for many rows one after the other by one thread;
 
 from __future__ import annotations
 
-from backends.kernels import layout, weights
+from collections.abc import Sequence
+
+from backends.kernels import layout, product, weights
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
 from backends.kernels.gemm import gemm
-from backends.kernels.linear_soft import linear_soft
-from backends.kernels.lowering import Buffers, Dispatch, dispatch, is_packed, lower
+from backends.kernels.linear_soft import soft_product
+from backends.kernels.lowering import Dispatch, is_packed, lower
 from backends.kernels.matmul import rows_product
 from graph.tensor import Tensor
 
 CHUNKS = 16  # of K on SIMT devices
-SPLIT_VARIANTS = [{"WG": LANES * CHUNKS, "MT": mt, "SPLIT": CHUNKS, "CHUNKS": CHUNKS} for mt in (1, 4, 8)]
-SIMT_VARIANTS = [*SPLIT_VARIANTS, {"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS}]
-CPU_VARIANTS = [{"WG": 1, "MT": mt, "SPLIT": 1, "CHUNKS": 1} for mt in (1, 4)]
+SIMT_TILES = [{"WG": LANES * CHUNKS, "MT": mt, "SPLIT": CHUNKS, "CHUNKS": CHUNKS} for mt in (1, 4, 8)]
+SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
+CPU_TILES = [{"WG": 1, "MT": mt, "SPLIT": 1, "CHUNKS": 1} for mt in (1, 4)]
 
-FRAME = """
-  uint groups = (n_n + 15u) / 16u;
-  uint split = SUB % SPLIT;
-  uint group = GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT;
-  uint g = min(group, groups - 1u);
+FRAME = f"""
+  BEGIN
+  uint group = unit, g = min(group, groups - 1u), split = SUB % SPLIT;
   uint xr[MT];
+  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
+#if PAIR
+  LF kept[MT];
+  for (uint p = 0u; p < 2u; p++) {{
+  if (p == 1u) CHOOSE(1u)
+#endif
   PRECISE LF tot[MT];
-  UNROLL for (uint m = 0u; m < MT; m++) {
-    xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
-    tot[m] = LSPLAT(0.0f);
-  }
-  for (uint c = split; c < CHUNKS; c += SPLIT) {
+  UNROLL for (uint m = 0u; m < MT; m++) tot[m] = LSPLAT(0.0f);
+  for (uint c = split; c < CHUNKS; c += SPLIT) {{
     PRECISE LF acc[MT];
     UNROLL for (uint m = 0u; m < MT; m++) acc[m] = LSPLAT(0.0f);
-    for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {
+    for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {{
       BLOCK_STEP
-    }
+    }}
 #if SPLIT == 1
     UNROLL for (uint m = 0u; m < MT; m++) tot[m] = tot[m] + acc[m];
 #else
     UNROLL for (uint m = 0u; m < MT; m++) sums[m * WG + LID] = acc[m];
 #endif
-  }
+  }}
 #if SPLIT > 1
   BARRIER();
-  for (uint m = SUB; m < MT; m += SPLIT) {
+  if (SUB < MT) {{
+    uint m = SUB;
     PRECISE float total = 0.0f;
     for (uint s = 0u; s < SPLIT; s++) total = total + sums[m * WG + s * 16u + LANE];
-    uint row = GX * MT + m;
-    if (row < n_m && group * 16u + LANE < n_n) Y[row * n_n + group * 16u + LANE] = total;
-  }
+    {product.end("total", "kept[0]", "group")}
+  }}
+#if PAIR
+  BARRIER();
+#endif
 #else
-  if (group < groups) {
-    for (uint m = 0u; m < MT; m++) {
-      uint row = GX * MT + m;
-      if (row < n_m) { LSTN(Y, row * n_n + group * 16u, row * n_n + n_n, tot[m]); }
-    }
-  }
+  UNROLL for (uint m = 0u; m < MT; m++) {product.end("tot[m]", "kept[m]", "group")}
+#endif
+#if PAIR
+  }}
 #endif
 """
+UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
 
 
 def _float_step(dtype: str) -> str:
@@ -96,13 +101,16 @@ for _dtype in layout.PACKINGS:
     _floats = _dtype in weights.FLOATS
     Kernel(
         f"linear_{_dtype}",
-        [Arg("X", "f32"), *weights.args(_dtype), Arg("Y", "f32", "w")],
-        ["uint n_m", "uint n_n", "uint n_k"],
+        product.args(_dtype),
+        product.words(_dtype),
         f"  uint n_blocks = {'n_k' if _floats else 'n_k / 32u'};"
-        + FRAME.replace("BLOCK_STEP", _float_step(_dtype) if _floats else _block_step(_dtype)),
-        simt=SIMT_VARIANTS,
-        cpu=CPU_VARIANTS,
+        + FRAME.replace("BEGIN", product.begin(_dtype, UNIT)).replace(
+            "BLOCK_STEP", _float_step(_dtype) if _floats else _block_step(_dtype)
+        ),
+        simt=[tile | {"PAIR": pair, "R": 1} for tile in SIMT_TILES for pair in (0, 1)],
+        cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in (0, 1)],
         local=[("float", "sums", "(SPLIT > 1 ? MT * WG : 1)")],
+        functions=product.MACROS,
     )
     Kernel(
         f"get_rows_{_dtype}",
@@ -117,18 +125,31 @@ for _dtype in layout.PACKINGS:
 
 @lower("linear")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    x, w = t.src
-    if not is_packed(w):
-        return rows_product(t, shape)
+    return _product(t, shape, t.src[1:]) if is_packed(t.src[1]) else rows_product(t, shape)
+
+
+@lower("linear_parts")
+@lower("linear_glu")
+def _several(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    return _product(t, shape, t.src[1:])
+
+
+@lower("linear_add")
+def _added(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    return _product(t, shape, t.src[1:2])
+
+
+def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch] | None:
+    dtype = parts[0].dtype
+    if not all(is_packed(w) and w.dtype == dtype for w in parts) or len(parts) > product.n_parts(dtype):
+        return None
     if shape.name == "soft":
-        return linear_soft(t, shape)
-    (m, n), k = t.shape, w.shape[1]
+        return [soft_product(t, shape, parts)]
+    m = t.src[0].shape[0]
     mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
     split = 1 if shape.name == "cpu" or m > 16 else CHUNKS
-    per_group = 1 if shape.name == "cpu" or split > 1 else 64 // LANES
-    groups = (-(-m // mt), -(-n // (LANES * per_group)))
-    bufs: Buffers = (x, *weights.buffers(w), t)
-    return [dispatch(f"linear_{w.dtype}", shape, bufs, (m, n, k), groups, MT=mt, SPLIT=split)]
+    tile = product.Tile(mt, 1, 1 if shape.name == "cpu" or split > 1 else 64 // LANES)
+    return [product.launch(t, parts, shape, f"linear_{dtype}", tile, SPLIT=split)]
 
 
 @lower("matmul")

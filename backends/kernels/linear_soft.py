@@ -1,40 +1,94 @@
 """`linear` for Vulkan on a CPU (lavapipe), where every load of a lane is a gather and costs what ten additions do.
 
-A thread has R rows of 16 outputs, so that an activation that was loaded serves all of them, and eight lanes load eight
-activations at once and tell each other. Sums over k run from the first block to the last, for any number of rows.
+So a thread loads 64 bits at once, which are words of two rows: its lanes are vectors of two, and eight threads, a
+subgroup there, have the 16 rows of a group. It has R such groups, so that an activation that was loaded serves all of
+them; the eight load eight activations and tell each other. Sums over k run from the first block to the last, for any
+number of rows.
 """
 
 from __future__ import annotations
 
-from backends.kernels import layout, weights
-from backends.kernels.dialect import LANES, Arg, Kernel, Shape
-from backends.kernels.lowering import Buffers, Dispatch, dispatch
+from collections.abc import Sequence
+from dataclasses import replace
+
+from backends.kernels import layout, product, weights
+from backends.kernels.dialect import Arg, Kernel, Shape
+from backends.kernels.lowering import Dispatch
 from graph.tensor import Tensor
 
-WG = 16
-VARIANTS = [{"WG": WG, "MT": 1, "R": 4}, {"WG": WG, "MT": 4, "R": 2}]
+WG = 8
+TILES = [{"WG": WG, "MT": 1, "R": 4}, {"WG": WG, "MT": 4, "R": 2}]
+WIDER = {"u8": "u16", "u16": "u32", "u32": "u64", "f32": "u64"}
+MACROS = """
+#undef LANE
+#undef LF
+#undef LU
+#undef LSPLAT
+#undef LTOF
+#undef LTOI
+#undef ITOF
+#undef LU2F
+#undef LLD
+#undef LLD8
+#undef LLDS8
+#undef LLD16
+#undef LLDH
+#undef LSTN
+#undef LROW
+#undef LSILU
+#undef LGELU
+#define LANE (2u * LANE8)
+#define LF vec2
+#define LU uvec2
+#define LSPLAT(x) vec2(x)
+#define LTOF(x) vec2(x)
+#define LTOI(x) ivec2(x)
+#define ITOF(x) vec2(x)
+#define LU2F(x) uintBitsToFloat(x)
+#define LLD(b, i) unpackUint2x32(b[(i) / 2u + LANE8])
+#define LLD8(b, i) both_bytes(uint(b[(i) / 2u + LANE8]))
+#define LLDS8(b, i) ((ivec2(both_bytes(uint(b[(i) / 2u + LANE8]))) << 24) >> 24)
+#define LLD16(b, i) both_halves(b[(i) / 2u + LANE8])
+#define LLDH(b, i) unpackHalf2x16(b[(i) / 2u + LANE8])
+#define LSTN(b, i, n, v) { \\
+  if ((i) + LANE < (n)) b[(i) + LANE] = (v).x; if ((i) + LANE + 1u < (n)) b[(i) + LANE + 1u] = (v).y; }
+#define LROW(b, at, i, n) vec2(b[(at) + min((i) + LANE, (n) - 1u)], b[(at) + min((i) + LANE + 1u, (n) - 1u)])
+#define LSILU(v) vec2(SILU((v).x), SILU((v).y))
+#define LGELU(v) vec2(GELU((v).x), GELU((v).y))
+uvec2 both_bytes(uint x) { return uvec2(x & 255u, x >> 8u); }
+uvec2 both_halves(uint x) { return uvec2(x & 0xffffu, x >> 16u); }
+"""
 
 FRAME = """
-  uint groups = (n_n + 15u) / 16u;
-  uint first = (GY * (WG / 16u) + SUB) * R;
-  PRECISE float acc[MT * R];
+  BEGIN
+  uint first = unit * R;
   uint xr[MT];
   UNROLL for (uint m = 0u; m < MT; m++) xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
-  UNROLL for (uint i = 0u; i < MT * R; i++) acc[i] = 0.0f;
+#if PAIR
+  LF kept[MT * R];
+  for (uint p = 0u; p < 2u; p++) {
+  if (p == 1u) CHOOSE(1u)
+#endif
+  PRECISE LF acc[MT * R];
+  UNROLL for (uint i = 0u; i < MT * R; i++) acc[i] = LSPLAT(0.0f);
   BLOCKS
   UNROLL for (uint r = 0u; r < R; r++) UNROLL for (uint m = 0u; m < MT; m++) {
-    uint row = GX * MT + m, n = (first + r) * 16u + LANE;
-    if (row < n_m && n < n_n) Y[row * n_n + n] = acc[m * R + r];
+    uint group = first + r;
+    END
   }
+#if PAIR
+  }
+#endif
 """
 
 
 def _floats(dtype: str) -> str:
     """Eight k at a time, and what is left one by one."""
     value = weights.float_lanes(dtype, "(g * n_k + k) * 16u")
+    told = "LSPLAT(FROM_LANE(xv[m], {0}u))"
     steps = "".join(
-        f"{{ uint k = b * 8u + {t}u; float v = {value}; "
-        f"UNROLL for (uint m = 0u; m < MT; m++) acc[m * R + r] = FMA(v, FROM_LANE(xv[m], {t}u), acc[m * R + r]); }}\n"
+        f"{{ uint k = b * 8u + {t}u; LF v = {value}; "
+        f"UNROLL for (uint m = 0u; m < MT; m++) acc[m * R + r] = FMA(v, {told.format(t)}, acc[m * R + r]); }}\n"
         for t in range(8)
     )
     return f"""
@@ -48,26 +102,28 @@ def _floats(dtype: str) -> str:
   }}
   for (uint k = n_k / 8u * 8u; k < n_k; k++) UNROLL for (uint r = 0u; r < R; r++) {{
     uint g = min(first + r, groups - 1u);
-    float v = {value};
-    UNROLL for (uint m = 0u; m < MT; m++) acc[m * R + r] = FMA(v, X[xr[m] + k], acc[m * R + r]);
+    LF v = {value};
+    UNROLL for (uint m = 0u; m < MT; m++) acc[m * R + r] = FMA(v, LSPLAT(X[xr[m] + k]), acc[m * R + r]);
   }}"""
 
 
 def _blocks(dtype: str) -> str:
     """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
-    lines = [weights.load_block(dtype), "PRECISE float even[MT]; PRECISE float odd[MT]; PRECISE float xs[MT];"]
+    lines = [weights.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
     halves = 2 if dtype == "q6_k" else 1
     minimum = weights.has_minimum(dtype)
     for half in range(halves):
-        lines.append("UNROLL for (uint m = 0u; m < MT; m++) { even[m] = 0.0f; odd[m] = 0.0f; xs[m] = 0.0f; }")
+        lines.append(
+            "UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = LSPLAT(0.0f); xs[m] = 0.0f; }"
+        )
         for j in range(half * 8 // halves, (half + 1) * 8 // halves):
-            values = " ".join(f"float v{t} = {weights.quant(dtype, j, t)};" for t in range(4))
+            values = " ".join(f"LF v{t} = {weights.quant(dtype, j, t)};" for t in range(4))
             xs = " ".join(f"float x{t} = FROM_LANE(xv[m * 4u + {j // 2}u], {4 * (j % 2) + t}u);" for t in range(4))
-            steps = " ".join(f"{s}[m] = FMA(v{t}, x{t}, {s}[m]);" for t, s in enumerate(("even", "odd") * 2))
+            steps = " ".join(f"{s}[m] = FMA(v{t}, LSPLAT(x{t}), {s}[m]);" for t, s in enumerate(("even", "odd") * 2))
             total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
             lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
         scale, low = ("d", "low") if half == 0 else ("d1", "low1")
-        low_term = f"acc[m * R + r] = FMA({low}, xs[m], acc[m * R + r]);" if minimum else ""
+        low_term = f"acc[m * R + r] = FMA({low}, LSPLAT(xs[m]), acc[m * R + r]);" if minimum else ""
         lines.append(
             "UNROLL for (uint m = 0u; m < MT; m++) { "
             f"acc[m * R + r] = FMA(even[m] + odd[m], {scale}, acc[m * R + r]); {low_term} }}"
@@ -86,22 +142,27 @@ def _blocks(dtype: str) -> str:
   }}"""
 
 
+def _args(dtype: str) -> list[Arg]:
+    """Weights are read two elements at a time."""
+    return [replace(a, dtype=WIDER[a.dtype]) if a.of > 1 else a for a in product.args(dtype)]
+
+
 for _dtype in layout.PACKINGS:
+    _blocks_of = _floats(_dtype) if _dtype in weights.FLOATS else _blocks(_dtype)
     Kernel(
         f"linear_soft_{_dtype}",
-        [Arg("X", "f32"), *weights.args(_dtype), Arg("Y", "f32", "w")],
-        ["uint n_m", "uint n_n", "uint n_k"],
-        FRAME.replace("BLOCKS", _floats(_dtype) if _dtype in weights.FLOATS else _blocks(_dtype)),
+        _args(_dtype),
+        product.words(_dtype),
+        FRAME.replace("BEGIN", product.begin(_dtype, "GY"))
+        .replace("BLOCKS", _blocks_of)
+        .replace("END", product.end("acc[m * R + r]", "kept[m * R + r]", "group")),
         simt=(),
         cpu=(),
-        soft=VARIANTS,
+        soft=[tile | {"PAIR": pair} for tile in TILES for pair in (0, 1)],
+        functions=product.MACROS + MACROS,
     )
 
 
-def linear_soft(t: Tensor, shape: Shape) -> list[Dispatch]:
-    x, w = t.src
-    (m, n), k = t.shape, w.shape[1]
-    mt, rows = (1, 4) if m == 1 else (4, 2)
-    bufs: Buffers = (x, *weights.buffers(w), t)
-    groups = (-(-m // mt), -(-n // (LANES * rows * (WG // LANES))))
-    return [dispatch(f"linear_soft_{w.dtype}", shape, bufs, (m, n, k), groups, MT=mt)]
+def soft_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> Dispatch:
+    mt, rows = (1, 4) if t.src[0].shape[0] == 1 else (4, 2)
+    return product.launch(t, parts, shape, f"linear_soft_{parts[0].dtype}", product.Tile(mt, rows, 1))

@@ -33,6 +33,64 @@ FN float F16(uint bits) { ushort h = (ushort)bits; return vload_half(0, (const _
 FN uint TO_F16(float x) { ushort h; vstore_half(x, 0, (__private half*)&h); return (uint)h; }
 """
 
+# Rendered for numbers, and for lanes where these are vectors (F, I: the types; L: what the names begin with). Without
+# branches: 0 and infinity come of the scaling at the end.
+SMOOTH = r"""
+FN F_ L_EXP(F_ x) {
+  x = x < SPLAT_(-105.0f) ? SPLAT_(-105.0f) : x;
+  x = x > SPLAT_(89.5f) ? SPLAT_(89.5f) : x;
+  PRECISE F_ n = RINT(x * 1.44269504f);
+  PRECISE F_ r = FMA(n, SPLAT_(2.12194440e-4f), FMA(n, SPLAT_(-0.693359375f), x));
+  PRECISE F_ p = SPLAT_(1.9875691500e-4f);
+  p = FMA(p, r, SPLAT_(1.3981999507e-3f));
+  p = FMA(p, r, SPLAT_(8.3334519073e-3f));
+  p = FMA(p, r, SPLAT_(4.1665795894e-2f));
+  p = FMA(p, r, SPLAT_(1.6666665459e-1f));
+  p = FMA(p, r, SPLAT_(5.0000001201e-1f));
+  p = FMA(p, r, SPLAT_(1.0f)); /* not an addition after the last one: a driver may add in another order */
+  p = FMA(p, r, SPLAT_(1.0f));
+  I_ k = TO_I_(n), half_k = k >> 1;
+  p = p * POWER_(half_k);
+  p = p * POWER_(k - half_k);
+  return p;
+}
+FN F_ L_TANH(F_ x) {
+  F_ a = FABS(x);
+  PRECISE F_ cube = a * a * a;
+  PRECISE F_ e = L_EXP(2.0f * a) + 1.0f;
+  PRECISE F_ far = 1.0f - 2.0f / e;
+  F_ t = a < SPLAT_(0.02f) ? FMA(cube, SPLAT_(-0.33333333f), a) : far;
+  return x < SPLAT_(0.0f) ? -t : t;
+}
+FN F_ L_SILU(F_ x) {
+  PRECISE F_ e = L_EXP(-x) + 1.0f;
+  PRECISE F_ y = 1.0f / e;
+  y = x * y;
+  return y;
+}
+FN F_ L_GELU(F_ x) {
+  PRECISE F_ cube = x * x * x;
+  PRECISE F_ y = 0.044715f * cube;
+  y = 0.7978845608f * (x + y);
+  y = 1.0f + L_TANH(y);
+  y = 0.5f * x * y;
+  return y;
+}
+"""
+
+
+def _smooth(names: dict[str, str]) -> str:
+    text = SMOOTH
+    for name, meaning in names.items():
+        text = text.replace(f"{name}_", meaning)
+    return text
+
+
+NUMBERS = _smooth({"F": "float", "TO_I": "INT", "I": "int", "SPLAT": "", "POWER": "POWER2", "L": ""})
+VECTORS = _smooth(
+    {"F": "float16", "TO_I": "convert_int16", "I": "int16", "SPLAT": "(float16)", "POWER": "LPOWER2", "L": "L"}
+)
+
 CL_SIMT = r"""
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
 #define DEVICE_BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
@@ -58,10 +116,14 @@ CL_SIMT = r"""
 #define LST(b, i, v) (b)[(i) + LANE] = (v)
 #define LSTN(b, i, n, v) if ((i) + LANE < (n)) (b)[(i) + LANE] = (v)
 #define LST_LOCAL(b, i, v) (b)[(i) + LANE] = (v)
+#define LROW(b, at, i, n) (b)[(at) + min((i) + LANE, (n) - 1u)]
+#define LSILU(x) SILU(x)
+#define LGELU(x) GELU(x)
 """
 
 # One thread a group: barriers have nobody to wait for, and 16 lanes are one vector.
-CL_CPU = r"""
+CL_CPU = (
+    r"""
 #define BARRIER()
 #define DEVICE_BARRIER()
 #define ATOMIC_TAKE(x) ((x)++)
@@ -91,13 +153,17 @@ FN void store_lanes(__global float* y, uint i, uint n, float16 v) {
   for (uint l = 0u; i + l < n; l++) y[i + l] = lanes[l];
 }
 #define LSTN(b, i, n, v) store_lanes(b, i, n, v)
-#ifdef __clang__
+#if defined(__clang__) && !defined(SIMULATED) /* oclgrind knows no fetching ahead */
 #define AHEAD(b, i) __builtin_prefetch((const void*)(ulong)((b) + (i)))
 #else
 #define AHEAD(b, i)
 #endif
 #define LST_LOCAL(b, i, v) vstore16(v, 0, (b) + (i))
+#define LROW(b, at, i, n) vload16(0, (b) + (at) + (i))
+#define LPOWER2(n) as_float16(((n) + 127) << 23)
 """
+    + VECTORS
+)
 
 GL_EXTENSIONS = """#extension GL_EXT_buffer_reference : require
 #extension GL_EXT_shader_16bit_storage : require
@@ -153,6 +219,9 @@ GL = r"""
 #define LST(b, i, v) b[(i) + LANE] = (v)
 #define LSTN(b, i, n, v) if ((i) + LANE < (n)) b[(i) + LANE] = (v)
 #define LST_LOCAL(b, i, v) b[(i) + LANE] = (v)
+#define LROW(b, at, i, n) b[(at) + min((i) + LANE, (n) - 1u)]
+#define LSILU(x) SILU(x)
+#define LGELU(x) GELU(x)
 uint MULHI(uint a, uint b) { uint high, low; umulExtended(a, b, high, low); return high; }
 #define LANE8 (gl_SubgroupInvocationID % 8u)
 #define FROM_LANE(x, i) subgroupBroadcast(x, i)
@@ -160,26 +229,15 @@ float F16(uint bits) { return unpackHalf2x16(bits).x; }
 uint TO_F16(float x) { return packHalf2x16(vec2(x, 0.0)) & 0xffffu; }
 """
 
-COMMON = r"""
+COMMON = (
+    r"""
 #define AHEAD_BLOCKS 8u /* blocks of a weight that are fetched before they are needed, where that is told */
 #define INF U2F(0x7f800000u)
 #define ISNAN(x) ((F2U(x) & 0x7fffffffu) > 0x7f800000u)
 FN float POWER2(int n) { return U2F(UINT(n + 127) << 23); }
-FN float EXP(float x) { /* without branches: 0 and infinity come of the scaling at the end */
-  x = x < -105.0f ? -105.0f : x;
-  x = x > 89.5f ? 89.5f : x;
-  PRECISE float n = RINT(x * 1.44269504f);
-  PRECISE float r = FMA(n, 2.12194440e-4f, FMA(n, -0.693359375f, x));
-  PRECISE float p = 1.9875691500e-4f;
-  p = FMA(p, r, 1.3981999507e-3f);
-  p = FMA(p, r, 8.3334519073e-3f);
-  p = FMA(p, r, 4.1665795894e-2f);
-  p = FMA(p, r, 1.6666665459e-1f);
-  p = FMA(p, r, 5.0000001201e-1f);
-  p = FMA(p * r, r, r) + 1.0f;
-  int k = INT(n), half_k = k >> 1;
-  return p * POWER2(half_k) * POWER2(k - half_k);
-}
+"""
+    + NUMBERS
+    + r"""
 FN float LOG(float x) {
   if (!(x > 0.0f)) return x == 0.0f ? -INF : U2F(0x7fc00000u);
   if (x >= INF) return x;
@@ -204,11 +262,6 @@ FN float LOG(float x) {
   p = FMA(e, -2.12194440e-4f, p);
   p = FMA(z, -0.5f, p);
   return FMA(e, 0.693359375f, m + p);
-}
-FN float TANH(float x) {
-  float a = FABS(x);
-  float t = a < 0.02f ? FMA(a * a * a, -0.33333333f, a) : 1.0f - 2.0f / (EXP(2.0f * a) + 1.0f);
-  return x < 0.0f ? -t : t;
 }
 FN uvec2 quadrant(float x) { /* bits of the reduced angle, and the quarter turn */
   PRECISE float n = RINT(x * 0.636619772f);
@@ -240,3 +293,4 @@ FN float COS(float x) {
   return ((q.y + 1u) & 2u) != 0u ? -v : v;
 }
 """
+)

@@ -59,6 +59,9 @@ class OpenCLBackend:
     def rewrite(self, t: Tensor) -> Tensor:
         return kernels.rewrite(t)
 
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        return kernels.fuse(fetches, mine, self.refused)
+
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         size = -(-nbytes // 4) * 4 + SLACK
         try:

@@ -53,6 +53,9 @@ class VulkanBackend:
     def rewrite(self, t: Tensor) -> Tensor:
         return shared.rewrite(t)
 
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        return shared.fuse(fetches, mine, self.refused)
+
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         memory = self.device.memory(nbytes, "feeds" if feeds else "device")
         if memory.array is not None:

@@ -116,7 +116,6 @@ def open_session(o: SimpleNamespace) -> Iterator[Session]:
 def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
     """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
     from backends import trust
-    from graph.tensor import toposort
     from models import tokenizer
     from models.chat_template import from_metadata
     from models.gguf_file import GGUFFile
@@ -136,7 +135,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)
         trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
         if len(session.backends) > 1:
-            trust.examine_all(session.backends, toposort(trainer.steps.everything()))
+            trust.examine_all(session.backends, trainer.steps.everything())
         if resumed is not None:
             same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
             done = trainer.counters.iterations

@@ -1,0 +1,105 @@
+"""Which nodes one launch computes together. A launch costs what thousands of multiplications do, so a step has few.
+
+What is fused gets the bits that it gets alone: the same sums in the same order, for any number of rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from backends.kernels import layout, product
+from backends.kernels.lowering import is_packed
+from graph.ops.fused import linear_add, linear_glu, linear_parts, store_k_rope
+from graph.ops.shape import reshape, slice_rows
+from graph.tensor import Tensor, toposort
+
+Mine = Callable[[Tensor], bool]
+
+
+def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tensor, ...]:
+    """The same values from fewer nodes. `mine`: whether a node runs on this device; `refused`: ops that must not."""
+    order = toposort(fetches)
+    readers = Counter(id(s) for t in order for s in t.src)
+    readers.update(id(f) for f in fetches)
+
+    def alone(t: Tensor, op: str) -> bool:
+        """Whether a source is such a node of this device, and nobody else reads it."""
+        return t.op == op and mine(t) and readers[id(t)] == 1
+
+    def product_alone(t: Tensor) -> bool:
+        return alone(t, "linear") and is_packed(t.src[1]) and layout.packs(t.src[1])
+
+    made: dict[int, Tensor] = {}  # by the old node
+    inside: set[int] = set()  # products that another node contains
+
+    def now(t: Tensor) -> Tensor:
+        return made.get(id(t), t)
+
+    for t in order:  # first what takes a product in, because a product that stays is a part of its siblings' launch
+        if not mine(t):
+            continue
+        if t.op == "glu" and "linear_glu" not in refused and all(map(product_alone, t.src)) and _alike(*t.src):
+            inside.update(map(id, t.src))
+        elif t.op == "add" and "linear_add" not in refused and (taken := _added(t, product_alone)) is not None:
+            inside.add(id(taken))
+    siblings = _siblings(order, mine, inside) if "linear_parts" not in refused else {}
+    for t in order:
+        src = tuple(map(now, t.src))
+        node = t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+        if not mine(t) or id(t) in inside:
+            pass
+        elif t.op == "glu" and id(t.src[0]) in inside:
+            x, gate, up = (*src[0].src, src[1].src[1])
+            node = linear_glu(x, gate, up, activation=t.attrs["activation"], name=t.name)
+        elif t.op == "add" and (taken := next((s for s in t.src if id(s) in inside), None)) is not None:
+            other = now(next(s for s in t.src if s is not taken))
+            node = linear_add(*now(taken).src, other, name=t.name)
+        elif id(t) in siblings:
+            node = _part(t, siblings[id(t)], now, made)
+        elif t.op == "store_k" and alone(t.src[1], "rope") and "store_k_rope" not in refused and t.dtype != "q8_0":
+            turned = src[1]
+            node = store_k_rope(src[0], turned.src[0], src[2], turned.src[1], **turned.attrs)
+        made[id(t)] = node
+    return tuple(map(now, fetches))
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two products have the same activations, type and shape."""
+    return a.src[0] is b.src[0] and a.src[1].dtype == b.src[1].dtype and a.shape == b.shape and a is not b
+
+
+def _added(t: Tensor, product_alone: Callable[[Tensor], bool]) -> Tensor | None:
+    """The product that an `add` can contain: what it is added to has its shape, or is one row."""
+    for mine, other in (t.src, t.src[::-1]):
+        fits = t.shape == mine.shape and other.dtype == "f32" and other.shape in (mine.shape, mine.shape[1:])
+        if fits and product_alone(mine) and mine is not other:
+            return mine
+    return None
+
+
+def _siblings(order: Sequence[Tensor], mine: Mine, inside: set[int]) -> dict[int, list[Tensor]]:
+    """Products of the same activations by weights of one type, as many as a launch can have."""
+    families: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
+    for t in order:
+        if t.op == "linear" and mine(t) and id(t) not in inside and is_packed(t.src[1]) and layout.packs(t.src[1]):
+            families[id(t.src[0]), t.src[1].dtype].append(t)
+    found: dict[int, list[Tensor]] = {}
+    for (_, dtype), members in families.items():
+        n = product.n_parts(dtype)
+        for i in range(0, len(members), n):
+            if len(group := members[i : i + n]) > 1:
+                found.update((id(t), group) for t in group)
+    return found
+
+
+def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made: dict[int, Tensor]) -> Tensor:
+    """A product as a slice of all its siblings' results."""
+    first = group[0]
+    if t is first:
+        whole = linear_parts(now(t.src[0]), *(s.src[1] for s in group))
+    else:
+        whole = made[id(first)].src[0].src[0]
+    start = sum(s.shape[0] * s.shape[1] for s in group[: group.index(t)])
+    return reshape(slice_rows(whole, start=start, stop=start + t.shape[0] * t.shape[1]), shape=t.shape, name=t.name)

@@ -1,0 +1,117 @@
+"""What a device may run in the place of several nodes of a user's graph: a backend's `fuse` puts them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from graph.dtype import DTYPES
+from graph.op import Array, Case, State, Weight, op, require, writing
+from graph.ops.attention import PAGE, store_k
+from graph.ops.elementwise import glu
+from graph.ops.linear import linear
+from graph.ops.rope import rope
+from graph.tensor import Shape, Tensor
+
+
+@op
+def linear_parts(x: Array, *weights: Array) -> Array:
+    """`linear` of x (T, K) with several weights (N_i, K): their results, whole and one after the other, (T · ΣN_i,)."""
+    return np.concatenate([linear.reference(x, w).reshape(-1) for w in weights])
+
+
+@linear_parts.shape
+def _(x: Tensor, *weights: Tensor) -> tuple[Shape, str]:
+    require(len(weights) > 0, "linear_parts", "wants at least one weight", x)
+    return (sum(x.shape[0] * linear.shape_rule(x, w)[0][1] for w in weights),), x.dtype
+
+
+@op
+def linear_add(x: Array, w: Array, y: Array) -> Array:
+    """y (T, N) or (N,) + `linear` of x (T, K) and w (N, K)."""
+    return y + linear.reference(x, w)
+
+
+@linear_add.shape
+def _(x: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
+    shape, dtype = linear.shape_rule(x, w)
+    require(y.shape in (shape, shape[1:]) and y.dtype == dtype, "linear_add", "y is not what w makes of x", x, w, y)
+    return shape, dtype
+
+
+@op
+def linear_glu(x: Array, gate: Array, up: Array, *, activation: str) -> Array:
+    """activation(x · gateᵀ) · (x · upᵀ): x (T, K), gate and up (N, K); "silu" or "gelu"."""
+    return glu.reference(linear.reference(x, gate), linear.reference(x, up), activation=activation)
+
+
+@linear_glu.shape
+def _(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str]:
+    require(gate.shape == up.shape, "linear_glu", "gate and up differ in shape", x, gate, up)
+    return linear.shape_rule(x, gate)
+
+
+@writing(0)
+def store_k_rope(cache: Array, k: Array, cells: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Array:
+    """`store_k` of the keys after `rope`."""
+    return store_k.reference(cache, rope.reference(k, angles, interleaved=interleaved, sign=sign), cells)
+
+
+@store_k_rope.shape
+def _(
+    cache: Tensor, k: Tensor, cells: Tensor, angles: Tensor, interleaved: bool, sign: float = 1.0
+) -> tuple[Shape, str]:
+    rope.shape_rule(k, angles, interleaved, sign)
+    return store_k.shape_rule(cache, k, cells)
+
+
+for _op in (linear_parts, linear_add, linear_glu):
+    _op.tolerance_quantised = linear.tolerance_quantised
+store_k_rope.tolerance = store_k.tolerance
+
+
+def _weights_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
+    return lambda r: ([r.normal(size=(t, k)), *(Weight(r.normal(size=(n, k)), dtype) for n in sizes)], {})
+
+
+def _add_case(dtype: str, t: int, k: int, *, whole: bool) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        return [
+            r.normal(size=(t, k)),
+            Weight(r.normal(size=(37, k)), dtype),
+            r.normal(size=(t, 37) if whole else 37),
+        ], {}
+
+    return make
+
+
+def _glu_case(dtype: str, t: int, k: int, activation: str) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        x, gate, up = r.normal(size=(t, k)), r.normal(size=(40, k)), r.normal(size=(40, k))
+        return [x, Weight(gate / k**0.5, dtype), Weight(up, dtype)], {"activation": activation}
+
+    return make
+
+
+def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        cache = State(r.normal(size=(3, 2, size, PAGE)).astype(np.float16).astype(np.float64), dtype)
+        angles = r.normal(size=(3, 2, 4))
+        return [cache, r.normal(size=(3, 2, size)), np.array([17, 3, 40]), angles], {"interleaved": interleaved}
+
+    return make
+
+
+for _i, (_dtype, _k) in enumerate(
+    {"f16": 50, **{name: 512 for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")}}.items()
+):
+    linear_parts.case(_weights_case(_dtype, 1 + _i % 3 * 4, _k, (33, 16)))
+    linear_add.case(_add_case(_dtype, 1 + _i % 4 * 3, _k, whole=_i % 2 == 0))
+    linear_glu.case(_glu_case(_dtype, 1 + _i % 3 * 4, _k, ("silu", "gelu")[_i % 2]))
+for _t in (1, 3, 20):
+    linear_parts.case(_weights_case("q8_0", _t, 96, (70, 17, 64)))
+    linear_glu.case(_glu_case("q8_0", _t, 96, "silu"))
+for _dtype in ("f32", "f16"):
+    store_k_rope.case(_store_case(_dtype, 8, interleaved=True))
+    store_k_rope.case(_store_case(_dtype, 11, interleaved=False))

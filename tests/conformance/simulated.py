@@ -1,0 +1,39 @@
+"""Every case of every op on a simulated OpenCL device: `scripts/oclgrind` runs it, and looks at what oclgrind reports.
+
+A simulated device takes seconds for what others do in microseconds, so pytest does not collect this file. Both kinds of
+devices that OpenCL has are tried: lanes as vectors, and lanes as threads, where data races could be.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from backends.kernels.dialect import CPU, SIMT
+from backends.opencl.backend import OpenCLBackend
+from backends.opencl.programs import OPTIONS, Programs
+from graph.conformance import OK, UNSUPPORTED, problems, register_all, run
+from graph.op import OPS
+
+
+def main(names: list[str]) -> int:
+    """Tell each op's outcome; 1 when one is wrong."""
+    register_all()
+    OPTIONS.append("-DSIMULATED")
+    backend, failed = OpenCLBackend("opencl:0"), False
+    print(f"on {backend.device.description}", flush=True)
+    for shape in (CPU, SIMT):
+        backend.shape = shape
+        backend.programs = Programs(backend._context, backend.device.device, backend.identity, shape)
+        for name in names or sorted(name for name in OPS if OPS[name].cases):
+            outcomes = [run(problem, [backend]) for problem in problems(name)]
+            wrong = [o for o in outcomes if o.status not in (OK, UNSUPPORTED)]
+            failed |= bool(wrong)
+            n_run = sum(o.status != UNSUPPORTED for o in outcomes)
+            print(f"{shape.name} {name}: {n_run - len(wrong)} of {n_run} cases right", flush=True)
+            for o in wrong:
+                print(f"  {o.case}: {o.detail}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

