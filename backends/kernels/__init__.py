@@ -3,7 +3,8 @@
 **A kernel** (`dialect.Kernel`) is a body in a portable subset of C, rendered to OpenCL C and to GLSL:
 
 * Buffers are named in capitals and only indexed (`X[i]`, no pointers), parameters are 32-bit words in small letters.
-  Types of elements: f32, u32, i32, and u16 and u8, which are read with `LOAD16(X, i)`, `LOAD8(X, i)` (uint) and
+  Types of elements: f32, u32, i32 (u64 in kernels of SOFT alone), and u16 and u8, which are read with `LOAD16(X, i)`,
+  `LOAD8(X, i)` (uint) and
   written with `STORE16(X, i, v)`, `STORE8(X, i, v)`.
 * Types of variables: uint, int, float, bool, uvec2 (made with `UVEC2(a, b)`) and arrays of a constant size. Casts are
   `UINT(x)`, `INT(x)`, `FLOAT(x)`; bits `F2U`, `U2F`; functions of the prelude: `EXP`, `LOG`, `SIN`, `COS`, `TANH` (our
@@ -16,6 +17,9 @@
 **Shapes** (`dialect.Shape`): a device class decides how a body is laid on the machine. `SIMT`: a lane is a thread.
 `CPU` (an OpenCL CPU device): a work group is one thread, and lanes are the elements of a float16 vector. Bodies that
 care use `LF LU LI`, `LLD(X, i)`, `LST(X, i, v)`: `LANES` numbers at once. Vulkan has SIMT only.
+
+**Fewer launches**: `fuse` (fuse.py) puts nodes in the place of several, before memory is laid out (graph/ops/fused.py);
+a kernel may choose among buffers (`Arg.of`, `CHOOSE(i)`), so that one launch has several weights.
 
 **What a runtime does** (backends/opencl, backends/vulkan):
 
@@ -30,5 +34,6 @@ care use `LF LU LI`, `LLD(X, i)`, `LST(X, i, v)`: `LANES` numbers at once. Vulka
 * Vulkan: push constants are the buffers' device addresses (8 bytes each, offset added), then the words (4 bytes each);
   at most 128 bytes, which `Kernel` checks. There are no descriptor sets. `groups` is the dispatch's count.
 * `KERNELS[name].variants(SIMT)` and `(SOFT)` with `render_glsl(kernel, defines)` enumerate everything there is to
-  compile ahead. Needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess, and (SOFT) subgroup ballots.
+  compile ahead. Needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess, and for SOFT also subgroup ballots
+  and 64-bit integers.
 """

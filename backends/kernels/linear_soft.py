@@ -85,6 +85,7 @@ FRAME = """
 def _floats(dtype: str) -> str:
     """Eight k at a time, and what is left one by one."""
     value = weights.float_lanes(dtype, "(g * n_k + k) * 16u")
+    value = f"LU2F({value})" if dtype == "f32" else value  # words of two rows come as bits
     told = "LSPLAT(FROM_LANE(xv[m], {0}u))"
     steps = "".join(
         f"{{ uint k = b * 8u + {t}u; LF v = {value}; "

@@ -36,7 +36,8 @@ class VulkanBackend:
             raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
         self.device = Device(found[index], mapped=mapped)
         self.pipelines = Pipelines(self.device)
-        self.shape = SOFT if found[index].kind == "cpu" and found[index].broadcasts else SIMT
+        soft = found[index].kind == "cpu" and found[index].broadcasts and "shaderInt64" in found[index].features
+        self.shape = SOFT if soft else SIMT
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies = Recording(self.device)
