@@ -10,9 +10,6 @@ LONGEST_KEY, SHORTEST_KEY = 8, 2  # tokens that must agree to find the place aga
 class ClientDrafter:
     """Follows a given text. It starts at its beginning; where the generation departs from it, the place to go on is
     the one after the same last tokens, the longest key first, and of equal ones the nearest ahead.
-
-    The first draft is as long as allowed. A draft that fails halves the next one's length, one that comes true
-    doubles it, so that a text that is no help soon costs little.
     """
 
     def __init__(self, draft: Sequence[int], n_prompt: int, n_max: int) -> None:
@@ -20,7 +17,7 @@ class ClientDrafter:
         self._at = 0  # the draft's next token
         self._seen = n_prompt  # tokens of the sequence that `_at` takes into account
         self._n_prompt = n_prompt
-        self._n_max = self._length = max(1, n_max)
+        self._n_max = max(1, n_max)
         self._places: dict[tuple[int, ...], list[int]] | None = None  # where each shortest key ends
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
@@ -32,10 +29,10 @@ class ClientDrafter:
         self._seen = len(tokens)
         if self._at < 0 and not self._find(tokens):
             return []
-        return self._draft[self._at : self._at + min(n_most, self._length)]
+        return self._draft[self._at : self._at + min(n_most, self._n_max)]
 
     def judged(self, n_drafted: int, n_accepted: int) -> None:
-        self._length = min(self._n_max, 2 * self._length) if n_accepted == n_drafted else max(1, self._length // 2)
+        pass
 
     def _find(self, tokens: Sequence[int]) -> bool:
         if self._places is None:

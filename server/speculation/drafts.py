@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from server.speculation.settings import SpeculationParams
+from server.speculation.settings import CLIENT_N_MAX, MAX_DRAFT, SpeculationParams
+
+FIRST_GUESS = 8  # tokens of the first draft that nobody has vouched for
+MAX_PAUSE = 63  # steps
 
 
 class Drafter(Protocol):
@@ -18,11 +21,43 @@ class Drafter(Protocol):
         """Of what was proposed last, n_drafted tokens were tried and the first n_accepted came true."""
 
 
+class Pace:
+    """How many tokens of one drafter's next draft are worth a try.
+
+    A draft that comes true doubles the next one's length, one of which less than half does halves it. One that fails
+    although it could not be shorter lets the drafter rest, twice as long each time: drafts of no use soon cost nothing.
+    """
+
+    __slots__ = ("_least", "_pause", "_rest", "length")
+
+    def __init__(self, length: int, least: int = 1) -> None:
+        self._least = max(1, least)
+        self.length = max(self._least, length)
+        self._pause = self._rest = 0  # steps
+
+    def next(self) -> int:
+        """For this step; 0: it rests."""
+        if self._rest:
+            self._rest -= 1
+            return 0
+        return self.length
+
+    def judged(self, n_drafted: int, n_accepted: int) -> None:
+        if n_accepted == n_drafted:
+            self.length, self._pause = min(MAX_DRAFT, 2 * self.length), 0
+        elif self.length > self._least:
+            if 2 * n_accepted < n_drafted:
+                self.length = max(self._least, self.length // 2)
+        elif not n_accepted:
+            self._pause = self._rest = min(MAX_PAUSE, 2 * self._pause + 1)
+
+
 class Drafts:
     """The drafters of one sequence in order of precedence; a draft model comes after them (`wants_model`)."""
 
     __slots__ = (
         "_client",
+        "_paces",
         "_source",
         "drafters",
         "n_accepted",
@@ -42,7 +77,9 @@ class Drafts:
         self.n_drafted = self.n_accepted = 0  # tokens, of all drafters
         self.n_prediction_drafted = self.n_prediction_accepted = 0  # of these, the client's
         self._client = client
-        self._source: Drafter | None = None  # whose draft is out
+        known = params.n_max or CLIENT_N_MAX  # a client knows what it sends
+        self._paces = [Pace(known if d is client else FIRST_GUESS, params.n_min) for d in self.drafters]
+        self._source: tuple[Drafter, Pace] | None = None  # whose draft is out
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         """The draft of the first drafter that has one; empty: the draft model's turn, if there is one."""
@@ -51,10 +88,11 @@ class Drafts:
             n_most = min(n_most, self.params.n_max)
         if n_most < max(1, self.params.n_min):
             return []
-        for drafter in self.drafters:
-            draft = drafter.propose(tokens, n_most)
+        for drafter, pace in zip(self.drafters, self._paces, strict=True):
+            n = pace.next()
+            draft = drafter.propose(tokens, n_most)[:n] if n else []
             if len(draft) >= max(1, self.params.n_min):
-                self._source = drafter
+                self._source = drafter, pace
                 return draft
         return []
 
@@ -64,7 +102,9 @@ class Drafts:
         self.n_accepted += n_accepted
         if self._source is None:
             return
-        if self._source is self._client:
+        drafter, pace = self._source
+        if drafter is self._client:
             self.n_prediction_drafted += n_drafted
             self.n_prediction_accepted += n_accepted
-        self._source.judged(n_drafted, n_accepted)
+        drafter.judged(n_drafted, n_accepted)
+        pace.judged(n_drafted, n_accepted)

@@ -84,10 +84,12 @@ class Server:
 
 
 class Soak:
-    def __init__(self, server: Server, expected: list[Any], seed: int) -> None:
+    def __init__(self, server: Server, expected: list[Any], seed: int, pause: float) -> None:
         self.server, self.expected, self.bodies = server, expected, bodies()
         self.random = random.Random(seed)
+        self.pause = pause
         self.counts: Counter[str] = Counter()
+        self.longest: dict[str, float] = {}  # seconds that an answer took
         self.wrong: list[str] = []
         self.memory: list[list[float]] = [[]]
         self.down = False  # the server is being killed
@@ -95,7 +97,7 @@ class Soak:
 
     async def run(self, seconds: float, n_clients: int, n_kills: int) -> None:
         self.end = time.monotonic() + seconds
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
             clients = [asyncio.create_task(self.client(session)) for _ in range(n_clients)]
             for _ in range(n_kills):
                 await self.live(seconds / 2 / n_kills)
@@ -133,9 +135,10 @@ class Soak:
             except (aiohttp.ClientError, asyncio.IncompleteReadError, ConnectionError, TimeoutError) as error:
                 self.expect(self.down or life != self.life, f"lost without a kill: {error!r}")
                 self.counts["lost in a kill"] += 1
+            await asyncio.sleep(self.random.uniform(0, 2 * self.pause))
 
     async def one(self, session: aiohttp.ClientSession) -> None:
-        r, url = self.random, self.server.url
+        r = self.random
         kinds = ("whole", "stream", "leave", "abort", "slot", "reuse", "look", "bad")
         kind = r.choices(kinds, (30, 30, 12, 8, 8, 6, 6, 6))[0]
         i = r.randrange(len(self.bodies))
@@ -143,6 +146,13 @@ class Soak:
         if r.random() < 0.2:
             body["id_slot"] = r.randrange(6)
         self.counts[kind] += 1
+        began = time.monotonic()
+        await self.ask(session, kind, i, body)
+        name = "a slot's action" if kind == "slot" else f"priority {body['priority']}"
+        self.longest[name] = max(self.longest.get(name, 0), time.monotonic() - began)
+
+    async def ask(self, session: aiohttp.ClientSession, kind: str, i: int, body: dict[str, Any]) -> None:
+        r, url = self.random, self.server.url
         if kind == "slot":
             action = r.choice(("save", "restore", "erase"))
             path = f"{url}/slots/{r.randrange(6)}?action={action}"
@@ -227,15 +237,15 @@ async def alone(url: str) -> list[Any]:
     return expected
 
 
-def soak(seconds: float, n_clients: int, n_kills: int, seed: int) -> tuple[Soak, str]:
-    """The run, and its figures as text."""
+def soak(seconds: float, n_clients: int, n_kills: int, seed: int, pause: float = 0) -> tuple[Soak, str]:
+    """The run, and its figures as text. `pause`: seconds that a client thinks between two requests, on average."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         first = Server(folder, *FLAGS, "-np", "1")
         expected = asyncio.run(alone(first.url))
         first.kill()
         server = Server(folder, *FLAGS, "--slot-save-path", name)
-        run = Soak(server, expected, seed)
+        run = Soak(server, expected, seed, pause)
         try:
             asyncio.run(run.run(seconds, n_clients, n_kills))
             run.expect(server.process.poll() is None, "the server has ended")
@@ -244,6 +254,7 @@ def soak(seconds: float, n_clients: int, n_kills: int, seed: int) -> tuple[Soak,
         lines = [line.split() for line in server.notes.read_text().splitlines()] if server.notes.exists() else []
     steps, ms = sorted(int(a) for a, _ in lines), sorted(float(b) for _, b in lines)
     figures = [f"{seconds:.0f} s, {n_clients} clients: " + ", ".join(f"{k} {v}" for k, v in run.counts.items())]
+    figures.append("longest answers: " + ", ".join(f"{k} {v:.1f} s" for k, v in sorted(run.longest.items())))
     if lines:
         at = int(0.99 * (len(lines) - 1))
         figures.append(f"{len(lines)} disconnects: free after {steps[at]} steps and {ms[at]:.1f} ms (p99)")

@@ -21,10 +21,17 @@ from graph.ops.elementwise import silu
 from graph.ops.norm import rms_norm
 from graph.session import Session
 from graph.tensor import Tensor, feed
+from models import tokenizer
 from models.synth import synthesize
 from server.cli import plan
 from server.cli.bench import greedy
 from server.engine import Engine, EngineOptions
+from server.requests import CompletionRequest, Failed, Finished, Token
+from server.sampling import SamplingParams
+from server.scheduler import Scheduler
+from server.speculation.model import ModelDrafter
+from server.speculation.settings import SpeculationParams, SpeculationSettings
+from server.speculation.speculator import Speculator
 from server.ubatch import DeviceFailed, UBatch
 from tests.unit.numpy_backend import NumpyBackend
 
@@ -181,3 +188,46 @@ def test_no_time_means_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     device.identity = "driver 1"
     assert trust.examine(device, nodes(), seconds=-1.0) == {}
     assert not list(tmp_path.rglob("*"))
+
+
+def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Path) -> None:
+    """Both models are on one device. The request that ran has failed; the next one is served, and drafted."""
+    options = EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16, devices=("opencl:0", "cpu"))
+    engine = Engine(model, options)
+    engine.load()
+    draft = Engine(model, options, beside=engine)
+    draft.load()
+    n_vocab = engine.hparams.n_vocab
+    vocab = tokenizer.from_metadata(engine.gguf.metadata, path=model)
+    drafter = ModelDrafter(draft, n_pages=draft.n_pages, n_vocab=n_vocab, n_ubatch=16)
+    scheduler = Scheduler(
+        engine, vocab, n_slots=1, n_ctx=64, n_ubatch=16, speculator=Speculator(SpeculationSettings(), drafter)
+    )
+
+    def run(n_before_it_is_lost: int = 99) -> tuple[list[int], Any]:
+        wish = SpeculationParams(("draft-simple",))
+        sampling = SamplingParams(temperature=0.0)
+        request = CompletionRequest((5, 9, 3), sampling, n_predict=24, ignore_eos=True, speculation=wish)
+        scheduler.submit(request)
+        events = []
+        for i in range(99):
+            fake["opencl:0"].lost = i >= n_before_it_is_lost
+            events += [event for _, event in scheduler.step()]
+            if scheduler.idle:
+                break
+        return [event.id for event in events if isinstance(event, Token)], events[-1]
+
+    expected, end = run()
+    assert isinstance(end, Finished)
+    assert end.timings.draft_n_accepted > 10  # the same weights
+    _, end = run(2)
+    assert isinstance(end, Failed)
+    assert (engine.devices, draft.devices) == (("cpu",), ("opencl:0", "cpu"))  # the draft model has not noticed yet
+    for _ in range(2):
+        tokens, end = run()
+        assert tokens == expected
+        assert isinstance(end, Finished)
+    assert draft.devices == ("cpu",)
+    assert end.timings.draft_n_accepted > 10
+    draft.close()
+    engine.close()

@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from server.speculation.client import ClientDrafter
-from server.speculation.drafts import Drafter
+from server.speculation.drafts import Drafter, Drafts, Pace
 from server.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
 from server.speculation.ngram_cache import CacheDrafter
 from server.speculation.ngram_mod import ModDrafter, ModTable
-from server.speculation.settings import NgramSizes
+from server.speculation.settings import NgramSizes, SpeculationParams
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
@@ -176,15 +176,35 @@ def test_a_prediction_goes_on_after_a_difference() -> None:
 
 
 def test_a_useless_prediction_costs_less_and_less() -> None:
-    drafter = ClientDrafter([1, 2, 3, 4] * 30, 0, 64)
+    draft = (1, 2, 3, 4) * 30
+    drafts = Drafts(SpeculationParams(draft=draft), ClientDrafter(draft, 0, 64), [], False)
     lengths = []
     tokens: list[int] = []
-    for _ in range(5):
-        draft = drafter.propose(tokens, 99)
-        lengths.append(len(draft))
-        drafter.judged(len(draft), 0)
+    for _ in range(24):
+        lengths.append(len(drafts.propose(tokens, 99)))
+        if lengths[-1]:
+            drafts.judged(lengths[-1], 0)
         tokens += [9, 1, 2]
-    assert lengths == [64, 32, 16, 8, 4]
+    assert lengths == [64, 32, 16, 8, 4, 2, 1, 0, 1, *[0] * 3, 1, *[0] * 7, 1, 0, 0, 0]
+    assert drafts.n_drafted == 130
+
+
+def test_the_pace_of_guesses() -> None:
+    """What comes true doubles, what half comes true stays; a rest ends with the next success."""
+    pace = Pace(8)
+    lengths = []
+    for n_accepted in (8, 16, 16, 15, 5, 4, 3, 0, 0):
+        lengths.append(pace.next())
+        pace.judged(lengths[-1], min(n_accepted, lengths[-1]))
+    assert lengths == [8, 16, 32, 32, 16, 8, 8, 4, 2]
+    steps = []
+    for n_accepted in (0, 0, 1, 0, 0):
+        while not (n := pace.next()):
+            steps.append(0)
+        steps.append(n)
+        pace.judged(n, min(n, n_accepted))
+    assert steps == [1, 0, 1, 0, 0, 0, 1, 2, 1]
+    assert Pace(8, least=12).next() == 12
 
 
 def test_repeated_places_prefer_the_longest_key_then_what_lies_ahead() -> None:
