@@ -6,6 +6,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -271,7 +272,7 @@ def test_who_gave_a_constant_hears_when_it_is_loaded() -> None:
     session = Session([NumpyBackend()])
 
     def define(name: str) -> Tensor:
-        zeros = lambda: np.zeros(8, np.uint8)
+        zeros = partial(np.zeros, 8, np.uint8)
         return session.define(name, (2,), source=zeros, constant=True, loaded=lambda: loaded.append(name))
 
     weights = [define(name) for name in ("a", "b", "unused")]

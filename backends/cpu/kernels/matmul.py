@@ -37,12 +37,14 @@ def quant_tile(dtype, mt, nt, form):
     layout = LAYOUTS[dtype]
     biased = not layout.mins
 
-    def block_of(b, i, acc, w, x, n_blocks):
+    def block_of(b, i, acc, w, x, n_blocks, group_nbytes):
         blocks = [form(b, layout, group, i, n_blocks) for group in w]
         if form is Packed:  # few rows: memory is the limit, and the loads under way do not ask it for enough
             for block in blocks:
                 for line in range(layout.quants // 64):
                     e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line))
+                for section in block.beside:  # is read from the group's first block on, so the next group's now
+                    e.prefetch(b, e.at(b, section, group_nbytes))
         else:  # the next tile's activations
             for line in range(-(-mt * ACT_BLOCK // 64)):
                 e.prefetch(b, e.at(b, x, mt * ACT_BLOCK + 64 * line))
@@ -75,7 +77,7 @@ def quant_tile(dtype, mt, nt, form):
 def float_tile(dtype, mt, nt):
     """A tile of floats: a loop over k."""
 
-    def element_of(b, i, acc, w, x, _count):
+    def element_of(b, i, acc, w, x, _count, _group_nbytes):
         ws = []
         for group in w:
             ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
@@ -104,7 +106,7 @@ def tile_of(body, mt, nt):
             start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
 
             def step(i, acc):
-                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[10])
+                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[10], a[1])
 
             for i, value in enumerate(e.loop(b, a[8], a[9], start, step)):
                 e.store(b, value, e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))))
