@@ -26,9 +26,11 @@ from models.model import Model
 from models.rope import Rotary
 from models.synth import SHAPES
 from models.weights import Weights, parts
+from training.examples import mnist
 from training.head import gradients
 
 N_SEQUENCES, LENGTH = 4, 128
+N_IMAGES, STEPS_OF_DIGITS = 6000, 10  # times the steps of a model
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -88,6 +90,21 @@ def ours(shape_name: str, threads: int, n_steps: int, segment: int | None) -> di
     return {"tokens_s": n / min(times), "median": n / sorted(times)[len(times) // 2], "bytes": _peak()}
 
 
+def digits(threads: int, n_steps: int) -> dict[str, float]:
+    """The fully connected network of the digits, 784-500-10, in steps of 1000 images, 500 at a time."""
+    session = Session([CPUBackend(threads)])
+    rng, n = np.random.default_rng(0), N_IMAGES
+    network, times = mnist.fc(session), []
+    data = network.table("digits", rng.random((n, 784), np.float32), rng.integers(0, 10, n).astype(np.int32))
+    for _ in range(n_steps * STEPS_OF_DIGITS):
+        start = time.perf_counter()
+        network.epoch(data, rng.permutation(n)[: network.batches.logical].astype(np.int32))
+        times.append(time.perf_counter() - start)
+    session.close()
+    n = network.batches.logical
+    return {"tokens_s": n / min(times), "median": n / sorted(times)[len(times) // 2], "bytes": _peak()}
+
+
 def memory(shape_name: str) -> None:
     """The curve of checkpointing: what a step's arena takes by the layers between two checkpoints."""
     step = Step(shape_name, 1)
@@ -107,7 +124,7 @@ def _peak() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="training steps here and in torch")
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter with torch")
-    parser.add_argument("--shape", action="append", help="15M, 135M (default both)")
+    parser.add_argument("--shape", action="append", help="15M, 135M, mnist-fc (default: all)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="steps a turn")
     parser.add_argument("--turns", type=int, default=2)
@@ -115,12 +132,16 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="only measure what checkpoints save")
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    for shape in args.shape or ["15M", "135M"]:
-        if args.memory:
+    for shape in args.shape or ["mnist-fc", "15M", "135M"]:
+        if args.memory and shape != "mnist-fc":
             memory(shape)
+        if args.memory:
             continue
         if args.ours:
-            print(json.dumps(ours(shape, args.threads, args.steps, args.checkpoint)))
+            if shape == "mnist-fc":
+                print(json.dumps(digits(args.threads, args.steps)))
+            else:
+                print(json.dumps(ours(shape, args.threads, args.steps, args.checkpoint)))
             continue
         keep = [] if args.checkpoint is None else ["--checkpoint", str(args.checkpoint)]
         commands = {"here": [sys.executable, "-m", "scripts.bench_train", "--ours", *keep]}
@@ -134,11 +155,13 @@ def main() -> None:
                 found = json.loads(out.strip().splitlines()[-1])
                 if who not in best or found["tokens_s"] > best[who]["tokens_s"]:
                     best[who] = found
+        what = "images" if shape == "mnist-fc" else "tokens"
         for who, found in best.items():
-            print(f"{shape} {who}: {found['tokens_s']:.0f} tokens/s, {found['bytes'] / 1e9:.2f} GB at most")
+            speed, median = found["tokens_s"], found["median"]
+            print(f"{shape} {who}: {speed:.0f} {what}/s (median {median:.0f}), {found['bytes'] / 1e9:.2f} GB at most")
         if "torch" in best:
-            faster, less = (best["here"][k] / best["torch"][k] for k in ("tokens_s", "bytes"))
-            print(f"{shape}: {faster:.2f} × torch's speed, {less:.2f} × its memory", flush=True)
+            faster, typical, less = (best["here"][k] / best["torch"][k] for k in ("tokens_s", "median", "bytes"))
+            print(f"{shape}: {faster:.2f} × torch's speed (medians {typical:.2f}), {less:.2f} × its memory", flush=True)
 
 
 if __name__ == "__main__":

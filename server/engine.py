@@ -179,6 +179,12 @@ class Engine:
         self._prepare_moves()
         self.gguf.release()
 
+    def prepare_training(self) -> None:
+        """Have training's kernels compiled beside whatever runs; returns at once."""
+        from backends.cpu.warm import begin_training
+
+        begin_training(sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2}))
+
     def _examine(self, wanted: Sequence[Tensor]) -> None:
         """Test the devices on the ops of a graph; what one computes wrongly runs on the next."""
         from backends import trust

@@ -83,6 +83,7 @@ class Tuning:
     def _prepare(self, job: Row) -> None:
         """Read and tokenize the data beside the engine's thread."""
         try:
+            self.engine.prepare_training()
             self._prepared = prepare(job, self.store, self._tokenizer, self._template)
         except Exception as error:
             self._prepared = error

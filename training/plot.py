@@ -1,23 +1,92 @@
-"""Loss curves as an SVG picture."""
+"""Loss curves as a picture: lines and words at places, written as SVG, or painted by Pillow as PNG."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 Points = Sequence[tuple[float, float]]
+SUFFIXES = (".svg", ".png")
 _W, _H, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 420, 64, 16, 36, 44
 _COLOURS = ("#4477aa", "#cc6677", "#228833", "#aa3377")
+_SCALE = 2  # pixels of a PNG to a unit
+_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # of a word on its baseline
+
+
+@dataclass(frozen=True)
+class _Line:
+    points: Points
+    colour: str
+    width: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Word:
+    x: float
+    y: float
+    text: str
+    anchor: str = "middle"
+    colour: str = "#000000"
+    size: int = 12
+
+
+def refusal(path: str) -> str:
+    """Why no picture can be written under this name; empty if it can."""
+    if not path.lower().endswith(SUFFIXES):
+        return f"{path!r} does not end in {' or '.join(SUFFIXES)}"
+    if path.lower().endswith(".png") and importlib.util.find_spec("PIL") is None:
+        return "a .png needs Pillow, which is not installed: pip install 'logitless[plot]', or write an .svg"
+    return ""
 
 
 def plot(path: str | Path, curves: Mapping[str, Points], title: str = "") -> None:
-    """Write the picture; points that are not finite are left out."""
-    Path(path).write_text(svg(curves, title), encoding="utf-8")
+    """Write the picture; points that are not finite are left out. ValueError as `refusal` has it."""
+    if reason := refusal(str(path)):
+        raise ValueError(reason)
+    if str(path).lower().endswith(".png"):
+        _paint(path, curves, title)
+    else:
+        Path(path).write_text(svg(curves, title), encoding="utf-8")
 
 
 def svg(curves: Mapping[str, Points], title: str = "") -> str:
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_W} {_H}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{_W}" height="{_H}" fill="white"/>',
+    ]
+    for part in _parts(curves, title):
+        if isinstance(part, _Line):
+            places = " ".join(f"{x:.1f},{y:.1f}" for x, y in part.points)
+            lines.append(
+                f'<polyline points="{places}" fill="none" stroke="{part.colour}" stroke-width="{part.width}"/>'
+            )
+        else:
+            how = f'text-anchor="{part.anchor}" font-size="{part.size}" fill="{part.colour}"'
+            lines.append(f'<text x="{part.x:.1f}" y="{part.y:.1f}" {how}>{escape(part.text)}</text>')
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def _paint(path: str | Path, curves: Mapping[str, Points], title: str) -> None:
+    from PIL import Image, ImageDraw, ImageFont
+
+    picture = Image.new("RGB", (_W * _SCALE, _H * _SCALE), "white")
+    draw = ImageDraw.Draw(picture)
+    for part in _parts(curves, title):
+        if isinstance(part, _Line):
+            places = [(x * _SCALE, y * _SCALE) for x, y in part.points]
+            draw.line(places, part.colour, round(part.width * _SCALE), joint="curve")
+        else:
+            font = ImageFont.load_default(part.size * _SCALE)
+            place = part.x * _SCALE, part.y * _SCALE
+            draw.text(place, part.text, part.colour, font, anchor=_ANCHORS[part.anchor])
+    picture.save(path, "PNG")
+
+
+def _parts(curves: Mapping[str, Points], title: str) -> Iterator[_Line | _Word]:
     shown = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in curves.items()}
     every = [p for points in shown.values() for p in points] or [(0.0, 0.0)]
     x0, x1 = _bounds([x for x, _ in every])
@@ -27,28 +96,19 @@ def svg(curves: Mapping[str, Points], title: str = "") -> str:
         across = _LEFT + (x - x0) / (x1 - x0) * (_W - _LEFT - _RIGHT)
         return across, _H - _BOTTOM - (y - y0) / (y1 - y0) * (_H - _TOP - _BOTTOM)
 
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_W} {_H}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{_W}" height="{_H}" fill="white"/>',
-        f'<text x="{_W / 2}" y="20" text-anchor="middle" font-size="14">{escape(title)}</text>',
-    ]
+    yield _Word(_W / 2, 20, title, size=14)
     for value in _ticks(y0, y1):
         _, y = at(x0, value)
-        lines.append(f'<line x1="{_LEFT}" x2="{_W - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+        yield _Line([(_LEFT, y), (_W - _RIGHT, y)], "#dddddd")
+        yield _Word(_LEFT - 6, y + 4, f"{value:g}", "end")
     for value in _ticks(x0, x1):
         x, _ = at(value, y0)
-        lines.append(f'<text x="{x:.1f}" y="{_H - _BOTTOM + 18}" text-anchor="middle">{value:g}</text>')
-    lines.append(f'<text x="{_W / 2}" y="{_H - 8}" text-anchor="middle">optimizer step</text>')
+        yield _Word(x, _H - _BOTTOM + 18, f"{value:g}")
+    yield _Word(_W / 2, _H - 8, "optimizer step")
     for i, (name, points) in enumerate(shown.items()):
         colour = _COLOURS[i % len(_COLOURS)]
-        places = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*p) for p in points))
-        lines.append(f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        lines.append(
-            f'<text x="{_W - _RIGHT - 8}" y="{_TOP + 14 + 16 * i}" text-anchor="end" fill="{colour}">'
-            f"{escape(name)}</text>"
-        )
-    return "\n".join([*lines, "</svg>\n"])
+        yield _Line([at(*p) for p in points], colour, 1.5)
+        yield _Word(_W - _RIGHT - 8, _TOP + 14 + 16 * i, name, "end", colour)
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:

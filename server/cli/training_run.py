@@ -119,14 +119,15 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     from models import tokenizer
     from models.chat_template import from_metadata
     from models.gguf_file import GGUFFile
+    from training.plot import refusal
 
     if not o.file:
         raise UsageError("--file FILE is required: the text or the .jsonl file to learn from")
     for path in (output, o.checkpoint_out):
         if path and not Path(path).absolute().parent.is_dir():
             raise CliError(f"{Path(path).parent}: no such folder")
-    if o.plot and not o.plot.lower().endswith(".svg"):
-        raise UsageError(f"--plot: {o.plot!r} does not end in .svg")
+    if o.plot and (reason := refusal(o.plot)):
+        raise UsageError(f"--plot: {reason}")
     began = time.monotonic()
     with GGUFFile.open(model) as gguf, open_session(o) as session:
         h = load.hparams_of_writer(gguf, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,13 @@ def test_networks_learn_digits(kind: str, least: float, session: Session, shared
     assert seen[0][2] == 150
     assert test.n_data == 1000
     assert test.accuracy > least
+
+
+@pytest.mark.skipif("LOGITLESS_SLOW" not in os.environ, reason="minutes: LOGITLESS_SLOW=1 runs it")
+@pytest.mark.parametrize(("name", "least"), [("mnist-fc", 0.975), ("mnist-cnn", 0.983)])
+def test_all_digits_are_learned(name: str, least: float, session: Session, shared_data: Path) -> None:
+    network = {"mnist-fc": mnist.fc, "mnist-cnn": mnist.cnn}[name](session, 1337)
+    assert mnist.train(network, mnist.load(shared_data / "mnist"), mnist.EPOCHS[name], 1337).accuracy >= least
 
 
 def test_one_logical_batch_is_its_physical_ones(session: Session, shared_data: Path) -> None:

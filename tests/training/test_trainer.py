@@ -16,6 +16,7 @@ from models.gguf_write import copied_keys, tensor, u32, write_gguf
 from models.lora import read_adapter
 from models.model import define_model, hparams_of
 from models.synth import Shape
+from training import head
 from training.checkpoint import read_checkpoint, save_checkpoint
 from training.errors import TrainingError
 from training.order import Order
@@ -125,6 +126,36 @@ def test_ranks_are_set_by_kind(start: Open, model: Path) -> None:
     session.close()
     for backend in session.backends:
         backend.close()
+
+
+@pytest.mark.parametrize("kind", ["full", LORA])
+def test_logits_of_a_few_rows_at_a_time_give_the_same_run(
+    start: Open, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, weights = [], []
+    for nbytes in (head.LOGITS_NBYTES, 260 * 4 * 17):  # 17 of the 64 rows
+        monkeypatch.setattr(head, "LOGITS_NBYTES", nbytes)
+        trainer = start(kind, max_steps=3)
+        assert len(head.stretches(trainer.trainable.model, 64)) == (4 if found else 1)
+        windows = trainer.order.take(4)
+        found.append([trainer.steps.evaluate(windows).losses, *losses(trainer)])
+        weights.append(trainer.trainable.read())
+    assert np.array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1:], found[1][1:], rtol=1e-5)
+    for name, values in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], values, atol=2e-4)
+
+
+def test_a_step_without_clipping_is_one_with_a_limit_that_nothing_reaches(start: Open) -> None:
+    runs = []
+    for gclip in (0.0, 1e9):
+        trainer = start("full", max_steps=3, optimizer=OptimizerSettings(gclip=gclip))
+        norms: list[float] = []
+        trainer.fit(lambda e, norms=norms: norms.append(e.norm) if isinstance(e, Step) else None)  # type: ignore[misc]
+        runs.append((norms, trainer.trainable.read()))
+    assert runs[0][0] == runs[1][0]
+    assert min(runs[0][0]) > 0
+    assert all(np.array_equal(runs[0][1][name], values) for name, values in runs[1][1].items())
 
 
 def test_accumulation_is_one_big_batch(start: Open) -> None:

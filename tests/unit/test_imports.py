@@ -34,6 +34,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "jinja2": ("models/",),
     "prometheus_client": ("server/",),
     "rich": ("server/cli/",),
+    "PIL": ("training/plot.py",),
     "huggingface_hub": ("server/cli/hub.py",),
 }
 GRAPH_IMPORTS = {"numpy", "gguf"}  # beside the standard library
@@ -44,6 +45,7 @@ LAZY = {  # may be imported inside functions only
     "llguidance": ("models/grammar/",),
     "re2": ("models/grammar/",),
     "huggingface_hub": ("server/cli/hub.py",),
+    "PIL": ("training/plot.py",),
 }
 NOT_NAMES = {"utils", "helpers", "common", "manager"}
 
@@ -110,8 +112,15 @@ def test_packages_in_pyproject_are_the_folders() -> None:
 
 def test_dependencies_in_pyproject_are_those_imported() -> None:
     """Nothing is installed for nobody, and nothing is imported that comes only by way of another package."""
-    import_names = {"prometheus-client": "prometheus_client", "google-re2": "re2", "huggingface-hub": "huggingface_hub"}
-    declared = {requirement.split(">")[0] for requirement in PYPROJECT["project"]["dependencies"]}
+    import_names = {
+        "prometheus-client": "prometheus_client",
+        "google-re2": "re2",
+        "huggingface-hub": "huggingface_hub",
+        "pillow": "PIL",
+    }
+    project = PYPROJECT["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    declared = {requirement.split(">")[0] for requirement in required}
     wanted = {import_names.get(name, name) for name in declared}
     used = {module.split(".")[0] for path in SOURCES for module, _ in imports(path)}
     third_party = {name for name in used if not is_standard(name) and name not in OURS}
