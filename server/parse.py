@@ -78,11 +78,9 @@ class RequestParser:
         return self.job(fields, [self.tokens(prompt) for prompt in prompts], many=many, top=top or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
-        """POST /v1/completions, with what llama-server refuses: echo, best_of."""
+        """POST /v1/completions, with what llama-server refuses: echo, best_of, suffix."""
         fields = Fields(body)
         _refuse_tools(fields)
-        if fields.text("suffix"):
-            unsupported("suffix")
         if body.get("logprobs") is False:  # some clients send chat's form
             body = {**body, "logprobs": None}
             fields = Fields(body)
@@ -99,6 +97,12 @@ class RequestParser:
             refuse("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
         prompts, many = self.prompts(body)
         tokens = [self.tokens(prompt) for prompt in prompts]
+        suffix = fields.text("suffix")
+        if suffix:
+            if echo and top is not None:
+                refuse("suffix", "cannot be combined with echo and logprobs")
+            after = self.encode(suffix)
+            tokens = [self._gap(before, after) for before in tokens]
         prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
         return self.job(fields, tokens, many=many, top=top, best_of=best_of, prefixes=prefixes, prompt_probs=echo)
 
@@ -225,6 +229,15 @@ class RequestParser:
         if not ids:
             refuse("prompt", "must not be empty: this vocabulary has no BOS token to start with")
         return tuple(ids)
+
+    def _gap(self, before: tuple[int, ...], after: Sequence[int]) -> tuple[int, ...]:
+        """The prompt of a gap between two texts, in the form of /infill."""
+        tokenizer = self.tokenizer
+        pre, suf, mid = tokenizer.fim_pre_id, tokenizer.fim_suf_id, tokenizer.fim_mid_id
+        if pre is None or suf is None or mid is None:
+            unsupported("suffix", "this model's vocabulary has no tokens for infill")
+        n_bos = 1 if tokenizer.add_bos and before[:1] == (tokenizer.bos_id,) else 0
+        return (*before[:n_bos], pre, *before[n_bos:], suf, *after, mid)
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """The ids of a text. One of megabytes that cannot fit by any count is refused first: tokenizing it takes many

@@ -264,6 +264,19 @@ async def test_infill():
     assert await filled(extra) == "<s>Pdef S()M"  # 512 cells have no room beside the batch that llama-server reserves
 
 
+async def test_a_suffix_is_a_gap():
+    """OpenAI's way to ask for the same: prompt and suffix of /v1/completions."""
+    async with running(tokenizer=Coder()) as server:
+        ask: dict[str, Any] = {"prompt": "def ", "suffix": "()", "max_tokens": 2}
+        status, reply = await server.post("/v1/completions", {**ask, "verbose": True})
+        assert (status, reply["choices"][0]["text"]) == (200, "ab")
+        assert reply["__verbose"]["prompt"] == "<s>Pdef S()M"
+        _, reply = await server.post("/v1/completions", {**ask, "prompt": ["a", "b"], "echo": True, "verbose": True})
+        assert [choice["text"] for choice in reply["choices"]] == ["aab", "bab"]
+        status, reply = await server.post("/v1/completions", {**ask, "echo": True, "logprobs": 1})
+        assert (status, "'suffix'" in reply["error"]["message"]) == (400, True)
+
+
 def test_infill_with_other_files():
     body = {
         "input_prefix": "def ",
