@@ -120,7 +120,7 @@ def _store(t: Tensor, at: At) -> list[Instruction] | None:
     if cache.dtype not in ("f32", "f16", "q8_0"):
         return None
     args = (at(cache), at(x), at(cells), x.shape[1], x.shape[2])
-    return [Instruction(f"{t.op}:{cache.dtype}", args, x.shape[0], 4)]
+    return [Instruction(f"{t.op}:{cache.dtype}", args, x.shape[0], 16)]  # the keys of two cells of a page share lines
 
 
 lower("store_k")(_store)

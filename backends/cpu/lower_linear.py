@@ -20,6 +20,7 @@ from graph.tensor import Tensor
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
 CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
 STRETCH_BYTES = 14 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
+MANY_ROWS = 64  # whose work can be handed out in larger parts
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
 
@@ -39,7 +40,8 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
     args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=True))
-    return [Instruction(f"quantize_act:{group}", args, m, max(1, 4096 // k))]
+    grain = max(1, 4096 // k) if m < MANY_ROWS else 32  # rows lie 52 bytes apart: two threads share a line at each seam
+    return [Instruction(f"quantize_act:{group}", args, m, grain)]
 
 
 @lower("pack_act")
