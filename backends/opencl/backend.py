@@ -77,9 +77,10 @@ class OpenCLBackend:
     def load(self, t: Tensor, raw: Bytes) -> Memory:
         packed = np.ascontiguousarray(kernels.pack(t, raw))
         memory = self.alloc(len(packed))
-        self.upload(Place(memory), packed)
-        self._queue.finish()
-        self._sending.clear()
+        try:
+            self._cl.enqueue_copy(self._queue, memory.buffer, packed, is_blocking=True)
+        except self._cl.Error as error:
+            raise self._translated(error) from error
         return memory
 
     def upload(self, place: Place, data: Bytes) -> None:
