@@ -130,6 +130,8 @@ class Tuning:
             self._trainer = None
             self._leave()
             return
+        if job["status"] == "queued":  # paused and resumed before this thread looked
+            self._update(job, status="running")
         event = next(self._work, None)
         if event is not None:
             self._told(job, event)

@@ -193,7 +193,7 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
     print(
         f"logitless: {t.kind}: {t.n_params} parameters in {len(t.params)} tensors, optimizer {bytes_of_optimizer} "
         f"bytes; {len(trainer.order)} samples to train on, {len(trainer.validation_indices)} to validate, "
-        f"{trainer.n_steps} steps",
+        f"{trainer.n_steps} steps on {', then '.join(b.name for b in t.session.backends)}",
         file=sys.stderr,
     )
     reporter = Reporter(show, terminal=terminal)

@@ -73,7 +73,11 @@ def test_a_job_is_killed_resumed_and_used(serve: ServerFactory, shared_data: Pat
             hyperparameters=hyperparameters,  # type: ignore[arg-type]
         )
         if killed:
+            wait(api, server.url, job.id, until="Step 2/")
+            assert api.fine_tuning.jobs.pause(job.id).status == "paused"
+            assert api.fine_tuning.jobs.resume(job.id).status == "queued"
             wait(api, server.url, job.id, until="Checkpoint created")
+            assert api.fine_tuning.jobs.retrieve(job.id).status == "running"
             server.process.send_signal(signal.SIGKILL)
             server.process.wait()
             server = serve(model, *flags, "--data-dir", str(folder))

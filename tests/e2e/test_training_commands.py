@@ -40,6 +40,7 @@ def test_from_scratch_then_an_adapter_then_merged(folder: Path, capsys: pytest.C
     plot = str(folder / "loss.svg")
     code, told = run(capsys, "train", *sizes, *one, "-o", model, "--iterations", "4", "--plot", plot)
     assert code == 0, told
+    assert "4 steps on cpu\n" in told
     assert "train: iter=4/4 sample=16/" in told
     assert "val: |████████|" in told
     assert "total training time 0:0" in told
