@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,9 @@ def test_networks_of_digits(kind: str, device: str, cpu: Backend, open_device: C
     for backends in ([open_device(device), cpu], [cpu]):
         session = Session(backends)
         network = getattr(mnist, kind)(session, 0, Batches(32, 16))
-        result = network.epoch(images.reshape(64, -1), y, np.arange(64))
-        assert on_one_device(session, network._accumulate)
+        data = network.table("digits", images.reshape(64, -1), y)
+        result = network.epoch(data, np.arange(64, dtype=np.int32))
+        assert on_one_device(session, partial(network._accumulate, data))
         assert on_one_device(session, network._update)
         found.append(result.losses)
     assert found[1][-1] < found[1][0]
