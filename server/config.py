@@ -41,6 +41,7 @@ class ServerConfig:
     api_prefix: str = ""
     tls: SSLContext | None = None  # the key and certificate of HTTPS
     reuse_port: bool = False
+    behind_router: bool = False  # a router is the only client, and says whom each request is for
     cors_origins: str = "*"  # "*": any; "localhost": this machine's names; else a comma list
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
     max_body: int = 64 << 20  # bytes

@@ -50,6 +50,12 @@ class ServerFault(RequestError):
     code, type = 500, "server_error"
 
 
+class BadGateway(RequestError):
+    """The server that a router has for the model did not answer."""
+
+    code, type = 502, "server_error"
+
+
 class NotSupported(RequestError):
     code, type = 501, "not_supported_error"
 

@@ -46,7 +46,6 @@ COMPATIBLE = Group(
         _ignored("--prio", value="N"),
         _ignored("--numa", "LLAMA_ARG_NUMA", value="TYPE"),
         _ignored("--check-tensors"),
-        _ignored("--models-autoload", "LLAMA_ARG_MODELS_AUTOLOAD", off="--no-models-autoload"),
         _ignored("--log-file", "LLAMA_LOG_FILE", value="FILE"),
         _ignored("--log-disable"),
         _ignored("--log-colors", "LLAMA_LOG_COLORS", optional=("auto", "on", "off")),
@@ -54,9 +53,6 @@ COMPATIBLE = Group(
         _ignored("--log-timestamps", "LLAMA_LOG_TIMESTAMPS", off="--no-log-timestamps"),
         _ignored("-lv --verbosity --log-verbosity", "LLAMA_LOG_VERBOSITY", value="N"),
         # What is not there yet. Never accepted silently: the client would rely on it.
-        _later("--models-dir", "LLAMA_ARG_MODELS_DIR", value="FOLDER"),
-        _later("--models-max", "LLAMA_ARG_MODELS_MAX", value="N"),
-        _later("--models-preset", "LLAMA_ARG_MODELS_PRESET", value="FILE"),
         _later("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "LLAMA_ARG_SPEC_DRAFT_HF_REPO", value="REPO"),
         _later("-devd --device-draft --spec-draft-device", value="NAME", off_values=("cpu",)),
         _later("-lcs --lookup-cache-static", value="FILE"),

@@ -75,21 +75,22 @@ class Group:
 
 
 def parse(flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
-    """The value of every flag by its `dest`, and `notices`: lines about flags that were accepted and ignored."""
+    """The value of every flag by its `dest`; `notices`: lines about flags that were accepted and ignored; `given`: the
+    command line flag by flag, as (dest, its words)."""
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
     notices: list[str] = []
     for f in flags:
         found = from_environment(f, environ)
         if found is not None:
             _apply(f, found[1], found[0], values, notices, replace=True)
-    given: set[str] = set()
+    given: list[tuple[str, list[str]]] = []
     for f, name, value in _walk(flags, argv):
-        _apply(f, value, name, values, notices, replace=f.dest not in given)
-        given.add(f.dest)
+        _apply(f, value, name, values, notices, replace=all(f.dest != dest for dest, _ in given))
+        given.append((f.dest, [name, value] if isinstance(value, str) else [name]))
     for f in flags:
         if f.many and not values[f.dest]:
             values[f.dest] = list(f.default or [])
-    return SimpleNamespace(**values, notices=notices)
+    return SimpleNamespace(**values, notices=notices, given=given)
 
 
 def _walk(flags: Sequence[Flag], argv: Sequence[str]) -> Iterable[tuple[Flag, str, str | bool]]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from server.cli.flags import Flag, text
+from server.cli.flags import Flag, Group, text, whole
 
 _REPO = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.-]+))?", re.ASCII)
 
@@ -62,4 +62,37 @@ DOWNLOADS = (
         env="LLAMA_ARG_MODEL_URL",
     ),
     Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE"),
+)
+ROUTER = Group(
+    "Several models (router)",
+    (
+        Flag(
+            "--models-dir",
+            "serve the GGUF files of a folder, each by its name; a model is loaded when a request names it",
+            text,
+            metavar="FOLDER",
+            env="LLAMA_ARG_MODELS_DIR",
+        ),
+        Flag(
+            "--models-preset",
+            "an INI file of models and their flags: a section each, [*] for all",
+            text,
+            metavar="FILE",
+            env="LLAMA_ARG_MODELS_PRESET",
+        ),
+        Flag(
+            "--models-max",
+            "models that are loaded at once; another one takes the place of the one used longest ago; 0: any number",
+            whole(0, 10_000),
+            4,
+            env="LLAMA_ARG_MODELS_MAX",
+        ),
+        Flag(
+            "--models-autoload",
+            "load a model when a request names it; off: POST /models/load does",
+            default=True,
+            env="LLAMA_ARG_MODELS_AUTOLOAD",
+            off="--no-models-autoload",
+        ),
+    ),
 )

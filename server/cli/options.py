@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import Flag, Group, choice, device_list, json_object, keys, number, text, whole, wholes, words
-from server.cli.model_options import DOWNLOADS, MODEL
+from server.cli.model_options import DOWNLOADS, MODEL, ROUTER
 from server.cli.speculation import speculation_group
 
 INT_MAX = 2**31 - 1
@@ -356,6 +356,7 @@ SERVE = (
         ),
     ),
     SERVING,
+    ROUTER,
     CONTEXT,
     CACHE,
     REQUESTS,

@@ -37,6 +37,10 @@ def run(options: SimpleNamespace) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    if options.models_dir or options.models_preset:
+        from server.cli import router
+
+        return router.run(options)
     path = load.named_model(options)
     if path is None:
         path = demo_model()
@@ -57,7 +61,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     import asyncio
 
     # importing aiohttp takes as long as all that is done before it is needed
-    http = asyncio.get_running_loop().run_in_executor(None, _import_http)
+    http = asyncio.get_running_loop().run_in_executor(None, import_http)
     from models import tokenizer
     from models.gguf_file import GGUFFile
     from models.model import hparams_of
@@ -111,7 +115,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     await (await http).serve(service, config)
 
 
-def _import_http() -> Any:
+def import_http() -> Any:
     """server.http.app, without the authorities' certificates, which aiohttp reads for its client: 0.1 s for nobody."""
     import ssl
 
@@ -162,8 +166,7 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
     from server.config import ServerConfig
 
     return ServerConfig(
-        host=options.host,
-        port=options.port,
+        **listening(options),
         model_path=str(path),
         alias=options.alias[0] if options.alias else "",
         aliases=tuple(options.alias),
@@ -178,27 +181,36 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         defaults=load.sampling_defaults(options, vocabulary),
         speculation=speculation.defaults(options),
         has_draft_model=options.model_draft is not None,
-        api_keys=tuple(options.api_key),
-        api_key_file=api_key_file(options.api_key_file),
-        admin_api_key=options.admin_api_key or "",
-        api_prefix=api_prefix(options.api_prefix),
-        tls=tls.context(options),
-        reuse_port=reuse_port(options),
-        max_body=options.max_request_size << 20,
-        cors_origins=options.cors_origins,
-        timeout=options.timeout,
         metrics=options.metrics,
         slots=options.slots,
         slot_save_path=slot_folder(options.slot_save_path),
         props=options.props,
-        ui=options.ui,
         prefill_assistant=options.prefill_assistant,
         reasoning_format=options.reasoning_format,
         reasoning_budget=options.reasoning_budget,
         pooling="rank" if options.rerank else options.pooling or "",
         chat_template_kwargs=template_variables(options),
-        verbose=options.verbose,
+        behind_router="LOGITLESS_BEHIND_ROUTER" in os.environ,
     )
+
+
+def listening(options: SimpleNamespace) -> dict[str, Any]:
+    """The settings of a server that do not depend on a model: who may connect, and how."""
+    return {
+        "host": options.host,
+        "port": options.port,
+        "api_keys": tuple(options.api_key),
+        "api_key_file": api_key_file(options.api_key_file),
+        "admin_api_key": options.admin_api_key or "",
+        "api_prefix": api_prefix(options.api_prefix),
+        "tls": tls.context(options),
+        "reuse_port": reuse_port(options),
+        "max_body": options.max_request_size << 20,
+        "cors_origins": options.cors_origins,
+        "timeout": options.timeout,
+        "ui": options.ui,
+        "verbose": options.verbose,
+    }
 
 
 def template_variables(options: SimpleNamespace) -> dict[str, Any]:

@@ -1,23 +1,20 @@
-"""The aiohttp application: routes, who may enter, how refusals look; and running it until a signal."""
+"""The aiohttp application of one model: its routes."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-import signal
-from contextlib import suppress
+from functools import partial
 from importlib import import_module
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from server.config import BUILD_INFO, ServerConfig
-from server.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
 from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text
-from server.http.context import CONTEXT, Context, api_key, error_response, json_response
-from server.http.page import PAGE, Handler
-from server.keys import same
+from server.http.context import CONTEXT, Context, json_response
+from server.http.guard import Guard, Handler
+from server.http.listen import listen
+from server.http.page import PAGE
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
@@ -112,16 +109,15 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", f"{_JOBS}/{{id}}/events", "fine_tuning.events"),
     ("GET", f"{_JOBS}/{{id}}/checkpoints", "fine_tuning.checkpoints"),
 )
-# what is not read here needs the admin key, where there is one
-_ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
 _PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *PAGE})
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def make_app(service: Service, config: ServerConfig) -> web.Application:
     """The application; it may be run before the model has loaded, and answers 503 until then."""
-    app = web.Application(client_max_size=config.max_body, middlewares=[_guard])
-    app[CONTEXT] = Context(service, config)
+    context = Context(service, config)
+    guard = Guard(config, context.keys, _PUBLIC)
+    app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
+    app[CONTEXT] = context
     prefix = config.api_prefix.rstrip("/")
     for path, handler in _GET.items():
         app.router.add_get(prefix + path, handler)
@@ -132,7 +128,7 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
     if config.ui:
         for path, handler in PAGE.items():
             app.router.add_get(prefix + path, handler)
-    app.on_response_prepare.append(_add_headers)
+    app.on_response_prepare.append(guard.add_headers)
     return app
 
 
@@ -149,43 +145,7 @@ def _later(name: str) -> Handler:
 
 async def serve(service: Service, config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the engine."""
-    protocol = log.getChild("protocol")
-    if not log.isEnabledFor(logging.DEBUG):  # what is no HTTP is answered with 400; a traceback of it tells nobody much
-        protocol.setLevel(logging.CRITICAL)
-    runner = web.AppRunner(
-        make_app(service, config),
-        handler_cancellation=True,
-        access_log=None,
-        logger=protocol,
-        handle_signals=False,
-        shutdown_timeout=0.5,
-    )
-    loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError):  # no signals on this platform's loop: Ctrl+C raises KeyboardInterrupt
-            loop.add_signal_handler(number, signalled.set)
-    await runner.setup()
-    stopping = asyncio.create_task(signalled.wait())
-    running = asyncio.create_task(_running(service))
-    try:
-        reuse_port = config.reuse_port or None
-        site = web.TCPSite(runner, config.host, config.port, ssl_context=config.tls, reuse_port=reuse_port)
-        await site.start()
-        log.info("listening on %s", address(runner, config))
-        await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        log.info("shutting down")
-        await site.stop()
-    finally:
-        for task in (stopping, running):
-            task.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError):
-                loop.remove_signal_handler(number)
-        await service.stop(2.5)
-        await runner.cleanup()
+    await listen(make_app(service, config), config, _running(service), partial(service.stop, 2.5))
 
 
 async def _running(service: Service) -> None:
@@ -193,98 +153,3 @@ async def _running(service: Service) -> None:
     served = await service.loaded()
     log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)
     await service.ended()
-
-
-def address(runner: web.AppRunner, config: ServerConfig) -> str:
-    """The URL that the server listens on, with the port that was chosen."""
-    scheme = "https" if config.tls else "http"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{scheme}://{host}:{runner.addresses[0][1]}"
-
-
-@web.middleware
-async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Preflights and keys first; then every exception becomes an error object of one line."""
-    try:
-        if request.method == "OPTIONS":
-            return _preflight(request)
-        _authorize(request)
-        return await handler(request)
-    except RequestError as error:
-        return error_response(error)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        return _http_error(request, error)
-    except Exception as error:
-        log.error(
-            "%s %s failed: %s: %s",
-            request.method,
-            request.rel_url.raw_path,  # still escaped, so that it stays one line
-            type(error).__name__,
-            " ".join(str(error).split()),
-            exc_info=log.isEnabledFor(logging.DEBUG),
-        )
-        return error_response(ServerFault("internal error; the server's log has the reason"))
-
-
-def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
-    if error.status == 404:
-        return error_response(NotFound(f"no such endpoint: {request.path}"))
-    refused = RequestError(error.reason)
-    refused.code = error.status
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        refused.message = f"{request.method} is not allowed here"
-    elif isinstance(error, web.HTTPRequestEntityTooLarge):
-        refused.message = f"the request is larger than {request.app[CONTEXT].config.max_body} bytes"
-    response = error_response(refused)
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        response.headers["Allow"] = error.headers["Allow"]
-    return response
-
-
-def _authorize(request: web.Request) -> None:
-    config, keys = request.app[CONTEXT].config, request.app[CONTEXT].keys
-    path = request.path.removeprefix(config.api_prefix.rstrip("/"))
-    writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
-    if not writes and (not keys or path in _PUBLIC):
-        return
-    given = api_key(request)
-    if config.admin_api_key and same(given, config.admin_api_key):
-        return
-    if not keys.match(given):
-        raise Unauthorized("Invalid API Key")
-    if writes:
-        raise Forbidden("this needs the admin key")
-
-
-def _preflight(request: web.Request) -> web.Response:
-    """llama-server's answer, and DELETE for who asks for that, which it does not have."""
-    more = ", DELETE" if request.headers.get("Access-Control-Request-Method") == "DELETE" else ""
-    methods = {"Access-Control-Allow-Methods": "GET, POST" + more}
-    return web.Response(headers={**methods, "Access-Control-Allow-Headers": "*"})
-
-
-def _origin(request: web.Request) -> str:
-    """The value of Access-Control-Allow-Origin, or "" where none is allowed."""
-    origin = request.headers.get("Origin", "")
-    allowed = request.app[CONTEXT].config.cors_origins
-    if allowed == "*":
-        return origin
-    if not origin:
-        return ""
-    if allowed == "localhost":
-        with suppress(ValueError):
-            host = urlsplit(origin if "//" in origin else f"//{origin}").hostname
-            return origin if host in _LOCAL else ""
-        return ""
-    return origin if origin in [item.strip() for item in allowed.split(",")] else ""
-
-
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "logitless"
-    origin = _origin(request)
-    if origin:
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Allow-Credentials"] = "true"
-        response.headers["Vary"] = "Origin"

@@ -26,6 +26,8 @@ T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
 _SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u")  # may ask for a grammar, which is to be compiled
 
+CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
+
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -122,6 +124,19 @@ def api_key(request: web.Request) -> str:
     """The key that the client gives, "" if none."""
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
+
+
+def client_key(request: web.Request) -> str:
+    """Whose streams these are. Behind a router all requests have its key, and it tells the clients apart."""
+    if request.app[CONTEXT].config.behind_router:
+        return request.headers.get(CLIENT_KEY, "")
+    return api_key(request)
+
+
+def client_address(request: web.Request) -> str:
+    """Where the client is."""
+    behind_router = request.app[CONTEXT].config.behind_router
+    return (request.headers.get(CLIENT_ADDRESS) if behind_router else request.remote) or ""
 
 
 def json_response(data: object, status: int = 200) -> web.Response:

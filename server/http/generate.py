@@ -12,7 +12,7 @@ from aiohttp import web
 
 from server.errors import InvalidRequest, ServerFault
 from server.http.chat import ChatReply
-from server.http.context import CONTEXT, Context, api_key, beside, json_response
+from server.http.context import CONTEXT, Context, beside, client_address, client_key, json_response
 from server.http.native import NativeReply
 from server.http.openai import CompletionReply
 from server.http.reply import Reply, failure
@@ -62,8 +62,7 @@ async def chat_completion(request: web.Request) -> web.StreamResponse:
 
 def client_of(request: web.Request, job: Job) -> str:
     """Whom a request counts for when clients take turns: the user that it names, of this key or address."""
-    key = request.headers.get("Authorization") or request.headers.get("X-Api-Key") or request.remote or ""
-    return f"{key} {job.options.user}"
+    return f"{client_key(request) or client_address(request)} {job.options.user}"
 
 
 async def verify(request: web.Request) -> web.StreamResponse:
@@ -100,7 +99,7 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
     id = request.headers[CONVERSATION]
     if not id or len(id) > 256 or not id.isprintable():
         raise InvalidRequest(f"{CONVERSATION} must be 1 to 256 printable characters")
-    place = api_key(request), id
+    place = client_key(request), id
     session = context.sessions.open(place)
     try:
         stream = await context.service.submit(job.requests, client_of(request, job))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.resources import files
 
@@ -10,8 +9,8 @@ from aiohttp import web
 
 from server.config import BUILD_INFO
 from server.http.context import json_response
+from server.http.guard import Handler
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SCRIPT = "text/javascript"
 _FILES = {
     "/": ("page.html", "text/html"),

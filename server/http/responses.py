@@ -14,7 +14,7 @@ from server.errors import NotFound, RequestError
 from server.fields import Fields, unsupported
 from server.http.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
 from server.http.chat import Answers
-from server.http.context import CONTEXT, api_key, encode_json, error_object, json_response
+from server.http.context import CONTEXT, client_key, encode_json, error_object, json_response
 from server.http.generate import run
 from server.http.kept import Kept
 from server.http.listing import listed
@@ -87,7 +87,7 @@ async def input_items(request: web.Request) -> web.Response:
 
 def _owner(request: web.Request) -> str:
     """Whose responses a request may see: those of its key, where keys mean anything."""
-    return api_key(request) if request.app[CONTEXT].keys else ""
+    return client_key(request) if request.app[CONTEXT].keys else ""
 
 
 def _found(request: web.Request) -> Kept:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from server.errors import NotFound
 from server.fields import Fields, refuse
-from server.http.context import CONTEXT, api_key, json_response
+from server.http.context import CONTEXT, client_key, json_response
 from server.http.generate import send
 from server.http.sessions import Place
 
@@ -17,7 +17,7 @@ def _place(request: web.Request) -> Place:
     id = request.match_info.get("id") or request.query.get("conv_id", "")
     if not id:
         refuse("conv_id", "is required")
-    return api_key(request), id
+    return client_key(request), id
 
 
 async def follow(request: web.Request) -> web.StreamResponse:
@@ -51,7 +51,7 @@ async def lookup(request: web.Request) -> web.Response:
             refuse("conversation_ids", f"must be at most {_MAX_IDS} strings")
         return list(dict.fromkeys(ids))
 
-    found = [context.sessions.find((api_key(request), id)) for id in await context.parsed(request, parse)]
+    found = [context.sessions.find((client_key(request), id)) for id in await context.parsed(request, parse)]
     return json_response(
         [
             {

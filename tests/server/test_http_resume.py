@@ -205,3 +205,23 @@ async def test_comments_that_fill_a_silence_are_part_of_what_is_kept():
             session.end()
     assert got == b"data: 1\n\n" + b":\n\n" * 2
     assert (session.total, closed) == (len(got), [1])
+
+
+async def test_behind_a_router_it_says_whose_a_stream_is():
+    """All of its requests have one key, its own; to others these headers say nothing."""
+
+    def of(client: str) -> dict[str, str]:
+        return {"X-Logitless-Key": client, "X-Logitless-Address": f"10.0.0.{len(client)}", "X-Api-Key": "router"}
+
+    at = "/v1/stream?conv_id=c"
+    for behind in (True, False):
+        scheduler = FakeScheduler()
+        async with running(scheduler=scheduler, behind_router=behind, api_keys=("router",)) as server:
+            for client in ("one", ""):
+                named = {"X-Conversation-Id": "c" if client else "d", **of(client)}
+                async with server.http.post(server.url + "/v1/completions", json=BODY, headers=named) as reply:
+                    await reply.read()
+            assert (await read(server, at, **of("one"))).endswith(b"data: [DONE]\n\n")
+            async with server.http.get(server.url + at, headers=of("other")) as reply:
+                assert reply.status == (404 if behind else 200)
+        assert scheduler.clients == (["one ", "10.0.0.0 "] if behind else ["router ", "router "])

@@ -214,7 +214,12 @@ async def test_a_client_that_does_not_read_is_dropped():
 class Dying(FakeScheduler):
     """Its step ends the engine's thread, as nothing should."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.inside = threading.Event()
+
     def step(self) -> Any:
+        self.inside.set()
         if self.gate is not None:
             self.gate.acquire()
         raise SystemExit("the engine is gone")
@@ -222,8 +227,10 @@ class Dying(FakeScheduler):
 
 async def test_nobody_waits_for_an_engine_that_has_ended():
     gate = threading.Semaphore(0)
-    service = await started(Dying(gate=gate))
+    scheduler = Dying(gate=gate)
+    service = await started(scheduler)
     stream = await service.submit([REQUEST])
+    assert await asyncio.to_thread(scheduler.inside.wait, 10)
     question = asyncio.create_task(service.ask(lambda scheduler: scheduler.idle))
     late = asyncio.create_task(service.submit([REQUEST]))
     await asyncio.wait([question, late], timeout=0.01)

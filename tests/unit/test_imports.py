@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 OPENS_BACKENDS = ("server/engine.py", "server/cli/")
 ONLY_IN = {  # third-party module → the only places that may import it
-    "aiohttp": ("server/http/",),
+    "aiohttp": ("server/http/", "server/router/"),
     "asyncio": ("server/",),
     "numba": ("backends/cpu/kernels/", "backends/cpu/frontend.py"),
     "llvmlite": ("backends/cpu/", "server/cli/devices.py"),

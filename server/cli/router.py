@@ -1,0 +1,152 @@
+"""`logitless serve --models-dir` or `--models-preset`: a router over several models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from server.cli.flags import FALSE, TRUE, CliError, Flag, UsageError, parse
+from server.cli.model_options import Repo
+
+if TYPE_CHECKING:
+    from server.router.fleet import Entry
+    from server.router.process import ServerProcess
+
+log = logging.getLogger("logitless.router")
+_SOURCES = ("model", "hf_repo", "hf_file", "model_url")
+_OWN = frozenset(  # children get none of these from the router's command line or environment
+    (
+        *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
+        *("reuse_port", "cors_origins", "ui", "models_dir", "models_max", "models_preset", "models_autoload"),
+        *("alias", "data_dir", "list_devices", *_SOURCES),
+    )
+)
+_SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
+_REFUSED = (*_SOURCES, "alias", "data_dir")
+
+
+def run(options: SimpleNamespace) -> int:
+    """Serve until a signal."""
+    for dest in _REFUSED:
+        if getattr(options, dest):
+            raise UsageError(f"--{dest.replace('_', '-')} is for a server of one model, not for a router")
+    asyncio.run(_serve(options))
+    return 0
+
+
+async def _serve(options: SimpleNamespace) -> None:
+    from server.cli.serve import import_http, listening
+    from server.config import ServerConfig
+
+    config = ServerConfig(**listening(options))
+    import_http()
+    from server.router.app import Router, serve
+    from server.router.catalog import CatalogError, Sources
+    from server.router.fleet import Fleet
+    from server.router.process import ServerProcess, environment
+
+    flags = _flags()
+    common = tuple(word for dest, words in options.given if dest not in (*_OWN, _SECRET) for word in words)
+    folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
+    sources = Sources(folder, presets, common)
+    read = partial(sources.read, partial(preset_words, flags))
+    try:
+        entries = read()
+    except CatalogError as error:
+        raise CliError(str(error)) from None
+    own = frozenset(name for f in flags if f.dest in _OWN for name in (*f.env.split(), *_negatives(f)))
+    environ = environment(own) | ({"HF_TOKEN": options.hf_token} if options.hf_token else {})
+
+    async def start(entry: Entry) -> ServerProcess:
+        return await ServerProcess.start(entry.args, environ, partial(_say, entry.name))
+
+    log.info("%d models", len(entries))
+    fleet = Fleet(entries, start, options.models_max)
+    router = Router(fleet, config, read, autoload=options.models_autoload, limit=options.models_max)
+    await serve(router, fleet, config)
+
+
+def _say(name: str, line: str) -> None:
+    """A line of a child's log, which has its own time and level."""
+    with suppress(OSError):
+        print(f"[{name}] {line}", file=sys.stderr, flush=True)
+
+
+def _flags() -> list[Flag]:
+    from server.cli.options import SERVE
+
+    return [f for group in SERVE for f in group.flags]
+
+
+def _negatives(f: Flag) -> list[str]:
+    return [name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for name in f.env.split()]
+
+
+def preset_words(
+    flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None
+) -> tuple[str, ...]:
+    """A preset's settings as words of its server's command line. CatalogError, which begins with `where`."""
+    from server.router.catalog import CatalogError
+
+    words: list[str] = []
+    given: set[str] = set()
+    for key, value in settings.items():
+        found = _word(flags, key)
+        if found is None:
+            raise CatalogError(f"{where} {key}: there is no such flag")
+        f, word, on = found
+        if f.dest == _SECRET:
+            raise CatalogError(f"{where} {key}: is a secret, which /models would show; give it to the router")
+        if f.dest in _OWN and f.dest not in _SOURCES:
+            raise CatalogError(f"{where} {key}: is the router's own, and not a model's")
+        given.add(f.dest)
+        if f.takes_value and on:
+            words += [word, value]
+        elif value.strip().lower() not in TRUE | FALSE:
+            raise CatalogError(f"{where} {key}: {value!r} is not true or false")
+        elif value.strip().lower() in TRUE:
+            words.append(word)
+        elif f.off_names:
+            words.append(f.off_names[0] if on else f.long)
+    if not given & {*_SOURCES}:
+        if file is not None:
+            words += ["--model", str(file)]
+        else:
+            words += ["--hf-repo", _repo(where, name)]
+    words += ["--alias", name] if "," not in name else []
+    try:
+        parse(flags, words, {})
+    except CliError as error:
+        raise CatalogError(f"{where} {error}") from None
+    return tuple(words)
+
+
+def _word(flags: list[Flag], key: str) -> tuple[Flag, str, bool] | None:
+    """The flag that a key means (c, ctx-size, LLAMA_ARG_CTX_SIZE), the word for it, and whether that turns it on."""
+    for f in flags:
+        for word in (f"-{key}", f"--{key.replace('_', '-')}"):
+            if word in f.all_names:
+                return f, word, True
+            if word in f.off_names:
+                return f, word, False
+        if key in f.env.split():
+            return f, f.long, True
+        if f.off_names and key in _negatives(f):
+            return f, f.off_names[0], False
+    return None
+
+
+def _repo(where: str, name: str) -> str:
+    from server.router.catalog import CatalogError
+
+    try:
+        return str(Repo.parse(name))
+    except ValueError:
+        raise CatalogError(f"{where} needs model = FILE, or hf-repo = USER/REPO") from None

@@ -1,0 +1,95 @@
+"""Passing a request on to a child and its answer back, as it comes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from contextlib import suppress
+
+import aiohttp
+from aiohttp import web
+
+from server.errors import BadGateway, RequestError
+from server.http.context import CLIENT_ADDRESS, CLIENT_KEY, api_key, error_object
+from server.router.process import ServerProcess
+
+log = logging.getLogger("logitless.router")
+_HOP = frozenset(
+    (
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+        *("transfer-encoding", "upgrade", "host", "content-length", "expect"),
+    )
+)
+_OURS = frozenset(
+    (
+        *("authorization", "x-api-key", "origin", "accept-encoding", "content-encoding"),
+        *(CLIENT_KEY.lower(), CLIENT_ADDRESS.lower()),
+    )
+)
+_NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and everything about CORS: the router answers for that
+LOST = "the model's server ended while it answered; ask again and it is started again"
+
+
+class Unconnected(BadGateway):
+    """The child does not listen any more: it has done nothing of the request."""
+
+
+async def forward(
+    session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
+) -> web.StreamResponse:
+    """The child's answer. When the client leaves, the task is cancelled, and with it the request to the child.
+
+    BadGateway: the child is gone, and nothing of an answer has been sent; Unconnected: it has not even been asked."""
+    headers = _headers(request, child.key)
+    try:
+        answer = await session.request(
+            request.method, child.url + path, headers=headers, data=body or None, allow_redirects=False
+        )
+    except aiohttp.ClientConnectorError:
+        raise Unconnected(LOST) from None
+    except (aiohttp.ClientError, OSError) as error:
+        log.warning("a model's server did not answer: %s", type(error).__name__)
+        raise BadGateway(LOST) from None
+    async with answer:
+        return await _back(request, answer)
+
+
+def _headers(request: web.Request, key: str) -> dict[str, str]:
+    gone = _HOP | _OURS
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in gone}
+    headers["Authorization"] = f"Bearer {key}"
+    given = api_key(request)
+    headers[CLIENT_KEY] = hashlib.sha256(given.encode("utf-8", "surrogateescape")).hexdigest() if given else ""
+    headers[CLIENT_ADDRESS] = request.remote or ""
+    return headers
+
+
+async def _back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, reason=answer.reason)
+    for name, value in answer.headers.items():
+        if name.lower() not in _NOT_BACK and not name.lower().startswith("access-control-"):
+            response.headers.add(name, value)
+    response.content_length = answer.content_length
+    await response.prepare(request)
+    try:
+        async for piece in answer.content.iter_any():
+            await response.write(piece)
+        await response.write_eof()
+    except (aiohttp.ClientError, TimeoutError):
+        await _broken(request, response)
+    except ConnectionError:
+        log.debug("the client of %s went away", request.rel_url.raw_path)
+    return response
+
+
+async def _broken(request: web.Request, response: web.StreamResponse) -> None:
+    """The child ended in the middle: a stream of events can still say so, anything else is cut off."""
+    log.warning("a model's server ended in the middle of an answer")
+    with suppress(ConnectionError):
+        if response.content_type == "text/event-stream":
+            said: RequestError = BadGateway(LOST)
+            await response.write(f"data: {json.dumps(error_object(said))}\n\n".encode())
+            await response.write_eof()
+        elif request.transport is not None:
+            request.transport.abort()

@@ -1,0 +1,154 @@
+"""Router mode through the real port, with children that serve real models."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from conftest import Server, ServerFactory
+
+KEY = "sesame"
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def router(serve_module: ServerFactory, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("a", "b"):
+        shutil.copy(shared_data / "models" / "stories260K-conv-Q8_0.gguf", folder / f"{name}.gguf")
+    (folder / "broken.gguf").write_text("no model")
+    flags = ("--models-dir", str(folder), "--models-max", "1", "--api-key", KEY, "-c", "1024", "-t", "1")
+    return serve_module(None, *flags)
+
+
+@pytest.fixture
+def client(router: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{router.url}/v1", api_key=KEY, max_retries=0)
+
+
+def status(client: openai.OpenAI, name: str) -> Any:
+    return next(model.status for model in client.models.list().data if model.id == name)  # type: ignore[attr-defined]
+
+
+def wait(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+
+
+def children(router: Server) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(router.process.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split() if _is_child(int(pid))]
+
+
+def _is_child(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"server.router.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def say(client: openai.OpenAI, model: str, **kwargs: Any) -> Any:
+    return client.completions.create(model=model, prompt=PROMPT, temperature=0, max_tokens=8, **kwargs)
+
+
+def test_models_are_loaded_by_name_and_make_room(router: Server, client: openai.OpenAI) -> None:
+    first = say(client, "a")
+    assert first.model == "a"
+    assert status(client, "a")["value"] == "loaded"
+    second = say(client, "b")
+    assert (second.model, second.choices[0].text) == ("b", first.choices[0].text)
+    assert (status(client, "a")["value"], status(client, "b")["value"]) == ("unloaded", "loaded")
+    assert len(children(router)) == 1
+    pieces = [chunk.choices[0].text for chunk in say(client, "b", stream=True) if chunk.choices]
+    assert "".join(pieces) == first.choices[0].text
+    assert len(pieces) > 4
+    chat = client.chat.completions.create(model="b", messages=[{"role": "user", "content": "hi"}], max_tokens=4)
+    assert chat.usage is not None
+
+
+def test_keys_are_the_routers_and_a_child_is_closed_to_all_others(router: Server, client: openai.OpenAI) -> None:
+    say(client, "b")
+    with pytest.raises(openai.AuthenticationError):
+        say(client.with_options(api_key="wrong"), "b")
+    listening = next(line for line in reversed(router_log(router)) if "listening on" in line)
+    child = client.with_options(base_url=listening.split()[-1] + "/v1")
+    with pytest.raises(openai.AuthenticationError):
+        say(child, "b")
+    shown = client.models.list().model_dump_json() + "".join(router_log(router))
+    assert KEY not in shown
+
+
+def router_log(router: Server) -> list[str]:
+    """What has been written up to now, children's lines too."""
+    assert router.process.stderr is not None
+    fd = router.process.stderr.fileno()
+    os.set_blocking(fd, False)
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(fd, 1 << 16):
+            router.log += data.decode().splitlines()
+    os.set_blocking(fd, True)
+    return router.log
+
+
+def test_a_client_that_leaves_ends_its_request_in_the_child(router: Server, client: openai.OpenAI) -> None:
+    with client.completions.create(model="b", prompt=PROMPT, max_tokens=900, stream=True) as stream:
+        next(iter(stream))
+    slots = client.with_options(base_url=router.url)
+    wait(lambda: not any(s["is_processing"] for s in slots.get("/slots?model=b", cast_to=list[Any])))
+
+
+def test_what_cannot_be_served(router: Server, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"model '\.\./a' not found"):
+        say(client, "../a")
+    with pytest.raises(openai.BadRequestError, match="model name is missing"):
+        say(client, "")
+    with pytest.raises(openai.InternalServerError, match="belong to one model"):
+        client.fine_tuning.jobs.list()
+    with pytest.raises(openai.InternalServerError, match=r"could not be loaded: .*broken.gguf: is not a GGUF file"):
+        say(client, "broken")
+    assert status(client, "broken")["failed"] is True
+    assert status(client, "broken")["exit_code"] == 1
+    with pytest.raises(openai.BadRequestError, match="is not loaded"):
+        say(client, "a", extra_query={"autoload": "false"})
+    props = client.with_options(base_url=router.url).get("/props", cast_to=dict[str, Any])
+    assert (props["role"], props["max_instances"]) == ("router", 1)
+    assert router.get("/health") == {"status": "ok"}
+    assert "<!doctype html>" in router.get("/").lower()
+
+
+def test_a_child_that_is_killed_is_told_and_started_again(router: Server, client: openai.OpenAI) -> None:
+    text = say(client, "a").choices[0].text
+    (pid,) = children(router)
+    body = {"ignore_eos": True}
+    with client.completions.create(model="a", prompt=PROMPT, max_tokens=900, stream=True, extra_body=body) as stream:
+        next(iter(stream))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="ended while it answered"):
+            list(stream)
+    wait(lambda: "exit_code" in status(client, "a"))
+    assert status(client, "a")["exit_code"] == -signal.SIGKILL
+    assert say(client, "a").choices[0].text == text
+    assert status(client, "a") == {**status(client, "a"), "value": "loaded"}
+    assert "failed" not in status(client, "a")
+
+
+def test_loading_by_hand_and_a_router_that_is_killed(router: Server, client: openai.OpenAI) -> None:
+    plain = client.with_options(base_url=router.url)
+    if status(client, "a")["value"] != "loaded":
+        say(client, "a")
+    assert plain.post("/models/unload", body={"model": "a"}, cast_to=dict[str, Any]) == {"success": True}
+    wait(lambda: bool(status(client, "a")["value"] == "unloaded"))
+    assert plain.post("/models/load", body={"model": "b"}, cast_to=dict[str, Any]) == {"success": True}
+    wait(lambda: bool(status(client, "b")["value"] == "loaded"))
+    (pid,) = children(router)
+    router.process.kill()  # without a chance to say good-bye
+    wait(lambda: not _is_child(pid))

@@ -1,0 +1,234 @@
+"""Who runs and who has to go, with children that exist only here."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+from server.router.fleet import CRASHED, LOADED, LOADING, UNLOADED, Entry, Fleet, StartFailed
+
+
+class FakeChild:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.stopped_after: float | None = None
+
+    async def ended(self) -> int:
+        return await asyncio.shield(self.end)
+
+    async def stop(self, seconds: float) -> None:
+        self.stopped_after = seconds
+        await asyncio.sleep(0)
+        if not self.end.done():
+            self.end.set_result(0)
+
+
+class House:
+    """A fleet whose children start at once, or when the test says so (`slow`), or not at all (`broken`)."""
+
+    def __init__(self, names: str, limit: int) -> None:
+        self.fleet: Fleet[FakeChild] = Fleet([Entry(name, ()) for name in names], self._start, limit)
+        self.started: list[str] = []
+        self.slow: dict[str, asyncio.Event] = {}
+        self.broken: dict[str, str] = {}
+
+    async def _start(self, entry: Entry) -> FakeChild:
+        self.started.append(entry.name)
+        if entry.name in self.slow:
+            await self.slow[entry.name].wait()
+        if entry.name in self.broken:
+            raise StartFailed(self.broken[entry.name], 1)
+        return FakeChild(entry.name)
+
+    @property
+    def loaded(self) -> str:
+        return "".join(name for name, model in self.fleet.models.items() if model.state == LOADED)
+
+    async def use(self, name: str, **kwargs: Any) -> FakeChild:
+        async with self.fleet.lease(name, **kwargs) as child:
+            assert child.name == name
+            assert not child.end.done()
+            return child
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_the_one_used_longest_ago_makes_room():
+    house = House("abc", 2)
+    a = await house.use("a")
+    await house.use("b")
+    assert await house.use("a") is a
+    await house.use("c")
+    assert house.loaded == "ac"
+    assert house.started == ["a", "b", "c"]
+    await house.use("b")
+    assert house.loaded == "bc"
+    assert a.stopped_after == 10.0
+
+
+async def test_no_limit():
+    house = House("abcdefgh", 0)
+    for name in "abcdefgh":
+        await house.use(name)
+    assert house.loaded == "abcdefgh"
+
+
+async def test_a_busy_model_ends_its_requests_first_and_an_idle_one_goes_before_it():
+    house = House("abc", 2)
+    async with house.fleet.lease("a") as a:
+        await house.use("b")
+        await house.use("c")  # b goes, although a was used longer ago
+        assert house.loaded == "ac"
+        async with house.fleet.lease("c"):
+            waiting = asyncio.create_task(house.use("b"))
+            await settle()
+            assert not waiting.done()
+            assert not a.end.done()
+        await waiting
+        assert house.loaded == "ab"
+
+
+async def test_many_requests_for_one_missing_model_cost_one_place():
+    house = House("abc", 2)
+    await house.use("a")
+    await house.use("b")
+    house.slow["c"] = asyncio.Event()
+    waiting = [asyncio.create_task(house.use("c")) for _ in range(3)]
+    await settle()
+    house.slow["c"].set()
+    await asyncio.gather(*waiting)
+    assert house.loaded == "bc"
+    assert house.started == ["a", "b", "c"]
+
+
+async def test_a_client_that_leaves_while_it_waits_costs_nobody_anything():
+    house = House("ab", 1)
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(house.fleet.lease("a"))
+        leaver = asyncio.create_task(house.use("b"))
+        await settle()
+        later = asyncio.create_task(house.use("a"))  # after b's turn, as it seems
+        await settle()
+        assert not later.done()
+        leaver.cancel()
+        await asyncio.wait([leaver])
+        assert await later is a
+    await settle()
+    assert house.loaded == "a"
+    assert house.started == ["a"]
+
+
+async def test_places_go_in_order_of_arrival_and_new_requests_cannot_keep_one():
+    house = House("abc", 1)
+    done: list[str] = []
+
+    async def use(name: str) -> None:
+        await house.use(name)
+        done.append(name)
+
+    async with house.fleet.lease("a"):
+        tasks = []
+        for name in "bca":  # the last one finds a loaded, but it is not its turn
+            tasks.append(asyncio.create_task(use(name)))
+            await settle()
+    await asyncio.gather(*tasks)
+    assert done == ["b", "c", "a"]
+    assert house.started == ["a", "b", "c", "a"]
+
+
+async def test_a_model_that_cannot_start_fails_its_requests_and_is_tried_again():
+    house = House("ab", 1)
+    house.broken["a"] = "no\nsuch file"
+    waiting = [asyncio.create_task(house.use("a")) for _ in range(2)]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(r) for r in results] == [BadGateway, BadGateway]
+    assert "model 'a' could not be loaded: no such file" in str(results[0])
+    model = house.fleet.models["a"]
+    assert (model.state, model.error, model.exit_code) == (UNLOADED, "no such file", 1)
+    assert house.started == ["a"]
+    await house.use("b")  # its place is free
+    del house.broken["a"]
+    await house.use("a")
+    assert model.error == ""
+
+
+async def test_a_child_that_crashes_is_started_again_by_the_next_request():
+    house = House("a", 1)
+    child = await house.use("a")
+    child.end.set_result(-11)
+    await settle()
+    model = house.fleet.models["a"]
+    assert (model.state, model.error, model.exit_code) == (UNLOADED, CRASHED, -11)
+    assert await house.use("a") is not child
+    assert model.error == ""
+
+
+async def test_unknown_names_and_autoload():
+    house = House("a", 1)
+    with pytest.raises(NotFound, match=r"model '\.\./a' not found"):
+        await house.use("../a")
+    with pytest.raises(InvalidRequest, match="model 'a' is not loaded"):
+        await house.use("a", autoload=False)
+    house.fleet.load("a")
+    await house.use("a")
+    assert (await house.use("a", autoload=False)).name == "a"
+
+
+async def test_loading_and_unloading_by_hand():
+    house = House("ab", 1)
+    house.slow["a"] = asyncio.Event()
+    house.fleet.load("a")
+    assert house.fleet.models["a"].state == LOADING
+    with pytest.raises(InvalidRequest, match="already loading"):
+        house.fleet.load("a")
+    request = asyncio.create_task(house.use("a"))
+    house.fleet.load("b")
+    await settle()
+    house.fleet.unload("a")  # while it loads: its request fails, and b has the place
+    with pytest.raises(BadGateway, match="unloaded while it was loading"):
+        await request
+    await settle()
+    assert house.loaded == "b"
+    with pytest.raises(InvalidRequest, match="already loaded"):
+        house.fleet.load("b")
+    async with house.fleet.lease("b") as child:
+        house.fleet.unload("b")  # now, whatever it does
+        await settle()
+        assert child.end.done()
+    assert house.fleet.models["b"].error == ""
+    with pytest.raises(InvalidRequest, match="is not loaded"):
+        house.fleet.unload("b")
+
+
+async def test_new_sources_keep_what_has_not_changed():
+    house = House("abc", 0)
+    kept, changed = await house.use("a"), await house.use("b")
+    house.fleet.update([Entry("a", ()), Entry("b", ("-c", "1")), Entry("d", ())])
+    assert list(house.fleet.models) == ["a", "b", "d"]
+    await settle()
+    assert changed.end.done()
+    assert await house.use("a") is kept
+    assert await house.use("b") is not changed
+    with pytest.raises(NotFound):
+        await house.use("c")
+
+
+async def test_the_end_ends_all_and_refuses_who_waits():
+    house = House("abcd", 2)
+    house.slow |= {"b": asyncio.Event(), "c": asyncio.Event()}
+    a = await house.use("a")
+    waiting = [asyncio.create_task(house.use(name)) for name in "bcd"]
+    await settle()
+    await house.fleet.close()
+    assert a.end.done()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(r) for r in results} == {Unavailable}
+    assert house.loaded == ""

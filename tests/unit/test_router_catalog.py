@@ -1,0 +1,101 @@
+"""Which models a router finds in a folder and in a file of presets, and what it says about wrong ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from server.cli.router import _flags, preset_words
+from server.router.catalog import CatalogError, Sources, models_of_folder
+
+WORDS = partial(preset_words, _flags())
+
+
+def test_a_folder_of_models(tmp_path: Path) -> None:
+    files = ("one.gguf", "two/two.gguf", "two/mmproj-F16.gguf", "empty/readme.txt", "notes.txt", "mmproj-x.gguf")
+    parts = [f"big/big-{i:05d}-of-00002.gguf" for i in (1, 2)]
+    for name in (*files, *parts, "new\nline.gguf", "part-00002-of-00002.gguf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "gone.gguf").symlink_to(tmp_path / "nothing")
+    found = {name: path.relative_to(tmp_path).as_posix() for name, path in models_of_folder(tmp_path).items()}
+    assert found == {"one": "one.gguf", "two": "two/two.gguf", "big": parts[0]}
+    with pytest.raises(CatalogError, match=r"--models-dir .*none: No such file or directory"):
+        models_of_folder(tmp_path / "none")
+
+
+def read(tmp_path: Path, text: str, *, files: tuple[str, ...] = (), common: tuple[str, ...] = ()) -> dict[str, object]:
+    (tmp_path / "models").mkdir(exist_ok=True)
+    for name in files:
+        (tmp_path / "models" / name).touch()
+    (tmp_path / "presets.ini").write_text(text)
+    entries = Sources(tmp_path / "models", tmp_path / "presets.ini", common).read(WORDS)
+    return {entry.name: entry for entry in entries}
+
+
+def test_presets_of_the_three_kinds(tmp_path: Path) -> None:
+    text = """version = 1
+; for all
+[*]
+c = 8192
+LLAMA_ARG_CACHE_RAM = 0
+[a]
+ctx_size = 100
+no-slots = true
+metrics = on
+load-on-startup = true
+[own]
+m = /models/x.gguf
+stop-timeout = 3
+temp = 0.5   ; not a comment: only lines are
+"""
+    with pytest.raises(CatalogError, match=r"presets.ini: \[own\] --temp: '0.5   ; not a comment"):
+        read(tmp_path, text, files=("a.gguf",))
+    found = read(
+        tmp_path,
+        text.replace("   ; not a comment: only lines are", "") + "[u/r:Q8_0]\n",
+        files=("a.gguf",),
+        common=("-v",),
+    )
+    a = tmp_path / "models" / "a.gguf"
+    every = ("-c", "8192", "--cache-ram", "0")
+    own = ("--ctx-size", "100", "--no-slots", "--metrics")
+    assert found["a"].args == (*every, *own, "--model", str(a), "--alias", "a", "-v")  # type: ignore[attr-defined]
+    assert found["a"].load_on_startup  # type: ignore[attr-defined]
+    assert found["own"].args == (*every, "-m", "/models/x.gguf", "--temp", "0.5", "--alias", "own", "-v")  # type: ignore[attr-defined]
+    assert (found["own"].path, found["own"].stop_seconds) == ("/models/x.gguf", 3.0)  # type: ignore[attr-defined]
+    assert found["u/r:Q8_0"].args == (*every, "--hf-repo", "u/r:Q8_0", "--alias", "u/r:Q8_0", "-v")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[a", "presets.ini: line 1: is no INI file"),
+        ("[a]\nnonsense", "presets.ini: line 2: is no INI file"),
+        ("[x]\nc = 1", r"\[x\] needs model = FILE, or hf-repo = USER/REPO"),
+        ("[a]\nwidth = 3", r"\[a\] width: there is no such flag"),
+        ("[a]\nc = many", r"\[a\] -c: 'many' is not a whole number"),
+        ("[a]\nport = 1", r"\[a\] port: is the router's own"),
+        ("[a]\napi-key = k", r"\[a\] api-key: is the router's own"),
+        ("[a]\nhf-token = hf_verysecret", r"\[a\] hf-token: is a secret"),
+        ("[a]\nmetrics = maybe", r"\[a\] metrics: 'maybe' is not true or false"),
+        ("[a]\nload-on-startup = maybe", "load-on-startup: 'maybe' is not true or false"),
+        ("[a]\nstop-timeout = -1", "stop-timeout: is not a number"),
+        ("[a]\ncontrol-vector = x", r"\[a\] not supported yet: --control-vector"),
+    ],
+)
+def test_wrong_presets_are_one_line(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(CatalogError, match=line) as caught:
+        read(tmp_path, text, files=("a.gguf",))
+    assert "\n" not in str(caught.value)
+    assert "verysecret" not in str(caught.value)
+
+
+def test_files_that_are_no_presets(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"none\.ini: No such file"):
+        Sources(None, tmp_path / "none.ini", ()).read(WORDS)
+    (tmp_path / "bad.ini").write_bytes(b"[a]\nm = \xff")
+    with pytest.raises(CatalogError, match="byte 8 is not UTF-8"):
+        Sources(None, tmp_path / "bad.ini", ()).read(WORDS)
