@@ -13,7 +13,6 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import ServerFactory
 
 from server.cli.main import main
 
@@ -50,7 +49,7 @@ def hub(tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> I
         server.shutdown()
 
 
-def test_serving_a_repository_and_then_the_same_offline(hub: str, serve: ServerFactory) -> None:
+def test_serving_a_repository_and_then_the_same_offline(hub: str, serve: Any) -> None:
     server = serve(None, "-hf", f"{REPO}:q8_0", "--hf-token", "hf_verysecret")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     assert client.models.list().data[0].id == f"{REPO}:q8_0"

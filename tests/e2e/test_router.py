@@ -14,14 +14,13 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import Server, ServerFactory
 
 KEY = "sesame"
 PROMPT = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
-def router(serve_module: ServerFactory, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Server:
+def router(serve_module: Any, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models")
     for name in ("a", "b"):
         shutil.copy(shared_data / "models" / "stories260K-conv-Q8_0.gguf", folder / f"{name}.gguf")
@@ -31,7 +30,7 @@ def router(serve_module: ServerFactory, shared_data: Path, tmp_path_factory: pyt
 
 
 @pytest.fixture
-def client(router: Server) -> openai.OpenAI:
+def client(router: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{router.url}/v1", api_key=KEY, max_retries=0)
 
 
@@ -45,7 +44,7 @@ def wait(what: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
-def children(router: Server) -> list[int]:
+def children(router: Any) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(router.process.pid)], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split() if _is_child(int(pid))]
 
@@ -60,7 +59,7 @@ def say(client: openai.OpenAI, model: str, **kwargs: Any) -> Any:
     return client.completions.create(model=model, prompt=PROMPT, temperature=0, max_tokens=8, **kwargs)
 
 
-def test_models_are_loaded_by_name_and_make_room(router: Server, client: openai.OpenAI) -> None:
+def test_models_are_loaded_by_name_and_make_room(router: Any, client: openai.OpenAI) -> None:
     first = say(client, "a")
     assert first.model == "a"
     assert status(client, "a")["value"] == "loaded"
@@ -75,7 +74,7 @@ def test_models_are_loaded_by_name_and_make_room(router: Server, client: openai.
     assert chat.usage is not None
 
 
-def test_keys_are_the_routers_and_a_child_is_closed_to_all_others(router: Server, client: openai.OpenAI) -> None:
+def test_keys_are_the_routers_and_a_child_is_closed_to_all_others(router: Any, client: openai.OpenAI) -> None:
     say(client, "b")
     with pytest.raises(openai.AuthenticationError):
         say(client.with_options(api_key="wrong"), "b")
@@ -87,7 +86,7 @@ def test_keys_are_the_routers_and_a_child_is_closed_to_all_others(router: Server
     assert KEY not in shown
 
 
-def router_log(router: Server) -> list[str]:
+def router_log(router: Any) -> list[str]:
     """What has been written up to now, children's lines too."""
     assert router.process.stderr is not None
     fd = router.process.stderr.fileno()
@@ -99,14 +98,14 @@ def router_log(router: Server) -> list[str]:
     return router.log
 
 
-def test_a_client_that_leaves_ends_its_request_in_the_child(router: Server, client: openai.OpenAI) -> None:
+def test_a_client_that_leaves_ends_its_request_in_the_child(router: Any, client: openai.OpenAI) -> None:
     with client.completions.create(model="b", prompt=PROMPT, max_tokens=900, stream=True) as stream:
         next(iter(stream))
     slots = client.with_options(base_url=router.url)
     wait(lambda: not any(s["is_processing"] for s in slots.get("/slots?model=b", cast_to=list[Any])))
 
 
-def test_what_cannot_be_served(router: Server, client: openai.OpenAI) -> None:
+def test_what_cannot_be_served(router: Any, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match=r"model '\.\./a' not found"):
         say(client, "../a")
     with pytest.raises(openai.BadRequestError, match="model name is missing"):
@@ -125,7 +124,7 @@ def test_what_cannot_be_served(router: Server, client: openai.OpenAI) -> None:
     assert "<!doctype html>" in router.get("/").lower()
 
 
-def test_a_child_that_is_killed_is_told_and_started_again(router: Server, client: openai.OpenAI) -> None:
+def test_a_child_that_is_killed_is_told_and_started_again(router: Any, client: openai.OpenAI) -> None:
     text = say(client, "a").choices[0].text
     (pid,) = children(router)
     body = {"ignore_eos": True}
@@ -141,7 +140,7 @@ def test_a_child_that_is_killed_is_told_and_started_again(router: Server, client
     assert "failed" not in status(client, "a")
 
 
-def test_loading_by_hand_and_a_router_that_is_killed(router: Server, client: openai.OpenAI) -> None:
+def test_loading_by_hand_and_a_router_that_is_killed(router: Any, client: openai.OpenAI) -> None:
     plain = client.with_options(base_url=router.url)
     if status(client, "a")["value"] != "loaded":
         say(client, "a")

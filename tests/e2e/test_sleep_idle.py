@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Server, ServerFactory
 
 PROMPT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park"
 BODY = {"prompt": PROMPT, "n_predict": 24, "seed": 7, "temperature": 0.7}
 
 
-def wait_until_asleep(server: Server) -> None:
+def wait_until_asleep(server: Any) -> None:
     deadline = time.monotonic() + 60
     while not server.get("/props")["is_sleeping"]:
         assert time.monotonic() < deadline, server.log
 
 
-def metric(server: Server, name: str) -> float:
+def metric(server: Any, name: str) -> float:
     return next(float(line.split()[1]) for line in server.get("/metrics").splitlines() if line.startswith(name))
 
 
-def test_it_sleeps_wakes_and_says_the_same(serve: ServerFactory, shared_data: Path, tmp_path: Path) -> None:
+def test_it_sleeps_wakes_and_says_the_same(serve: Any, shared_data: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     shutil.copy(shared_data / "models" / "stories260K.gguf", model)
     draft = shared_data / "models" / "stories260K-conv-Q4_0.gguf"
