@@ -136,6 +136,7 @@ class Engine:
         self.table_pages = -(-self.n_ctx_slot // PAGE)
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self.moves_cells = False  # known once it is loaded
+        self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
         self._beside = beside
         self._open(options.devices)
         self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
@@ -178,6 +179,23 @@ class Engine:
         self._run(Shape(1, 1), UBatch())
         self._prepare_moves()
         self.gguf.release()
+        sizes = {bucket(n) for n in range(2, self.options.n_ubatch + 1)}
+        several = range(2, min(self.options.n_slots, 8) + 1)
+        self._ahead = [Shape(n, 1) for n in sorted(sizes, reverse=True)] + [Shape(n, n) for n in reversed(several)]
+
+    def prepare_ahead(self) -> bool:
+        """Make the plan of one more usual size (a few streams, a prompt), so that no request waits for it.
+
+        False when there is none to make. What goes wrong here will go wrong again, and be told, in a step.
+        """
+        if not self._ahead:
+            return False
+        shape = self._ahead.pop()
+        try:
+            self.session.prepare(shape, lambda: self._build(shape))
+        except (MemoryError, OSError, DeviceLost):
+            self._ahead.clear()
+        return True
 
     def prepare_training(self) -> None:
         """Have training's kernels compiled beside whatever runs; returns at once."""
@@ -202,6 +220,7 @@ class Engine:
 
     def sleep(self) -> None:
         """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
+        self._ahead.clear()
         if self._beside is None:
             self.session.close()
         else:

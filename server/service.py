@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
+PAUSE = 0.2  # seconds without work before each plan that is made ahead
 RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
 
 
@@ -276,7 +277,7 @@ class Service:
                     if not waiting:
                         turns.ran(time.perf_counter() - began)
                 elif waiting:
-                    self._wait(served.scheduler)
+                    self._wait(served)
                 else:
                     self._step(served.scheduler)
                     turns.stepped(time.perf_counter() - began)
@@ -288,9 +289,12 @@ class Service:
             ended_by = error
         self._tell(self._over, ended_by)
 
-    def _wait(self, scheduler: Scheduler) -> None:
+    def _wait(self, served: Served) -> None:
         """Until there is something to do; the model goes to sleep when that takes too long."""
-        sleep = self._sleep
+        sleep, scheduler = self._sleep, served.scheduler
+        if served.engine is not None and scheduler.idle:
+            while not self._wake.wait(PAUSE) and (sleep is None or sleep.left()) and served.engine.prepare_ahead():
+                pass
         if sleep is None or not scheduler.idle:
             self._wake.wait()
         elif not self._wake.wait(sleep.left()):

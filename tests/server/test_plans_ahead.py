@@ -1,0 +1,92 @@
+"""Plans that are made while nobody wants anything."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer
+
+from backends.cpu.backend import CPUBackend
+from models.synth import synthesize
+from server import service as service_module
+from server.cli.bench import greedy
+from server.engine import Engine, EngineOptions
+from server.requests import CompletionRequest, Finished
+from server.service import ModelInfo, Served, Service
+from server.ubatch import UBatch
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "m.gguf"
+    synthesize(path, "tiny", "F32")
+    monkeypatch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(1)])
+    engine = Engine(path, EngineOptions(n_ctx=256, n_slots=3, n_ubatch=32))
+    engine.load()
+    yield engine
+    engine.close()
+
+
+def test_usual_steps_find_their_plan(engine: Engine) -> None:
+    while engine.prepare_ahead():
+        pass
+    built = engine.session.n_plans_built
+    for n in (1, 2, 3):  # streams
+        batch = UBatch([5] * n, [0] * n, list(range(n)), [16 * i for i in range(n)], list(range(n)))
+        batch.rows, batch.targets = [greedy()] * n, [-1] * n
+        batch.tables = {i: [i] for i in range(n)}
+        engine.step(batch)
+    for n in range(2, 33):  # a prompt, filled up to the size of a plan
+        engine.step(
+            UBatch([5] * n, list(range(n)), [0] * n, list(range(n)), [n - 1], [greedy()], [-1], tables={0: [0, 1]})
+        )
+    assert engine.session.n_plans_built == built
+    assert not engine.prepare_ahead()
+
+
+def test_after_sleep_they_are_made_again(engine: Engine) -> None:
+    while engine.prepare_ahead():
+        pass
+    engine.sleep()
+    assert not engine.prepare_ahead()
+    engine.wake()
+    assert engine.prepare_ahead()
+
+
+def test_what_fails_ahead_is_left_to_the_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("full")
+
+    monkeypatch.setattr(engine.session, "prepare", full)
+    assert engine.prepare_ahead()
+    assert not engine.prepare_ahead()
+
+
+class Ahead:
+    """An engine that has so many plans to make."""
+
+    def __init__(self, n: int) -> None:
+        self.left, self.done = n, threading.Event()
+
+    def prepare_ahead(self) -> bool:
+        if not self.left:
+            self.done.set()
+            return False
+        self.left -= 1
+        return True
+
+
+async def test_an_idle_server_makes_them_all_and_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "PAUSE", 0.0)
+    engine, service = Ahead(5), Service()
+    served = Served(FakeScheduler(), FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
+    service.start(lambda: served)
+    await service.loaded()
+    assert await asyncio.to_thread(engine.done.wait, 60)
+    assert not engine.left
+    events = [event async for _, event in await service.submit([CompletionRequest((97,))])]
+    assert isinstance(events[-1], Finished)
+    await service.stop()
