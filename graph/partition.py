@@ -118,9 +118,13 @@ def partition(
     for b, backend in enumerate(backends):
         placed = tuple(backend.fuse(placed, lambda t, b=b: where.get(id(t)) == b))  # type: ignore[misc]
         alive.append(toposort(placed))
+        before = set(where)
         for t in alive[-1]:
-            if not t.is_leaf:
-                where.setdefault(id(t), b)
+            if t.is_leaf or id(t) in before:
+                continue
+            # made by the device, or another device's node again because it reads what was made: that is where it runs
+            made = next((s for s in t.src if not s.is_leaf and id(s) not in before), None)
+            where[id(t)] = t.attrs["to"] if t.op == TRANSFER else b if made is None else where[id(made)]
     final = alive[-1]
     return Placement(placed, tuple(final), {id(t): where[id(t)] for t in final if not t.is_leaf}, home)
 
