@@ -11,6 +11,7 @@ import numpy as np
 from graph.session import Session
 from graph.tensor import Tensor
 from models.errors import ModelFileError
+from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams
 from models.model import Model, hparams_of
@@ -53,6 +54,10 @@ class WeightSets:
             names.append(tensors[name].name)
         return replace(self._base, weights=Weights(tensors)), names
 
+    def digest(self, handle: int) -> str:
+        """What its weights hash to, in any process."""
+        return _digest(self._sets[handle][0])
+
     def model(self, handle: int) -> Model:
         return self._sets[handle][1] if handle else self._base
 
@@ -76,3 +81,17 @@ class WeightSets:
         for gguf, _, _ in self._sets.values():
             gguf.close()
         self._sets.clear()
+
+
+def digest_of(path: str | Path) -> str:
+    """What the weights in a file hash to. OSError and ModelFileError for one that cannot be read."""
+    gguf = GGUFFile.open(path)
+    try:
+        return _digest(gguf)
+    finally:
+        gguf.close()
+
+
+def _digest(gguf: GGUFFile) -> str:
+    h = hparams_of(gguf)
+    return f"weights {fingerprint(gguf, h, h.n_ctx_train)}"

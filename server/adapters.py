@@ -9,8 +9,8 @@ from pathlib import Path
 
 from models.adapter_bank import BASE, AdapterBank, Choice
 from models.lora import Adapter
-from models.weight_sets import WeightSets
-from server.errors import InvalidRequest, NotSupported, ServerFault
+from models.weight_sets import WeightSets, digest_of
+from server.errors import InvalidRequest, ServerFault
 from server.requests import Lora
 from server.slot_files import AdapterNames
 
@@ -105,9 +105,8 @@ class Adapters:
 
     def names(self, choice: Choice) -> AdapterNames:
         """A mixture as another process can find it again."""
-        if choice.weights:
-            raise NotSupported("what was computed with other weights than the model's own cannot be saved")
-        return self._bank.digests(choice.mix)
+        weights = ((self._weight_sets.digest(choice.weights), 1.0),) if choice.weights else ()
+        return (*weights, *self._bank.digests(choice.mix))
 
     def choice_of(self, names: AdapterNames) -> Choice:
         """The mixture of these adapters, on the device. InvalidRequest where it does not give the same bits here."""
@@ -115,7 +114,7 @@ class Adapters:
         for digest, scale in names:
             entry = next((entry for entry in self.entries if self._digest(entry) == digest), None)
             if entry is None:
-                raise InvalidRequest(f"the state was computed with an adapter that is not loaded here ({digest[:32]})")
+                raise InvalidRequest(f"the state was computed with a finetune that is not loaded here ({digest[:40]})")
             found[entry.id] = scale
         choice = self.resolve(tuple(found.items()))
         if self.names(choice) != names:  # sums in another order round differently
@@ -123,9 +122,9 @@ class Adapters:
         return choice
 
     def _digest(self, entry: Entry) -> str:
-        if not entry.digest and entry.source is not None:
+        if not entry.digest:
             try:
-                entry.digest = entry.source().digest
+                entry.digest = entry.source().digest if entry.source is not None else digest_of(entry.path)
             except (OSError, ValueError):  # whoever wants this one will be told
                 return ""
         return entry.digest

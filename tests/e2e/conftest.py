@@ -49,10 +49,9 @@ class Server:
                 if self.process.poll() is not None:
                     raise RuntimeError(f"the server ended: {''.join(self.log)}") from error
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+    def post(self, path: str, body: dict[str, Any], key: str = "none") -> Any:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)
 

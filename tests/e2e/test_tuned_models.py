@@ -4,6 +4,7 @@ publish answers by name, in the same batches as the base model, which keeps givi
 from __future__ import annotations
 
 import json
+import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,9 +33,12 @@ def loss(server: Server, texts: list[dict[str, str]], model: str = "base") -> fl
 
 def answer(server: Server, expected: dict[str, Any], model: str = "base") -> list[int]:
     """The greedy continuation of the recorded prompt."""
-    body = {"model": model, "prompt": expected["prompt"], "n_predict": 24, "temperature": 0, "return_tokens": True}
-    ids: list[int] = server.post("/completion", body)["tokens"]
+    ids: list[int] = server.post("/completion", request(expected, model))["tokens"]
     return ids
+
+
+def request(expected: dict[str, Any], model: str) -> dict[str, Any]:
+    return {"model": model, "prompt": expected["prompt"], "n_predict": 24, "temperature": 0, "return_tokens": True}
 
 
 def during(api: openai.OpenAI, job: str, ask: Callable[[], Any]) -> list[Any]:
@@ -66,7 +70,8 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     tmp_path: Path,
 ) -> None:
     expected = json.loads((shared_data / "expected" / f"{name}.json").read_text())
-    server = serve(shared_data / "models" / name, *FLAGS, "--data-dir", str(tmp_path))
+    flags = (*FLAGS, "--data-dir", str(tmp_path), "--slot-save-path", str(tmp_path))
+    server = serve(shared_data / "models" / name, *flags)
     api = client(server.url)
     pieces = rows(shared_data / "corpora" / corpus, 40)
     training, held_out = pieces[:32], pieces[32:]
@@ -103,3 +108,18 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     listed = {adapter["model"] for adapter in server.get("/lora-adapters")}
     assert set(models[1:3]) <= listed
     assert not listed & set(models[3:])
+    whole = models[-1]
+    saved = server.post("/completion", {**request(expected, whole), "id_slot": 0})
+    server.post("/slots/0?action=save", {"filename": "whole"}, "admin")
+    server.stop()
+    again = serve(shared_data / "models" / name, *flags)
+    again.post("/slots/0?action=restore", {"filename": "whole"}, "admin")
+    restored = again.post("/completion", {**request(expected, whole), "id_slot": 0})
+    assert restored["tokens"] == saved["tokens"]
+    assert restored["timings"]["cache_n"] == restored["tokens_evaluated"] - 1
+    assert (
+        again.post("/completion", {**request(expected, "base"), "id_slot": 0})["timings"]["cache_n"] == 0
+    )  # not computed by the base
+    bare = serve(shared_data / "models" / name, *FLAGS, "--slot-save-path", str(tmp_path))
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        bare.post("/slots/0?action=restore", {"filename": "whole"}, "admin")
