@@ -147,9 +147,14 @@ for _left, _right in (((1, 6), (4, 6)), ((4, 1), (1, 70)), ((2, 3, 1, 5), (3, 4,
         _arithmetic.case(lambda r, a=_left, b=_right: ([r.normal(size=a), r.normal(size=b)], {}))  # type: ignore[misc]
 
 
+def _sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(−x)), where that would overflow too."""
+    return np.exp(-np.logaddexp(0, -x))
+
+
 @op
 def silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
+    return x * _sigmoid(x)
 
 
 @silu.vjp
@@ -164,7 +169,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def silu_back(g: Array, x: Array) -> Array:
-    s = 1 / (1 + np.exp(-x))
+    s = _sigmoid(x)
     return g * s * (1 + x * (1 - s))
 
 

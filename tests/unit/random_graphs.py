@@ -38,14 +38,14 @@ def graphs(draw: st.DrawFn, max_nodes: int = 25) -> list[Tensor]:
 
 
 def _node(kind: str, a: Tensor, b: Tensor, w: Tensor) -> Tensor:
-    """Every node has the shape (ROWS, COLUMNS) again, so that all can meet."""
+    """Every node has the shape (ROWS, COLUMNS) again, so that all can meet. None squares numbers: they stay finite."""
     match kind:
         case "add":
             return add(a, b)
         case "mul":
-            return scale(mul(a, b), factor=0.25)
+            return scale(mul(rms_norm(a, w, eps=1e-5), b), factor=0.25)
         case "glu":
-            return glu(a, b, activation="silu")
+            return glu(rms_norm(a, w, eps=1e-5), b, activation="silu")
         case "norm":
             return rms_norm(a, w, eps=1e-5)
         case "row":
