@@ -19,7 +19,8 @@ CHOSEN = "document.querySelector('.token.chosen')"
 @pytest.fixture(scope="module")
 def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("jobs")
-    return serve_module(None, "--metrics", "-np", "2", "-c", "2048", "--api-key", KEY, "--data-dir", str(folder))
+    flags = ("--metrics", "-np", "2", "-c", "2048", "--context-shift", "--api-key", KEY, "--data-dir", str(folder))
+    return serve_module(None, *flags)
 
 
 @pytest.fixture
@@ -73,6 +74,7 @@ async def test_completion_with_probabilities(page: Tab) -> None:
 
 
 async def test_chat_that_is_stopped(page: Tab) -> None:
+    await page.run("document.querySelector('[name=temperature]').value = 0")  # says the same again and again, for ever
     await ask(page, "chat", "Speak, Romeo.", n=-1)
     await page.until("document.querySelectorAll('.token').length > 3")
     await page.until("$('slots').querySelector('tr.running')")
