@@ -59,6 +59,7 @@ class ServerProcess:
         """Its log, line by line, until it ends."""
         log = self._process.stderr
         assert log is not None
+        loaded = False
         while True:
             try:
                 raw = await log.readline()
@@ -71,7 +72,8 @@ class ServerProcess:
             self._last = line or self._last
             if found := _LISTENING.search(line):
                 self.url = found[1]
-            elif self.url and _LOADED in line and not self._ready.done():
+            loaded = loaded or _LOADED in line  # a small model may be there before the port is
+            if self.url and loaded and not self._ready.done():
                 self._ready.set_result(None)
         code = await self._process.wait()
         if not self._ready.done():
