@@ -36,6 +36,7 @@ TABLE, N_INSTRUCTIONS, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 
 SHIFT = 24  # bits of a count; the generation above it lasts for years
 LOW = (1 << SHIFT) - 1
 PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets others have its core
+NEAR = 16  # instructions: what streams later is not next, and tables of training have none among thousands
 FETCHES = 4  # cache lines asked for between two looks at a counter
 HELP = 100  # looks before the other threads help thread 0 with instructions of a single chunk
 
@@ -130,6 +131,7 @@ def _walk():
     @njit(forceinline=True)
     def streamed_next(table, i, n, thread):
         """Begin and end of what this thread would stream in the next instruction from i on that streams anything."""
+        n = min(n, i + NEAR)
         while i < n:
             ins = i64p(table + i * 64)
             if ins[7] > 0:
