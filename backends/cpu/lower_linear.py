@@ -8,7 +8,16 @@ of lower_gemm.py. Weights that read the same x share its packed form.
 from __future__ import annotations
 
 from backends.cpu.isa import isa
-from backends.cpu.kernels.layout import ACT_BLOCK, LANES, LAYOUTS, MAX_TILE, expanded_nbytes, panels, tile_for, tiles
+from backends.cpu.kernels.layout import (
+    ACT_BLOCK,
+    LANES,
+    LAYOUTS,
+    MAX_TILE,
+    expanded_nbytes,
+    expanded_tile,
+    panels,
+    tile_for,
+)
 from backends.cpu.lower_gemm import tile_shape, tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
@@ -81,7 +90,7 @@ def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], 
     strips = -(-groups // nt)
     rows = m if n_panels == 1 else panel_rows + MAX_TILE
     grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, panel_rows) * nt * LANES * k)))
-    expanded = layout.block > 1 and (mt, nt) == tiles(dtype, isa())[-1]
+    expanded = (mt, nt) == expanded_tile(dtype, isa())
     strip_nbytes = nt * count * expanded_nbytes(layout) if expanded else nt * group
     stretches = 1 if m <= mt and not expanded else -(-strip_nbytes // STRETCH_BYTES)
     stretch = -(-count // stretches)

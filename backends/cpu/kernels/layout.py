@@ -117,14 +117,18 @@ def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
     return table["float" if LAYOUTS[dtype].block == 1 else "int"]
 
 
+def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:
+    """The tile for which a type's weights are expanded first (blocks.py); None for floats."""
+    return tiles(dtype, isa)[-1] if LAYOUTS[dtype].block > 1 else None
+
+
 @cache
 def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
     """The tile for m rows: no wider than m, and the least work, as the last tile may overlap the one before."""
-    table = tiles(dtype, isa)
-    expanded = table[-1] if LAYOUTS[dtype].block > 1 else None
+    expanded = expanded_tile(dtype, isa)
 
     def cost(tile: tuple[int, int]) -> float:  # of a group, in products of a row: unpacking, a part of loading rows
         rows, groups = tile
         return -(-m // rows) * (rows + 2 + rows / groups / 2) + (6 if tile == expanded else 0)
 
-    return min((t for t in table if t[0] <= m), key=cost)
+    return min((t for t in tiles(dtype, isa) if t[0] <= m), key=cost)

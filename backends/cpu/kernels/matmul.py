@@ -25,7 +25,7 @@ from backends.cpu.kernels.layout import (
     ACT_SUM,
     LAYOUTS,
     expanded_nbytes,
-    tiles,
+    expanded_tile,
 )
 from backends.cpu.kernels.registry import f32p, kernel
 
@@ -136,7 +136,7 @@ def linear(dtype, shape):
     mt, nt = (int(s) for s in shape.split("x"))
     layout, copy = LAYOUTS[dtype], put(mt, nt)
     quantised = layout.block > 1
-    expanded = quantised and (mt, nt) == tiles(dtype, isa())[-1]
+    expanded = (mt, nt) == expanded_tile(dtype, isa())
     x_nbytes = ACT_BLOCK if quantised else 4
     if quantised:
         tile = quant_tile(dtype, mt, nt, Expanded if expanded else Packed)
