@@ -23,12 +23,11 @@ Events = list[tuple[Sequence, Event]]
 def admit(scheduler: Scheduler, events: Events) -> None:
     """Seats for queued sequences, and pages for those that have none."""
     queue, running = scheduler.queue, scheduler.running
-    while len(queue) and len(running) < len(scheduler.slots):
-        seq = queue.next(running, lambda seq: _choose_slot(scheduler, seq) is not None)
+    while len(queue) and (free := _free_slots(scheduler)):
+        seq = queue.take(running, {-1, *free})
         if seq is None:
             break
-        queue.remove(seq)
-        _seat(scheduler, seq, events)
+        _seat(scheduler, seq, _choose_slot(scheduler, seq, free), events)
     earlier = False  # does an earlier one have pages?
     for seq in list(running):
         waits = seq.started or (earlier and _follows(scheduler, seq))
@@ -37,22 +36,21 @@ def admit(scheduler: Scheduler, events: Events) -> None:
         earlier = True
 
 
-def _choose_slot(scheduler: Scheduler, seq: Sequence) -> Slot | None:
+def _free_slots(scheduler: Scheduler) -> dict[int, Slot]:
+    return {slot.id: slot for slot in scheduler.slots if not slot.is_processing and not scheduler.claims.hold(slot)}
+
+
+def _choose_slot(scheduler: Scheduler, seq: Sequence, free: dict[int, Slot]) -> Slot:
     """A free seat: the one asked for, else that of the most similar prompt, else the one not used for longest."""
-    free = [slot for slot in scheduler.slots if not slot.is_processing and not scheduler.claims.hold(slot)]
     if seq.request.id_slot >= 0:
-        return next((slot for slot in free if slot.id == seq.request.id_slot), None)
-    if not free:
-        return None
-    common, _, similar = max((common_prefix(seq.tokens, slot.cached), -slot.last_used, slot.id) for slot in free)
+        return free[seq.request.id_slot]
+    common, _, similar = max((common_prefix(seq.tokens, slot.cached), -slot.last_used, id) for id, slot in free.items())
     if common > scheduler.slot_prompt_similarity * seq.n_prompt > 0:
-        return scheduler.slots[similar]
-    return min(free, key=lambda slot: slot.last_used)
+        return free[similar]
+    return min(free.values(), key=lambda slot: slot.last_used)
 
 
-def _seat(scheduler: Scheduler, seq: Sequence, events: Events) -> None:
-    slot = _choose_slot(scheduler, seq)
-    assert slot is not None
+def _seat(scheduler: Scheduler, seq: Sequence, slot: Slot, events: Events) -> None:
     try:
         seq.sampler = scheduler.make_sampler(seq.request.sampling, slot.n_ctx)
         seq.sampler.begin(seq.request.prompt)

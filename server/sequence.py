@@ -14,6 +14,8 @@ from server.speculation.drafts import Drafts
 from server.thoughts import Thoughts
 from server.ubatch import PAGE
 
+PATIENCE = 100  # places in the line that a level of priority is worth: many later ones may go first, not all
+
 
 class Sampler(Protocol):
     """What a sequence needs of server.sampling.RowSampler. `feeds` is the same until `accept`."""
@@ -96,7 +98,7 @@ class Sequence:
         self.id = id  # grows with arrival: the smaller the older
         self.request = request
         self.client = client  # who asks: clients take turns
-        self.rank = request.priority, id  # the smaller goes first, whatever is scarce
+        self.rank = id + PATIENCE * request.priority, id  # the smaller goes first, whatever is scarce
         self.tokens = list(request.prompt)
         self.n_prompt = len(request.prompt)
         self.n_computed = 0  # leading tokens whose K and V are in the cache

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Set
 
 from server.errors import TooManyRequests, Unavailable
 from server.requests import CompletionRequest
 from server.sequence import Sequence
 
 Line = tuple[int, str]  # (priority, client)
+REMEMBERED = 1000  # clients whose last turn is known
 
 
 class WaitingRoom:
-    """A line for each client and priority. The least priority is served first; of several clients the one with the
-    fewest seats is; of one client's requests the oldest is.
+    """A line for each client and priority. The priority whose oldest request has the least rank is served first; of
+    several clients the one with the fewest seats is, of equals the one whose last turn is longest ago; of one client's
+    requests the oldest is.
 
     `max_requests` and `max_tokens` (of prompts) bound what may wait beyond the free seats; -1: no bound.
     """
@@ -25,6 +27,8 @@ class WaitingRoom:
         self.max_tokens = max_tokens
         self.n_tokens = 0
         self._lines: dict[Line, deque[Sequence]] = {}
+        self._turns: dict[str, int] = {}  # when a client last got a seat, the longest ago first
+        self._n_turns = 0
         self._seconds = 1.0  # that a request has its seat, on average
 
     def __len__(self) -> int:
@@ -55,18 +59,39 @@ class WaitingRoom:
         self.n_tokens += seq.n_prompt
 
     def remove(self, seq: Sequence) -> None:
-        """It has a seat, or wants none any more."""
+        """It wants a seat no more."""
         line = self._lines[_line(seq)]
         line.remove(seq)
         self.n_tokens -= seq.n_prompt
         if not line:
             del self._lines[_line(seq)]
 
-    def next(self, seated: list[Sequence], can_sit: Callable[[Sequence], bool]) -> Sequence | None:
-        """Who gets a free seat, among those that can (a request may want a certain one)."""
+    def take(self, seated: list[Sequence], slots: Set[int]) -> Sequence | None:
+        """Who gets a free seat, among those whose `id_slot` is one of these. It waits no more."""
+        first: dict[Line, Sequence] = {}
+        for line, seqs in self._lines.items():
+            if seq := next((seq for seq in seqs if seq.request.id_slot in slots), None):
+                first[line] = seq
+        best: dict[int, tuple[int, int]] = {}  # rank by priority
+        for (priority, _), seq in first.items():
+            best[priority] = min(best.get(priority, seq.rank), seq.rank)
         seats = Counter(seq.client for seq in seated)
-        lines = sorted(self._lines.items(), key=lambda item: (item[0][0], seats[item[0][1]], item[1][0].id))
-        return next((seq for _, line in lines for seq in line if can_sit(seq)), None)
+        order = {
+            line: (best[line[0]], seats[line[1]], self._turns.get(line[1], 0), seq.id) for line, seq in first.items()
+        }
+        if not order:
+            return None
+        seq = first[min(order, key=order.__getitem__)]
+        self.remove(seq)
+        self._note_turn(seq.client)
+        return seq
+
+    def _note_turn(self, client: str) -> None:
+        self._n_turns += 1
+        self._turns.pop(client, None)
+        self._turns[client] = self._n_turns
+        if len(self._turns) > REMEMBERED:  # who is forgotten comes first, as before
+            del self._turns[next(iter(self._turns))]
 
     def left(self, seconds: float) -> None:
         """A request has left its seat after so long."""

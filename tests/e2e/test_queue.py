@@ -61,7 +61,7 @@ async def test_the_queue(serve: Any) -> None:
             order.clear()
         answers = await asyncio.gather(*waiting)  # leaving the stream has given the slot to them
         assert [answer["status"] for answer in answers] == [200] * 3
-        assert order == ["urgent", "ann's first", "bob's"]
+        assert order == ["urgent", "bob's", "ann's first"]  # ann has had two turns
         assert {answer["tokens_predicted"] for answer in answers} == {2}
 
         newline = await ask("", logit_bias=[["\n", 1000]], n_predict=1500, t_max_predict_ms=1)

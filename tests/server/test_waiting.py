@@ -50,6 +50,25 @@ def test_a_late_one_of_less_priority_has_the_pages() -> None:
         assert bench.answers[seq].outcome() == oracle(seq.request, 96)
 
 
+def test_nobody_waits_for_ever_behind_a_better_priority() -> None:
+    """Better ones come whenever one ends. For a seat, for pages, for its own slot: every turn comes."""
+    bench = Bench(n_slots=2, n_ctx=96)
+    worse = [bench.submit(prompt(40, 99), n_predict=30, ignore_eos=True, priority=1)]
+    worse.append(bench.submit(prompt(40, 98), n_predict=30, ignore_eos=True, priority=1, id_slot=0))
+    seqs: list[Sequence] = []
+    while not all(seq.done for seq in worse):
+        n_running = sum(not seq.done for seq in seqs)
+        for _ in range(3 - n_running):
+            seqs.append(bench.submit(prompt(40, len(seqs)), n_predict=20, ignore_eos=True, client=str(len(seqs) % 5)))
+        bench.step()
+        assert len(seqs) < 120
+    assert len(seqs) > 80  # it is worth something all the same
+    while not bench.scheduler.idle:
+        bench.step()
+    for seq in (*worse, *seqs):
+        assert bench.answers[seq].outcome() == oracle(seq.request, 96)
+
+
 def test_clients_take_turns() -> None:
     """One has sent eight requests before the others come; with two seats he has one of them."""
     bench = Bench(n_slots=2)
@@ -60,10 +79,20 @@ def test_clients_take_turns() -> None:
     assert ends[6:] == [3, 4, 5, 6, 7]
 
 
-def test_one_seat_and_two_clients() -> None:
+def test_one_seat_goes_round() -> None:
+    """One who sends all at once does not hold up those who send one after the other, nor they him."""
     bench = Bench(n_slots=1)
-    seqs = [bench.submit(prompt(5, i), n_predict=1, client=c) for i, c in enumerate("aabb")]
-    assert order_of_ends(bench, seqs) == [0, 1, 2, 3]  # neither has a seat when one is free: the oldest
+    order: list[str] = []
+    waiting = {bench.submit(prompt(5, i), n_predict=2, ignore_eos=True, client="greedy"): "greedy" for i in range(6)}
+    while not bench.scheduler.idle:
+        for client in "bc":
+            if client not in waiting.values() and order.count(client) < 4:
+                seq = bench.submit(prompt(5, len(order)), n_predict=2, ignore_eos=True, client=client)
+                waiting[seq] = client
+        bench.step()
+        for seq in [seq for seq in waiting if seq.done]:
+            order.append(waiting.pop(seq))
+    assert "".join(client[0] for client in order) == "gbc" * 4 + "gg"
 
 
 def test_limits_of_the_queue() -> None:
