@@ -1,6 +1,7 @@
 """Files, fine-tuning jobs, their events and checkpoints, in SQLite and beside it, under one folder.
 
-Any thread may call. What has been written is there after a kill: every call is one transaction.
+Any thread may call, and several processes may share the folder: a router and the servers of its models do. What has
+been written is there after a kill: every call is one transaction.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,28 @@ class Store:
     def get(self, table: str, id: str) -> Row | None:
         found = self._run(f"select data from {table} where id = ?", id)
         return json.loads(found[0][0]) if found else None
+
+    def change(self, table: str, id: str, change: Callable[[Row], Row | None]) -> Row | None:
+        """Put what `change` makes of a row in its place, and let nobody come between, in no process. None: it is left
+        as it is, because `change` says so or because there is none."""
+        with self._lock:
+            try:
+                self._db.execute("begin immediate")
+                try:
+                    found = self._db.execute(f"select data from {table} where id = ?", (id,)).fetchone()
+                    row = change(json.loads(found[0])) if found else None
+                    if row is not None:
+                        self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
+                finally:
+                    self._db.execute("commit")
+            except sqlite3.Error as error:
+                raise OSError(f"{self.folder}: {error}") from None
+        return row
+
+    @property
+    def version(self) -> int:
+        """Another number whenever another process has written."""
+        return int(self._run("pragma data_version")[0][0])
 
     def all(self, table: str) -> list[Row]:
         """Every row, the newest first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from models.errors import ModelFileError
 from server.stats import TrainingStats
 from server.store import Row, Store, new_id
-from server.tuning_job import Hyperparameters, Prepared, prepare
+from server.tuning_job import ENDED, RUNNING, Hyperparameters, Prepared, prepare, set_status
 
 if TYPE_CHECKING:
     from models.chat_template import ChatTemplate
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from training.trainer import Event, Trainer
 
 log = logging.getLogger("logitless.tuning")
-RUNNING = ("validating_files", "queued", "running")
-ENDED = ("succeeded", "failed", "cancelled")
 SAVE_SECONDS = 30.0  # the most work that a kill may cost, about
 
 
@@ -44,8 +42,12 @@ class Tuning:
         adapters: Adapters,
         base: str,
         on_change: Callable[[], None] = lambda: None,
+        *,
+        names: Collection[str] | None = None,
     ) -> None:
+        """`names`: jobs of models with other names are for other servers that share the store; None: all are ours."""
         self.store, self.engine, self.adapters, self.base = store, engine, adapters, base
+        self._names = names
         self._tokenizer, self._template = tokenizer, template
         self.on_change = on_change  # somebody should look: events, states
         self.wake: Callable[[], None] = lambda: None  # the engine's thread has work
@@ -56,12 +58,16 @@ class Tuning:
         self._trainer: Trainer | None = None
         self._work: Generator[Event, None, None] | None = None
         self._saved_at = 0.0
-        for job in reversed(store.all("jobs")):
+        for job in self._jobs():
             for row in reversed(store.checkpoints(job["id"])):
                 self._register(job, row["fine_tuned_model_checkpoint"], row["path"])
             if store.checkpoints(job["id"]) and job.get("model_name"):
                 self._register(job, job["model_name"], store.checkpoints(job["id"])[0]["path"])
         self._choose()
+
+    def _jobs(self) -> list[Row]:
+        """Those of this server, the oldest first."""
+        return [job for job in reversed(self.store.all("jobs")) if self._names is None or job["model"] in self._names]
 
     # -- from outside
 
@@ -74,7 +80,7 @@ class Tuning:
         with self._lock:
             if self._job is not None:
                 return
-            waiting = [job for job in reversed(self.store.all("jobs")) if job["status"] in RUNNING]
+            waiting = [job for job in self._jobs() if job["status"] in RUNNING]
             if not waiting:
                 return
             self._job = waiting[0]["id"]
@@ -294,23 +300,19 @@ class Tuning:
 
     def _update(self, job: Row, **fields: Any) -> None:
         """Change a job, unless somebody has cancelled or paused it meanwhile."""
-        with self._lock:
-            now = self.store.get("jobs", job["id"])
-            if now is not None and now["status"] in (*ENDED, "paused"):
-                fields.pop("status", None)
-            self.store.put("jobs", {**(now or job), **fields})
 
-    def set_status(self, id: str, allowed: tuple[str, ...], status: str) -> Row | None:
+        def change(now: Row) -> Row:
+            stays = {"status": now["status"]} if now["status"] in (*ENDED, "paused") else {}
+            return {**now, **fields, **stays}
+
+        if self.store.change("jobs", job["id"], change) is None:
+            self.store.put("jobs", {**job, **fields})
+
+    def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
         """Cancel, pause or resume; None where the job's state does not allow it."""
-        with self._lock:
-            job = self.store.get("jobs", id)
-            if job is None or job["status"] not in allowed:
-                return None
-            job["status"] = status
-            if status in ENDED:
-                job["finished_at"] = int(time.time())
-            self.store.put("jobs", job)
-        self.store.add_event(id, f"The job was {status}")
+        job = set_status(self.store, id, allowed, status)
+        if job is None:
+            return None
         if status == "queued":
             self._choose()
         self.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RUN_TOKENS = 128  # of a device run of an adapter's training, or one window
 _METHODS = ("supervised", "dpo", "reinforcement")
+RUNNING = ("validating_files", "queued", "running")
+ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,21 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
         "user_provided_suffix": suffix or None,
         "error": None,
     }
+
+
+def set_status(store: Store, id: str, allowed: Collection[str], status: str) -> Row | None:
+    """Cancel, pause or resume a job; None where its state does not allow that."""
+
+    def change(job: Row) -> Row | None:
+        if job["status"] not in allowed:
+            return None
+        ended = {"finished_at": int(time.time())} if status in ENDED else {}
+        return {**job, "status": status, **ended}
+
+    job = store.change("jobs", id, change)
+    if job is not None:
+        store.add_event(id, f"The job was {status}")
+    return job
 
 
 def _hyperparameters(raw: Mapping[str, Any], n_ctx_train: int) -> Hyperparameters:

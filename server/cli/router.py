@@ -29,7 +29,7 @@ _OWN = frozenset(  # children get none of these from the router's command line o
     )
 )
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
-_REFUSED = (*_SOURCES, "alias", "data_dir")
+_REFUSED = (*_SOURCES, "alias")
 
 
 def run(options: SimpleNamespace) -> int:
@@ -49,11 +49,14 @@ async def _serve(options: SimpleNamespace) -> None:
     import_http()
     from server.router.app import Router, serve
     from server.router.catalog import CatalogError, Sources
+    from server.router.desk import RouterDesk
     from server.router.fleet import Fleet
     from server.router.process import ServerProcess, environment
 
     flags = _flags()
     common = tuple(word for dest, words in options.given if dest not in (*_OWN, _SECRET) for word in words)
+    if options.data_dir:
+        common += ("--data-dir", options.data_dir)
     folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
     sources = Sources(folder, presets, common)
     read = partial(sources.read, partial(preset_words, flags))
@@ -69,7 +72,14 @@ async def _serve(options: SimpleNamespace) -> None:
 
     log.info("%d models", len(entries))
     fleet = Fleet(entries, start, options.models_max)
-    router = Router(fleet, config, read, autoload=options.models_autoload, limit=options.models_max)
+    router = Router(
+        fleet,
+        config,
+        read,
+        RouterDesk(options.data_dir or ""),
+        autoload=options.models_autoload,
+        limit=options.models_max,
+    )
     await serve(router, fleet, config)
 
 

@@ -106,7 +106,8 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         if store is not None:
             from server.tuning import Tuning
 
-            tuning = Tuning(store, engine, vocabulary, template, adapters, config.model)
+            names = {config.model, *config.aliases} if config.behind_router else None
+            tuning = Tuning(store, engine, vocabulary, template, adapters, config.model, names=names)
         share = options.train_share / 100
         return Served(scheduler, vocabulary, template, info, adapters, engine, tuning, share, engine.embedder, sleep)
 

@@ -15,6 +15,7 @@ from server.http.context import CONTEXT, Context, json_response
 from server.http.guard import Guard, Handler
 from server.http.listen import listen
 from server.http.page import PAGE
+from server.http.tuning_context import LISTENERS
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
@@ -118,6 +119,7 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
     guard = Guard(config, context.keys, _PUBLIC)
     app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
     app[CONTEXT] = context
+    app[LISTENERS] = service.listeners
     prefix = config.api_prefix.rstrip("/")
     for path, handler in _GET.items():
         app.router.add_get(prefix + path, handler)

@@ -72,22 +72,23 @@ class Context:
             )
         return self._parser
 
-    async def body(self, request: web.Request) -> bytes:
-        """The request's body, or 400, 408, 413."""
-        try:
-            async with asyncio.timeout(self.config.timeout):
-                return await request.read()
-        except TimeoutError:
-            raise RequestTimeout("the request did not arrive in time") from None
-        except (web.RequestPayloadError, HttpProcessingError):  # garbage where Content-Encoding promises gzip
-            raise InvalidRequest("the body does not have the form that the request's headers promise") from None
-
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """`parse` of the request's JSON body; beside the event loop when that may take long."""
-        raw = await self.body(request)
+        raw = await read_body(request, self.config.timeout)
         if len(raw) < _LARGE and not any(word in raw for word in _SLOW):
             return parse(json_object(raw))
         return await beside(lambda: parse(json_object(raw)))
+
+
+async def read_body(request: web.Request, seconds: float) -> bytes:
+    """The request's body, or 400, 408, 413."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except TimeoutError:
+        raise RequestTimeout("the request did not arrive in time") from None
+    except (web.RequestPayloadError, HttpProcessingError):  # garbage where Content-Encoding promises gzip
+        raise InvalidRequest("the body does not have the form that the request's headers promise") from None
 
 
 async def beside(work: Callable[[], T]) -> T:

@@ -10,9 +10,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from server.errors import InvalidRequest, NotFound, RequestError
 from server.http.context import beside, json_response
 from server.http.listing import listed
-from server.http.tuning_context import tuning_of
+from server.http.tuning_context import Desk, desk_of
 from server.store import Row
-from server.tuning import RUNNING, Tuning
+from server.tuning_job import RUNNING
 
 MAX_BYTES = 512 << 20
 PURPOSES = ("fine-tune",)
@@ -26,7 +26,7 @@ class TooLarge(RequestError):
 
 async def upload(request: web.Request) -> web.Response:
     """POST /v1/files: a multipart form of `purpose` and `file`."""
-    tuning = tuning_of(request)
+    desk = desk_of(request)
     if not request.content_type.startswith("multipart/"):
         raise InvalidRequest("the body must be a multipart form with the fields 'file' and 'purpose'")
     purpose = filename = ""
@@ -47,15 +47,15 @@ async def upload(request: web.Request) -> web.Response:
     if content is None:
         raise InvalidRequest("field 'file': is required")
     data, name = content, filename
-    return json_response(await beside(lambda: _keep(tuning, data, name, purpose)))
+    return json_response(await beside(lambda: _keep(desk, data, name, purpose)))
 
 
-def _keep(tuning: Tuning, content: bytes, filename: str, purpose: str) -> Row:
+def _keep(desk: Desk, content: bytes, filename: str, purpose: str) -> Row:
     from training.errors import TrainingError
 
     try:
-        tuning.check(content, filename)
-        return tuning.store.add_file(content, filename, purpose)
+        desk.check(content, filename)
+        return desk.store.add_file(content, filename, purpose)
     except TrainingError as error:
         raise InvalidRequest(f"field 'file': {error}") from None
     except OSError as error:
@@ -73,7 +73,7 @@ async def _read(part: BodyPartReader) -> bytes:
 
 async def files(request: web.Request) -> web.Response:
     """GET /v1/files."""
-    rows = tuning_of(request).store.all("files")
+    rows = desk_of(request).store.all("files")
     purpose = request.query.get("purpose")
     if request.query.get("order") == "asc":
         rows.reverse()
@@ -88,14 +88,14 @@ async def file(request: web.Request) -> web.Response:
 async def content(request: web.Request) -> web.StreamResponse:
     """GET /v1/files/{id}/content."""
     row = _found(request)
-    path = tuning_of(request).store.file_path(row["id"])
+    path = desk_of(request).store.file_path(row["id"])
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE /v1/files/{id}; not one that a job still needs."""
     row = _found(request)
-    store = tuning_of(request).store
+    store = desk_of(request).store
     for job in store.all("jobs"):
         in_use = row["id"] in (job["training_file"], job["validation_file"])
         if in_use and (job["status"] in RUNNING or job["status"] == "paused"):
@@ -107,7 +107,7 @@ async def delete(request: web.Request) -> web.Response:
 
 def _found(request: web.Request) -> dict[str, Any]:
     id = request.match_info["id"]
-    row = tuning_of(request).store.get("files", id)
+    row = desk_of(request).store.get("files", id)
     if row is None:
         raise NotFound(f"No such File object: {id[:100]}")
     return row

@@ -11,10 +11,9 @@ from aiohttp import web
 from server.errors import InvalidRequest, NotFound
 from server.http.context import CONTEXT, encode_json, json_response
 from server.http.listing import listed
-from server.http.tuning_context import tuning_of
+from server.http.tuning_context import LISTENERS, desk_of, tuning_of
 from server.store import Row
-from server.tuning import ENDED, RUNNING
-from server.tuning_job import new_job
+from server.tuning_job import ENDED, RUNNING, new_job
 
 _HIDDEN = ("model_name", "path")
 
@@ -34,7 +33,7 @@ async def create(request: web.Request) -> web.Response:
 
 async def jobs(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs."""
-    return json_response(listed(request, [_shown(job) for job in tuning_of(request).store.all("jobs")]))
+    return json_response(listed(request, [_shown(job) for job in desk_of(request).store.all("jobs")]))
 
 
 async def job(request: web.Request) -> web.Response:
@@ -56,7 +55,7 @@ async def resume(request: web.Request) -> web.Response:
 
 def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Response:
     row = _found(request)
-    changed = tuning_of(request).set_status(row["id"], allowed, status)
+    changed = desk_of(request).set_status(row["id"], allowed, status)
     if changed is None:
         raise InvalidRequest(f"the job {row['id']} is {_found(request)['status']}, so it cannot be {status}")
     return json_response(_shown(changed))
@@ -64,28 +63,28 @@ def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Res
 
 async def checkpoints(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs/{id}/checkpoints."""
-    rows = tuning_of(request).store.checkpoints(_found(request)["id"])
+    rows = desk_of(request).store.checkpoints(_found(request)["id"])
     return json_response(listed(request, [_shown(row) for row in rows], 10))
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     """GET /v1/fine_tuning/jobs/{id}/events; with ?stream=true or Accept: text/event-stream as they come."""
-    row, tuning = _found(request), tuning_of(request)
+    row, store = _found(request), desk_of(request).store
     sse = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
     if not sse:
-        rows = [event for _, event in reversed(tuning.store.events(row["id"]))]
+        rows = [event for _, event in reversed(store.events(row["id"]))]
         return json_response(listed(request, rows))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     changed = asyncio.Event()
-    service = request.app[CONTEXT].service
-    service.listeners.add(changed)
+    listeners = request.app[LISTENERS]
+    listeners.add(changed)
     try:
         after = 0
         while True:
             changed.clear()
-            found = tuning.store.get("jobs", row["id"])
-            for number, event in tuning.store.events(row["id"], after):
+            found = store.get("jobs", row["id"])
+            for number, event in store.events(row["id"], after):
                 after = number
                 await response.write(f"data: {encode_json(event)}\n\n".encode())
             if found is None or found["status"] in ENDED:
@@ -100,13 +99,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     except ConnectionError:
         pass
     finally:
-        service.listeners.discard(changed)
+        listeners.discard(changed)
     return response
 
 
 def _found(request: web.Request) -> Row:
     id = request.match_info["id"]
-    row = tuning_of(request).store.get("jobs", id)
+    row = desk_of(request).store.get("jobs", id)
     if row is None:
         raise NotFound(f"Could not find fine tune: {id[:100]}")
     return row

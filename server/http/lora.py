@@ -6,7 +6,7 @@ from aiohttp import web
 
 from server.errors import InvalidRequest
 from server.fields import json_value
-from server.http.context import CONTEXT, json_response
+from server.http.context import CONTEXT, json_response, read_body
 from server.parse_lora import lora_scales
 
 
@@ -33,7 +33,7 @@ async def set_scales(request: web.Request) -> web.Response:
     """POST: the scales from now on; adapters that are not listed get 0."""
     context = request.app[CONTEXT]
     known = context.served.adapters
-    raw = await context.body(request)
+    raw = await read_body(request, context.config.timeout)
     body = json_value(raw) if raw.strip() else []
     if not isinstance(body, list):
         raise InvalidRequest("the body must be an array of {id, scale}")

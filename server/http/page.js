@@ -4,13 +4,13 @@ import {Refused, apiKey, json, stream} from "./page_api.js";
 import {$, count, element, rate} from "./page_draw.js";
 import {watchJobs} from "./page_jobs.js";
 import {told, watchServer} from "./page_live.js";
+import {absent, loadOrUnload, named, of, showModels} from "./page_models.js";
 import {listen, tokens} from "./page_tip.js";
 
 let turns = []; // of the chat, as the API wants them
 let running = null; // the AbortController of the answer that is coming
 
 const mode = () => new FormData($("form")).get("mode");
-const named = id => id.split(/[\\/]/).at(-1); // a model without a name is known by its file
 const numbers = () => [...document.querySelectorAll("#samplers input[name]")];
 
 function add(kind, who, ...content) {
@@ -117,14 +117,9 @@ function ended(box, failed, written) {
   if (failed.status === 401) $("key").focus();
 }
 
-async function showModels() {
-  const list = await json("v1/models"), chosen = $("model").value;
-  $("model").replaceChildren(...list.data.map(model => element("option", {value: model.id, textContent: named(model.id), title: model.id})));
-  if (list.data.some(model => model.id === chosen)) $("model").value = chosen;
-}
-
 async function showDefaults() {
-  const {params} = (await json("props")).default_generation_settings;
+  if (absent()) return;
+  const {params} = (await json(of("props"))).default_generation_settings;
   for (const input of numbers())
     if (typeof params[input.name] === "number" && input.name !== "seed") input.placeholder = String(+params[input.name].toFixed(4));
 }
@@ -167,6 +162,8 @@ $("key").addEventListener("change", () => {
   apiKey.set($("key").value.trim());
   connect();
 });
+$("model").addEventListener("change", connect);
+$("load").addEventListener("click", () => loadOrUnload().catch(error => ($("state").textContent = error.message)));
 $("access").addEventListener("submit", event => event.preventDefault());
 listen($("log"));
 connect();

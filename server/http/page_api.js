@@ -42,6 +42,11 @@ export async function json(path) {
   return (await request(path)).json();
 }
 
+export async function post(path, body) {
+  const headers = {"Content-Type": "application/json"};
+  return (await request(path, {method: "POST", headers, body: JSON.stringify(body)})).json();
+}
+
 export async function text(path) {
   return (await request(path)).text();
 }

@@ -2,6 +2,7 @@
 
 import {json, text} from "./page_api.js";
 import {$, count, element, line, rate, shape} from "./page_draw.js";
+import {absent, of, showModels} from "./page_models.js";
 
 const SECONDS = 60;
 const samples = []; // tokens per second, the newest last
@@ -82,26 +83,50 @@ function showSlots(slots) {
   $("slots").tBodies[0].replaceChildren(...(slots ?? []).map(slotRow));
 }
 
-/** Look again and again; `back` is called when the server answers after it did not. */
+function showNothing() {
+  before = null;
+  samples.length = 0;
+  $("rate").textContent = "…";
+  $("spark").replaceChildren();
+  $("kv").replaceChildren();
+  $("kv").setAttribute("aria-label", "No model");
+  $("kv-text").textContent = "…";
+  $("slots").hidden = true;
+  $("slots-note").hidden = false;
+  $("slots-note").textContent = "…";
+}
+
+/** Look again and again; `back` is called when there is a model to ask after there was none, or another. */
 export function watchServer(back) {
-  let props = null, lost = false;
+  let props = null, lost = false, router = null, shown = "";
   const look = async () => {
     let wait = 1000;
     try {
-      props ??= await json("props");
-      const [metrics, slots] = await Promise.all([
-        props.endpoint_metrics ? text("metrics").then(parsed) : null,
-        props.endpoint_slots ? json("slots") : null,
-      ]);
-      showRate(metrics);
-      showPages(metrics, slots);
-      showSlots(slots);
-      if (lost) back();
+      router ??= (await json("props")).role === "router";
+      if (router) await showModels();
+      if (absent()) {
+        showNothing();
+        if (lost) $("state").textContent = "";
+        props = null;
+      } else {
+        const path = of("props");
+        if (props && shown !== path) showNothing();
+        if (lost || !props || shown !== path) props = await json(path);
+        if (lost || shown !== path) back();
+        shown = path;
+        const [metrics, slots] = await Promise.all([
+          props.endpoint_metrics ? text(of("metrics")).then(parsed) : null,
+          props.endpoint_slots ? json(of("slots")) : null,
+        ]);
+        showRate(metrics);
+        showPages(metrics, slots);
+        showSlots(slots);
+      }
       lost = false;
     } catch (error) {
       if (!lost) $("state").textContent = error.status === 401 ? "This server wants an API key." : error.message;
       lost = true;
-      before = props = null;
+      before = props = router = null;
       wait = 3000;
     }
     setTimeout(document.hidden ? whenSeen : look, wait);

@@ -1,16 +1,48 @@
-"""The fine-tuning part of the server, or why there is none."""
+"""Who keeps the files and fine-tuning jobs of an application: the loaded model, or a router; or why there is nobody."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Protocol
 
 from aiohttp import web
 
 from server.errors import NotSupported
 from server.http.context import CONTEXT
+from server.store import Row, Store
 from server.tuning import Tuning
 
 
+class Desk(Protocol):
+    """What the endpoints of files and jobs ask for."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def check(self, content: bytes, filename: str) -> None:
+        """TrainingError names the line of a file that cannot be trained on."""
+
+    def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
+        """Cancel, pause or resume a job; None where its state does not allow that."""
+
+
+DESK: web.AppKey[Desk] = web.AppKey("desk", Desk)
+LISTENERS: web.AppKey[set[asyncio.Event]] = web.AppKey("listeners", set[asyncio.Event])  # a job may have changed
+
+
+def desk_of(request: web.Request) -> Desk:
+    """The application's own, else the loaded model's."""
+    return request.app[DESK] if DESK in request.app else tuning_of(request)
+
+
 def tuning_of(request: web.Request) -> Tuning:
+    """The fine-tuning part of the loaded model."""
     tuning = request.app[CONTEXT].served.tuning
     if tuning is None:
-        raise NotSupported("files and fine-tuning need a folder: start the server with --data-dir DIR")
+        raise no_folder()
     return tuning
+
+
+def no_folder() -> NotSupported:
+    return NotSupported("files and fine-tuning need a folder: start the server with --data-dir DIR")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -13,23 +12,26 @@ import aiohttp
 from aiohttp import web
 
 from server.config import BUILD_INFO, ServerConfig
-from server.errors import InvalidRequest, NotSupported, RequestError
+from server.errors import BadGateway, InvalidRequest, NotFound
 from server.fields import json_object
-from server.http.context import beside, json_response
+from server.http import files, fine_tuning
+from server.http.context import beside, json_response, read_body
 from server.http.guard import Guard
 from server.http.listen import listen
 from server.http.page import PAGE
+from server.http.tuning_context import DESK, LISTENERS, desk_of
 from server.keys import Keys
 from server.router.catalog import CatalogError
-from server.router.fleet import LOADED, UNLOADED, UNLOADING, Entry, Fleet, Model
+from server.router.desk import RouterDesk
+from server.router.fleet import LOADED, Entry, Fleet
+from server.router.listing import events, shown
 from server.router.process import ServerProcess
-from server.router.proxy import Unconnected, forward
+from server.router.proxy import Unconnected, ask, forward, pass_back
 
 _PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *PAGE})
-_NOT_HERE = ("/v1/files", "/v1/fine_tuning/")
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _SOON = 5.0  # seconds from a child's last breath to the end of its process
-_STARTED = int(time.time())
+_JOBS = "/v1/fine_tuning/jobs"
 
 
 class Router:
@@ -40,12 +42,13 @@ class Router:
         fleet: Fleet[ServerProcess],
         config: ServerConfig,
         read: Callable[[], Sequence[Entry]],
+        desk: RouterDesk,
         *,
         autoload: bool,
         limit: int,
     ) -> None:
-        self._fleet, self._config, self._read = fleet, config, read
-        self._autoload, self._limit = autoload, limit
+        self._fleet, self._config, self._read, self._desk = fleet, config, read, desk
+        self.autoload, self._limit = autoload, limit
         self._prefix = config.api_prefix.rstrip("/")
         self._session: aiohttp.ClientSession
 
@@ -58,10 +61,24 @@ class Router:
             app.router.add_get(prefix + path, self._health)
         for path in ("/models", "/v1/models"):
             app.router.add_get(prefix + path, self._models)
+        app.router.add_get(prefix + "/models/sse", self._events)
         app.router.add_get(prefix + "/v1/models/{id:.+}", self._model)
         app.router.add_get(prefix + "/props", self._props)
         app.router.add_post(prefix + "/models/load", self._load)
         app.router.add_post(prefix + "/models/unload", self._unload)
+        self._add_jobs(app)
+        for method, path in (
+            ("GET", "/v1/stream"),
+            ("GET", "/v1/stream/{id}"),
+            ("GET", "/v1/responses/{id}"),
+            ("GET", "/v1/responses/{id}/input_items"),
+            ("DELETE", "/v1/responses/{id}"),
+            ("POST", "/v1/chat/completions/control"),
+        ):
+            app.router.add_route(method, prefix + path, self._ask_around)
+        for path in ("/v1/stream", "/v1/stream/{id}"):
+            app.router.add_delete(prefix + path, self._stop_stream)
+        app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
         if config.ui:
             for path, handler in PAGE.items():
                 app.router.add_get(prefix + path, handler)
@@ -70,11 +87,34 @@ class Router:
         app.cleanup_ctx.append(self._connections)
         return app
 
+    def _add_jobs(self, app: web.Application) -> None:
+        """Files and jobs: what there is comes from the desk, what is to be done goes to a model's server."""
+        app[DESK], app[LISTENERS] = self._desk, self._desk.listeners
+        for method, path, handler in (
+            ("GET", "/v1/files", files.files),
+            ("POST", "/v1/files", files.upload),
+            ("GET", "/v1/files/{id}", files.file),
+            ("DELETE", "/v1/files/{id}", files.delete),
+            ("GET", "/v1/files/{id}/content", files.content),
+            ("GET", _JOBS, fine_tuning.jobs),
+            ("POST", _JOBS, self._create_job),
+            ("GET", f"{_JOBS}/{{id}}", fine_tuning.job),
+            ("POST", f"{_JOBS}/{{id}}/cancel", fine_tuning.cancel),
+            ("POST", f"{_JOBS}/{{id}}/pause", fine_tuning.pause),
+            ("POST", f"{_JOBS}/{{id}}/resume", self._resume_job),
+            ("GET", f"{_JOBS}/{{id}}/events", fine_tuning.events),
+            ("GET", f"{_JOBS}/{{id}}/checkpoints", fine_tuning.checkpoints),
+        ):
+            app.router.add_route(method, self._prefix + path, handler)
+
     async def _connections(self, _: web.Application) -> Any:
         """The client of the children: no limit of connections, and no time limit but theirs."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        async with (
+            self._desk.watched(),
+            aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session,
+        ):
             self._session = session
             yield
 
@@ -90,10 +130,23 @@ class Router:
                 self._fleet.update(await beside(self._read))
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
-        return json_response({"object": "list", "data": [_shown(model) for model in self._fleet.models.values()]})
+        return json_response({"object": "list", "data": list(self._listed())})
+
+    def _listed(self) -> Iterator[dict[str, Any]]:
+        yield from map(shown, self._fleet.models.values())
+        for name, base in self._desk.tuned():
+            if (model := self._fleet.models.get(base)) is not None:
+                yield {**shown(model), "id": name, "root": base, "parent": base}
 
     async def _model(self, request: web.Request) -> web.Response:
-        return json_response(_shown(self._fleet.find(request.match_info["id"])))
+        for item in self._listed():
+            if item["id"] == request.match_info["id"]:
+                return json_response(item)
+        raise NotFound(f"model {request.match_info['id'][:200]!r} not found")
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """GET /models/sse."""
+        return await events(request, self._fleet)
 
     async def _props(self, request: web.Request) -> web.StreamResponse:
         """GET /props of the router; with ?model= those of the model."""
@@ -103,7 +156,7 @@ class Router:
             {
                 "role": "router",
                 "max_instances": self._limit,
-                "models_autoload": self._autoload,
+                "models_autoload": self.autoload,
                 "model_alias": "logitless",
                 "model_path": "none",
                 "default_generation_settings": {"params": {}, "n_ctx": 0},
@@ -136,40 +189,96 @@ class Router:
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         """To the model that the query names, or the body's field `model`."""
-        if request.path.removeprefix(self._prefix).startswith(_NOT_HERE):
-            raise NotSupported("files and fine-tuning jobs belong to one model: start a server of it with --data-dir")
-        body = await self._body(request)
+        body = await read_body(request, self._config.timeout)
         name = request.query.get("model", "")
         if not name:
             if request.method != "POST":
                 raise InvalidRequest("model name is missing from the request: it is the query's 'model'")
             parse = partial(json_object, body)
             name = _name(await beside(parse) if len(body) > _LARGE else parse())
-        path = request.rel_url.raw_path_qs
-        path = path[len(self._prefix) :] if path.startswith(self._prefix) else path
-        autoload = self._wants_load(request)
+        return await self._to(request, name, body)
+
+    async def _to(self, request: web.Request, name: str, body: bytes) -> web.StreamResponse:
+        """To this model, or to the one that a job made this one from."""
+        if name not in self._fleet.models:
+            name = self._desk.base_of(name) or name
+        path, session = self._path(request), self._session
+        lease = partial(self._fleet.lease, name, autoload=self._wants_load(request), uses=request.method != "GET")
         try:
-            async with self._fleet.lease(name, autoload=autoload) as child:
-                return await forward(self._session, request, child, path, body)
+            async with lease() as child:
+                return await forward(session, request, child, path, body)
         except Unconnected:  # it has just ended, and the fleet will know in a moment
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SOON):
                     await child.ended()
-            async with self._fleet.lease(name, autoload=autoload) as child:
-                return await forward(self._session, request, child, path, body)
+            async with lease() as child:
+                return await forward(session, request, child, path, body)
 
-    async def _body(self, request: web.Request) -> bytes:
-        try:
-            async with asyncio.timeout(self._config.timeout):
-                return await request.read()
-        except TimeoutError:
-            refused = RequestError("the request did not arrive in time")
-            refused.code = 408
-            raise refused from None
+    def _path(self, request: web.Request) -> str:
+        path = request.rel_url.raw_path_qs
+        return path[len(self._prefix) :] if path.startswith(self._prefix) else path
+
+    async def _create_job(self, request: web.Request) -> web.StreamResponse:
+        _ = desk_of(request).store  # or there is no folder for it
+        return await self._pass_on(request)
+
+    async def _resume_job(self, request: web.Request) -> web.StreamResponse:
+        """Its model's server has to do something, so it is started if need be."""
+        job = self._desk.store.get("jobs", request.match_info["id"])
+        if job is None:
+            return await fine_tuning.job(request)
+        return await self._to(request, job["model"], b"")
+
+    # -- what belongs to a model that its client does not name
+
+    async def _answers(self, request: web.Request, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """What the servers that run answer, one after the other."""
+        for name in [name for name, model in self._fleet.models.items() if model.state == LOADED]:
+            with suppress(InvalidRequest, NotFound, BadGateway):  # it has ended meanwhile
+                async with (
+                    self._fleet.lease(name, autoload=False, uses=False) as child,
+                    await ask(self._session, request, child, self._path(request), body) as answer,
+                ):
+                    yield answer
+
+    async def _ask_around(self, request: web.Request) -> web.StreamResponse:
+        """The first server that knows it; a stream or a response belongs to one."""
+        if request.query.get("model"):
+            return await self._pass_on(request)
+        body = await read_body(request, self._config.timeout)
+        async with aclosing(self._answers(request, body)) as answers:
+            async for answer in answers:
+                if answer.status != 404:
+                    return await pass_back(request, answer)
+        raise NotFound("no model that is loaded knows of it")
+
+    async def _stop_stream(self, request: web.Request) -> web.StreamResponse:
+        """DELETE /v1/stream/{id}: wherever it is."""
+        async with aclosing(self._answers(request, b"")) as answers:
+            async for answer in answers:
+                if answer.status >= 400:
+                    return await pass_back(request, answer)
+        return web.Response(status=204)
+
+    async def _look_up_streams(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/streams/lookup: of all models."""
+        body = await read_body(request, self._config.timeout)
+        found: list[Any] = []
+        async with aclosing(self._answers(request, body)) as answers:
+            async for answer in answers:
+                if answer.status >= 400:
+                    return await pass_back(request, answer)
+                found += await answer.json()
+        return json_response(found)
+
+    def unfinished(self) -> list[str]:
+        """The models that fine-tuning jobs wait for, as many as have room."""
+        names = [name for name in self._desk.unfinished() if name in self._fleet.models]
+        return names[: self._limit or None]
 
     def _wants_load(self, request: web.Request) -> bool:
         word = request.query.get("autoload", "").lower()
-        return self._autoload if word not in ("0", "1", "true", "false") else word in ("1", "true")
+        return self.autoload if word not in ("0", "1", "true", "false") else word in ("1", "true")
 
 
 def _name(body: dict[str, Any]) -> str:
@@ -179,33 +288,13 @@ def _name(body: dict[str, Any]) -> str:
     return name
 
 
-def _shown(model: Model[ServerProcess]) -> dict[str, Any]:
-    """One item of /models; llama-server's shape, and beside its `failed` why."""
-    entry = model.entry
-    state = LOADED if model.state == UNLOADING else model.state
-    status: dict[str, Any] = {"value": state, "args": list(entry.args)}
-    if state == UNLOADED and model.error:
-        status |= {"failed": True, "exit_code": model.exit_code, "error": model.error}
-    return {
-        "id": entry.name,
-        "aliases": [],
-        "tags": [],
-        "object": "model",
-        "created": _STARTED,
-        "owned_by": "logitless",
-        "path": entry.path,
-        "status": status,
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
-    }
-
-
 async def serve(router: Router, fleet: Fleet[ServerProcess], config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end the children."""
 
     async def run() -> None:
-        for name, model in fleet.models.items():
-            if model.entry.load_on_startup:
-                fleet.load(name)
+        wanted = [name for name, model in fleet.models.items() if model.entry.load_on_startup]
+        for name in dict.fromkeys([*wanted, *(router.unfinished() if router.autoload else ())]):
+            fleet.load(name)
         await asyncio.get_running_loop().create_future()
 
     await listen(router.app(), config, run(), fleet.close)

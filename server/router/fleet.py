@@ -93,8 +93,9 @@ class Fleet(Generic[C]):
         return model
 
     @asynccontextmanager
-    async def lease(self, name: str, *, autoload: bool = True) -> AsyncIterator[C]:
-        """The model's child, which is not ended by others' wishes meanwhile. BadGateway: it cannot be started."""
+    async def lease(self, name: str, *, autoload: bool = True, uses: bool = True) -> AsyncIterator[C]:
+        """The model's child, which is not ended by others' wishes meanwhile. BadGateway: it cannot be started. Who only
+        looks at it does not use it (`uses`)."""
         model = self.find(name)
         failures = model.n_failures
         model.wanted += 1
@@ -110,21 +111,32 @@ class Fleet(Generic[C]):
                     if not autoload:
                         raise InvalidRequest(f"model {name!r} is not loaded")
                     self._queue.append(model)
-                    self._give_places()
+                    self._tell()
                     continue
                 await self._changed.wait()
             model.active += 1
         finally:
             model.wanted -= 1
             self._tell()
-        self._touch(model)
+        if uses:
+            self._touch(model)
         assert model.child is not None
         try:
             yield model.child
         finally:
             model.active -= 1
-            self._touch(model)
+            if uses:
+                self._touch(model)
             self._tell()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it starts no more children."""
+        return self._closed
+
+    async def changed(self) -> None:
+        """Wait until something about a model may be new."""
+        await self._changed.wait()
 
     def load(self, name: str) -> None:
         """Have it loaded; returns at once. InvalidRequest: it is, or is being."""

@@ -41,9 +41,17 @@ async def forward(
     """The child's answer. When the client leaves, the task is cancelled, and with it the request to the child.
 
     BadGateway: the child is gone, and nothing of an answer has been sent; Unconnected: it has not even been asked."""
+    async with await ask(session, request, child, path, body) as answer:
+        return await pass_back(request, answer)
+
+
+async def ask(
+    session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
+) -> aiohttp.ClientResponse:
+    """The head of the child's answer; raises what `forward` does."""
     headers = _headers(request, child.key)
     try:
-        answer = await session.request(
+        return await session.request(
             request.method, child.url + path, headers=headers, data=body or None, allow_redirects=False
         )
     except aiohttp.ClientConnectorError:
@@ -51,8 +59,6 @@ async def forward(
     except (aiohttp.ClientError, OSError) as error:
         log.warning("a model's server did not answer: %s", type(error).__name__)
         raise BadGateway(LOST) from None
-    async with answer:
-        return await _back(request, answer)
 
 
 def _headers(request: web.Request, key: str) -> dict[str, str]:
@@ -65,7 +71,8 @@ def _headers(request: web.Request, key: str) -> dict[str, str]:
     return headers
 
 
-async def _back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+async def pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    """The answer, piece by piece, to the client."""
     response = web.StreamResponse(status=answer.status, reason=answer.reason)
     for name, value in answer.headers.items():
         if name.lower() not in _NOT_BACK and not name.lower().startswith("access-control-"):

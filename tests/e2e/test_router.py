@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -26,7 +27,7 @@ def router(serve_module: Any, shared_data: Path, tmp_path_factory: pytest.TempPa
         shutil.copy(shared_data / "models" / "stories260K-conv-Q8_0.gguf", folder / f"{name}.gguf")
     (folder / "broken.gguf").write_text("no model")
     flags = ("--models-dir", str(folder), "--models-max", "1", "--api-key", KEY, "-c", "1024", "-t", "1")
-    return serve_module(None, *flags)
+    return serve_module(None, *flags, "--data-dir", str(tmp_path_factory.mktemp("data")))
 
 
 @pytest.fixture
@@ -110,8 +111,10 @@ def test_what_cannot_be_served(router: Any, client: openai.OpenAI) -> None:
         say(client, "../a")
     with pytest.raises(openai.BadRequestError, match="model name is missing"):
         say(client, "")
-    with pytest.raises(openai.InternalServerError, match="belong to one model"):
-        client.fine_tuning.jobs.list()
+    headers = {"Content-Encoding": "gzip", **client.auth_headers}
+    assert (
+        client._client.post(f"{router.url}/completion?model=b", content=b"no gzip", headers=headers).status_code == 400
+    )
     with pytest.raises(openai.InternalServerError, match=r"could not be loaded: .*broken.gguf: is not a GGUF file"):
         say(client, "broken")
     assert status(client, "broken")["failed"] is True
@@ -122,6 +125,62 @@ def test_what_cannot_be_served(router: Any, client: openai.OpenAI) -> None:
     assert (props["role"], props["max_instances"]) == ("router", 1)
     assert router.get("/health") == {"status": "ok"}
     assert "<!doctype html>" in router.get("/").lower()
+
+
+def test_what_a_client_asks_for_without_naming_its_model(router: Any, client: openai.OpenAI) -> None:
+    plain = client.with_options(base_url=router.url)
+    with client._client.stream("GET", f"{router.url}/models/sse", headers=client.auth_headers) as changes:
+        name = "a" if status(client, "a")["value"] != "loaded" else "b"
+        answer = client.responses.create(model=name, input="hi", max_output_tokens=4)
+        told = []
+        for line in changes.iter_lines():
+            if line.startswith("data: "):
+                told.append(json.loads(line[6:]))
+                if told[-1] == {"model": name, "event": "status_change", "data": {"status": "loaded"}}:
+                    break
+    assert {"model": name, "event": "status_change", "data": {"status": "loading"}} in told
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+    client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(answer.id)
+    headers = {"X-Conversation-Id": "talk"}
+    whole = [c.choices[0].text for c in say(client, name, stream=True, extra_headers=headers) if c.choices]
+    again = client._client.get(f"{router.url}/v1/stream/talk", headers=client.auth_headers).text
+    frames = [json.loads(line[6:]) for line in again.splitlines() if line.startswith("data: {")]
+    assert [frame["choices"][0]["text"] for frame in frames if frame["choices"]] == whole
+    ids = {"conversation_ids": ["talk", "other"]}
+    (found,) = plain.post("/v1/streams/lookup", body=ids, cast_to=list[Any])
+    assert (found["conversation_id"], found["is_done"]) == ("talk", True)
+    plain.delete("/v1/stream/talk", cast_to=type(None))
+    assert plain.post("/v1/streams/lookup", body=ids, cast_to=list[Any]) == []
+
+
+def test_files_and_jobs_belong_to_all_models(client: openai.OpenAI) -> None:
+    rows = "".join(json.dumps({"prompt": PROMPT, "completion": f" cat {i} sang."}) + "\n" for i in range(4))
+    with pytest.raises(openai.BadRequestError, match="line 1: is not valid JSON"):
+        client.files.create(file=("bad.jsonl", b"{"), purpose="fine-tune")
+    file = client.files.create(file=("rows.jsonl", rows.encode()), purpose="fine-tune")
+    assert client.files.content(file.id).text == rows
+    with pytest.raises(openai.NotFoundError, match="'c' not found"):
+        client.fine_tuning.jobs.create(model="c", training_file=file.id)
+    wanted: Any = {"n_epochs": 500, "batch_size": 2, "context_length": 32}
+    job = client.fine_tuning.jobs.create(model="a", training_file=file.id, hyperparameters=wanted)
+    assert client.fine_tuning.jobs.pause(job.id).status == "paused"
+    say(client, "b")  # takes the only place
+    assert client.fine_tuning.jobs.resume(job.id).status == "queued"
+    assert status(client, "a")["value"] == "loaded"
+    assert client.fine_tuning.jobs.cancel(job.id).status == "cancelled"
+    job = client.fine_tuning.jobs.create(model="a", training_file=file.id, hyperparameters=wanted | {"n_epochs": 1})
+    url = f"{client.base_url}fine_tuning/jobs/{job.id}/events?stream=true"
+    with client._client.stream("GET", url, headers=client.auth_headers, timeout=60) as events:
+        messages = [json.loads(line[6:])["message"] for line in events.iter_lines() if line.startswith("data: {")]
+    assert messages[-1] == "The job has successfully completed"
+    done = client.fine_tuning.jobs.retrieve(job.id)
+    assert done.fine_tuned_model is not None
+    assert done.fine_tuned_model in {model.id for model in client.models.list()}
+    assert client.models.retrieve(done.fine_tuned_model).parent == "a"  # type: ignore[attr-defined]
+    assert say(client, done.fine_tuned_model).model == done.fine_tuned_model
+    assert client.files.delete(file.id).deleted
 
 
 def test_a_child_that_is_killed_is_told_and_started_again(router: Any, client: openai.OpenAI) -> None:

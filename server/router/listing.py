@@ -1,0 +1,69 @@
+"""What a router tells about its models: the items of /models, and their changes as events. llama-server's shapes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from server.http.context import encode_json
+from server.router.fleet import LOADED, UNLOADED, UNLOADING, Fleet, Model
+from server.router.process import ServerProcess
+
+_STARTED = int(time.time())
+
+
+def shown(model: Model[ServerProcess]) -> dict[str, Any]:
+    """One item of /models; beside llama-server's `failed` why."""
+    entry = model.entry
+    status: dict[str, Any] = {"value": _state(model), "args": list(entry.args)}
+    if model.state == UNLOADED and model.error:
+        status |= {"failed": True, "exit_code": model.exit_code, "error": model.error}
+    return {
+        "id": entry.name,
+        "aliases": [],
+        "tags": [],
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "logitless",
+        "path": entry.path,
+        "status": status,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+    }
+
+
+def _state(model: Model[ServerProcess]) -> str:
+    return LOADED if model.state == UNLOADING else model.state
+
+
+async def events(request: web.Request, fleet: Fleet[ServerProcess]) -> web.StreamResponse:
+    """Server-sent events from now on: {"model", "event": "status_change" | "model_remove", "data"}."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    known = _states(fleet)
+    try:
+        while not fleet.closed:
+            await fleet.changed()
+            now = _states(fleet)
+            for name in known.keys() - now.keys():
+                await _tell(response, {"model": name, "event": "model_remove"})
+            for name, data in now.items():
+                if known.get(name) != data:
+                    await _tell(response, {"model": name, "event": "status_change", "data": data})
+            known = now
+        await response.write_eof()
+    except ConnectionError:
+        pass
+    return response
+
+
+def _states(fleet: Fleet[ServerProcess]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"status": _state(model)} | ({"exit_code": model.exit_code or 0} if model.state == UNLOADED else {})
+        for name, model in fleet.models.items()
+    }
+
+
+async def _tell(response: web.StreamResponse, event: dict[str, Any]) -> None:
+    await response.write(f"data: {encode_json(event)}\n\n".encode())
