@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from models.tool_calls.call_object import CallObject, closing, text_value, value
-from models.tool_calls.framed import COMMAND_R, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from models.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
 from models.tool_calls.parser import CallFormat, NotACall, Parser, Step
 from models.tool_calls.tagged import QWEN3_CODER
@@ -180,6 +180,8 @@ def family_of(template: str) -> CallFormat:
         return GPT_OSS
     if "<|START_ACTION|>" in template or "<|START_RESPONSE|>" in template:
         return COMMAND_R
+    if "Action:" in template and "tool_name" in template:
+        return COMMAND_R_ACTION
     if "<｜tool▁calls▁begin｜>" in template:
         return DEEPSEEK if "```json" in template else DEEPSEEK_V31
     if "<function=" in template and "<parameter=" in template:

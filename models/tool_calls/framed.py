@@ -1,4 +1,4 @@
-"""Families that put special tokens around the parts of an answer: gpt-oss, DeepSeek and Command R7B.
+"""Families that put special tokens or words around the parts of an answer: gpt-oss, DeepSeek and the Command R ones.
 
 Facts: OpenAI's description of harmony, the models' own chat templates, and what llama.cpp accepts (common/chat.cpp).
 """
@@ -94,17 +94,34 @@ def _command_r(p: Parser, trigger: str) -> Step[None]:
         return
     if (yield from p.after_blanks()) != "[":
         raise NotACall
+    if (yield from _tool_names(p)):
+        yield from closing(p, "<|END_ACTION|>")
+
+
+def _action(p: Parser, trigger: str) -> Step[None]:
+    """Action: and a block of ```json with [{"tool_name": "f", "parameters": {…}}, …]."""
+    c = yield from p.after_blanks()
+    p.back(c)
+    if (yield from p.literal("```")):
+        yield from p.literal("json")
+    if (yield from p.after_blanks()) != "[":
+        raise NotACall
+    if (yield from _tool_names(p, p.style.names)):
+        yield from closing(p, "```")
+
+
+def _tool_names(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
+    """The calls of a list whose bracket has been read. False: the answer ended in it."""
     while True:
         if (yield from p.after_blanks()) != "{":
             raise NotACall
-        if not (yield from CallObject(p, key="tool_name").read()):
-            return
+        if not (yield from CallObject(p, known, key="tool_name").read()):
+            return False
         p.mark()
         c = yield from p.after_blanks()
         if c != ",":
             p.back("" if c == "]" else c)
-            break
-    yield from closing(p, "<|END_ACTION|>")
+            return True
 
 
 GPT_OSS = CallFormat(
@@ -131,3 +148,4 @@ COMMAND_R = CallFormat(
     ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
+COMMAND_R_ACTION = CallFormat("Command R", ("Action:",), (), _action)

@@ -10,7 +10,7 @@ from typing import Any
 
 from models.grammar import json_rule, quoted
 from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
-from models.tool_calls.framed import COMMAND_R, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from models.tool_calls.parser import CallFormat
 from models.tool_calls.tagged import QWEN3_CODER
 
@@ -45,7 +45,7 @@ def call_grammar(
     `thinking`: the prompt has written the opening one. `said`: the Lark of what an answer without calls must be.
     """
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
-    key = "parameters" if calls in (LLAMA3, COMMAND_R) else "arguments"
+    key = "parameters" if calls in (LLAMA3, COMMAND_R, COMMAND_R_ACTION) else "arguments"
     for i, function in enumerate(functions):
         schema = function.get("parameters") or NO_SCHEMA
         strict = function.get("strict") is True
@@ -55,6 +55,8 @@ def call_grammar(
         name = '"\\"name\\":"'
         if calls is COMMAND_R:
             name = '"\\"tool_call_id\\":" W? /"[0-9]{1,3}"/ "," W? "\\"tool_name\\":"'
+        elif calls is COMMAND_R_ACTION:
+            name = '"\\"tool_name\\":"'
         head = f'"{{" W? {name} W? {named} "," W? {quoted(json.dumps(key) + ":")}'
         rules.append(f'obj_{i}: {head} W? args_{i}{tail} W? "}}"')
     body, word = _BODIES[calls.name](functions, parallel, required or bool(said))
@@ -152,6 +154,11 @@ def _command_r(functions: Sequence[Function], parallel: bool, required: bool) ->
     return [f'calls: {quoted(begin)} W? "[" W? obj{more} W? "]" W? {quoted(end)}'], begin
 
 
+def _command_r_action(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: "Action:" W? "```json" W? "[" W? obj{more} W? "]" W? "```"'], "Action:"
+
+
 def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
     rules = [
         f"calls: call{' (W? call)*' if parallel else ''}",
@@ -187,6 +194,7 @@ _BODIES = {
     DEEPSEEK.name: _deepseek,
     DEEPSEEK_V31.name: _deepseek_v31,
     COMMAND_R.name: _command_r,
+    COMMAND_R_ACTION.name: _command_r_action,
     QWEN3_CODER.name: _qwen3_coder,
     HERMES.name: _hermes,
     LLAMA3.name: _llama3,

@@ -61,6 +61,7 @@ class Parser:
     def __init__(self, style: Style) -> None:
         self.style = style
         self.plain = False  # from now on everything is text
+        self.thinking = False  # the reasoning goes on
         self.n_calls = 0
         self._chars: list[str] = []  # of the delta that is being written
         self._kind = Content
@@ -240,7 +241,7 @@ class Parser:
     def thought_until(self, closing: str) -> Step[None]:
         """Reasoning, up to and with what closes it and the blanks after that."""
         ordinary, told = _run_without(closing[0]), self._told
-        self._told = self._thought
+        self._told, self.thinking = self._thought, True
         while True:
             self._ordinary = None if self._back else ordinary
             c = yield from self.next()
@@ -253,7 +254,7 @@ class Parser:
                 self._held += c
             else:
                 self._thought(c)
-        self._held, self._told = "", told
+        self._held, self._told, self.thinking = "", told, not c
         self._repeat()
         c = yield from self.after_blanks()
         self.back(c)

@@ -11,6 +11,7 @@ from server.cli import load
 from server.cli.flags import CliError, UsageError
 
 if TYPE_CHECKING:
+    from models.tokenizer import Tokenizer
     from server.requests import CompletionRequest, Timings
     from server.scheduler import Scheduler
 
@@ -26,7 +27,7 @@ def run(options: SimpleNamespace) -> int:
     engine = load.open_engine(path, options)
     vocabulary = tokenizer.from_metadata(engine.gguf.metadata, path=path)
     sampling = load.sampling_defaults(options, vocabulary)
-    ids = vocabulary.encode(prompt) or [vocabulary.bos_id or 0]
+    ids = prompt_ids(vocabulary, prompt)
     load.load_weights(engine)
     scheduler = load.make_scheduler(engine, vocabulary, options)
     request = CompletionRequest(
@@ -45,6 +46,16 @@ def run(options: SimpleNamespace) -> int:
     show("\n")
     print(summary(timings), file=sys.stderr)
     return 0
+
+
+def prompt_ids(vocabulary: Tokenizer, prompt: str) -> list[int]:
+    """The prompt's tokens; of an empty one the BOS. CliError: there is none."""
+    ids = vocabulary.encode(prompt)
+    if ids:
+        return ids
+    if vocabulary.bos_id is None:
+        raise CliError("generate: the prompt is empty, and this vocabulary has no BOS token to start with")
+    return [vocabulary.bos_id]
 
 
 def stream(scheduler: Scheduler, request: CompletionRequest) -> Timings:

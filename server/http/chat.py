@@ -21,21 +21,32 @@ class Answers:
     def __init__(self, reply: Reply) -> None:
         self._style = reply.options.style
         self._parsers = [Parser(self._style) for _ in reply.results]
+        self._n_tokens = [0] * len(reply.results)
+        self._n_reasoning = [0] * len(reply.results)
 
     def message(self, result: Result) -> Message:
         """A whole answer."""
         return Message(result.prefix).add(self.parts(result))
 
     def parts(self, result: Result) -> list[Delta]:
-        """The deltas of a whole answer."""
-        parser = Parser(self._style)
-        return parser.push(result.content) + parser.finish()
+        """The deltas of a whole answer; once."""
+        deltas = [delta for token in result.tokens for delta in self.deltas(result, token.text, last=False)]
+        return deltas + self.deltas(result, result.finished.text, last=True)
 
     def deltas(self, result: Result, text: str, *, last: bool) -> list[Delta]:
-        """What more text adds, and with the last of it the end."""
-        parser = self._parsers[result.number]
+        """What the text of one more token adds, and with the last text the end."""
+        parser, i = self._parsers[result.number], result.number
+        thought = parser.thinking
         deltas = parser.push(text)
+        self._n_tokens[i] += not last
+        if thought or parser.thinking:
+            self._n_reasoning[i] = self._n_tokens[i]
         return deltas + parser.finish() if last else deltas
+
+    @property
+    def n_reasoning(self) -> int:
+        """Tokens of reasoning, with its tags, in what was parsed so far."""
+        return sum(self._n_reasoning)
 
     def plain(self, result: Result) -> bool:
         """Whether the rest of the answer is nothing but text."""

@@ -15,6 +15,7 @@ from server.store import Row
 from server.tuning_job import RUNNING
 
 MAX_BYTES = 512 << 20
+MAX_FIELD = 100  # bytes of a field that is no file
 PURPOSES = ("fine-tune",)
 
 
@@ -36,10 +37,10 @@ async def upload(request: web.Request) -> web.Response:
             if not isinstance(part, BodyPartReader):
                 continue
             if part.name == "purpose":
-                purpose = (await part.read(decode=True))[:100].decode("utf-8", "replace")
+                purpose = (await _read(part, "purpose", MAX_FIELD)).decode("utf-8", "replace")
             elif part.name == "file":
                 filename = part.filename or "file"
-                content = await _read(part)
+                content = await _read(part, "file", MAX_BYTES)
     except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
         raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
     if purpose not in PURPOSES:
@@ -62,12 +63,13 @@ def _keep(desk: Desk, content: bytes, filename: str, purpose: str) -> Row:
         raise RequestError(f"the file cannot be kept: {error.strerror or error}") from None
 
 
-async def _read(part: BodyPartReader) -> bytes:
+async def _read(part: BodyPartReader, name: str, limit: int) -> bytes:
+    """TooLarge: no more of it is read then."""
     content = bytearray()
     while chunk := await part.read_chunk(1 << 16):
         content += chunk
-        if len(content) > MAX_BYTES:
-            raise TooLarge(f"field 'file': is larger than {MAX_BYTES} bytes")
+        if len(content) > limit:
+            raise TooLarge(f"field '{name}': is larger than {limit} bytes")
     return bytes(content)
 
 

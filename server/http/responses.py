@@ -195,7 +195,7 @@ class ResponsesReply(Reply):
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._answers.n_reasoning},
                 "total_tokens": usage["total_tokens"],
             },
             "timings": timings(result.finished.timings),

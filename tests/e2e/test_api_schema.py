@@ -50,6 +50,12 @@ def test_an_upload_in_a_broken_form(server: Any, part: bytes) -> None:
     assert "\n" not in reply.json()["error"]["message"]
 
 
+def test_a_field_of_an_upload_that_goes_on_and_on(server: Any) -> None:
+    form = {"purpose": (None, "x" * 200_000), "file": ("rows.jsonl", b"{}")}
+    reply = requests.post(f"{server.url}/v1/files", files=form, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (413, "field 'purpose': is larger than 100 bytes")
+
+
 def test_a_body_that_is_not_compressed_as_it_says(server: Any) -> None:
     for path in ("/lora-adapters", "/completion", "/v1/files"):
         headers = {"Content-Encoding": "gzip", "Content-Type": "multipart/form-data; boundary=b"}

@@ -16,6 +16,7 @@ from models.grammar import Grammar
 from models.tokenizer import Tokenizer
 from models.tool_calls import (
     COMMAND_R,
+    COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
     GENERIC,
@@ -45,7 +46,7 @@ ADD = {
 }
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 FAMILIES = [
-    HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, QWEN3_CODER
+    HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, COMMAND_R_ACTION, QWEN3_CODER
 ]  # fmt: skip
 WRITTEN = {
     HERMES.name: '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "C"}}\n</tool_call>',
@@ -57,6 +58,8 @@ WRITTEN = {
     '{"a": 1, "unit": "C"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     DEEPSEEK_V31.name: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
     '{"a": 1, "unit": "C"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    COMMAND_R_ACTION.name: 'Action: ```json\n[\n    {\n        "tool_name": "add",\n        "parameters": '
+    '{"a": 1, "unit": "C"}\n    }\n]```',
     COMMAND_R.name: '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": '
     '{"a": 1, "unit": "C"}}\n]<|END_ACTION|>',
     QWEN3_CODER.name: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=unit>\n"

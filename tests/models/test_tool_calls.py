@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from models.tool_calls import (
     COMMAND_R,
+    COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
     GENERIC,
@@ -250,6 +251,24 @@ True
 </tool_call>"""
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('Action: ```json\n[\n    {\n        "tool_name": "add",\n        "parameters": {"a": 1}\n    }\n]```',
+         called(("add", '{"a": 1}'))),
+        ('Plan: add.\nAction:```json\n[{"tool_name": "add", "parameters": {}}, {"tool_name": "get_weather"}]\n```\n',
+         called(("add", "{}"), ("get_weather", "{}"), text="Plan: add.")),
+        ('Action: [{"tool_name": "add", "parameters": {"a": "cut', called(("add", '{"a": "cut'))),
+        ('Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]```',
+         content('Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]```')),
+        ("Action: run away! Reaction: none", content("Action: run away! Reaction: none")),
+        ("Action", content("Action")),
+    ],
+)  # fmt: skip
+def test_command_r_action(text: str, expected: object) -> None:
+    assert told(parse(text, COMMAND_R_ACTION)) == expected
+
+
 def test_qwen3_coder() -> None:
     texts = frozenset({("write", "path"), ("write", "text")})
     message = parse(f"I write.\n{CODER}\n{CODER}", QWEN3_CODER, texts=texts)
@@ -300,7 +319,7 @@ PIECES = [
     "[", "]", '"', ":", ",", '{"name": "add", "parameters": {"x": "\\u12', '"response"', '"tool_calls": [', "\\",
     "\\ud83d", " ", "\n", "é", "1", ";", "name", "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant",
     TO_ADD, deepseek(ADD), "<｜tool▁call▁end｜>", "<|START_ACTION|>[", "<function=f>", "<parameter=x>",
-    "\n</parameter>",
+    "\n</parameter>", "Action:", "```json\n[", "```", '{"tool_name": "add", "parameters": {',
 ]  # fmt: skip
 
 
@@ -308,7 +327,9 @@ PIECES = [
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join),
     st.lists(st.integers(0, 120), max_size=12),
-    st.sampled_from([HERMES, LLAMA3, MISTRAL, GENERIC, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, None]),
+    st.sampled_from(
+        [HERMES, LLAMA3, MISTRAL, GENERIC, GPT_OSS, DEEPSEEK, COMMAND_R, COMMAND_R_ACTION, QWEN3_CODER, None]
+    ),
     st.booleans(),
     st.booleans(),
 )
@@ -340,7 +361,8 @@ def _untagged(text: str) -> str:
 @given(st.text(max_size=60))
 def test_text_without_calls_is_left_alone(text: str) -> None:
     for calls in (HERMES, MISTRAL, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, None):
-        assert parse(text, calls).content == text
+        if calls is None or not calls.around or not any(trigger in text for trigger in calls.triggers):
+            assert parse(text, calls).content == text
 
 
 JSON = st.recursive(
@@ -387,6 +409,7 @@ def test_families_by_what_their_templates_write() -> None:
         (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ t.type }}<｜tool▁sep｜>{{ n }}\\n```json\\n <think>"),
         (DEEPSEEK_V31, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ n }}<｜tool▁sep｜>{{ a }}"),
         (COMMAND_R, "<|START_ACTION|>[{{ c }}]<|END_ACTION|>"),
+        (COMMAND_R_ACTION, 'Write "Action:" followed by a list of actions, each with its "tool_name"'),
         (QWEN3_CODER, "<tool_call>\\n<function={{ n }}>\\n<parameter={{ k }}>"),
     ):
         assert family_of(source) is calls

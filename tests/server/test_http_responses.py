@@ -45,6 +45,18 @@ async def test_a_response(server: Running):
     assert reply.incomplete_details.reason == "max_output_tokens"
 
 
+async def test_tokens_of_reasoning_are_counted(server: Running):
+    thought = len("<think>\nI should add.\n</think>")  # a token is a byte here
+    for text, limit, expected in ((f"{THOUGHT}Two.", 500, thought), ("Two.", 500, 0), (THOUGHT, 12, 12)):
+        says(server, text)
+        asked: Any = {"model": "m", "input": "1 + 1?", "max_output_tokens": limit}
+        whole = await server.openai.responses.create(**asked)
+        async with server.openai.responses.stream(**asked) as stream:
+            told = [event async for event in stream][-1].response  # type: ignore[union-attr]
+        for usage in (whole.usage, told.usage):
+            assert usage.output_tokens_details.reasoning_tokens == expected  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("text", ["Two.", f"{THOUGHT}Two.", f"{THOUGHT}Adding.\n{CALL}\n{CALL}", CALL, ""])
 async def test_a_stream_adds_up_to_the_response(server: Running, text: str):
     says(server, text)
