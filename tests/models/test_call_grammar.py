@@ -46,7 +46,8 @@ ADD = {
 }
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 FAMILIES = [
-    HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, COMMAND_R_ACTION, QWEN3_CODER
+    HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, COMMAND_R_ACTION,
+    QWEN3_CODER,
 ]  # fmt: skip
 WRITTEN = {
     HERMES.name: '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "C"}}\n</tool_call>',
