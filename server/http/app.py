@@ -10,7 +10,7 @@ from importlib import import_module
 from aiohttp import web
 
 from server.config import BUILD_INFO, ServerConfig
-from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text
+from server.http import control, embeddings, generate, info, lora, messages, responses, slots, text, vertex
 from server.http.context import CONTEXT, Context, json_response
 from server.http.guard import Guard, Handler
 from server.http.listen import listen
@@ -52,6 +52,8 @@ _GET: dict[str, Handler] = {
     "/metrics": _metrics,
     "/lora-adapters": lora.adapters,
     "/openapi.json": _openapi,
+    "/cors-proxy": info.not_offered,
+    "/tools": info.not_offered,
 }
 _POST: dict[str, Handler] = {
     "/completion": generate.native_completion,
@@ -82,6 +84,8 @@ _POST: dict[str, Handler] = {
     "/detokenize": text.detokenize,
     "/apply-template": text.apply_template,
     "/props": info.change_props,
+    "/cors-proxy": info.not_offered,
+    "/tools": info.not_offered,
     "/slots/{id}": slots.slot_action,
     "/lora-adapters": lora.set_scales,
 }
@@ -127,6 +131,8 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
         app.router.add_post(prefix + path, handler)
     for method, path, name in _RARE:
         app.router.add_route(method, prefix + path, _later(name))
+    if vertex.wanted():
+        app.router.add_post(prefix + "/predict", vertex.predict)
     if config.ui:
         for path, handler in PAGE.items():
             app.router.add_get(prefix + path, handler)

@@ -81,18 +81,24 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     _ = context.writer
     if job.options.stream and CONVERSATION in request.headers:
         return await _resumable(request, context, job, reply)
-    async with await context.service.submit(job.requests, client_of(request, job)) as stream:
-        if job.options.stream:
+    if job.options.stream:
+        async with await context.service.submit(job.requests, client_of(request, job)) as stream:
             return await send(request, context, _told(context, stream, reply), reply.options.sse_ping_interval)
+    await collect(request, context, job, reply)
+    if reply.is_large:
+        return await beside(lambda: json_response(reply.whole()))
+    return json_response(reply.whole())
+
+
+async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
+    """Have the job done and give its results to the reply."""
+    async with await context.service.submit(job.requests, client_of(request, job)) as stream:
         context.running[reply.id] = stream
         try:
             async for index, event in stream:
                 reply.add(index, event)
         finally:
             del context.running[reply.id]
-    if reply.is_large:
-        return await beside(lambda: json_response(reply.whole()))
-    return json_response(reply.whole())
 
 
 async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from server.config import BUILD_INFO
-from server.errors import NotFound, NotSupported
+from server.errors import Forbidden, NotFound, NotSupported
 from server.http.context import CONTEXT, Context, json_response
 from server.http.reply import generation_settings
 from server.requests import CompletionRequest
@@ -114,3 +114,8 @@ async def change_props(request: web.Request) -> web.Response:
         raise NotSupported("this server does not allow changing its properties; start it with --props")
     await context.parsed(request, lambda body: body)
     return json_response({"success": True})
+
+
+async def not_offered(request: web.Request) -> web.Response:
+    """llama-server's proxy and its tools for agents, as it answers where they have not been turned on."""
+    raise Forbidden("this server runs no tools and fetches nothing for its clients")

@@ -33,7 +33,7 @@ Schema = dict[str, Any]
 _FAILURES = {
     "400": "A field is wrong; the message names it.",
     "401": "The API key is missing or wrong.",
-    "403": "This needs the admin key.",
+    "403": "This needs the admin key, or is not offered.",
     "404": "There is no such thing.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",

@@ -16,6 +16,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.browser import executable, tab
+
 KEY = "sesame"
 PROMPT = "Once upon a time"
 
@@ -197,6 +199,30 @@ def test_a_child_that_is_killed_is_told_and_started_again(router: Any, client: o
     assert say(client, "a").choices[0].text == text
     assert status(client, "a") == {**status(client, "a"), "value": "loaded"}
     assert "failed" not in status(client, "a")
+
+
+async def test_the_page_tells_how_models_are_and_loads_them(
+    router: Any, client: openai.OpenAI, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    program = executable()
+    if program is None:
+        told = "no Chromium is installed (scripts/install --browser)"
+        pytest.fail(told) if request.config.getoption("--require-browser") else pytest.skip(told)
+    here, other = ("a", "b") if status(client, "a")["value"] == "loaded" else ("b", "a")
+    async with tab(program, tmp_path) as page:
+        await page.open(router.url + "/")
+        await page.run(f"sessionStorage.setItem('logitless-key', '{KEY}'); location.reload()")
+        await page.until("document.querySelector('#slots tbody')?.rows.length > 0")
+        await page.run("globalThis.$ = id => document.getElementById(id); 0")
+        assert await page.run("$('model').selectedOptions[0].text") == f"{here} (loaded)"
+        await page.run(f"$('model').value = '{other}'; $('model').dispatchEvent(new Event('change'))")
+        await page.until(f"$('absent').textContent === '{other} is not loaded; a message to it loads it.'")
+        await page.run("document.querySelector('[name=max_tokens]').value = 4; $('text').value = 'x'")
+        await page.point("#send", click=True)
+        await page.until("$('speed').textContent.includes('tokens/s') && $('absent').hidden && !$('slots').hidden")
+        assert await page.run("$('model').selectedOptions[0].text") == f"{other} (loaded)"
+        await page.point("#load", click=True)
+        await page.until("$('load').textContent === 'Load' && !$('absent').hidden")
 
 
 def test_loading_by_hand_and_a_router_that_is_killed(router: Any, client: openai.OpenAI) -> None:

@@ -234,6 +234,32 @@ async def test_lora_adapters():
         assert (await server.post("/lora-adapters", [{"id": 0, "scale": 1}]))[0] == 400
 
 
+async def test_what_llama_server_has_switched_off():
+    async with running() as server:
+        for method, path in (("GET", "/tools"), ("POST", "/tools"), ("GET", "/cors-proxy?url=http://localhost")):
+            async with server.http.request(method, server.url + path) as reply:
+                assert (reply.status, (await reply.json())["error"]["type"]) == (403, "permission_error")
+
+
+async def test_predictions_of_vertex(monkeypatch: pytest.MonkeyPatch):
+    one = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "content": "say:yes"}], "max_tokens": 9}
+    async with running() as server:
+        assert (await server.post("/predict", {"instances": [one]}))[0] == 404
+    monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    async with running() as server:
+        _, alone = await server.post("/v1/chat/completions", one)
+        status, body = await server.post("/predict", {"instances": [one, {**one, "max_tokens": 1}]})
+        assert status == 200
+        told = [(p["object"], p["choices"][0]["message"]["content"]) for p in body["predictions"]]
+        assert told[0] == ("chat.completion", alone["choices"][0]["message"]["content"])
+        assert told[1][1] == told[0][1][:1]
+        bad = ({}, {"instances": []}, {"instances": [7]}, {"instances": [{**one, "stream": True}]})
+        for instances in (*bad, {"instances": [{**one, "@requestFormat": "x"}]}):
+            assert (await server.post("/predict", instances))[0] == 400
+        _, body = await server.post("/predict", {"instances": [one, {**one, "messages": 3}]})
+        assert body["error"]["message"].startswith("instances[1]: field 'messages': ")
+
+
 async def test_page_of_other_servers():
     async with running(api_keys=("k",)) as server:
         for path in ("/sw.js", "/manifest.webmanifest", "/_app/version.json"):
