@@ -10,9 +10,17 @@ def _ignored(names: str, env: str = "", *, value: str = "", off: str = "", optio
     return Flag(names, kind=kind, metavar=value or "X", env=env, off=off, optional=optional, status=IGNORED)
 
 
-def _later(names: str, env: str = "", *, value: str = "", off: str = "", off_values: tuple[str, ...] = ()) -> Flag:
+def _later(
+    names: str, env: str = "", *, value: str = "", off: str = "", off_values: tuple[str, ...] = (), why: str = ""
+) -> Flag:
+    """`why` there is none, where that is more than that nobody has written it."""
     kind = text if value else None
-    return Flag(names, kind=kind, metavar=value, env=env, off=off, off_values=off_values, status=LATER)
+    return Flag(names, why, kind=kind, metavar=value, env=env, off=off, off_values=off_values, status=LATER)
+
+
+_TEXT = "models here read text only"
+_PLACES = "each op runs on the first device of --device that has it"
+_EXPERTS = "no architecture here has experts"
 
 
 COMPATIBLE = Group(
@@ -46,8 +54,6 @@ COMPATIBLE = Group(
         _ignored("--prio", value="N"),
         _ignored("--numa", "LLAMA_ARG_NUMA", value="TYPE"),
         _ignored("--check-tensors"),
-        _ignored("--log-file", "LLAMA_LOG_FILE", value="FILE"),
-        _ignored("--log-disable"),
         _ignored("--log-colors", "LLAMA_LOG_COLORS", optional=("auto", "on", "off")),
         _ignored("--log-prefix", "LLAMA_LOG_PREFIX", off="--no-log-prefix"),
         _ignored("--log-timestamps", "LLAMA_LOG_TIMESTAMPS", off="--no-log-timestamps"),
@@ -59,26 +65,31 @@ COMPATIBLE = Group(
         _later("-lcd --lookup-cache-dynamic", value="FILE"),
         _later("--spec-replace", value="WORDS"),
         _later("--control-vector", value="FILE"),
-        _later("-mm --mmproj", "LLAMA_ARG_MMPROJ", value="FILE"),
-        _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL"),
-        _later("--media-path", value="FOLDER"),
+        _later("-mm --mmproj", "LLAMA_ARG_MMPROJ", value="FILE", why=_TEXT),
+        _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL", why=_TEXT),
+        _later("--media-path", value="FOLDER", why=_TEXT),
         _later("--path", "LLAMA_ARG_STATIC_PATH", value="FOLDER"),
-        _later("--ui-mcp-proxy --webui-mcp-proxy", "LLAMA_ARG_UI_MCP_PROXY", off="--no-ui-mcp-proxy"),
-        _later("--tools", "LLAMA_ARG_TOOLS", value="LIST"),
-        _later("--kv-unified-per-slot", value="N"),
-        _later("-sm --split-mode", "LLAMA_ARG_SPLIT_MODE", value="MODE", off_values=("none", "layer")),
-        _later("-ts --tensor-split", "LLAMA_ARG_TENSOR_SPLIT", value="LIST"),
-        _later("-mg --main-gpu", "LLAMA_ARG_MAIN_GPU", value="N", off_values=("0",)),
-        _later("-ot --override-tensor", value="RULES"),
-        _later("-cmoe --cpu-moe", "LLAMA_ARG_CPU_MOE"),
-        _later("-ncmoe --n-cpu-moe", "LLAMA_ARG_N_CPU_MOE", value="N", off_values=("0",)),
+        _later(
+            "--ui-mcp-proxy --webui-mcp-proxy",
+            "LLAMA_ARG_UI_MCP_PROXY",
+            off="--no-ui-mcp-proxy",
+            why="the page needs no proxy",
+        ),
+        _later("--tools", "LLAMA_ARG_TOOLS", value="LIST", why="the server runs no tools; clients do"),
+        _later("--kv-unified-per-slot", value="N", why="slots share the cache; --ctx-size is for all of them"),
+        _later("-sm --split-mode", "LLAMA_ARG_SPLIT_MODE", value="MODE", off_values=("none", "layer"), why=_PLACES),
+        _later("-ts --tensor-split", "LLAMA_ARG_TENSOR_SPLIT", value="LIST", why=_PLACES),
+        _later("-mg --main-gpu", "LLAMA_ARG_MAIN_GPU", value="N", off_values=("0",), why=_PLACES),
+        _later("-ot --override-tensor", value="RULES", why=_PLACES),
+        _later("-cmoe --cpu-moe", "LLAMA_ARG_CPU_MOE", why=_EXPERTS),
+        _later("-ncmoe --n-cpu-moe", "LLAMA_ARG_N_CPU_MOE", value="N", off_values=("0",), why=_EXPERTS),
         _later("--override-kv", value="RULES"),
         _later("--rope-scaling", "LLAMA_ARG_ROPE_SCALING_TYPE", value="TYPE"),
         _later("--rope-scale", "LLAMA_ARG_ROPE_SCALE", value="X"),
         _later("--rope-freq-base", "LLAMA_ARG_ROPE_FREQ_BASE", value="X"),
         _later("--rope-freq-scale", "LLAMA_ARG_ROPE_FREQ_SCALE", value="X"),
         _later("--yarn-orig-ctx", "LLAMA_ARG_YARN_ORIG_CTX", value="N"),
-        _later("--rpc", "LLAMA_ARG_RPC", value="SERVERS"),
+        _later("--rpc", "LLAMA_ARG_RPC", value="SERVERS", why="devices of other machines are not used"),
         _later("--spm-infill"),
         _later("-sp --special"),
     ),

@@ -153,7 +153,7 @@ def _apply(
     f: Flag, value: str | bool, source: str, values: dict[str, Any], notices: list[str], *, replace: bool
 ) -> None:
     if f.status == LATER and value is not False and value not in f.off_values:
-        raise CliError(f"not supported yet: {source}")
+        raise CliError(f"not supported yet: {source}" + (f": {f.help}" if f.help else ""))
     if f.status != WORKS:
         notices.append(f"{source} is accepted and changes nothing here")
         return

@@ -206,6 +206,8 @@ SERVING = Group(
         Flag("--props", "allow POST /props", env="LLAMA_ARG_ENDPOINT_PROPS"),
         Flag("--ui --webui", "serve the page at /", default=True, env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
         VERBOSE,
+        Flag("--log-file", "write what is said to this file, too", text, None, "FILE", env="LLAMA_LOG_FILE"),
+        Flag("--log-disable", "log nothing"),
     ),
 )
 

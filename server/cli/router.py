@@ -25,7 +25,7 @@ _OWN = frozenset(  # children get none of these from the router's command line o
     (
         *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
         *("reuse_port", "cors_origins", "ui", "models_dir", "models_max", "models_preset", "models_autoload"),
-        *("alias", "data_dir", "list_devices", *_SOURCES),
+        *("alias", "data_dir", "list_devices", "log_disable", *_SOURCES),
     )
 )
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
@@ -68,7 +68,8 @@ async def _serve(options: SimpleNamespace) -> None:
     environ = environment(own) | ({"HF_TOKEN": options.hf_token} if options.hf_token else {})
 
     async def start(entry: Entry) -> ServerProcess:
-        return await ServerProcess.start(entry.args, environ, partial(_say, entry.name))
+        say = _say_nothing if options.log_disable else partial(_say, entry.name)
+        return await ServerProcess.start(entry.args, environ, say)
 
     log.info("%d models", len(entries))
     fleet = Fleet(entries, start, options.models_max)
@@ -87,6 +88,10 @@ def _say(name: str, line: str) -> None:
     """A line of a child's log, which has its own time and level."""
     with suppress(OSError):
         print(f"[{name}] {line}", file=sys.stderr, flush=True)
+
+
+def _say_nothing(_: str) -> None:
+    """--log-disable; a child logs all the same, because its log tells when it is ready."""
 
 
 def _flags() -> list[Flag]:

@@ -35,8 +35,7 @@ def run(options: SimpleNamespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the server minds signals itself
     import asyncio
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    start_log(options)
     if options.models_dir or options.models_preset:
         from server.cli import router
 
@@ -55,6 +54,21 @@ def run(options: SimpleNamespace) -> int:
             raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
         raise
     return 0
+
+
+def start_log(options: SimpleNamespace) -> None:
+    """What the server says goes to the terminal, and to the end of --log-file."""
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if options.log_file:
+        try:
+            handlers.append(logging.FileHandler(options.log_file, encoding="utf-8"))
+        except OSError as error:
+            raise CliError(f"--log-file {options.log_file}: {error.strerror}") from None
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=layout, handlers=handlers)
+    logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    if options.log_disable:
+        logging.disable()
 
 
 async def _serve(options: SimpleNamespace, path: Path) -> None:

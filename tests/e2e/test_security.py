@@ -20,8 +20,8 @@ WRITTEN, DATA = "slots", "data"
 class Guarded:
     """A server with a key, and all that it has said so far."""
 
-    def __init__(self, server: Any, folder: Path) -> None:
-        self.server, self.folder, self.client = server, folder, Client(server.url)
+    def __init__(self, server: Any, folder: Path, log: Path) -> None:
+        self.server, self.folder, self.log, self.client = server, folder, log, Client(server.url)
         self.said: list[bytes] = []
 
     def ask(self, method: str, path: str, body: Any = None, key: str | None = SECRET) -> tuple[int, bytes]:
@@ -33,7 +33,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    folder = tmp_path_factory.mktemp("secure")
+    folder, log = tmp_path_factory.mktemp("secure"), tmp_path_factory.mktemp("log") / "log"
     for name in (WRITTEN, DATA):
         (folder / name).mkdir()
     flags = (
@@ -48,8 +48,10 @@ def guarded(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "--metrics",
         "--props",
         "-v",
+        "--log-file",
+        str(log),
     )
-    made = Guarded(serve_module(None, *flags, "--slot-save-path", str(folder / WRITTEN)), folder)
+    made = Guarded(serve_module(None, *flags, "--slot-save-path", str(folder / WRITTEN)), folder, log)
     yield made
     made.client.connection.close()
 
@@ -165,5 +167,7 @@ def test_the_log_has_one_line_an_event(guarded: Guarded) -> None:
     guarded.server.process.terminate()
     _, err = guarded.server.process.communicate(timeout=20)
     assert SECRET not in err + "".join(guarded.server.log)
+    assert "listening on" in (kept := guarded.log.read_text())
+    assert {line for line in kept.splitlines() if "listening" not in line} <= set(err.splitlines())
     assert "\x1b" not in err
     assert not any(line.startswith("FORGED") for line in err.splitlines())
