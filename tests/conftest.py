@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from graph.backend import Backend
+if TYPE_CHECKING:
+    from graph.backend import Backend
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
+# Here and in the servers that tests start, before numpy is loaded: its threads wait by spinning, on the cores that the
+# other worker needs.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+LONG = (  # files, the longest first
+    "test_ops.py",
+    "test_soak.py",
+    "test_device_models.py",
+    "test_page.py",
+    "test_goldens.py",
+    "test_decode_step.py",
+    "test_company.py",
+    "test_commands.py",
+    "test_fine_tuning.py",
+    "test_tuned_models.py",
+    "test_random_placements.py",
+    "test_cli.py",
+    "test_api_schema.py",
+    "test_device_training.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files begin first, so that no worker is left with one while the others have nothing to do."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")

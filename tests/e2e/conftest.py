@@ -18,12 +18,17 @@ ServerFactory = Callable[..., "Server"]
 
 
 class Server:
-    """`logitless serve` as a child process; `url` is its address once the model is loaded."""
+    """`logitless serve` as a child process; `url` is its address once the model is loaded.
+
+    With one thread unless `flags` say otherwise: other tests run beside this one, and threads wait for each other.
+    """
 
     def __init__(self, model: Path | None, *flags: str) -> None:
         command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
         if model is not None:
             command += ["-m", str(model)]
+        if "-t" not in flags:
+            command += ["-t", "1"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.log: list[str] = []
         assert self.process.stderr is not None

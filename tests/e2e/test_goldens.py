@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-DEVICES = ("opencl:0", "vulkan:0")
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
@@ -20,24 +19,23 @@ def recorded(pattern: str) -> list[Any]:
     return [pytest.param(f, id=f.name) for f in files]
 
 
-def on_devices(*files: Any) -> list[Any]:
-    """These files on each device that is not the CPU."""
-    return [pytest.param(*f.values, d, marks=f.marks, id=f"{f.id}-{d}") for f in files for d in DEVICES]
-
-
-def on_cpu(files: list[Any]) -> list[Any]:
-    return [pytest.param(*f.values, "cpu", marks=f.marks, id=f.id) for f in files]
-
-
-@pytest.mark.parametrize(
-    ("file", "device"), on_cpu(recorded("*.gguf.json")) + on_devices(*recorded("stories260K.gguf.json"))
-)
-def test_prompt_ids_greedy_text_and_likelihood(serve: Any, open_device: Any, file: Path, device: str) -> None:
-    open_device(device)
+@pytest.mark.parametrize("file", recorded("*.gguf.json"))
+def test_answers_are_those_of_llama_cpp(serve: Any, file: Path) -> None:
+    """On the CPU; test_devices.py has the others."""
     expected = json.loads(file.read_text())
     name = expected["file"]
-    server = serve(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32", "--device", device)
+    server = serve(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32")
     agrees_on_text_and_likelihood(server, expected)
+    sampled = file.with_name(f"sampling-{name.removesuffix('.gguf')}.json")
+    if sampled.exists():
+        samples_as_recorded(server, json.loads(sampled.read_text()))
+
+
+@pytest.mark.parametrize("file", recorded("sampling-*.json"))
+def test_every_recording_of_samples_belongs_to_a_model_above(file: Path) -> None:
+    model = json.loads(file.read_text())["model"]
+    assert file.name == f"sampling-{model.removesuffix('.gguf')}.json"
+    assert file.with_name(f"{model}.json").exists()
 
 
 def agrees_on_text_and_likelihood(server: Any, expected: dict[str, Any]) -> None:
@@ -60,16 +58,6 @@ def agrees_on_text_and_likelihood(server: Any, expected: dict[str, Any]) -> None
     nll = -sum(likelihoods[1:]) / (len(likelihoods) - 1)
     bound = 0.002 if any(kind in name for kind in ("F32", "F16", "stories260K.gguf")) else 0.01
     assert nll == pytest.approx(expected["eval_mean_nll"], rel=bound)
-
-
-@pytest.mark.parametrize(
-    ("file", "device"), on_cpu(recorded("sampling-*.json")) + on_devices(*recorded("sampling-stories260K.json"))
-)
-def test_the_same_seed_gives_llama_cpps_tokens(serve: Any, open_device: Any, file: Path, device: str) -> None:
-    open_device(device)
-    expected = json.loads(file.read_text())
-    server = serve(DATA / "models" / expected["model"], "-c", "512", "-ctk", "f32", "-ctv", "f32", "--device", device)
-    samples_as_recorded(server, expected)
 
 
 def samples_as_recorded(server: Any, expected: dict[str, Any]) -> None:

@@ -27,6 +27,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("training")
 
 
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model and a text."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "a.txt").write_text(TEXT)
+    new_model(str(folder / "m.gguf"), None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    return folder
+
+
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     code = main(words)
     return code, capsys.readouterr().err
@@ -106,16 +115,14 @@ def test_on_a_device(
 
 @pytest.mark.parametrize("kind", ["--lora-out", "-o"])
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
-    kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "a.txt").write_text(TEXT)
-    model = str(folder / "small.gguf")
-    new_model(model, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    folder = tmp_path
 
     def words(name: str) -> list[str]:
         (folder / name).mkdir(exist_ok=True)
-        checkpoint, text = folder / name / "ck.gguf", folder / "a.txt"
-        files = f"-m {model} --file {text} {kind} {folder / name}/out.gguf --checkpoint-in {checkpoint}"
+        checkpoint = folder / name / "ck.gguf"
+        files = f"-m {given}/m.gguf --file {given}/a.txt {kind} {folder / name}/out.gguf --checkpoint-in {checkpoint}"
         more = f"--checkpoint-out {checkpoint} -c 16 -b 2 -t 1 --save-every 2 --iterations 30 --seed 5"
         return f"finetune {files} {more}".split()
 
@@ -154,11 +161,11 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("export-lora -m M -o O --lora M", "is not a LoRA adapter"),
     ],
 )
-def test_what_is_wrong_is_one_line(words: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_one_line(words: str, told: str, given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {"M": "m.gguf", "T": "a.txt", "L": "out.gguf", "O": "out.gguf", "NONE": "NONE"}
-    code, err = run(capsys, *(str(folder / names[w]) if w in names else w for w in words.split()))
+    code, err = run(capsys, *(str(given / names[w]) if w in names else w for w in words.split()))
     assert code in (1, 2)
-    assert told in err.replace(str(folder) + "/", "")
+    assert told in err.replace(str(given) + "/", "")
     assert err.count("\n") == 1
 
 
