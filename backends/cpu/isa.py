@@ -26,3 +26,9 @@ def isa() -> str:
             raise ValueError(f"LOGITLESS_ISA={asked}: this machine has {', '.join(n for n in ISAS if has[n])}")
         return asked
     return next(name for name in ISAS if has[name])
+
+
+def has_512_bits() -> bool:
+    """Whether vectors of 512 bits are one register here."""
+    features = llvm.get_host_cpu_features()
+    return bool(features.get("avx512f") and features.get("avx512vl"))

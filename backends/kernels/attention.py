@@ -4,7 +4,8 @@ Pages are as graph/ops/attention.py says; in a q8_0 cache a page of a head is, f
 [D/32][16], for values int8 [16][D] and f16 scales [16][D/32].
 
 Sixteen lanes are a query head of a token. They walk its pages in position order: a lane has a cell while scores are
-made, and every 16th element of the head while values are summed up. Scores cross lanes in local memory.
+made, and every 16th element of the head while values are summed up. Scores cross lanes in local memory. Queries are
+turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a head).
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
             Arg("TABLE", "i32"),
             Arg("SLOT", "i32"),
             Arg("POS", "i32"),
+            Arg("A", "f32"),
             Arg("Y", "f32", "w"),
         ],
         [
-            "uint n_tokens",
             "uint n_heads",
             "uint n_kv",
             "uint size",
@@ -90,6 +91,9 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
             "uint value_page",
             "float factor",
             "float cap",
+            "uint half_n",
+            "uint interleaved",
+            "float direction",
         ],
         f"""
   uint own = SUB, t = GY;
@@ -97,7 +101,15 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
   uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
   uint chunks = (size + 15u) / 16u;
-  for (uint d = LANE; d < size; d += LANES_STEP) q[own * MAX_SIZE + d] = Q[(t * n_heads + h) * size + d];
+  uint from = (t * n_heads + h) * size, to = own * MAX_SIZE;
+  for (uint p = LANE; p < half_n; p += LANES_STEP) {{
+    uint first = interleaved != 0u ? 2u * p : p, second = first + (interleaved != 0u ? 1u : half_n);
+    float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
+    float a = Q[from + first], b = Q[from + second];
+    q[to + first] = a * c - b * s;
+    q[to + second] = a * s + b * c;
+  }}
+  for (uint d = 2u * half_n + LANE; d < size; d += LANES_STEP) q[to + d] = Q[from + d];
   PRECISE LF out_[MAX_SIZE / 16];
   UNROLL for (uint e = 0u; e < MAX_SIZE / 16; e++) out_[e] = LSPLAT(0.0f);
   PRECISE float top = -INF;
@@ -143,6 +155,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
   }}""",
         simt=[{"WG": 16 * HEADS, "HEADS": HEADS, "MAX_SIZE": size, "LANES_STEP": 16} for size in SIZES],
         cpu=[{"WG": 1, "HEADS": 1, "MAX_SIZE": size, "LANES_STEP": 1} for size in SIZES],
+        soft=[{"WG": 16, "HEADS": 1, "MAX_SIZE": size, "LANES_STEP": 16} for size in SIZES],
         local=[("float", "q", "HEADS * MAX_SIZE"), ("float", "scores", "HEADS * 16")],
     )
 
@@ -153,8 +166,10 @@ for _k in CACHE_TYPES:
 
 
 @lower("attention")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    q, k, v, tables, slot, pos = t.src
+@lower("attention_rope")
+def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    q, k, v, tables, slot, pos = t.src[:6]
+    turned = t.src[6] if t.op == "attention_rope" else None
     tokens, heads, size = q.shape
     if k.dtype not in CACHE_TYPES or v.dtype not in CACHE_TYPES or size > SIZES[-1]:
         return None
@@ -162,9 +177,8 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         return None
     kv_heads = k.shape[1]
     scales = (c for c in (k, v) if c.dtype == "q8_0")
-    bufs: Buffers = (q, k, v, *scales, tables, slot, pos, t)
+    bufs: Buffers = (q, k, v, *scales, tables, slot, pos, q if turned is None else turned, t)
     words = (
-        tokens,
         heads,
         kv_heads,
         size,
@@ -174,8 +188,11 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         page_elements(v.dtype, size),
         bits(t.attrs["scale"]),
         bits(t.attrs.get("cap", 0.0)),
+        0 if turned is None else turned.shape[2],
+        int(t.attrs.get("interleaved", False)),
+        bits(t.attrs.get("sign", 1.0)),
     )
-    per_group = 1 if shape.name == "cpu" else HEADS
+    per_group = HEADS if shape.name == "simt" else 1
     room = next(n for n in SIZES if n >= size)
     groups = (-(-heads // per_group), tokens)
     return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, words, groups, MAX_SIZE=room)]
@@ -253,31 +270,39 @@ for _name in ("store_k", "store_v"):
     for _dtype in CACHE_TYPES:
         _store(_name, _dtype)
         _load(_name.replace("store", "load"), _dtype)
-for _dtype, _put in (("f32", "C[AT] = (v)"), ("f16", "STORE16(C, AT, TO_F16(v))")):
-    # `rope` of a pair of a head's elements, and where they go: 16 cells apart by element.
-    Kernel(
-        f"store_k_rope_{_dtype}",
-        [Arg("C", ELEMENT[_dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32"), Arg("A", "f32")],
-        ["uint n", "uint n_heads", "uint size", "uint page", "uint half_n", "uint interleaved", "float direction"],
-        f"""
+# `rope` of a pair of a head's elements, and where they go: 16 cells apart by element. With `both`, a pair of the head's
+# values goes into their cache, too, whose pages are as large.
+TURN_AND_STORE = """
   uint per_row = size / 2u + size % 2u;
-  FOR_EACH(i, n) {{{WHERE}
+  FOR_EACH(i, n) {WHERE
     uint p = i % per_row, from = row * size;
-    if (p < half_n) {{
+    if (p < half_n) {
       uint first = interleaved != 0u ? 2u * p : p, second = first + (interleaved != 0u ? 1u : half_n);
       float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
       float a = X[from + first], b = X[from + second];
-      PUT(first, a * c - b * s);
-      PUT(second, a * s + b * c);
-    }} else {{
-      PUT(2u * p, X[from + 2u * p]);
-      if (2u * p + 1u < size) PUT(2u * p + 1u, X[from + 2u * p + 1u]);
-    }}
-  }}""",
-        simt=[{"WG": 64}],
-        cpu=[{"WG": 1}],
-        functions=f"#define PUT(d, v) {_put.replace('AT', 'at + (d) * 16u + cell')}\n",
-    )
+      PUT(C, at + first * 16u + cell, a * c - b * s);
+      PUT(C, at + second * 16u + cell, a * s + b * c);
+    } else {
+      PUT(C, at + 2u * p * 16u + cell, X[from + 2u * p]);
+      if (2u * p + 1u < size) PUT(C, at + (2u * p + 1u) * 16u + cell, X[from + 2u * p + 1u]);
+    }
+    VALUES
+  }""".replace("WHERE", WHERE)
+VALUES = """
+    PUT(V, at + cell * size + 2u * p, Z[from + 2u * p]);
+    if (2u * p + 1u < size) PUT(V, at + cell * size + 2u * p + 1u, Z[from + 2u * p + 1u]);"""
+for _dtype, _put in (("f32", "b[i] = (v)"), ("f16", "STORE16(b, i, TO_F16(v))")):
+    for _both in (False, True):
+        _values = [Arg("V", ELEMENT[_dtype], "rw"), Arg("Z", "f32")] if _both else []
+        Kernel(
+            f"store_{'kv' if _both else 'k'}_rope_{_dtype}",
+            [Arg("C", ELEMENT[_dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32"), Arg("A", "f32"), *_values],
+            ["uint n", "uint n_heads", "uint size", "uint page", "uint half_n", "uint interleaved", "float direction"],
+            TURN_AND_STORE.replace("VALUES", VALUES if _both else ""),
+            simt=[{"WG": 64}],
+            cpu=[{"WG": 1}],
+            functions=f"#define PUT(b, i, v) {_put}\n",
+        )
 # Pairs are copied in order; a thread has the same words of all of them.
 Kernel(
     "copy_pages",
@@ -308,8 +333,8 @@ lower("store_k")(_store_rule)
 lower("store_v")(_store_rule)
 
 
-@lower("store_k_rope")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+def store_turned(t: Tensor, shape: Shape, values: Tensor | None = None) -> list[Dispatch] | None:
+    """`values`: the node that stores what belongs to the same keys, to do it in this launch (`stores_together`)."""
     cache, x, cells, angles = t.src
     if cache.dtype not in ("f32", "f16"):
         return None
@@ -317,8 +342,20 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n = tokens * heads * (size // 2 + size % 2)
     turn = (angles.shape[2], int(t.attrs["interleaved"]), bits(t.attrs.get("sign", 1.0)))
     words = (n, heads, size, page_elements(cache.dtype, size), *turn)
-    bufs = (cache, x, cells, angles)
-    return [dispatch(f"store_k_rope_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
+    bufs = (cache, x, cells, angles, *(values.src[:2] if values else ()))
+    name = f"store_{'kv' if values else 'k'}_rope_{cache.dtype}"
+    return [dispatch(name, shape, bufs, words, groups_for(n, shape, 64))]
+
+
+lower("store_k_rope")(store_turned)
+
+
+def stores_together(keys: Tensor, values: Tensor) -> bool:
+    """Whether one launch can store what two nodes that follow each other do."""
+    if (keys.op, values.op) != ("store_k_rope", "store_v"):
+        return False
+    alike = keys.src[1].shape == values.src[1].shape and keys.src[2] is values.src[2]
+    return alike and keys.dtype == values.dtype and keys is not values.src[1] and values.dtype in ("f32", "f16")
 
 
 def _load_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
-import backends.kernels.attention
 import backends.kernels.attention_back
 import backends.kernels.causal
 import backends.kernels.conv
@@ -19,7 +19,7 @@ import backends.kernels.optim
 import backends.kernels.rope
 import backends.kernels.rows
 import backends.kernels.select  # noqa: F401  (they register their kernels and rules)
-from backends.kernels import layout
+from backends.kernels import attention, layout
 from backends.kernels.dialect import Shape
 from backends.kernels.fuse import fuse
 from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
@@ -62,8 +62,11 @@ def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
     """What a run of nodes on one device is; every node must be supported."""
     found: list[Dispatch] = []
-    for t in nodes:
-        made = dispatches(t, shape)
+    waiting = deque(nodes)
+    while waiting:
+        t = waiting.popleft()
+        together = bool(waiting) and attention.stores_together(t, waiting[0])
+        made = attention.store_turned(t, shape, waiting.popleft()) if together else dispatches(t, shape)
         if made is None:
             raise ValueError(f"no kernel for {t!r}")
         found += made

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from backends.kernels import layout, product
 from backends.kernels.lowering import is_packed
-from graph.ops.fused import linear_add, linear_glu, linear_parts, store_k_rope
+from graph.ops.fused import attention_rope, linear_add, linear_glu, linear_parts, store_k_rope
 from graph.ops.shape import reshape, slice_rows
 from graph.tensor import Tensor, toposort
 
@@ -61,6 +61,9 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
         elif t.op == "store_k" and alone(t.src[1], "rope") and "store_k_rope" not in refused and t.dtype != "q8_0":
             turned = src[1]
             node = store_k_rope(src[0], turned.src[0], src[2], turned.src[1], **turned.attrs)
+        elif t.op == "attention" and alone(t.src[0], "rope") and "attention_rope" not in refused:
+            x, angles = src[0].src
+            node = attention_rope(x, *src[1:], angles, **src[0].attrs, **t.attrs, name=t.name)
         made[id(t)] = node
     return tuple(map(now, fetches))
 

@@ -1,9 +1,9 @@
 """`linear` for Vulkan on a CPU (lavapipe), where every load of a lane is a gather and costs what ten additions do.
 
-So a thread loads 64 bits at once, which are words of two rows: its lanes are vectors of two, and eight threads, a
-subgroup there, have the 16 rows of a group. It has R such groups, so that an activation that was loaded serves all of
-them; the eight load eight activations and tell each other. Sums over k run from the first block to the last, for any
-number of rows.
+So a thread loads 64 bits at once, which are words of two rows: its lanes are vectors of two, and eight threads have the
+16 rows of a group. It has R such groups, so that an activation that was loaded serves all of them; the eight load eight
+activations and tell each other. Sixteen threads are a subgroup (two where vectors have 256 bits): both halves load the
+same activations. Sums over k run from the first block to the last, for any number of rows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import Dispatch
 from graph.tensor import Tensor
 
-WG = 8
-TILES = [{"WG": WG, "MT": 1, "R": 4}, {"WG": WG, "MT": 4, "R": 2}]
+WG = 16
+TILES = [{"WG": WG, "MT": 1, "R": 3}, {"WG": WG, "MT": 4, "R": 2}]
 WIDER = {"u8": "u16", "u16": "u32", "u32": "u64", "f32": "u64"}
 MACROS = """
 #undef LANE
@@ -154,7 +154,7 @@ for _dtype in layout.PACKINGS:
         f"linear_soft_{_dtype}",
         _args(_dtype),
         product.words(_dtype),
-        FRAME.replace("BEGIN", product.begin(_dtype, "GY"))
+        FRAME.replace("BEGIN", product.begin(_dtype, "GY * (WG / 8u) + LID / 8u"))
         .replace("BLOCKS", _blocks_of)
         .replace("END", product.end("acc[m * R + r]", "kept[m * R + r]", "group")),
         simt=(),
@@ -165,5 +165,5 @@ for _dtype in layout.PACKINGS:
 
 
 def soft_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> Dispatch:
-    mt, rows = (1, 4) if t.src[0].shape[0] == 1 else (4, 2)
-    return product.launch(t, parts, shape, f"linear_soft_{parts[0].dtype}", product.Tile(mt, rows, 1))
+    mt, rows = (1, 3) if t.src[0].shape[0] == 1 else (4, 2)
+    return product.launch(t, parts, shape, f"linear_soft_{parts[0].dtype}", product.Tile(mt, rows, WG // 8))

@@ -6,7 +6,7 @@ from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, n_elements, rows_of
 from graph.tensor import Tensor
 
-WG = 64  # and as many partial sums, whatever the device: they are added up one after the other
+WG = 64  # and as many partial sums (one thread has them all; lavapipe 16): they are added up one after the other
 VARIANTS = {"simt": [{"WG": WG}], "cpu": [{"WG": 1}]}
 Kernel(
     "rms_norm",
@@ -27,7 +27,7 @@ Kernel(
     BARRIER();
 #endif
     PRECISE float total = 0.0f;
-    for (uint j = 0u; j < 64u; j++) total += sums[j];
+    for (uint j = 0u; j < PARTS; j++) total += sums[j];
     float k = 1.0f / sqrt(total / FLOAT(n) + eps);
     if (n_weights == n) {
       for (uint i = LID; i < n; i += WG) Y[row * n + i] = X[row * n + i] * k * W[i];
@@ -38,7 +38,9 @@ Kernel(
   }""",
     simt=VARIANTS["simt"],
     cpu=VARIANTS["cpu"],
+    soft=[{"WG": 16}],
     local=[("float", "sums", "64")],
+    functions="#define PARTS (WG == 1 ? 64u : UINT(WG))\n",
 )
 Kernel(
     "rms_norm_back",

@@ -154,7 +154,7 @@ FN void store_lanes(__global float* y, uint i, uint n, float16 v) {
 }
 #define LSTN(b, i, n, v) store_lanes(b, i, n, v)
 #if defined(__clang__) && !defined(SIMULATED) /* oclgrind knows no fetching ahead */
-#define AHEAD(b, i) __builtin_prefetch((const void*)(ulong)((b) + (i)))
+#define AHEAD(b, i) __builtin_prefetch((const void*)(ulong)((b) + (i) + 7168), 0, 2) /* 28 KiB on, into L2 */
 #else
 #define AHEAD(b, i)
 #endif

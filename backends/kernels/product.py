@@ -20,10 +20,15 @@ from graph.tensor import Tensor
 ACTIVATIONS = ("silu", "gelu")  # by number
 MACROS = """
 #define UNITS(n) (((n) + (16u * R - 1u)) / (16u * R))
-#if PAIR
+#if PAIR /* a group of the second weight follows the same of the first, and the next of the first that */
 #define LAST (p == 1u)
+#define WRAPS (b + AHEAD_BLOCKS >= n_blocks)
+#define AHEAD_W (WRAPS ? (p == 0u ? W1 : W0) : W)
+#define AHEAD_BLOCK (g * n_blocks + b + AHEAD_BLOCKS - (WRAPS && p == 0u ? n_blocks : 0u))
 #else
 #define LAST true
+#define AHEAD_W W
+#define AHEAD_BLOCK (g * n_blocks + b + AHEAD_BLOCKS)
 #endif
 """
 

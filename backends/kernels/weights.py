@@ -64,8 +64,7 @@ def load_block(dtype: str) -> str:
     packing = layout.PACKINGS[dtype]
     words = packing.quants // 64
     lines = [f"LU q{i} = LLD(W, ((g * n_blocks + b) * {words}u + {i}u) * 16u);" for i in range(words)]
-    ahead = "((g * n_blocks + b + AHEAD_BLOCKS) * {0}u + {1}u) * 16u"
-    lines += [f"AHEAD(W, {ahead.format(words, i)});" for i in range(words)]
+    lines += [f"AHEAD(AHEAD_W, (AHEAD_BLOCK * {words}u + {i}u) * 16u);" for i in range(words)]
     high = packing.high // 64
     lines += [f"LU h{i} = LLD(H, ((g * n_blocks + b) * {high}u + {i}u) * 16u);" for i in range(high)]
     block = "(g * n_blocks + b)" if dtype not in K_TYPES else "(g * (n_blocks / 8u) + b / 8u)"

@@ -177,7 +177,9 @@ def _(
     return q.shape, q.dtype
 
 
-def _attention_case(types: str, heads: int, kv_heads: int, size: int, **attrs: float) -> object:
+def attention_case(
+    types: str, heads: int, kv_heads: int, size: int, **attrs: float
+) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         type_k, type_v = types.split("/")
         held_k, held_v = (np.float16 if t == "f16" else np.float64 for t in (type_k, type_v))
@@ -200,7 +202,7 @@ for _types, _heads, _kv_heads, _size, _attrs in (
     ("f16/f32", 4, 2, 32, {}),
     ("f32/f16", 4, 2, 32, {"window": 20}),
 ):
-    attention.case(_attention_case(_types, _heads, _kv_heads, _size, **_attrs))  # type: ignore[arg-type]
+    attention.case(attention_case(_types, _heads, _kv_heads, _size, **_attrs))
 
 
 @op
@@ -302,7 +304,7 @@ def _(
 
 def _back_case(*case: Any, **attrs: float) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
-        src, found = _attention_case(*case, **attrs)(r)  # type: ignore[arg-type,operator]
+        src, found = attention_case(*case, **attrs)(r)  # type: ignore[arg-type]
         return [r.normal(size=src[0].shape), *src], found
 
     return make

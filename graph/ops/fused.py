@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from graph.dtype import DTYPES
 from graph.op import Array, Case, State, Weight, op, require, writing
-from graph.ops.attention import PAGE, store_k
+from graph.ops.attention import PAGE, attention, attention_case, store_k
 from graph.ops.elementwise import glu
 from graph.ops.linear import linear
 from graph.ops.rope import rope
@@ -66,9 +67,45 @@ def _(
     return store_k.shape_rule(cache, k, cells)
 
 
+@op
+def attention_rope(
+    q: Array,
+    k: Array,
+    v: Array,
+    tables: Array,
+    slot: Array,
+    pos: Array,
+    angles: Array,
+    *,
+    interleaved: bool,
+    sign: float = 1.0,
+    **attrs: Any,
+) -> Array:
+    """`attention` of the queries after `rope`."""
+    turned = rope.reference(q, angles, interleaved=interleaved, sign=sign)
+    return attention.reference(turned, k, v, tables, slot, pos, **attrs)
+
+
+@attention_rope.shape
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    slot: Tensor,
+    pos: Tensor,
+    angles: Tensor,
+    interleaved: bool,
+    sign: float = 1.0,
+    **attrs: Any,
+) -> tuple[Shape, str]:
+    rope.shape_rule(q, angles, interleaved, sign)
+    return attention.shape_rule(q, k, v, tables, slot, pos, **attrs)
+
+
 for _op in (linear_parts, linear_add, linear_glu):
     _op.tolerance_quantised = linear.tolerance_quantised
-store_k_rope.tolerance = store_k.tolerance
+store_k_rope.tolerance, attention_rope.tolerance = store_k.tolerance, attention.tolerance
 
 
 def _weights_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
@@ -103,6 +140,15 @@ def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.ran
     return make
 
 
+def _turned_case(types: str, size: int, *, interleaved: bool, **attrs: float) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        src, found = attention_case(types, 4, 2, size, **attrs)(r)
+        angles = r.normal(size=(src[0].shape[0], 2, size // 2 - 1))
+        return [*src, angles], {**found, "interleaved": interleaved}
+
+    return make
+
+
 for _i, (_dtype, _k) in enumerate(
     {"f16": 50, **{name: 512 for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")}}.items()
 ):
@@ -115,3 +161,6 @@ for _t in (1, 3, 20):
 for _dtype in ("f32", "f16"):
     store_k_rope.case(_store_case(_dtype, 8, interleaved=True))
     store_k_rope.case(_store_case(_dtype, 11, interleaved=False))
+for _types, _size in (("f32/f32", 11), ("f16/f16", 64), ("f16/f32", 32)):
+    attention_rope.case(_turned_case(_types, _size, interleaved=_size == 64))
+attention_rope.case(_turned_case("f16/f16", 16, interleaved=False, window=20, cap=5.0))

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from backends.kernels.device import lower_all
+from backends.kernels.dialect import SIMT
 from backends.kernels.fuse import fuse
 from graph.backend import Backend
 from graph.conformance import encode
-from graph.ops.attention import store_k
+from graph.ops.attention import attention, store_k, store_v
 from graph.ops.elementwise import add, glu
 from graph.ops.linear import linear
 from graph.ops.rope import rope
@@ -69,6 +71,33 @@ def test_keys_are_turned_on_their_way_into_the_cache() -> None:
     assert fused(store_k(cache, turned, cells)) == ["store_k_rope"]
     assert fused(store_k(cache, turned, cells), turned) == ["rope", "store_k"]
     assert fused(store_k(state("small", (2, 2, 32, 16), "q8_0"), feed("k", (3, 2, 32)), cells)) == ["store_k"]
+
+
+def test_queries_are_turned_by_who_reads_them() -> None:
+    angles, queries = feed("angles", (3, 2, 4)), feed("queries", (3, 4, 8))
+    turned = rope(queries, angles, interleaved=True)
+    caches = state("k", (2, 2, 8, 16), "f16"), state("v", (2, 2, 16, 8), "f16")
+    places = feed("tables", (1, 2), "i32"), feed("slot", (3,), "i32"), feed("pos", (3,), "i32")
+    result = attention(turned, *caches, *places, scale=0.5)
+    assert fused(result) == ["attention_rope"]
+    assert fused(result, turned) == ["rope", "attention"]
+    assert fused(result, refused=("attention_rope",)) == ["rope", "attention"]
+
+
+def test_keys_and_values_are_stored_in_one_launch() -> None:
+    cells, angles = feed("cells", (3,), "i32"), feed("angles", (3, 2, 4))
+    turned = rope(feed("keys", (3, 2, 8)), angles, interleaved=True)
+    keys = store_k(state("k", (2, 2, 8, 16), "f16"), turned, cells)
+
+    def kernels(values: Tensor) -> list[str]:
+        order = toposort(fuse((keys, values), lambda t: not t.is_leaf, set()))
+        return [d.kernel for d in lower_all([t for t in order if not t.is_leaf], SIMT)]
+
+    rows = feed("values", (3, 2, 8))
+    assert kernels(store_v(state("v", (2, 2, 16, 8), "f16"), rows, cells)) == ["store_kv_rope_f16"]
+    assert kernels(store_v(state("v", (2, 2, 16, 8), "f32"), rows, cells)) == ["store_k_rope_f16", "store_v_f32"]
+    other = feed("other", (3,), "i32")
+    assert kernels(store_v(state("v", (2, 2, 16, 8), "f16"), rows, other)) == ["store_k_rope_f16", "store_v_f16"]
 
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
