@@ -28,7 +28,7 @@ ANSWER = {
 
 @pytest.fixture(scope="module")
 def server(serve_module: Any) -> Any:
-    return serve_module(None, "-c", "2048", "-np", "8")
+    return serve_module(None, "-c", "2048", "-np", "8", "--metrics")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,8 @@ def test_json_object_is_an_object(server: Any) -> None:
 
 
 def test_company_changes_nothing(server: Any) -> None:
-    """Constrained and free requests together give what each gives alone, and read back no more than others."""
+    """Constrained and free requests together give what each gives alone, and read back no more than others: four bytes
+    a token, and four more where a row had to wait for its mask."""
     forms: list[dict[str, Any]] = [
         {},
         {"grammar": "root ::= [a-z ]{30,40}"},
@@ -121,10 +122,18 @@ def test_company_changes_nothing(server: Any) -> None:
         reply = server.post("/completion", body)
         return {key: reply.get(key) for key in kept}
 
+    def counters() -> tuple[float, float]:
+        values = dict(line.rsplit(" ", 1) for line in server.get("/metrics").splitlines() if line[0] != "#")
+        return float(values["logitless:bytes_read_total"]), float(values["llamacpp:tokens_predicted_total"])
+
     alone = [ask(body) for body in bodies]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(3):
             assert list(pool.map(ask, bodies)) == alone
+        before = counters()
+        list(pool.map(ask, [body for body in bodies if "n_probs" not in body]))
+        n_bytes, n_tokens = (after - start for after, start in zip(counters(), before, strict=True))
+        assert 4 * n_tokens <= n_bytes <= 8 * n_tokens
 
 
 def test_probabilities_before_sampling_know_no_grammar(server: Any) -> None:
