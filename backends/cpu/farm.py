@@ -7,6 +7,7 @@ silently. It is in a session of its own, so that Ctrl-C at the terminal is the p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -72,7 +73,7 @@ class Farm:
             )
         except OSError:
             return self._give_up()
-        with process:
+        with contextlib.suppress(BrokenPipeError), process:  # closing writes what a process that has ended did not take
             assert process.stdin is not None
             assert process.stdout is not None
             while (name := self._next()) is not None:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,18 @@ def test_broken_processes_leave_the_kernels_to_the_caller(program: str) -> None:
     names = [f"k{i}" for i in range(5 if "cannot" in program else 2)]
     farm.add(names)
     assert [farm.take(name) for name in names] == [b""] * len(names)
+
+
+def test_a_process_that_has_ended_before_it_is_asked() -> None:
+    """Nothing is raised in the thread that feeds it: that would be a traceback on the terminal."""
+    farm = Farm(lambda name, left: os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT), lambda name, code: None)
+    farm.command = [sys.executable, "-c", ""]
+    others = set(threading.enumerate())
+    farm.add(["a"])
+    feeding = set(threading.enumerate()) - others
+    assert farm.take("a") == b""
+    for thread in feeding:
+        thread.join()
 
 
 def test_no_process_can_be_started() -> None:
