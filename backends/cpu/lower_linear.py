@@ -91,13 +91,32 @@ def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], 
     rows = m if n_panels == 1 else panel_rows + MAX_TILE
     grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, panel_rows) * nt * LANES * k)))
     expanded = (mt, nt) == expanded_tile(dtype, isa())
-    strip_nbytes = nt * count * expanded_nbytes(layout) if expanded else nt * group
-    stretches = 1 if m <= mt and not expanded else -(-strip_nbytes // STRETCH_BYTES)
-    stretch = -(-count // stretches)
+    if expanded:
+        stretch = _stretch(count, nt * expanded_nbytes(layout))
+    else:
+        stretch = count if m <= mt else -(-count // -(-nt * group // STRETCH_BYTES))
     args = (*addresses, m, n, count, stretch, group, panel_rows, n_panels)
     scratch = (rows + mt) * nt * LANES * 4 + expanded * nt * stretch * expanded_nbytes(layout)
     streams = (addresses[0], nt * group) if n_panels == 1 else (0, 0)
     return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch, streams)]
+
+
+@lower("linear_glu_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, gate, _ = t.src
+    (m, n), k, layout = t.shape, gate.shape[1], LAYOUTS[gate.dtype]
+    x_panels, y_panels = (panels(m, size // 32 * ACT_BLOCK, wide=True) for size in (k, n))
+    rows = m if x_panels[1] == 1 else x_panels[0] + MAX_TILE
+    stretch = _stretch(k // 32, 2 * expanded_nbytes(layout))
+    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, layout.group_nbytes(k), *x_panels, *y_panels)
+    scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
+    kernel = f"linear_glu:{gate.dtype}:{t.attrs['activation']}"
+    return [Instruction(kernel, args, x_panels[1] * (n // 32), 1, scratch)]
+
+
+def _stretch(count: int, nbytes: int) -> int:
+    """Of so many steps of k, `nbytes` of weights each: how many meet all rows before the next, in equal parts."""
+    return -(-count // -(-count * nbytes // STRETCH_BYTES))
 
 
 @lower("get_rows")

@@ -71,6 +71,9 @@ def _kernels(t: Tensor) -> Iterator[str]:
         elif family == "gemm" and params[1] == "n" and len(params) > 2:
             yield from (instruction.kernel, "pack_act")
             yield from (f"linear:{params[2]}:{rows}x{groups}" for rows, groups in tiles(params[2], isa()))
+        elif family == "linear_glu":
+            apart = (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
+            yield from (instruction.kernel, f"glu:{params[1]}", "quantize_act:32", *apart)
         elif family == "linear_rows":
             yield from (f"linear_rows:{rows}" for rows in (1, ROWS_OF_PLAIN))
         else:

@@ -11,7 +11,7 @@ from graph.dtype import DTYPES
 from graph.op import Array, Case, State, Weight, op, require, writing
 from graph.ops.attention import PAGE, attention, attention_case, store_k
 from graph.ops.elementwise import glu
-from graph.ops.linear import linear
+from graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
 from graph.ops.rope import rope
 from graph.tensor import Shape, Tensor
 
@@ -51,6 +51,20 @@ def linear_glu(x: Array, gate: Array, up: Array, *, activation: str) -> Array:
 def _(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str]:
     require(gate.shape == up.shape, "linear_glu", "gate and up differ in shape", x, gate, up)
     return linear.shape_rule(x, gate)
+
+
+@op
+def linear_glu_act(xq: Array, gate: Array, up: Array, *, activation: str) -> Array:
+    """`linear_glu` of activations that are quantised, quantised again in groups of 32."""
+    return quantize_act.reference(linear_glu.reference(xq, gate, up, activation=activation))
+
+
+@linear_glu_act.shape
+def _(xq: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str]:
+    require(gate.shape == up.shape, "linear_glu_act", "gate and up differ in shape", xq, gate, up)
+    shape, _ = linear_q8.shape_rule(xq, gate)
+    require(shape[1] % ACT_BLOCK == 0, "linear_glu_act", f"rows must be a multiple of {ACT_BLOCK} long", gate)
+    return shape, xq.dtype
 
 
 @writing(0)

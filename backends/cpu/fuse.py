@@ -1,0 +1,64 @@
+"""Which nodes one instruction computes together, where what lies between them would go to memory and back.
+
+A fusion is a rule for the last of its nodes, as this backend's rewriting left them. What is fused gets the bits that it
+gets alone, for any number of rows (rule 6), so a rule is free to look at how many there are.
+
+    @fusion("quantize_act")
+    def _(t, alone): return the node in its place, or None; `alone(s, "glu")`: s is a glu that nobody else reads
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from backends.cpu.isa import isa
+from backends.cpu.kernels.layout import expanded_tile, tile_for
+from graph.backend import Rules
+from graph.ops.fused import linear_glu_act
+from graph.tensor import Tensor, toposort
+
+Alone = Callable[[Tensor, str], bool]
+FUSIONS = Rules[Callable[[Tensor, Alone], Tensor | None]]()
+fusion = FUSIONS.of
+MANY_ROWS = 64  # fewer leave what lies between in the second-level cache
+
+
+@fusion("quantize_act")
+def _(t: Tensor, alone: Alone) -> Tensor | None:
+    """The gated part of a feed-forward block: gate, up, their product and its rounding."""
+    (y,) = t.src
+    if t.shape[0] < MANY_ROWS or t.attrs.get("group", 32) != 32 or not alone(y, "glu"):
+        return None
+    gate, up = y.src
+    if gate is up or not (alone(gate, "linear_q8") and alone(up, "linear_q8")) or gate.src[0] is not up.src[0]:
+        return None
+    dtype = gate.src[1].dtype
+    tile = tile_for(dtype, isa(), t.shape[0])
+    if dtype != up.src[1].dtype or tile[1] != 2 or tile != expanded_tile(dtype, isa()):
+        return None
+    return linear_glu_act(gate.src[0], gate.src[1], up.src[1], activation=y.attrs["activation"], name=t.name)
+
+
+def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+    """The same values from fewer nodes."""
+    order = toposort(fetches)
+    if not any(t.op in FUSIONS and t.shape[0] >= MANY_ROWS for t in order):
+        return fetches
+    readers = Counter(id(s) for t in order for s in t.src)
+    readers.update(id(f) for f in fetches)
+    made: dict[int, Tensor] = {}  # by the old node
+    old: dict[int, Tensor] = {}  # by what was made
+
+    def alone(t: Tensor, op: str) -> bool:
+        before = old.get(id(t), t)
+        return t.op == op and mine(before) and readers[id(before)] == 1
+
+    for t in order:
+        src = tuple([made[id(s)] for s in t.src])
+        node = t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+        rule = FUSIONS.get(t.op) if mine(t) else None
+        node = rule(node, alone) or node if rule else node
+        made[id(t)], old[id(node)] = node, t
+    return tuple(made[id(f)] for f in fetches)

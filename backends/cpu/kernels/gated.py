@@ -1,0 +1,94 @@
+"""The gated part of a feed-forward block for many rows: `linear_glu:<type>:<activation>`.
+
+A tile has 16 outputs of gate beside the same 16 of up, so both are in the first-level cache when they meet, and what
+is written is a quarter of one of them. Every number has the bits that `linear`, `glu` and `quantize_act` give it.
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import intrinsic
+
+from backends.cpu.isa import isa
+from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.blocks import Expanded, expand
+from backends.cpu.kernels.elementwise import ACTIVATIONS
+from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
+from backends.cpu.kernels.matmul import quant_tile
+from backends.cpu.kernels.quantize import panel_of, round_each
+from backends.cpu.kernels.registry import kernel
+
+
+def gated(activation):
+    """intrinsic f(sums, out, rows): sums [rows][2][16] of gate and up → out, 16 of each 32 floats."""
+
+    @intrinsic
+    def run(typingctx, sums, out, rows):
+        def codegen(ctx, b, sig, a):
+            source, target = (b.inttoptr(v, e.I8P) for v in a[:2])
+
+            def body(i, _):
+                at = b.mul(i, e.i64(128))
+                gate, up = (e.load(b, e.at(b, source, b.add(at, e.i64(64 * j))), e.V16F, 4) for j in range(2))
+                e.store(b, b.fmul(ACTIVATIONS[activation](b, gate), up), e.at(b, target, at), 4)
+                return []
+
+            e.loop(b, e.i64(0), a[2], [], body)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
+    return run
+
+
+@kernel("linear_glu")
+def linear_glu(dtype, activation):
+    """a: gate, up, x, y, m, n, blocks of k, stretch of them, bytes of a group, panel rows and panels of x, and of y.
+
+    A unit is 32 columns of y for a panel of x. Scratch: sums [rows + tile][2][16], y in f32 [rows][32], and of both
+    groups of weights a stretch, expanded.
+    """
+    mt, _ = expanded_tile(dtype, isa())
+    tile, unpack = quant_tile(dtype, mt, 2, Expanded), expand(dtype)
+    block_nbytes = expanded_nbytes(LAYOUTS[dtype])
+    join = gated(activation)
+    round4, round1 = round_each(4), round_each(1)
+
+    def run(a, begin, end, scratch):
+        m, blocks, count, stretch, group_nbytes = a[4], a[5] // 32, a[6], a[7], a[8]
+        panel_rows, n_panels, y_panel_rows, y_panels = a[9], a[10], a[11], a[12]
+        for unit in range(begin, end):
+            panel, column = unit // blocks, unit % blocks
+            r0 = panel * panel_rows
+            rows = m - r0 if panel == n_panels - 1 else panel_rows
+            x = a[2] + r0 * count * ACT_BLOCK
+            values = scratch + (rows + mt) * 128
+            wide = values + rows * 128
+            for half in range(2):
+                group = (2 * column + half) * group_nbytes
+                for k0 in range(0, count, stretch):
+                    k1 = min(count, k0 + stretch)
+                    nbytes = (k1 - k0) * block_nbytes
+                    unpack(a[0] + group, wide, k0, k1, count)
+                    unpack(a[1] + group, wide + nbytes, k0, k1, count)
+                    for r in range(0, rows, mt):
+                        row = min(r, rows - mt)
+                        sums = scratch + r * 128
+                        out = scratch + row * 128 if k1 == count else sums
+                        xr = x + row * ACT_BLOCK
+                        tile(wide - k0 * block_nbytes, nbytes, 1, xr, rows * ACT_BLOCK, sums, out, 128, k0, k1, count)
+                join(scratch, values + half * 64, rows)
+            row = 0
+            while row < rows:
+                y0, y_rows = panel_of(r0 + row, m, y_panel_rows, y_panels)
+                y = a[3] + (y0 * blocks + column * y_rows + r0 + row - y0) * ACT_BLOCK
+                stop = min(rows, y0 + y_rows - r0)
+                while row < stop:
+                    done = 4 if stop - row >= 4 else 1
+                    if done == 4:
+                        round4(values + row * 128, y, ACT_BLOCK)
+                    else:
+                        round1(values + row * 128, y, ACT_BLOCK)
+                    row, y = row + done, y + done * ACT_BLOCK
+
+    return run

@@ -1,0 +1,95 @@
+"""What the CPU computes in one instruction: the same bits as node by node, and only what nobody else asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from backends.cpu.isa import isa
+from graph.conformance import encode
+from graph.ops.elementwise import gelu, mul, silu
+from graph.ops.linear import linear
+from graph.session import Session
+from graph.tensor import Tensor, feed
+
+wide = pytest.mark.skipif(isa() != "avx512_vnni", reason="no tile of two groups")
+RNG = np.random.default_rng(5)
+
+
+class Apart(CPUBackend):
+    """Fuses nothing."""
+
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        return fetches
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[list[CPUBackend]]:
+    opened = [CPUBackend(2), Apart(2)]
+    yield opened
+    for backend in opened:
+        backend.close()
+
+
+def run(
+    backend: CPUBackend, build: Callable[[dict[str, Tensor]], list[Tensor]], values: dict, feeds: dict
+) -> tuple[list[np.ndarray], list[str]]:
+    """The fetches' values, and the ops that made them."""
+    session = Session([backend])
+    weights = {
+        name: session.define(name, w.shape, dtype, lambda w=w, dtype=dtype: encode(w, dtype), constant=True)
+        for name, (w, dtype) in values.items()
+    }
+    placement, _ = session.measure(lambda: build(weights))
+    found = session.plan(lambda: build(weights)).run(feeds)
+    return [np.array(f) for f in found], [t.op for t in placement.order if not t.is_leaf]
+
+
+def feed_forward(w: dict[str, Tensor], rows: int, activation: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    x = feed("x", (rows, w["gate"].shape[1]))
+    return [linear(mul(activation(linear(x, w["gate"])), linear(x, w["up"])), w["down"])]
+
+
+@wide
+@pytest.mark.parametrize(
+    ("dtype", "rows", "n", "k"), [("q8_0", 64, 96, 64), ("q4_0", 77, 64, 1088), ("q5_1", 535, 32, 64)]
+)
+@pytest.mark.parametrize("activation", [silu, gelu])
+def test_a_gated_block_of_many_rows_is_one_instruction(
+    backends: list[CPUBackend], activation: Callable[[Tensor], Tensor], dtype: str, rows: int, n: int, k: int
+) -> None:
+    shapes = {"gate": (n, k), "up": (n, k), "down": (21, n)}
+    values = {name: (RNG.normal(size=shape).astype(np.float32), dtype) for name, shape in shapes.items()}
+    feeds = {"x": RNG.normal(size=(rows, k)).astype(np.float32)}
+    feeds["x"][3, 5] = np.nan
+    (y,), ops = run(backends[0], lambda w: feed_forward(w, rows, activation), values, feeds)
+    (expected,), _ = run(backends[1], lambda w: feed_forward(w, rows, activation), values, feeds)
+    assert ops == ["quantize_act", "linear_glu_act", "linear_q8"]
+    assert y.tobytes() == expected.tobytes()
+    assert np.isnan(y[3]).all()
+    assert not np.isnan(np.delete(y, 3, 0)).any()
+
+
+@wide
+def test_products_that_others_read_stay_apart(backends: list[CPUBackend]) -> None:
+    values = {name: (RNG.normal(size=(64, 64)), "q8_0") for name in ("gate", "up", "down")}
+    feeds = {"x": RNG.normal(size=(64, 64)).astype(np.float32)}
+
+    def build(w: dict[str, Tensor]) -> list[Tensor]:
+        x = feed("x", (64, 64))
+        gate, up = (linear(x, w[name]) for name in ("gate", "up"))
+        return [linear(mul(silu(gate), up), w["down"]), up]
+
+    _, ops = run(backends[0], build, values, feeds)
+    assert "linear_glu_act" not in ops
+    assert ops.count("linear_q8") == 3
+
+
+def test_few_rows_stay_apart(backends: list[CPUBackend]) -> None:
+    values = {name: (RNG.normal(size=(64, 64)), "q8_0") for name in ("gate", "up", "down")}
+    feeds = {"x": RNG.normal(size=(8, 64)).astype(np.float32)}
+    _, ops = run(backends[0], lambda w: feed_forward(w, 8, silu), values, feeds)
+    assert "linear_glu_act" not in ops
