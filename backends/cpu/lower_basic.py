@@ -156,6 +156,7 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     group = heads // kv_heads
     args = (*map(at, t.src), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
-    units = -(-n // 8) * kv_heads
-    scratch = 8 * group * (2 * size + 32 + 2 + 3) * 4 + 32 * size * 4 + 64
-    return [Instruction(f"attention:{k.dtype}:{v.dtype}:{size}:{group}", args, units, 1, scratch)]
+    tokens = min(16, max(1, n // 4))  # few rows are mostly of sequences that share nothing: units for every thread
+    units = -(-n // tokens) * kv_heads
+    scratch = tokens * group * (2 * size + 32 + 2 + 3) * 4 + 32 * size * 4 + 64
+    return [Instruction(f"attention:{k.dtype}:{v.dtype}:{size}:{group}", (*args, tokens), units, 1, scratch)]

@@ -81,6 +81,13 @@ def test_exp_of_vectors() -> None:
     assert np.isnan(exp(np.array([np.nan]))).all()
 
 
+def test_exp_of_negative_has_the_bits_of_exp() -> None:
+    x = np.concatenate([-np.abs(WIDE), np.linspace(-88, 0, 100_001).astype(np.float32), [-np.inf, -0.0]])
+    assert compiled("exp_of_negative")(x).tobytes() == compiled("exp")(x).tobytes()
+    payload = np.array([0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
+    assert np.isnan(compiled("exp_of_negative")(payload)).all()
+
+
 def test_log() -> None:
     log = compiled("log_exact")
     near = np.linspace(0.5, 2, 100_001).astype(np.float32)

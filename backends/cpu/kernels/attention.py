@@ -1,8 +1,8 @@
 """Attention over page tables with an online softmax, and the writes into the cache.
 
-A unit is up to 8 neighbouring tokens of a batch and one key head. The tokens' query rows walk their sequence in blocks
+A unit is a few neighbouring tokens of a batch and one key head. The tokens' query rows walk their sequence in blocks
 of 32 positions (two pages), which are turned to f32 once for all of them. A row's arithmetic is the same alone and in
-company: scores, the block's maximum, one rescaling, cells in order.
+company, in a block that it sees wholly or in part: scores, the block's maximum, one rescaling, cells in order.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ from backends.cpu.kernels.registry import (
     u16p,
 )
 
-TOKENS = 8  # of a unit
-
 
 @kernel("attention")
 def attention(key_dtype, value_dtype, head_size, group_size):
-    """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits.
+    """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits, tokens of a unit.
 
-    Scratch per thread, with R = 8 · query heads of a key head: a block's keys or values (32, D), scores (R, 32), q and
-    sums (R, D), the cells that each row sees (R, 2), and maximum, sum and correction (R each).
+    Units of the last tokens come first, as they see most. Scratch per thread, with R = tokens · query heads of a key
+    head: a block's keys or values (32, D), scores (R, 32), q and sums (R, D), the cells that each row sees (R, 2), and
+    maximum, sum and correction (R each).
     """
     size, group = int(head_size), int(group_size)
     widen_keys, widen_values = widen(key_dtype, size, keys=True), widen(value_dtype, size, keys=False)
-    score4, score2, score1 = (scores(size, n) for n in (4, 2, 1))
-    weigh4, weigh2, weigh1 = (softmax_step(n) for n in (4, 2, 1))
-    sum4, sum2, sum1 = (weighted_sum(size, n) for n in (4, 2, 1))
+    score8, score4, score2, score1 = (scores(size, n) for n in (8, 4, 2, 1))
+    weigh8 = softmax_step(8, masked=False)
+    weigh4, weigh2, weigh1 = (softmax_step(n, masked=True) for n in (4, 2, 1))
+    whole4 = weighted_sum(size, 4, whole=True)
+    sum4, sum2, sum1 = (weighted_sum(size, n, whole=False) for n in (4, 2, 1))
     key_page, value_page = page_nbytes(key_dtype, size), page_nbytes(value_dtype, size)
-    max_rows = TOKENS * group
     wide_page = PAGE * size * 4
 
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
-        scale, cap = bits_f32(a[11]), bits_f32(a[12])
+        scale, cap, tokens = bits_f32(a[11]), bits_f32(a[12]), a[13]
+        max_rows = tokens * group
         slot, pos = i32p(a[4]), i32p(a[5])
         wide_at = scratch
         s_at = wide_at + 2 * wide_page
@@ -69,8 +70,8 @@ def attention(key_dtype, value_dtype, head_size, group_size):
         q, o, m, l, seen = f32p(q_at), f32p(o_at), f32p(m_at), f32p(l_at), i32p(seen_at)
         for unit in range(begin, end):
             h = unit % kv_heads
-            first = unit // kv_heads * TOKENS
-            last = min(first + TOKENS, n_tokens)
+            first = ((n_tokens + tokens - 1) // tokens - 1 - unit // kv_heads) * tokens
+            last = min(first + tokens, n_tokens)
             while first < last:
                 n = 1  # tokens first…first+n−1 belong to one sequence
                 while first + n < last and slot[first + n] == slot[first]:
@@ -90,7 +91,8 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                 table = i32p(a[3] + slot[first] * table_pages * 4)
                 start = max(0, lowest - window + 1) // BLOCK if window > 0 else 0
                 for block in range(start, highest // BLOCK + 1):
-                    for t in range(n):
+                    whole = visible(lowest, block, window)[1] == BLOCK and visible(highest, block, window)[0] == 0
+                    for t in range(0 if whole and rows % 8 == 0 else n):  # else nobody will ask
                         lo, hi = visible(pos[first + t], block, window)
                         for g in range(group):
                             seen[2 * (t * group + g)] = lo
@@ -104,7 +106,11 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                         alike = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
                         x, s, sr = q_at + row * size * 4, s_at + row * BLOCK * 4, seen_at + row * 8
                         mr, lr, cr = m_at + row * 4, l_at + row * 4, c_at + row * 4
-                        if alike == 4:
+                        if whole and rows - row >= 8:
+                            alike = 8
+                            score8(x, wide_at, s)
+                            weigh8(s, mr, lr, cr, sr, scale, cap)
+                        elif alike == 4:
                             score4(x, wide_at, s)
                             weigh4(s, mr, lr, cr, sr, scale, cap)
                         elif alike == 2:
@@ -118,6 +124,9 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                         at = np.int64(table[2 * block + i]) * kv_heads + h
                         widen_values(a[2] + at * value_page, wide_at + i * wide_page)
                     row = 0
+                    while whole and rows - row >= 4:
+                        whole4(s_at + row * BLOCK * 4, wide_at, o_at + row * size * 4, c_at + row * 4, 0, BLOCK)
+                        row += 4
                     while row < rows:
                         alike = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
                         lo, hi = BLOCK, 0  # what any of them sees

@@ -16,10 +16,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels.emit import splat
-from backends.cpu.kernels.emit_math import exp, fill, fma, larger, tanh, trees, vector
+from backends.cpu.kernels.emit_math import exp_of_negative, fill, fma, larger, tanh, trees, vector
 
 PAGE = 16
 BLOCK = 32  # cells that share a maximum
+UNROLL = 4
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
 F32, F16, I8, I32, I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
@@ -113,31 +114,39 @@ def widen(dtype, size, *, keys):
 def scores(size, rows):
     """intrinsic f(q, k, out): out[r][32] = q[r]·k for rows of q that are `size` floats apart."""
     ways = 2 if size % 2 == 0 else 1
+    at_once = ways if rows * 2 * ways <= 16 else 1  # partial sums: side by side, or for many rows one after the other
+    step = ways * (UNROLL if size % (UNROLL * ways) == 0 else 1)
 
     @intrinsic
     def tile(typingctx, q, k, out):
         def codegen(ctx, b, sig, args):
             Q, K, OUT = (pointer_of(b, v) for v in args)
-            places = [(r, page, way) for way in range(ways) for r in range(rows) for page in range(2)]
+            places = [(r, page) for r in range(rows) for page in range(2)]
 
             def body(d, sums):
-                result = []
-                for way in range(ways):
-                    at = b.add(d, c(way))
-                    first = b.mul(at, c(PAGE * 4))
-                    keys = [read(b, K, b.add(first, c(page * size * PAGE * 4)), vector(PAGE)) for page in range(2)]
-                    for r in range(rows):
-                        x = splat(b, read(b, Q, b.add(b.mul(at, c(4)), c(r * size * 4))), PAGE)
-                        for page in range(2):
-                            result.append(fma(b, x, keys[page], sums[len(result)]))
-                return result
+                for element in range(0, step, ways):
+                    result = []
+                    for way in range(at_once):
+                        at = b.add(d, c(element + way))
+                        first = b.mul(at, c(PAGE * 4))
+                        keys = [read(b, K, b.add(first, c(page * size * PAGE * 4)), vector(PAGE)) for page in range(2)]
+                        for r in range(rows):
+                            x = splat(b, read(b, Q, b.add(b.mul(at, c(4)), c(r * size * 4))), PAGE)
+                            for page in range(2):
+                                result.append(fma(b, x, keys[page], sums[len(result)]))
+                    sums = result
+                return sums
 
-            sums = loop(b, c(0), c(size), ways, [fill(PAGE, 0.0)] * len(places), body)
-            total = dict(zip(places, sums, strict=True))
-            for r in range(rows):
-                for page in range(2):
-                    whole = total[r, page, 0] if ways == 1 else b.fadd(total[r, page, 0], total[r, page, 1])
-                    write(b, whole, OUT, (r * BLOCK + page * PAGE) * 4)
+            total = []
+            for way in range(0, ways, at_once):
+                sums = loop(b, c(way), c(size), step, [fill(PAGE, 0.0)] * (len(places) * at_once), body)
+                if way:  # the first sums wait in their place: registers are few
+                    total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
+                for part in range(0, len(sums), len(places)):
+                    new = sums[part : part + len(places)]
+                    total = [b.fadd(u, v) for u, v in zip(total, new, strict=True)] if total else new
+                for (r, page), value in zip(places, total, strict=True):
+                    write(b, value, OUT, (r * BLOCK + page * PAGE) * 4)
             return ctx.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.int64), codegen
@@ -145,10 +154,10 @@ def scores(size, rows):
     return tile
 
 
-def weighted_sum(size, rows):
+def weighted_sum(size, rows, *, whole):
     """intrinsic f(p, v, out, corr, lo, hi): out[r] = out[r]·corr[r] + Σ p[r][cell]·v[cell] for cells lo…hi−1, in order.
 
-    Rows of p are 32 floats apart, rows of out `size` floats, rows of corr one float. lo < hi.
+    Rows of p are 32 floats apart, rows of out `size` floats, rows of corr one float. lo < hi. `whole`: all cells.
     """
     width = next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
     n_chunks = size // width
@@ -167,14 +176,17 @@ def weighted_sum(size, rows):
                 start = [b.fmul(read(b, OUT, at[r, j], lanes), shrink[r]) for r, j in places]
 
                 def body(cell, sums, chunks=chunks, places=places):
-                    base = b.mul(cell, c(size * 4))
-                    values = {j: read(b, V, b.add(base, c(j * width * 4)), lanes) for j in chunks}
-                    weight = b.mul(cell, c(4))
-                    weights = [read(b, P, b.add(weight, c(r * BLOCK * 4))) for r in range(rows)]
-                    splats = [splat(b, w, width) for w in weights]
-                    return [fma(b, splats[r], values[j], acc) for (r, j), acc in zip(places, sums, strict=True)]
+                    for step in range(UNROLL if whole else 1):
+                        base = b.mul(b.add(cell, c(step)), c(size * 4))
+                        values = {j: read(b, V, b.add(base, c(j * width * 4)), lanes) for j in chunks}
+                        weight = b.mul(b.add(cell, c(step)), c(4))
+                        weights = [read(b, P, b.add(weight, c(r * BLOCK * 4))) for r in range(rows)]
+                        splats = [splat(b, w, width) for w in weights]
+                        sums = [fma(b, splats[r], values[j], acc) for (r, j), acc in zip(places, sums, strict=True)]
+                    return sums
 
-                for place, value in zip(places, loop(b, args[4], args[5], 1, start, body), strict=True):
+                cells = (c(0), c(BLOCK), UNROLL) if whole else (*args[4:6], 1)
+                for place, value in zip(places, loop(b, *cells, start, body), strict=True):
                     write(b, value, OUT, at[place])
             return ctx.get_dummy_value()
 
@@ -183,12 +195,12 @@ def weighted_sum(size, rows):
     return tile
 
 
-def softmax_step(rows):
+def softmax_step(rows, *, masked):
     """intrinsic f(s, m, l, corr, seen, scale, cap): a block's scores → weights, in place, for `rows` rows.
 
-    seen: i32 (first, last + 1) cell that each row sees, in the block; the others weigh 0. m, l and corr (a float per
-    row) are the running maximum and sum, and the factor by which this block's maximum shrinks what was summed before.
-    cap 0 is none.
+    seen: i32 (first, last + 1) cell that each row sees, in the block; the others weigh 0. Not `masked`: all see all.
+    m, l and corr (a float per row) are the running maximum and sum, and the factor by which this block's maximum
+    shrinks what was summed before. cap 0 is none.
     """
 
     @intrinsic
@@ -206,15 +218,18 @@ def softmax_step(rows):
                         write(b, b.fdiv(b.fmul(cap, tanh(b, b.fdiv(x, cap))), scale), S, at(r, part))
             xs = []  # of each row, side by side: one row's chain of operations is longer than the processor looks ahead
             for r in range(rows):
-                lo, hi = (splat(b, read(b, SEEN, 8 * r + 4 * i, I32), PAGE) for i in range(2))
-                inside = [b.and_(b.icmp_signed(">=", i, lo), b.icmp_signed("<", i, hi)) for i in cells]
-                x = [b.fmul(read(b, S, at(r, part), vector(PAGE)), scale) for part in parts]
-                xs.append([b.select(inside[part], x[part], fill(PAGE, float("-inf"))) for part in parts])
+                xs.append([b.fmul(read(b, S, at(r, part), vector(PAGE)), scale) for part in parts])
+                if masked:
+                    lo, hi = (splat(b, read(b, SEEN, 8 * r + 4 * i, I32), PAGE) for i in range(2))
+                    inside = [b.and_(b.icmp_signed(">=", i, lo), b.icmp_signed("<", i, hi)) for i in cells]
+                    xs[-1] = [
+                        b.select(seen, x, fill(PAGE, float("-inf"))) for seen, x in zip(inside, xs[-1], strict=True)
+                    ]
             old, total = read(b, M, 0, vector(rows)), read(b, L, 0, vector(rows))
             new = larger(b, old, trees(b, [larger(b, *x) for x in xs], larger))
-            shrink = exp(b, b.fsub(old, new))
+            shrink = exp_of_negative(b, b.fsub(old, new))
             tops = [splat(b, b.extract_element(new, ir.Constant(I32, r)), PAGE) for r in range(rows)]
-            weights = [[exp(b, b.fsub(x, top)) for x in row] for row, top in zip(xs, tops, strict=True)]
+            weights = [[exp_of_negative(b, b.fsub(x, top)) for x in row] for row, top in zip(xs, tops, strict=True)]
             for r in range(rows):
                 for part in parts:
                     write(b, weights[r][part], S, at(r, part))

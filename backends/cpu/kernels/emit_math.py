@@ -42,11 +42,7 @@ def exp(b, x):
     bounded = b.select(b.fcmp_ordered(">", x, fill(n, 88.8)), fill(n, 88.8), x)
     t = fma(b, bounded, fill(n, 1.4426950408889634), fill(n, 12582912.0))  # the nearest integer in the low bits
     k = b.fsub(t, fill(n, 12582912.0))
-    r = fma(b, k, fill(n, -0.693145751953125), bounded)
-    r = fma(b, k, fill(n, -1.428606765330187e-06), r)
-    p = fma(b, fill(n, 1.3930210e-3), r, fill(n, 8.3682816e-3))
-    for c in (4.1665453e-2, 1.6666464e-1, 0.5, 1.0, 1.0):
-        p = fma(b, p, r, fill(n, c))
+    p = _exp_of_rest(b, bounded, k)
     # 2^k as 2^(k/2)·2^(k-k/2), because k = 128 is still finite for values just below the overflow
     whole = b.sub(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 0x4B400000))
     low = b.ashr(whole, fill(n, 1))
@@ -55,6 +51,27 @@ def exp(b, x):
     rest = b.bitcast(b.shl(b.add(b.sub(whole, low), fill(n, 127)), shift), vector(n))
     value = b.fmul(first, rest)
     return b.select(b.fcmp_ordered("<", x, fill(n, -87.3)), fill(n, 0.0), value)
+
+
+def exp_of_negative(b, x):
+    """The bits of `exp` where x is 0 or less, in two thirds of its instructions."""
+    n = x.type.count
+    t = fma(b, x, fill(n, 1.4426950408889634), fill(n, 12582912.0))
+    p = _exp_of_rest(b, x, b.fsub(t, fill(n, 12582912.0)))
+    scaled = b.add(b.bitcast(p, ir.VectorType(I32, n)), b.shl(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 23)))
+    value = b.select(b.fcmp_ordered("==", x, x), b.bitcast(scaled, vector(n)), x)
+    return b.select(b.fcmp_ordered("<", x, fill(n, -87.3)), fill(n, 0.0), value)
+
+
+def _exp_of_rest(b, x, k):
+    """e^(x − k · ln 2), for |x − k · ln 2| ≤ ln 2 / 2."""
+    n = x.type.count
+    r = fma(b, k, fill(n, -0.693145751953125), x)
+    r = fma(b, k, fill(n, -1.428606765330187e-06), r)
+    p = fma(b, fill(n, 1.3930210e-3), r, fill(n, 8.3682816e-3))
+    for c in (4.1665453e-2, 1.6666464e-1, 0.5, 1.0, 1.0):
+        p = fma(b, p, r, fill(n, c))
+    return p
 
 
 def tanh(b, x):
