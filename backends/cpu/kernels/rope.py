@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
+from backends.cpu.kernels import emit as e
+from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
 
 
@@ -25,28 +30,78 @@ def rope_angles():
     return run
 
 
+def turned(*, interleaved):
+    """intrinsic f(x, y, angles, heads, size, half, sign): pairs of numbers of each head turned; y may be x.
+
+    A pair is two neighbours, or the same places of the first and of the second `half` numbers. Angles: `half` cosines,
+    then the sines. Eight pairs at a time, whose angles stay in registers for all heads.
+    """
+
+    def turn(b, x, y, half, c, s):
+        """The pairs from x on, as many as c has lanes."""
+        n = c.type.count
+        lanes = lambda kind: ir.Constant(ir.VectorType(e.I32, 2 * n), [kind(i) for i in range(2 * n)])
+        if interleaved:
+            pairs = e.load(b, x, m.vector(2 * n), 4)
+            swapped = b.shuffle_vector(pairs, pairs, lanes(lambda i: i ^ 1))
+            twice = b.shuffle_vector(c, c, lanes(lambda i: i // 2))
+            signed = b.shuffle_vector(b.fneg(s), s, lanes(lambda i: i // 2 + i % 2 * n))
+            e.store(b, m.fma(b, swapped, signed, b.fmul(pairs, twice)), y, 4)
+            return
+        second = b.shl(half, e.i64(2))
+        left, right = (e.load(b, p, c.type, 4) for p in (x, e.at(b, x, second)))
+        e.store(b, m.fma(b, right, b.fneg(s), b.fmul(left, c)), y, 4)
+        e.store(b, m.fma(b, left, s, b.fmul(right, c)), e.at(b, y, second), 4)
+
+    @intrinsic
+    def run(typingctx, x, y, angles, heads, size, half, sign):
+        def codegen(ctx, b, sig, args):
+            X, Y, angles = (b.inttoptr(v, e.I8P) for v in args[:3])
+            heads, size, half, sign = args[3:]
+            done = e.i64(0)
+            for n in (8, 1):
+                stop = b.and_(half, e.i64(-n))
+                with b.if_then(b.icmp_signed("<", done, stop)):
+
+                    def chunk(k, _, n=n, done=done):
+                        i = b.add(done, b.mul(k, e.i64(n)))
+                        c, s = (
+                            e.load(b, e.at(b, angles, b.shl(p, e.i64(2))), m.vector(n), 4) for p in (i, b.add(half, i))
+                        )
+                        s = b.fmul(s, e.splat(b, sign, n))
+                        first = b.shl(i, e.i64(3 if interleaved else 2))
+
+                        def head(h, _):
+                            at = b.add(first, b.shl(b.mul(h, size), e.i64(2)))
+                            turn(b, e.at(b, X, at), e.at(b, Y, at), half, c, s)
+                            return []
+
+                        e.loop(b, e.i64(0), heads, [], head)
+                        return []
+
+                    e.loop(b, e.i64(0), b.sdiv(b.sub(stop, done), e.i64(n)), [], chunk)
+                done = stop
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 6, types.float32), codegen
+
+    return run
+
+
 @kernel("rope")
 def rope(layout):
     """a: x, angles, y, heads, D, n/2, sign bits. A unit is a token; `layout`: interleaved or halves."""
-    interleaved = layout == "interleaved"
+    turn = turned(interleaved=layout == "interleaved")
 
     def run(a, begin, end, scratch):
         heads, size, half, sign = a[3], a[4], a[5], bits_f32(a[6])
         for t in range(begin, end):
-            c, s = f32p(a[1] + t * half * 8), f32p(a[1] + t * half * 8 + half * 4)
-            for h in range(heads):
-                x = f32p(a[0] + (t * heads + h) * size * 4)
-                y = f32p(a[2] + (t * heads + h) * size * 4)
-                for i in range(half):
-                    if interleaved:
-                        left, right = x[2 * i], x[2 * i + 1]
-                        y[2 * i] = left * c[i] - right * (s[i] * sign)
-                        y[2 * i + 1] = left * (s[i] * sign) + right * c[i]
-                    else:
-                        left, right = x[i], x[half + i]
-                        y[i] = left * c[i] - right * (s[i] * sign)
-                        y[half + i] = left * (s[i] * sign) + right * c[i]
-                for i in range(2 * half, size):
-                    y[i] = x[i]
+            x_at, y_at = a[0] + t * heads * size * 4, a[2] + t * heads * size * 4
+            turn(x_at, y_at, a[1] + t * half * 8, heads, size, half, sign)
+            if 2 * half < size:
+                for h in range(heads):
+                    x, y = f32p(x_at + h * size * 4), f32p(y_at + h * size * 4)
+                    for i in range(2 * half, size):
+                        y[i] = x[i]
 
     return run
