@@ -16,7 +16,7 @@ from dataclasses import replace
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import expanded_tile, tile_for
 from graph.backend import Rules
-from graph.ops.fused import linear_glu_act
+from graph.ops.fused import linear_glu_act, rms_norm_act
 from graph.tensor import Tensor, toposort
 
 Alone = Callable[[Tensor, str], bool]
@@ -27,9 +27,13 @@ MANY_ROWS = 64  # fewer leave what lies between in the second-level cache
 
 @fusion("quantize_act")
 def _(t: Tensor, alone: Alone) -> Tensor | None:
-    """The gated part of a feed-forward block: gate, up, their product and its rounding."""
-    (y,) = t.src
-    if t.shape[0] < MANY_ROWS or t.attrs.get("group", 32) != 32 or not alone(y, "glu"):
+    """A norm, or the gated part of a feed-forward block (gate, up and what joins them), with its rounding."""
+    (y,), group = t.src, t.attrs.get("group", 32)
+    if t.shape[0] < MANY_ROWS:
+        return None
+    if alone(y, "rms_norm") and len(y.shape) == 2 and y.src[1].shape:
+        return rms_norm_act(*y.src, eps=y.attrs["eps"], group=group, name=t.name)
+    if group != 32 or not alone(y, "glu"):
         return None
     gate, up = y.src
     if gate is up or not (alone(gate, "linear_q8") and alone(up, "linear_q8")) or gate.src[0] is not up.src[0]:

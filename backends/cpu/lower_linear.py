@@ -21,7 +21,7 @@ from backends.cpu.kernels.layout import (
 from backends.cpu.lower_gemm import tile_shape, tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
-from backends.cpu.pool import Instruction
+from backends.cpu.pool import Instruction, bits
 from graph.dtype import DTYPES
 from graph.ops.linear import linear_f32, linear_q8, pack_act, quantize_act
 from graph.tensor import Tensor
@@ -51,6 +51,13 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=True))
     grain = max(1, 4096 // k) if m < MANY_ROWS else 32  # rows lie 52 bytes apart: two threads share a line at each seam
     return [Instruction(f"quantize_act:{group}", args, m, grain)]
+
+
+@lower("rms_norm_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    m, k = t.shape
+    args = (*map(at, t.src), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=True), bits(t.attrs["eps"]))
+    return [Instruction(f"rms_norm_act:{t.attrs['group']}", args, m, 32, scratch=4 * k)]
 
 
 @lower("pack_act")

@@ -12,6 +12,7 @@ from graph.op import Array, Case, State, Weight, op, require, writing
 from graph.ops.attention import PAGE, attention, attention_case, store_k
 from graph.ops.elementwise import glu
 from graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
+from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
 from graph.tensor import Shape, Tensor
 
@@ -65,6 +66,18 @@ def _(xq: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str
     shape, _ = linear_q8.shape_rule(xq, gate)
     require(shape[1] % ACT_BLOCK == 0, "linear_glu_act", f"rows must be a multiple of {ACT_BLOCK} long", gate)
     return shape, xq.dtype
+
+
+@op
+def rms_norm_act(x: Array, w: Array, *, eps: float, group: int = ACT_BLOCK) -> Array:
+    """`quantize_act` of `rms_norm`."""
+    return quantize_act.reference(rms_norm.reference(x, w, eps=eps), group=group)
+
+
+@rms_norm_act.shape
+def _(x: Tensor, w: Tensor, eps: float, group: int = ACT_BLOCK) -> tuple[Shape, str]:
+    rms_norm.shape_rule(x, w, eps)
+    return quantize_act.shape_rule(x, group)
 
 
 @writing(0)

@@ -12,6 +12,7 @@ from backends.cpu.isa import isa
 from graph.conformance import encode
 from graph.ops.elementwise import gelu, mul, silu
 from graph.ops.linear import linear
+from graph.ops.norm import rms_norm
 from graph.session import Session
 from graph.tensor import Tensor, feed
 
@@ -86,6 +87,20 @@ def test_products_that_others_read_stay_apart(backends: list[CPUBackend]) -> Non
     _, ops = run(backends[0], build, values, feeds)
     assert "linear_glu_act" not in ops
     assert ops.count("linear_q8") == 3
+
+
+@pytest.mark.parametrize(("dtype", "rows", "k"), [("q8_0", 64, 96), ("q4_k", 535, 256)])
+def test_a_norm_of_many_rows_is_rounded_at_once(backends: list[CPUBackend], dtype: str, rows: int, k: int) -> None:
+    values = {"norm": (RNG.normal(size=k), "f32"), "w": (RNG.normal(size=(20, k)), dtype)}
+    feeds = {"x": RNG.normal(size=(rows, k)).astype(np.float32)}
+
+    def build(w: dict[str, Tensor]) -> list[Tensor]:
+        return [linear(rms_norm(feed("x", (rows, k)), w["norm"], eps=1e-5), w["w"])]
+
+    (y,), ops = run(backends[0], build, values, feeds)
+    (expected,), _ = run(backends[1], build, values, feeds)
+    assert ops == ["rms_norm_act", "linear_q8"]
+    assert y.tobytes() == expected.tobytes()
 
 
 def test_few_rows_stay_apart(backends: list[CPUBackend]) -> None:

@@ -1,12 +1,24 @@
-"""RMS norm: one row a unit."""
+"""RMS norm, alone or with the rounding of what it gives: one row a unit."""
 
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.emit_rows import row_dot
+from backends.cpu.kernels.layout import ACT_BLOCK
+from backends.cpu.kernels.quantize import panel_of, row_rounder
 from backends.cpu.kernels.registry import bits_f32, f32p, kernel, sqrt_f32
+
+weighted = m.elements(2, 1, lambda b, x, s: b.fmul(b.fmul(x[0], s[0]), x[1]))
+
+
+@njit(forceinline=True)
+def norm_row(x, w, y, n, eps):
+    """The same bits wherever it stands: its loops are vector IR."""
+    k = np.float32(1) / sqrt_f32(row_dot(x, x, n) / np.float32(n) + eps)
+    weighted(x, w, y, n, k)
 
 
 @kernel("rms_norm")
@@ -14,16 +26,27 @@ def rms_norm():
     """a: x, w, y, n (row length), eps bits."""
 
     def run(a, begin, end, scratch):
-        n, eps = a[3], bits_f32(a[4])
-        w = f32p(a[1])
+        n = a[3]
         for r in range(begin, end):
-            x, y = f32p(a[0] + r * n * 4), f32p(a[2] + r * n * 4)
-            total = np.float32(0)
-            for i in range(n):
-                total += x[i] * x[i]
-            k = np.float32(1) / sqrt_f32(total / np.float32(n) + eps)
-            for i in range(n):
-                y[i] = x[i] * k * w[i]
+            norm_row(a[0] + r * n * 4, a[1], a[2] + r * n * 4, n, bits_f32(a[4]))
+
+    return run
+
+
+@kernel("rms_norm_act")
+def rms_norm_act(group_size):
+    """`rms_norm` and `quantize_act` of what it gives. a: x, w, y, m, blocks of a row, panel rows, panels, eps bits.
+
+    A row is a unit. Scratch: a row.
+    """
+    round_row = row_rounder(int(group_size))
+
+    def run(a, begin, end, scratch):
+        m, count, panel_rows, n_panels, eps = a[3], a[4], a[5], a[6], bits_f32(a[7])
+        for row in range(begin, end):
+            r0, rows = panel_of(row, m, panel_rows, n_panels)
+            norm_row(a[0] + row * count * 128, a[1], scratch, count * 32, eps)
+            round_row(scratch, a[2] + (r0 * count + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, count)
 
     return run
 

@@ -122,42 +122,51 @@ def panel_of(row, m, panel_rows, n_panels):
     return r0, m - r0 if panel == n_panels - 1 else panel_rows
 
 
-@kernel("quantize_act")
-def quantize_act(group_size):
-    """a: x, y, m, blocks of a row, panel rows, panels. A row is a unit; `group_size` elements share a scale.
+def row_rounder(group):
+    """f(x, y, stride, count): a row of `count` blocks of 32 floats → q8_act blocks; `group` elements share a scale.
 
     The scale of a group of 256 has the opposite sign of its first largest element, as in llama.cpp's q8_K: which way a
     tie is rounded depends on it.
     """
-    group = int(group_size)
     signed = group > 32
     find = largest_of(group)
     round4, round1, alike = round_each(4), round_each(1), round_alike(8)
+
+    @njit(forceinline=True)
+    def round_row(x, y, stride, count):
+        block = 0
+        while block < count:
+            if signed:
+                found = find(x)
+                largest = from_bits(np.int32(found & 0x7FFFFFFF))
+                scale, inverse = np.float32(0), np.float32(0)
+                if not largest < TINY:
+                    inverse = np.float32(-127) / f32p(x)[found >> 32]
+                    scale = np.float32(1) / inverse
+                alike(x, y, stride, scale, inverse)
+                done = 8
+            elif count - block >= 4:
+                round4(x, y, stride)
+                done = 4
+            else:
+                round1(x, y, stride)
+                done = 1
+            block, x, y = block + done, x + done * 128, y + done * stride
+
+    return round_row
+
+
+@kernel("quantize_act")
+def quantize_act(group_size):
+    """a: x, y, m, blocks of a row, panel rows, panels. A row is a unit; `group_size` elements share a scale."""
+    round_row = row_rounder(int(group_size))
 
     def run(a, begin, end, scratch):
         m, count, panel_rows, n_panels = a[2], a[3], a[4], a[5]
         for row in range(begin, end):
             r0, rows = panel_of(row, m, panel_rows, n_panels)
-            stride = rows * ACT_BLOCK  # from a block of a row to its next
-            x, y = a[0] + row * count * 128, a[1] + (r0 * count + row - r0) * ACT_BLOCK
-            block = 0
-            while block < count:
-                if signed:
-                    found = find(x)
-                    largest = from_bits(np.int32(found & 0x7FFFFFFF))
-                    scale, inverse = np.float32(0), np.float32(0)
-                    if not largest < TINY:
-                        inverse = np.float32(-127) / f32p(x)[found >> 32]
-                        scale = np.float32(1) / inverse
-                    alike(x, y, stride, scale, inverse)
-                    done = 8
-                elif count - block >= 4:
-                    round4(x, y, stride)
-                    done = 4
-                else:
-                    round1(x, y, stride)
-                    done = 1
-                block, x, y = block + done, x + done * 128, y + done * stride
+            y = a[1] + (r0 * count + row - r0) * ACT_BLOCK
+            round_row(a[0] + row * count * 128, y, rows * ACT_BLOCK, count)
 
     return run
 
