@@ -1,7 +1,7 @@
-"""Which nodes one instruction computes together, where what lies between them would go to memory and back.
+"""Rounded activations of prompts and what makes them as one node, for what lies between would go to memory and back.
 
-A fusion is a rule for the last of its nodes, as this backend's rewriting left them. What is fused gets the bits that it
-gets alone, for any number of rows (rule 6), so a rule is free to look at how many there are.
+A rule is for the last of its nodes, as this backend's rewriting left them. What is fused gets the bits that it gets
+alone, for any number of rows (rule 6), so a rule is free to look at how many there are.
 
     @fusion("quantize_act")
     def _(t, alone): return the node in its place, or None; `alone(s, "glu")`: s is a glu that nobody else reads
@@ -45,7 +45,7 @@ def _(t: Tensor, alone: Alone) -> Tensor | None:
     return linear_glu_act(gate.src[0], gate.src[1], up.src[1], activation=y.attrs["activation"], name=t.name)
 
 
-def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+def fuse_rounding(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
     """The same values from fewer nodes."""
     order = toposort(fetches)
     if not any(t.op in FUSIONS and t.shape[0] >= MANY_ROWS for t in order):
