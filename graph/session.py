@@ -41,13 +41,18 @@ class _State:
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """What a plan needs on one device."""
+    """What plans need on one device; `named` are the mutable states, whose sum is `states`."""
 
     device: str
     weights: int
     states: int
     arena: int
     feeds: int
+    named: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.states + self.arena + self.feeds
 
 
 class Session:
@@ -77,7 +82,7 @@ class Session:
     ) -> Tensor:
         """A named state. `source` gives its first bytes (GGUF layout for constants); without one it is zero.
 
-        `loaded` is called when a backend has a constant's bytes in memory of its own.
+        `loaded` is called when a backend has the source's bytes in memory of its own.
         """
         if name in self._states:
             raise ValueError(f"state {name!r} is defined twice")
@@ -119,7 +124,9 @@ class Session:
                 held.buffers[b] = backend.alloc(t.nbytes)
                 if held.source is not None or held.initial is not None:
                     backend.upload(Place(held.buffers[b]), held.first_bytes())
-                    held.initial = None
+                    held.initial = held.source = None  # it lives nowhere else
+                    if held.loaded is not None:
+                        held.loaded()
         return held.buffers[b]
 
     def arena(self, b: int, size: int) -> Buffer | None:
@@ -166,13 +173,21 @@ class Session:
             return np.array(held.first_bytes()[offset : offset + nbytes])
         return np.array(self.backends[b].download(Place(self.buffer(t, b), offset), nbytes))
 
-    def measure(self, build: Build, *, eval_order: str = "auto", held: bool = False) -> tuple[Placement, Layout]:
+    def measure(
+        self,
+        build: Build,
+        *,
+        eval_order: str = "auto",
+        held: bool = False,
+        homes: Mapping[str, int] | None = None,
+    ) -> tuple[Placement, Layout]:
         """Placement and memory of a graph, with nothing allocated.
 
         `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory.
         `held`: memory that the arenas have anyway costs nothing, so an order that needs no more is as good as any.
+        `homes`: where states live, if that is not where they live now.
         """
-        placement = partition(build(), self.backends, self._homes)
+        placement = partition(build(), self.backends, self._homes if homes is None else homes)
         alignments = [b.alignment for b in self.backends]
 
         def choice(order: tuple[Tensor, ...]) -> tuple[Placement, Layout]:
@@ -189,20 +204,37 @@ class Session:
         arena = self._arenas.get(b)
         return arena.nbytes if arena is not None else 0
 
-    def device_bytes(self, placement: Placement, arenas: Layout) -> list[DeviceBytes]:
-        """What a measured graph needs on each device."""
-        weights, states = ([0] * len(self.backends) for _ in range(2))
-        uses = leaf_uses(placement, arenas)
-        _, feeds = input_layout(uses, [b.alignment for b in self.backends])
-        for leaf, b in uses:
-            if leaf.op == "state" and leaf.attrs["constant"]:
-                weights[b] += self.backends[b].constant_nbytes(leaf)
-            elif leaf.op == "state":
-                states[b] += leaf.nbytes
+    def device_bytes(self, *measured: tuple[Placement, Layout]) -> list[DeviceBytes]:
+        """What measured graphs need on each device when they are planned in this order."""
+        n = len(self.backends)
+        weights: list[dict[str, int]] = [{} for _ in range(n)]
+        states: list[dict[str, int]] = [{} for _ in range(n)]
+        arenas, largest, feeds = ([0] * n for _ in range(3))
+        for placement, lying in measured:
+            uses = leaf_uses(placement, lying)
+            _, sizes = input_layout(uses, [b.alignment for b in self.backends])
+            for leaf, b in uses:
+                if leaf.op == "state" and leaf.attrs["constant"]:
+                    weights[b][leaf.name] = self.backends[b].constant_nbytes(leaf)
+                elif leaf.op == "state":
+                    states[b][leaf.name] = leaf.nbytes
+            for b in range(n):
+                feeds[b] += sizes[b]
+                size = lying.sizes.get(b, 0)
+                if size > largest[b]:  # the earlier plans keep their smaller one
+                    arenas[b], largest[b] = arenas[b] + size, size
         return [
-            DeviceBytes(backend.name, weights[i], states[i], arenas.sizes.get(i, 0), feeds[i])
+            DeviceBytes(backend.name, sum(weights[i].values()), sum(states[i].values()), arenas[i], feeds[i], states[i])
             for i, backend in enumerate(self.backends)
         ]
+
+    def planned_bytes(self, builds: Iterable[Build]) -> list[DeviceBytes]:
+        """What plans of these graphs will take, made in this order, with nothing allocated."""
+        homes, measured = dict(self._homes), []
+        for build in builds:
+            measured.append(self.measure(build, homes=homes))
+            homes.update(measured[-1][0].homes)
+        return self.device_bytes(*measured)
 
     def reserve(self, build: Build) -> None:
         """Get the arenas that this graph needs, so that smaller plans share them, and decide where its states live."""

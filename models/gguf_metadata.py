@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import ModelFileError, shown
+from models.gguf_types import ValueType
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,17 @@ class Metadata(Mapping[str, Any]):
 
     An array of numbers becomes a read-only numpy array, an array of strings a `list[bytes]`. In scalar strings, bytes
     that are not UTF-8 have been replaced: a badly encoded description is no reason to refuse a model.
+    `types`: how the file has each value, and the items of an array.
     """
 
-    def __init__(self, path: Path, buffer: mmap.mmap, values: dict[str, Any]) -> None:
-        self._path, self._buffer, self._values = path, buffer, values
+    def __init__(
+        self,
+        path: Path,
+        buffer: mmap.mmap,
+        values: dict[str, Any],
+        types: Mapping[str, tuple[ValueType, ValueType | None]],
+    ) -> None:
+        self._path, self._buffer, self._values, self.types = path, buffer, values, types
 
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]

@@ -118,19 +118,23 @@ class _Parser:
         self._room(n_keys, 8 + 4 + 1, "keys")
         self._room(n_tensors, 8 + 4 + 4 + 8, "tensors")
         values: dict[str, Any] = {}
+        types: dict[str, tuple[ValueType, ValueType | None]] = {}
         for i in range(n_keys):
             self.where = f"key {i}"
             key = self._name()
             self.where = f"key {shown(key)}"
             if key in values:
                 raise self._error("appears twice")
-            values[key] = self._value(self._scalar(ValueType.UINT32))
+            kind = self._scalar(ValueType.UINT32)
+            item = int.from_bytes(self.buffer[self.pos : self.pos + 4], "little") if kind == ValueType.ARRAY else None
+            values[key] = self._value(kind)
+            types[key] = ValueType(kind), None if item is None else ValueType(item)
         alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             self.where = "key 'general.alignment'"
             raise self._error(f"is {shown(str(alignment))}, not a power of two")
         table = [self._tensor(i) for i in range(n_tensors)]
-        metadata = Metadata(self.path, self.buffer, values)
+        metadata = Metadata(self.path, self.buffer, values, types)
         return Part(self.path, self.buffer, version, alignment, metadata, self._place(table, alignment, index))
 
     def _error(self, problem: str) -> ModelFileError:

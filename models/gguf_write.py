@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from models.errors import ModelFileError
+from models.gguf_parse import close_buffer, read_part
 from models.gguf_types import ValueType
 
 
@@ -45,13 +47,29 @@ def flag(value: bool) -> Key:
     return Key(bool(value), ValueType.BOOL)
 
 
+Numbers = npt.NDArray[Any]
+
+
 @dataclass(frozen=True)
 class Data:
-    """A tensor's bytes: `raw` (..., bytes of a row) uint8 for block types, or the numbers themselves (f32)."""
+    """A tensor's bytes: `raw` (..., bytes of a row) uint8 for block types, or the numbers themselves (f32).
 
-    array: npt.NDArray[Any]
+    Instead of an array: what gives its rows in pieces when they are written, so that they are never there as a whole.
+    """
+
+    array: Numbers | Callable[[], Iterable[Numbers]]
     shape: tuple[int, ...]  # numpy order
     dtype: str = "f32"
+
+    @property
+    def nbytes(self) -> int:
+        n, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.dtype.upper()]]
+        return prod(self.shape) // n * size
+
+    def pieces(self) -> Iterator[Numbers]:
+        """Arrays whose bytes, one after the other, are the tensor's."""
+        for piece in self.array() if callable(self.array) else (self.array,):
+            yield np.ascontiguousarray(piece, np.float32 if self.dtype == "f32" else None)
 
 
 def tensor(array: npt.NDArray[Any]) -> Data:
@@ -63,7 +81,7 @@ def tensor(array: npt.NDArray[Any]) -> Data:
 def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: Iterable[tuple[str, Data]]) -> None:
     """The same arguments give the same bytes. OSError when the disk is full; then nothing has changed under `path`."""
     from gguf import GGUFWriter
-    from gguf.constants import GGMLQuantizationType, GGUFValueType
+    from gguf.constants import GGUFValueType
 
     with unfinished(path) as part:
         writer = GGUFWriter(part, arch)
@@ -73,16 +91,21 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
                     continue
                 item = None if key.item is None else GGUFValueType(int(key.item))
                 writer.add_key_value(name, key.value, GGUFValueType(int(key.type)), item)
-            for name, data in tensors:
-                if data.dtype == "f32":
-                    writer.add_tensor(name, np.ascontiguousarray(data.array, np.float32).reshape(data.shape))
-                else:
-                    kind = GGMLQuantizationType[data.dtype.upper()]
-                    raw = np.ascontiguousarray(data.array).view(np.uint8).reshape(*data.shape[:-1], -1)
-                    writer.add_tensor(name, raw, raw_dtype=kind)
+            held = list(tensors)
+            for name, data in held:
+                kind = GGMLQuantizationType[data.dtype.upper()]
+                writer.add_tensor_info(name, data.shape, np.dtype(np.float32), data.nbytes, raw_dtype=kind)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
+            writer.write_ti_data_to_file()
+            assert writer.fout is not None
+            (file,) = writer.fout
+            writer.write_padding(file, file.tell())
+            for name, data in held:
+                n = sum(file.write(piece.reshape(-1).view(np.uint8).data) for piece in data.pieces())
+                if n != data.nbytes:
+                    raise ValueError(f"tensor {name!r}: {data.nbytes} bytes announced, {n} given")
+                writer.write_padding(file, n)
         finally:
             writer.close()
 
@@ -114,21 +137,13 @@ def _sync(path: Path) -> None:
 
 def copied_keys(path: str | Path) -> dict[str, Key]:
     """All keys of a GGUF file with their types, to write them again."""
-    from gguf import GGUFReader
-    from gguf.constants import GGUFValueType
-
+    part = read_part(Path(path))
     try:
-        reader = GGUFReader(path)
-    except (ValueError, KeyError, IndexError) as error:
-        raise ModelFileError(path, f"cannot be read: {error}") from None
-    keys = {}
-    for name, field in reader.fields.items():
-        if name.startswith(("GGUF.", "split.")):
-            continue
-        kind = field.types[0]
-        item = ValueType(int(field.types[-1])) if kind == GGUFValueType.ARRAY else None
-        value = field.contents()
-        if item == ValueType.STRING:  # tokens may be any bytes
-            value = [bytes(field.parts[i]) for i in field.data]
-        keys[name] = Key(value, ValueType(int(kind)), item)
-    return keys
+        values = part.metadata
+        return {
+            name: Key(values[name].tolist() if isinstance(values[name], np.ndarray) else values[name], *kind)
+            for name, kind in values.types.items()
+            if not name.startswith("split.")
+        }
+    finally:
+        close_buffer(part.buffer)

@@ -259,7 +259,7 @@ class Engine:
         placement, arenas = self.session.measure(
             lambda: self._build(Shape(self.options.n_ubatch, self.options.n_slots))
         )
-        return placement, self.session.device_bytes(placement, arenas)
+        return placement, self.session.device_bytes((placement, arenas))
 
     # --- a step ------------------------------------------------------------------------------------------------
 

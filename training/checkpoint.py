@@ -7,7 +7,9 @@ optimizer version of their own, are still read.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,11 @@ import numpy.typing as npt
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.gguf_types import ValueType
-from models.gguf_write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
+from models.gguf_write import Data, Key, f32, flag, text, u32, u64, write_gguf
 from training.errors import TrainingError
 from training.results import Result
 from training.schedule import Stopping
-from training.trainable import LORA, RANKS, LoraOptions
+from training.trainable import LORA, RANKS, LoraOptions, pieces
 from training.trainer import Counters, Trainer
 
 F32 = npt.NDArray[np.float32]
@@ -82,15 +84,23 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
         for kind, key in _RANK_KEYS.items():
             name = RANKS[kind].replace("*", "0")
             keys[f"training.lora.rank.{key}"] = u32(trainable.lora.rank_of(name))
-    tensors: list[tuple[str, Data]] = [(name, tensor(values)) for name, values in trainable.read().items()]
+    tensors = [
+        (name, Data(partial(trainable.pieces, name), p.shape))
+        for name, p in zip(trainable.names, trainable.params, strict=True)
+    ]
     if o.kind == "adamw":
         for i, name in enumerate((_FIRST, _SECOND)):
-            parts = [trainable.session.read(pair[i].name).reshape(-1) for pair in trainer.steps.moments]
-            tensors.append((name, tensor(np.concatenate(parts))))
+            tensors.append((name, Data(partial(_moments, trainer, i), (trainable.n_params,))))
     if stopping["history"]:
         history = np.array(stopping["history"], np.float64)
         tensors.append((_PAST, Data(history.view(np.float32), (2 * len(history),))))  # f64 as pairs of f32: exact
     write_gguf(path, arch, keys, tensors)
+
+
+def _moments(trainer: Trainer, i: int) -> Iterator[F32]:
+    """The first or the second moments of all parameters, one after the other."""
+    for pair in trainer.steps.moments:
+        yield from pieces(trainer.trainable.session, pair[i])
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from models.gguf_file import GGUFFile
 from models.gguf_write import Data, copied_keys, u32, write_gguf
@@ -13,7 +16,7 @@ from models.hparams import Hparams
 from models.lora import write_adapter
 from models.merge import dequantized
 from models.quantize import quantize, storable_dtype
-from models.weights import check_weights
+from models.weights import Part, check_weights
 from training.trainable import LORA, Trainable
 
 
@@ -22,32 +25,37 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
     if trainable.kind == LORA:
         write_adapter(path, trainable.adapter(), gguf, h, Path(path).stem)
         return
-    values = trainable.read()
     declared = check_weights(gguf, h)
+    trained = set(trainable.names)
     keys = copied_keys(gguf.path)
     file_types = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
     if dtype in file_types:
         keys["general.file_type"] = u32(file_types[dtype])
 
-    def tensors() -> Iterator[tuple[str, Data]]:
-        for source, info in gguf.tensors.items():
-            parts = [(name, part) for name, part in declared.items() if part.source == source]
-            if not any(name in values for name, _ in parts):
-                raw = gguf.bytes_of(source)
-                yield (
-                    source,
-                    Data(
-                        raw.view(np.float32) if info.dtype == "f32" else raw.reshape(info.shape[0], -1),
-                        info.shape,
-                        info.dtype,
-                    ),
-                )
-                continue
-            whole = np.array(dequantized(info, gguf.bytes_of(source)))
-            for name, part in parts:
-                if name in values:
-                    whole[part.start : part.start + part.shape[0]] = values[name]
-            kind = storable_dtype(dtype, info.shape[-1]) if len(info.shape) == 2 else "f32"
-            yield source, Data(whole if kind == "f32" else quantize(whole, kind), info.shape, kind)
+    def rows(source: str, kind: str, parts: list[tuple[str, Part]]) -> Iterator[npt.NDArray[Any]]:
+        for name, part in parts:
+            if name in trained:
+                pieces = trainable.pieces(name)
+            else:  # beside parts of the same matrix that were trained
+                whole = dequantized(gguf.tensors[source], gguf.bytes_of(source))
+                pieces = iter([whole[part.start : part.start + part.shape[0]]])
+            for piece in pieces:
+                yield piece if kind == "f32" else quantize(piece, kind)
 
-    write_gguf(path, h.arch, keys, tensors())
+    tensors = []
+    for source, info in gguf.tensors.items():
+        parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda found: found[1].start)
+        if any(name in trained for name, _ in parts):
+            kind = storable_dtype(dtype, info.shape[-1]) if len(info.shape) == 2 else "f32"
+            data = Data(partial(rows, source, kind, parts), info.shape, kind)
+        else:
+            data = Data(partial(_as_it_was, gguf, source), info.shape, info.dtype)
+        tensors.append((source, data))
+    write_gguf(path, h.arch, keys, tensors)
+
+
+def _as_it_was(gguf: GGUFFile, name: str) -> Iterator[npt.NDArray[Any]]:
+    """A tensor of a file, whose pages leave the process again."""
+    raw = gguf.bytes_of(name)
+    yield raw.view(np.float32) if gguf.tensors[name].dtype == "f32" else raw
+    gguf.release(name)

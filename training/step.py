@@ -23,6 +23,7 @@ from graph.ops.optim import (
     square_sums,
 )
 from graph.ops.shape import after
+from graph.session import DeviceBytes
 from graph.tensor import Tensor, const, feed
 from models.batch import Sequences
 from training.errors import TrainingError
@@ -45,6 +46,27 @@ class BatchResult:
     @property
     def total(self) -> float:
         return float(self.losses.sum(dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a run takes on a device.
+
+    `weights`: what is read and not trained, as the device keeps it. `gradients`: sums over the device runs of a step;
+    those of one run are in the `arena`, with everything else that lives within it.
+    """
+
+    device: str
+    weights: int
+    parameters: int
+    optimizer: int
+    gradients: int
+    arena: int
+    feeds: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.parameters + self.optimizer + self.gradients + self.arena + self.feeds
 
 
 class Steps:
@@ -131,9 +153,41 @@ class Steps:
                 updates.append(sgd_step(p, g, params, factor, decays=decays))
         return [*updates, norm]
 
+    def _define_totals(self) -> None:
+        if not self._totals:
+            session = self.trainable.session
+            self._totals = [session.define(f"{self.prefix}.g.{p.name}", p.shape) for p in self.trainable.params]
+
     def everything(self) -> list[Tensor]:
         """A graph with every kind of node that training has."""
         return self._step()
+
+    def footprint(self, n_runs: int = 1, *, validates: bool = True) -> list[Footprint]:
+        """What a run takes on each device when an optimizer step is so many device runs; nothing is allocated."""
+        builds = [self._step]
+        if n_runs > 1:
+            self._define_totals()
+            builds = [self._accumulate, self._step_of_totals]
+        needed = self.trainable.session.planned_bytes([*builds, *([self._evaluate] if validates else [])])
+        parameters = {p.name for p in self.trainable.params}
+        moments = {t.name for pair in self.moments for t in pair}
+        totals = {t.name for t in self._totals}
+
+        def of(device: DeviceBytes, names: set[str]) -> int:
+            return sum(n for name, n in device.named.items() if name in names)
+
+        return [
+            Footprint(
+                d.device,
+                weights=d.weights + d.states - sum(of(d, names) for names in (parameters, moments, totals)),
+                parameters=of(d, parameters),
+                optimizer=of(d, moments),
+                gradients=of(d, totals),
+                arena=d.arena,
+                feeds=d.feeds,
+            )
+            for d in needed
+        ]
 
     # -- runs
 
@@ -163,9 +217,7 @@ class Steps:
             *told, norm = self._run("step", self._step, feeds, self._n_told, norm=True)
             yield self._result(batches[0], told)
             return float(norm)
-        if not self._totals:
-            session = self.trainable.session
-            self._totals = [session.define(f"{self.prefix}.g.{p.name}", p.shape) for p in self.trainable.params]
+        self._define_totals()
         for windows in batches:
             told = self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_told)
             yield self._result(windows, told)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from models.weights import Weights, check_weights
 from training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
+PIECE_NBYTES = 4 << 20
 FULL, LORA = "train_model", "finetune_lora"
 
 # flag → the tensors that it means, as in llama.cpp's finetune
@@ -77,6 +79,10 @@ class Trainable:
         """The parameters' numbers by their names in files."""
         return {name: self.session.read(p.name) for name, p in zip(self.names, self.params, strict=True)}
 
+    def pieces(self, name: str) -> Iterator[F32]:
+        """A parameter by its name in files, some rows at a time."""
+        return pieces(self.session, self.params[self.names.index(name)])
+
     def write(self, values: Mapping[str, F32]) -> None:
         for name, p in zip(self.names, self.params, strict=True):
             given = values.get(name)
@@ -91,6 +97,15 @@ class Trainable:
         values = self.read()
         weights = [name.removesuffix(".lora_a") for name in self.names if name.endswith(".lora_a")]
         return Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, self.lora.alpha)
+
+
+def pieces(session: Session, t: Tensor) -> Iterator[F32]:
+    """The numbers of an f32 state, some rows at a time, so that no copy of it is ever there as a whole."""
+    row = t.nbytes // t.shape[0]
+    step = max(1, PIECE_NBYTES // row) * row
+    for start in range(0, t.nbytes, step):
+        raw = session.read_bytes(t.name, start, min(step, t.nbytes - start))
+        yield raw.view(np.float32).reshape(-1, *t.shape[1:])
 
 
 def lora(session: Session, model: Model, options: LoraOptions, prefix: str = "train") -> Trainable:
@@ -134,7 +149,8 @@ def full(
         def start(source: str = part.source, first: int = part.start, n: int = part.shape[0]) -> F32:
             return dequantized(gguf.tensors[source], gguf.bytes_of(source))[first : first + n]
 
-        tensors[name] = session.define(f"{prefix}.{name}", w.shape, source=_bytes_from(start))
+        loaded = partial(gguf.release, part.source)
+        tensors[name] = session.define(f"{prefix}.{name}", w.shape, source=_bytes_from(start), loaded=loaded)
         params.append(tensors[name])
         names.append(name)
     if not params:

@@ -47,6 +47,11 @@ class Settings:
         return self.n_batch * self.grad_acc
 
 
+def steps_of(trainable: Trainable, s: Settings, prefix: str = "train") -> Steps:
+    """The graphs of a run with these settings."""
+    return Steps(trainable, s.optimizer, n_batch=s.n_batch, n_ctx=s.n_ctx, checkpointing=s.checkpointing, prefix=prefix)
+
+
 @dataclass
 class Counters:
     """What has been done, exactly (CHECKLIST A6.17)."""
@@ -145,14 +150,7 @@ class Trainer:
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        self.steps = Steps(
-            trainable,
-            settings.optimizer,
-            n_batch=settings.n_batch,
-            n_ctx=settings.n_ctx,
-            checkpointing=settings.checkpointing,
-            prefix=prefix,
-        )
+        self.steps = steps_of(trainable, settings, prefix)
         self.epoch_result = Result()
         self.just_initialized = True
 

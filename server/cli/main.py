@@ -19,20 +19,25 @@ from server.cli.flags import CliError, Group, UsageError, parse, unknown
 
 @dataclass(frozen=True)
 class Command:
-    """`server.cli.<module>` has `run(options) -> int`; `<table>.<NAME>` has its flags."""
+    """`server.cli.<module>` has `run(options) -> int`; `<table>.<NAME>` has its flags. A name may have two words."""
 
     name: str
     usage: str
     summary: str
     table: str = "server.cli.options"
+    code: str = ""  # the module, where it is not named like the command
 
     @property
     def module(self) -> str:
-        return self.name.replace("-", "_")
+        return self.code or self._identifier
+
+    @property
+    def _identifier(self) -> str:
+        return self.name.replace("-", "_").replace(" ", "_")
 
     @property
     def groups(self) -> Sequence[Group]:
-        groups: Sequence[Group] = getattr(importlib.import_module(self.table), self.module.upper())
+        groups: Sequence[Group] = getattr(importlib.import_module(self.table), self._identifier.upper())
         return groups
 
 
@@ -42,6 +47,8 @@ COMMANDS = (
     Command("generate", "-m FILE -p TEXT [-n N] [flags]", "Continue a text on the terminal."),
     Command("bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits."),
     Command("plan", "-m FILE [flags]", "Show the memory that a model needs and what runs where."),
+    Command("plan finetune", "-m FILE [its flags]", "Show the memory of a finetune.", _TRAINING, "plan_training"),
+    Command("plan train", "--shape NAME [its flags]", "Show the memory of a training.", _TRAINING, "plan_training"),
     Command("finetune", "-m FILE --file DATA (--lora-out FILE | -o FILE) [flags]", "Train a model further.", _TRAINING),
     Command("train", "--shape NAME --file DATA -o FILE [flags]", "Train a new model from scratch.", _TRAINING),
     Command("example", "--name NAME [flags]", "Train a toy: a sine, or handwritten digits.", _TRAINING),
@@ -79,6 +86,8 @@ def _dispatch(words: list[str]) -> int:
         print(version())
         return 0
     name = "serve" if words[0].startswith("-") else words.pop(0)  # a llama-server command line works as it is
+    if words and f"{name} {words[0]}" in (c.name for c in COMMANDS):
+        name += f" {words.pop(0)}"
     command = next((c for c in COMMANDS if c.name == name), None)
     if command is None:
         line = unknown("--" + name, [f"--{c.name}" for c in COMMANDS]).replace("--", "").replace("flag", "command")

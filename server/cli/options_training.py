@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.cli.flags import IGNORED, Flag, Group, choice, number, text, whole, words
 from server.cli.model_options import MODEL
-from server.cli.options import DEVICE, HELP, THREADS, VERBOSE
+from server.cli.options import DEVICE, HELP, JSON, THREADS, VERBOSE
 
 _RANKS = {
     "tok_embd": "token embedding",
@@ -160,6 +160,11 @@ TRAIN = (
     FILES,
     PLACE,
 )
+PLAN_FINETUNE = (
+    Group("Plan", (JSON, Flag("--full", "of all weights, as with -o FILE (default: of an adapter)"))),
+    *FINETUNE,
+)
+PLAN_TRAIN = (Group("Plan", (JSON,)), *TRAIN)
 EXPORT_LORA = (
     Group(
         "Merge",

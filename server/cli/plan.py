@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +89,17 @@ def as_text(report: dict[str, Any]) -> str:
     for c in report["crossings"]:
         lines.append(f"{c['from']} → {c['to']}: {c['op']} × {c['copies']}, {c['bytes']:,} bytes a step")
     return "\n".join(lines)
+
+
+def own_bytes() -> int:
+    """What this process has in memory: the interpreter, code, and graphs."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def mib(n: int) -> str:

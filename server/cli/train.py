@@ -22,17 +22,14 @@ if TYPE_CHECKING:
 def run(options: SimpleNamespace) -> int:
     from server.cli import training_run
     from training.errors import TrainingError
-    from training.scratch import new_model
 
     if not options.output:
         raise UsageError("train: -o FILE is required")
     checkpoint = finetune.checkpoint_of(options)
-    shape = shape_of(options)
     with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
         start = Path(folder) / "start.gguf"  # what the run begins from, and the keys of what it writes
         try:
-            name = options.name or Path(options.output).stem
-            new_model(start, options.vocab_model, shape, max(0, options.seed), name, options.chat_template)
+            start_model(start, options)
 
             def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
                 return finetune.trainable(session, gguf, h, None, options)
@@ -40,6 +37,14 @@ def run(options: SimpleNamespace) -> int:
             return training_run.run(options, start, make, options.output, checkpoint)
         except TrainingError as error:
             raise CliError(str(error)) from None
+
+
+def start_model(path: Path, o: SimpleNamespace) -> None:
+    """Write the model that a run begins from."""
+    from training.scratch import new_model
+
+    name = o.name or Path(o.output or "plan").stem
+    new_model(path, o.vocab_model, shape_of(o), max(0, o.seed), name, o.chat_template)
 
 
 def shape_of(o: SimpleNamespace) -> Shape:

@@ -1,0 +1,90 @@
+"""`logitless plan finetune` and `plan train`: the memory that these commands take with the same flags."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from server.cli import finetune, load, training_run
+from server.cli.flags import CliError, UsageError
+from server.cli.plan import mib, own_bytes
+
+if TYPE_CHECKING:
+    from training.step import Footprint
+    from training.trainable import Trainable
+
+_COLUMNS = ("weights", "parameters", "optimizer", "gradients", "arena", "feeds", "total")
+
+
+def run(options: SimpleNamespace) -> int:
+    from training.errors import TrainingError
+
+    try:
+        report = make(options)
+    except TrainingError as error:
+        raise CliError(str(error)) from None
+    print(json.dumps(report, indent=2) if options.json else as_text(report))
+    return 0
+
+
+def make(options: SimpleNamespace) -> dict[str, Any]:
+    """Bytes per device of the whole run, and of the process on the host beside them."""
+    if hasattr(options, "shape"):
+        from server.cli.train import start_model
+
+        with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
+            start = Path(folder) / "start.gguf"
+            start_model(start, options)
+            return _report(options, start, options.shape, full=True)
+    if options.lora_out and (options.full or options.output):
+        raise UsageError("plan finetune: --lora-out is an adapter, -o and --full are the whole model: give one of them")
+    path = Path(load.model_path(options, "plan finetune"))
+    return _report(options, path, str(path), full=bool(options.full or options.output))
+
+
+def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
+    from graph.session import Session
+    from models.gguf_file import GGUFFile
+    from server.engine import open_backends
+    from training.trainer import steps_of
+
+    wanted = training_run.settings(o)
+    session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
+    try:
+        with GGUFFile.open(path) as gguf:
+            h = load.hparams_of_writer(gguf, path)
+            trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
+            devices = steps_of(trainable, wanted).footprint(wanted.grad_acc, validates=o.val_split > 0)
+            return _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices)
+    finally:
+        session.close()
+
+
+def _told(name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footprint]) -> dict[str, Any]:
+    return {
+        "model": name,
+        "kind": t.kind,
+        "n_params": t.n_params,
+        "n_tensors": len(t.params),
+        "n_batch": n_batch,
+        "n_ctx": n_ctx,
+        "devices": [{**asdict(d), "total": d.total} for d in devices],
+        "process": own_bytes(),
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['model']}: {report['kind']} of {report['n_params']} parameters in {report['n_tensors']} tensors, "
+        f"{report['n_batch']} windows of {report['n_ctx']} tokens a device run",
+        "",
+        f"{'device':<10}" + "".join(f"{column:>14}" for column in _COLUMNS),
+    ]
+    for d in report["devices"]:
+        lines.append(f"{d['device']:<10}" + "".join(f"{mib(d[column]):>14}" for column in _COLUMNS))
+    lines.append(f"the process itself, with its code and this graph: {mib(report['process'])}")
+    return "\n".join(lines)
