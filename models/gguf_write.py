@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from models.gguf_parse import close_buffer, read_part
+from models.gguf_metadata import Metadata
 from models.gguf_types import ValueType
 
 
@@ -135,15 +135,11 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def copied_keys(path: str | Path) -> dict[str, Key]:
+def copied_keys(metadata: Metadata) -> dict[str, Key]:
     """All keys of a GGUF file with their types, to write them again."""
-    part = read_part(Path(path))
-    try:
-        values = part.metadata
-        return {
-            name: Key(values[name].tolist() if isinstance(values[name], np.ndarray) else values[name], *kind)
-            for name, kind in values.types.items()
-            if not name.startswith("split.")
-        }
-    finally:
-        close_buffer(part.buffer)
+    keys = {}
+    for name, kind in metadata.types.items():
+        if not name.startswith("split."):
+            value = metadata[name]
+            keys[name] = Key(value.tolist() if isinstance(value, np.ndarray) else value, *kind)
+    return keys

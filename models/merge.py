@@ -46,7 +46,7 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
             else:
                 yield name, Data(raw.reshape(info.shape[0], -1), info.shape, info.dtype)
 
-    write_gguf(path, h.arch, copied_keys(base.path), tensors())
+    write_gguf(path, h.arch, copied_keys(base.metadata), tensors())
     return list(changes)
 
 

@@ -27,7 +27,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
         return
     declared = check_weights(gguf, h)
     trained = set(trainable.names)
-    keys = copied_keys(gguf.path)
+    keys = copied_keys(gguf.metadata)
     file_types = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
     if dtype in file_types:
         keys["general.file_type"] = u32(file_types[dtype])

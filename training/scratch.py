@@ -30,8 +30,8 @@ def new_model(
     if vocabulary is None:
         keys, n_vocab = byte_vocabulary()
     else:
-        keys = {k: v for k, v in copied_keys(vocabulary).items() if k.startswith("tokenizer.")}
         with GGUFFile.open(vocabulary) as gguf:
+            keys = {k: v for k, v in copied_keys(gguf.metadata).items() if k.startswith("tokenizer.")}
             n_vocab = gguf.metadata.length("tokenizer.ggml.tokens") or 0
     if not n_vocab:
         raise TrainingError(f"{vocabulary}: has no vocabulary")

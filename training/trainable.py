@@ -22,7 +22,7 @@ from models.weights import Weights, check_weights
 from training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
-PIECE_NBYTES = 4 << 20
+PIECE_NBYTES = 1 << 20
 FULL, LORA = "train_model", "finetune_lora"
 
 # flag → the tensors that it means, as in llama.cpp's finetune

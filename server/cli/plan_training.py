@@ -48,6 +48,8 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
     from graph.session import Session
+    from models import tokenizer
+    from models.chat_template import from_metadata
     from models.gguf_file import GGUFFile
     from server.engine import open_backends
     from training.trainer import steps_of
@@ -57,9 +59,13 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     try:
         with GGUFFile.open(path) as gguf:
             h = load.hparams_of_writer(gguf, path)
+            vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
+            beside = vocabulary, from_metadata(gguf.metadata, vocabulary)  # the process of a run has them too
             trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
             devices = steps_of(trainable, wanted).footprint(wanted.grad_acc, validates=o.val_split > 0)
-            return _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices)
+            report = _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices)
+            del beside
+            return report
     finally:
         session.close()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,32 @@ def test_from_scratch_then_an_adapter_then_merged(folder: Path, capsys: pytest.C
     with GGUFFile.open(merged) as gguf:
         assert gguf.metadata["general.architecture"] == "llama"
         assert len(gguf.tensors) == 20
+
+
+def test_plan_tells_the_memory_of_a_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new_model(folder / "p.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    flags = ("finetune", "-m", str(folder / "p.gguf"), "-c", "16", "-t", "1", "--json")
+
+    def plan(*words: str) -> dict[str, Any]:
+        assert main(("plan", *words)) == 0
+        report: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return report
+
+    whole, adapter, larger = plan(*flags, "--full"), plan(*flags, "--lora-r", "2"), plan(*flags, "--full", "-b", "32")
+    for report in (whole, adapter, larger):
+        (cpu,) = report["devices"]
+        assert cpu["total"] == sum(n for name, n in cpu.items() if name not in ("device", "total"))
+        assert cpu["parameters"] == 4 * report["n_params"]
+        assert cpu["optimizer"] == 8 * report["n_params"]
+        assert report["process"] > 10 << 20
+    ends = [(32, 32), (32, 16), (32, 16), (32, 32), (32, 48), (32, 48), (48, 32)]  # of the seven matrices of a layer
+    assert adapter["n_params"] == 2 * 2 * sum(n_in + n_out for n_in, n_out in ends)
+    assert larger["devices"][0]["arena"] > whole["devices"][0]["arena"]
+    sizes = ("--embd", "32", "--layer", "2", "--head", "4", "--head-kv", "2", "--ff", "48")
+    assert plan("train", *sizes, "-c", "16", "-t", "1", "--json")["devices"] == whole["devices"]
+    code, told = run(capsys, "plan", *flags, "--full", "--lora-out", "a.gguf")
+    assert code == 2
+    assert "--lora-out is an adapter" in told
 
 
 @pytest.mark.parametrize("device", ["opencl:0,cpu", "vulkan:0"])

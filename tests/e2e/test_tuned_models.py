@@ -4,17 +4,19 @@ publish answers by name, in the same batches as the base model, which keeps givi
 from __future__ import annotations
 
 import json
+import signal
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from tests.e2e.conftest import Server, ServerFactory
-from tests.e2e.test_fine_tuning import client, upload, wait
+from tests.e2e.test_fine_tuning import client, tensors, upload, wait
 
 FLAGS = ("--alias", "base", "--admin-api-key", "admin", "-c", "1024", "-t", "1", "-ctk", "f32", "-ctv", "f32")
 
@@ -51,6 +53,29 @@ def during(api: openai.OpenAI, job: str, ask: Callable[[], Any]) -> list[Any]:
 
 ADAPTER = {"lora_r": 8, "learning_rate_multiplier": 10}
 WHOLE = {"full": True, "learning_rate_multiplier": 100}
+
+
+def ended_as_before(
+    server: Server, first: str, flags: tuple[str, ...], serve: ServerFactory, model: Path, checkpoints: Path
+) -> None:
+    """A job like one that ran through is killed in the middle, and its model ends with the same bytes."""
+    api = client(server.url)
+    done = api.fine_tuning.jobs.retrieve(first).model_dump()
+    files = {name: done[name] for name in ("training_file", "validation_file")}
+    given = {k: v for k, v in done["hyperparameters"].items() if not k.startswith("lora_")}
+    job = api.fine_tuning.jobs.create(model="base", seed=1, hyperparameters=given, **files)
+    wait(api, server.url, job.id, until="Checkpoint created")
+    assert api.fine_tuning.jobs.retrieve(job.id).status == "running"
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    again = serve(model, *flags)
+    wait(client(again.url), again.url, job.id)
+    assert client(again.url).fine_tuning.jobs.retrieve(job.id).status == "succeeded"
+    last = max(int(path.stem.partition("@")[2]) for path in checkpoints.glob(f"{first}@*.gguf"))
+    one, two = (tensors(checkpoints / f"{id}@{last}.gguf") for id in (first, job.id))
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    again.stop()
 
 
 @pytest.mark.parametrize(
@@ -120,6 +145,8 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     assert (
         again.post("/completion", {**request(expected, "base"), "id_slot": 0})["timings"]["cache_n"] == 0
     )  # not computed by the base
+    if WHOLE in kinds:
+        ended_as_before(again, done.id, flags, serve, shared_data / "models" / name, tmp_path / "checkpoints")
     bare = serve(shared_data / "models" / name, *FLAGS, "--slot-save-path", str(tmp_path))
     with pytest.raises(urllib.error.HTTPError, match="400"):
         bare.post("/slots/0?action=restore", {"filename": "whole"}, "admin")

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
+from backends.cpu.backend import CPUBackend, Memory
+from graph.backend import Bytes
 from graph.session import Session
+from graph.tensor import Tensor
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.gguf_write import copied_keys, tensor, u32, write_gguf
@@ -103,6 +105,50 @@ def test_a_lora_run_begins_at_the_models_loss_and_leaves_the_model_alone(start: 
     assert shapes["blk.1.attn_k.weight.lora_a"] == (3, 32)
     assert shapes["blk.1.attn_k.weight.lora_b"] == (16, 3)
     assert not any("token_embd" in name or "norm" in name for name in shapes)
+
+
+class Counting(CPUBackend):
+    """Counts the bytes that a session asks for, and those of constants."""
+
+    taken = 0
+
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
+        self.taken += nbytes
+        return super().alloc(nbytes, feeds=feeds)
+
+    def load(self, t: Tensor, raw: Bytes) -> Memory:
+        memory = super().load(t, raw)
+        self.taken += memory.nbytes
+        return memory
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (LORA, {}),
+        ("full", {"grad_acc": 2}),
+        ("full", {"checkpointing": False, "optimizer": OptimizerSettings(kind="sgd", gclip=0)}),
+    ],
+)
+def test_the_footprint_is_what_a_run_allocates(model: Path, kind: str, changes: dict[str, object]) -> None:
+    backend = Counting(1)
+    session = Session([backend])
+    with GGUFFile.open(model) as gguf:
+        h = hparams_of(gguf)
+        base = define_model(session, gguf, h, 64)
+        trainable = lora(session, base, LoraOptions(3)) if kind == LORA else full(session, base, gguf, h)
+        settings = Settings(**({"n_ctx": 16, "n_batch": 4, "max_steps": 2} | changes))  # type: ignore[arg-type]
+        data = TextWindows(TEXT, 16)
+        order = Order(data, np.arange(len(data) - 4, dtype=np.int32), "text", 5)
+        trainer = Trainer(trainable, settings, order, np.arange(4, dtype=np.int32) + len(order))
+        (planned,) = trainer.steps.footprint(settings.grad_acc)
+        assert backend.taken == 0
+        losses(trainer)
+    assert planned.total == backend.taken
+    assert planned.parameters == 4 * trainable.n_params
+    assert planned.optimizer == trainer.steps.optimizer_nbytes
+    assert planned.gradients == (planned.parameters if settings.grad_acc > 1 else 0)
+    session.close()
 
 
 def test_ranks_are_set_by_kind(start: Open, model: Path) -> None:
@@ -222,7 +268,8 @@ def test_checkpoints_have_llama_cpps_keys(start: Open, model: Path, tmp_path: Pa
     losses(trainer)
     path = tmp_path / "c.gguf"
     save_checkpoint(path, trainer, "llama")
-    keys = copied_keys(path)
+    with GGUFFile.open(path) as gguf:
+        keys = copied_keys(gguf.metadata)
     assert keys["training.type"].value == "finetune_lora"
     assert keys["training.iteration_count"].value == 6
     assert keys["training.token_count"].value == 6 * 4 * 16
