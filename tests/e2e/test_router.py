@@ -182,6 +182,8 @@ def test_files_and_jobs_belong_to_all_models(client: openai.OpenAI) -> None:
     assert done.fine_tuned_model in {model.id for model in client.models.list()}
     assert client.models.retrieve(done.fine_tuned_model).parent == "a"  # type: ignore[attr-defined]
     assert say(client, done.fine_tuned_model).model == done.fine_tuned_model
+    with pytest.raises(openai.BadRequestError, match="is succeeded, so it cannot be queued"):
+        client.fine_tuning.jobs.resume(job.id)
     assert client.files.delete(file.id).deleted
 
 
