@@ -92,13 +92,14 @@ def partition(
         return found
 
     for t in order:
-        if t.is_leaf or (t.op in ALIASES and id(t.src[0]) in everywhere):
+        if t.is_leaf or (t.op in ALIASES and all(id(s) in everywhere for s in t.src)):
             everywhere.add(id(t))
             if not t.is_leaf:
                 where[id(t)] = home.get(roots[id(t)][0].name, 0)
             continue
-        if t.op in ALIASES:
-            b = produced[id(t.src[0])]
+        if t.op in ALIASES:  # of what was made, or of a leaf but after what was made
+            b = next(produced[id(s)] for s in t.src if id(s) in produced)
+            b = home.get(roots[id(t)][0].name, b)
         else:
             b = pinned[id(t)] if id(t) in pinned else _first(t, backends)
         src = tuple([variants.get((id(s), b)) or on(s, b) for s in t.src])

@@ -107,7 +107,11 @@ def _parts(curves: Mapping[str, Points], title: str) -> Iterator[_Line | _Word]:
     yield _Word(_W / 2, _H - 8, "optimizer step")
     for i, (name, points) in enumerate(shown.items()):
         colour = _COLOURS[i % len(_COLOURS)]
-        yield _Line([at(*p) for p in points], colour, 1.5)
+        places = [at(*p) for p in points]
+        if len(places) == 1:  # one validation: a line of one point would not be seen
+            ((x, y),) = places
+            places = [(x - 4, y), (x + 4, y)]
+        yield _Line(places, colour, 1.5)
         yield _Word(_W - _RIGHT - 8, _TOP + 14 + 16 * i, name, "end", colour)
 
 

@@ -40,21 +40,23 @@ def uncertain(value: float, uncertainty: float, digits: int) -> str:
 
 
 def status(name: str, done: int, total: int, result: Result, elapsed: float, eta: float, speed: float = 0.0) -> str:
-    """One line of at most 80 columns."""
+    """One line of at most 80 columns. Where it is short of room, digits of the loss go first, then the time so far."""
     acc = uncertain(100 * result.accuracy, 100 * result.accuracy_uncertainty, 1)
-    parts = [
-        f"{name}: {bar(done, total)} data={done}/{total}",
-        f"loss={uncertain(result.loss, result.loss_uncertainty, 4)}",
-        f"acc={acc}%",
-        f"t={clock(elapsed)}",
-        f"ETA={clock(eta)}",
-        f"{speed:.0f} tok/s" if speed else "",
-    ]
-    line = ""
-    for part in parts:
-        if part and len(line) + 1 + len(part) <= COLUMNS:
-            line += f" {part}" if line else part
-    return line
+    for digits, has_time in ((4, True), (3, True), (4, False), (3, False), (2, False)):
+        parts = [
+            f"{name}: {bar(done, total)} data={done}/{total}",
+            f"loss={uncertain(result.loss, result.loss_uncertainty, digits)}",
+            f"acc={acc}%",
+            f"t={clock(elapsed)}" if has_time else "",
+            f"ETA={clock(eta)}",
+            f"{speed:.0f} tok/s" if speed else "",
+        ]
+        line = " ".join(part for part in parts if part)
+        if len(line) <= COLUMNS:
+            return line
+    while len(line) > COLUMNS:
+        line = " ".join(parts := parts[:-1])
+    return line.rstrip()
 
 
 class Reporter:
@@ -73,6 +75,8 @@ class Reporter:
         self._per_step = math.nan
         self._saving = 0.0  # seconds since the last step that were no training
         self._validation_began = 0.0
+        self._n_validated = 0
+        self._sample = 0  # of its epoch, at the last step
         self.first_loss = math.nan
         self.losses: list[tuple[int, float]] = []
         self.validations: list[tuple[int, float]] = []
@@ -88,6 +92,7 @@ class Reporter:
             if not self._validation_began:
                 self._validation_began = self._now()
             spent = self._now() - self._validation_began
+            self._n_validated = event.n_samples
             if self.terminal:
                 eta = spent / event.sample * (event.n_samples - event.sample)
                 self.write(status("val", event.sample, event.n_samples, event.result, spent, eta), False)
@@ -96,7 +101,7 @@ class Reporter:
             self.outside(spent)
             self._validation_began = 0.0
             self.validations.append((event.iteration, event.result.loss))
-            n = event.result.n_data
+            n = self._n_validated
             self.write(status("val", n, n, event.result, spent, 0.0), True)
 
     def outside(self, seconds: float) -> None:
@@ -113,8 +118,13 @@ class Reporter:
         if math.isnan(self.first_loss):
             self.first_loss = e.loss
         if self.terminal:
-            line = status("train", e.sample, e.n_samples, e.result, now - self._began, eta, e.n_tokens / spent)
-            self.write(line, e.sample + 1 > e.n_samples)
+            ended = (
+                e.sample >= e.n_samples or e.sample < self._sample
+            )  # within this step, the rest of which is the next's
+            done = e.n_samples if ended else e.sample
+            line = status("train", done, e.n_samples, e.result, now - self._began, eta, e.n_tokens / spent)
+            self.write(line, ended)
+            self._sample = 0 if e.sample >= e.n_samples else e.sample
         else:
             gained = "-" * max(0, min(20, round(10 * (self.first_loss - e.loss)))) + ">"
             self.write(

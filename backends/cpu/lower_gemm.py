@@ -21,6 +21,7 @@ MOST_COLUMNS = 160
 PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory of its own
 UNITS = 12  # that a product should have
 THIN = 24  # rows or columns
+STRIPS = 4  # kernels/gemm.py
 PART = 1024  # of K, at least, in a part of a thin product
 
 
@@ -156,7 +157,7 @@ def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bo
     rows, columns = blocks(a_layout, m, n)
     mt, nr, kc = tile_shape()
     tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2
-    scratch = 4 * (nr * kc + mt * nr + mt * tiles) + 64
+    scratch = 4 * (STRIPS * nr * kc + mt * nr + mt * tiles) + 64
     args = (at(a), at(b), at(t), m, n, k, rows, columns, group, int(adding))
     return Instruction(f"gemm:{a_layout}:{b_layout}", args, -(-m // rows) * -(-n // columns), 1, scratch)
 

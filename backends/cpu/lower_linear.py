@@ -18,6 +18,7 @@ from backends.cpu.kernels.layout import (
     panels,
     tile_for,
 )
+from backends.cpu.lower_basic import rows_of
 from backends.cpu.lower_gemm import tile_shape, tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
@@ -133,4 +134,4 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     if packed(table):
         args = (at(table), at(ids), at(t), k, LAYOUTS[table.dtype].group_nbytes(k))
         return [Instruction(f"get_rows:{table.dtype}", args, t.shape[0], 1)]
-    return [Instruction("get_rows:rows", (at(table), at(ids), at(t), k, 0), t.shape[0], 1)]
+    return [Instruction("get_rows:rows", (at(table), at(ids), at(t), k, 0), t.shape[0], rows_of(t)[2])]

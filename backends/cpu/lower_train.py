@@ -47,14 +47,14 @@ for _name, _n in (
 
 @lower("cross_entropy")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    rows, n, _ = rows_of(t.src[0])
-    return [Instruction("cross_entropy", (*map(at, t.src), at(t), n), rows)]
+    rows, n, grain = rows_of(t.src[0])
+    return [Instruction("cross_entropy", (*map(at, t.src), at(t), n), rows, max(1, grain // 8))]
 
 
 @lower("soft_cross_entropy")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    rows, n, _ = rows_of(t.src[0])
-    return [Instruction("soft_cross_entropy", (*map(at, t.src), at(t), n), rows)]
+    rows, n, grain = rows_of(t.src[0])
+    return [Instruction("soft_cross_entropy", (*map(at, t.src), at(t), n), rows, max(1, grain // 8))]
 
 
 @lower("rms_norm_back")

@@ -188,6 +188,7 @@ def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, outpu
         end = "\n" if final or not terminal else ""
         print(f"\r{text:<80}" if terminal else text, end=end, file=sys.stderr, flush=True)
 
+    COMPILING.end()
     t = trainer.trainable
     bytes_of_optimizer = trainer.steps.optimizer_nbytes
     print(

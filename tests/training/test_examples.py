@@ -30,6 +30,8 @@ def session() -> Iterator[Session]:
 
 
 def test_lbfgs_finds_known_minima() -> None:
+    """CHECKLIST A5.7."""
+
     def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
         a, b = x[:-1], x[1:]
         g = np.zeros_like(x)
@@ -62,7 +64,7 @@ def test_the_toy_learns_waves(session: Session, tmp_path: Path) -> None:
 
 
 def test_lbfgs_beats_adamw_at_equal_evaluations(session: Session, tmp_path: Path) -> None:
-    """One batch; AdamW, which knows no line search and no curvature, overtakes it after some fifty evaluations."""
+    """CHECKLIST A5.7, for one batch: AdamW without line search and curvature overtakes after some fifty evaluations."""
     rng = np.random.default_rng(5)
     heights = np.stack([wave(rng.uniform(0, 6), 9) for _ in range(8)])
     tokens, labels = heights[:, :-1], heights[:, 1:]
@@ -112,6 +114,7 @@ def test_all_digits_are_learned(name: str, least: float, session: Session, share
 
 
 def test_one_logical_batch_is_its_physical_ones(session: Session, shared_data: Path) -> None:
+    """CHECKLIST A6.2."""
     x, y = digits(shared_data)["train"]
     found = []
     for physical in (100, 25):

@@ -21,6 +21,10 @@ def test_svg_has_every_finite_point_and_no_markup_from_names() -> None:
     assert lines[0].count(",") == 2
     assert "a&lt;b" in text
     assert "nan" not in text
+    (alone,) = [
+        line for line in svg({**CURVES, "a<b": [(1.0, 2.0)]}).splitlines() if "#cc6677" in line and "<poly" in line
+    ]
+    assert alone.count(",") == 2
 
 
 def test_png_shows_the_curves_where_the_svg_has_them(tmp_path: Path) -> None:

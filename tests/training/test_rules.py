@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from training.errors import TrainingError
 from training.progress import Reporter, bar, clock, status
 from training.results import Result
 from training.schedule import OptimizerSettings, Schedule, Stopping
-from training.trainer import Step
+from training.trainer import Step, Validated, Validating
 
 
 def test_warm_up_and_cosine() -> None:
@@ -68,6 +69,7 @@ def test_disabled_rules_never_stop() -> None:
 
 
 def test_results_have_uncertainties() -> None:
+    """CHECKLIST A6.11."""
     r = Result()
     assert math.isnan(r.loss)
     r.add(2.0, 10, 5)
@@ -92,6 +94,7 @@ def test_settings_that_make_no_sense() -> None:
 
 
 def test_progress_fits_eighty_columns() -> None:
+    """CHECKLIST A6.12."""
     assert [bar(n, 64) for n in (0, 1, 13, 64)] == ["|        |", "|▏       |", "|█▋      |", "|████████|"]
     assert [clock(x) for x in (0, 59.6, 3723, math.nan)] == ["0:00", "1:00", "1:02:03", "-:--"]
     r = Result(10**9, 5 * 10**8, [123.456, 99.1], [1e9, 1e9])
@@ -99,7 +102,29 @@ def test_progress_fits_eighty_columns() -> None:
         line = status("train", done, 10**9, r, 1e6, 1e6, 1e6)
         assert len(line) <= 80
         assert f"data={done}/1000000000" in line
-    assert "loss=111.2780±12.1780" in line
+    assert "loss=111.28±12.18" in line
+    small = status("train", 355, 365, Result(94080, 20000, [3.5, 3.6], [1, 1]), 137.0, 61.0, 689.4)
+    assert small == "train: |███████▊| data=355/365 loss=3.550±0.050 acc=21.3±0.1% ETA=1:01 689 tok/s"
+    assert status("val", 19, 19, Result(2432, 600, [3.5, 3.6], [1, 1]), 2.0, 0.0).endswith(
+        "acc=24.7±0.9% t=0:02 ETA=0:00"
+    )
+
+
+def test_an_epoch_that_ends_within_a_step_leaves_its_line() -> None:
+    written: list[tuple[str, bool]] = []
+    report = Reporter(lambda text, final: written.append((text, final)), terminal=True, now=lambda: 1.0)
+    for i, sample in ((1, 4), (2, 8), (3, 2), (4, 6), (5, 10)):
+        report(replace(step(i), sample=sample))
+    assert [(text.split("| ")[1].split()[0], final) for text, final in written] == [
+        ("data=4/10", False),
+        ("data=8/10", False),
+        ("data=10/10", True),
+        ("data=6/10", False),
+        ("data=10/10", True),
+    ]
+    report(Validating(7, 7, Result(700, 5, [1.0], [1.0])))
+    report(Validated(5, 0, Result(700, 5, [1.0], [1.0])))
+    assert written[-1][0].startswith("val: |████████| data=7/7 ")
 
 
 def step(i: int) -> Step:
@@ -107,6 +132,7 @@ def step(i: int) -> Step:
 
 
 def test_the_time_left_is_smoothed_and_leaves_saving_out() -> None:
+    """CHECKLIST A6.13."""
     now = [0.0]
     lines: list[str] = []
     report = Reporter(lambda text, final: lines.append(text), terminal=False, now=lambda: now[0])

@@ -205,6 +205,7 @@ def test_a_step_without_clipping_is_one_with_a_limit_that_nothing_reaches(start:
 
 
 def test_accumulation_is_one_big_batch(start: Open) -> None:
+    """CHECKLIST A6.1, A6.17."""
     big, small = start("full", n_batch=4), start("full", n_batch=1, grad_acc=4)
     assert losses(big) == pytest.approx(losses(small), rel=2e-4)
     assert big.counters == small.counters
@@ -314,6 +315,7 @@ def test_a_packed_example_has_the_loss_that_it_has_alone(start: Open) -> None:
 
 
 def test_callbacks_change_the_rate_and_cancel(start: Open) -> None:
+    """CHECKLIST A6.14."""
     seen: list[float] = []
 
     def before(control: Control) -> None:
@@ -371,6 +373,7 @@ def test_wrong_settings_are_told(start: Open) -> None:
 
 
 def test_checkpointing_changes_memory_and_nothing_else(start: Open) -> None:
+    """CHECKLIST A4.7."""
     sizes, found = [], []
     for on in (False, True):
         trainer = start("full", checkpointing=on, n_batch=8)

@@ -34,7 +34,7 @@ def feeds(leaves: list[Tensor]) -> dict[str, Any]:
     return {t.name: (rng.normal(size=t.shape) * 0.1).astype(np.float32) for t in leaves}
 
 
-def arena(session: Session, n_layers: int, segment: int | None) -> int:
+def arena(session: Session, n_layers: int, segment: int | None, *, last_first: bool = True) -> int:
     """Bytes of the gradients' plan; each gradient is folded into a number, as an optimizer step would free it."""
 
     def build() -> list[Tensor]:
@@ -42,7 +42,7 @@ def arena(session: Session, n_layers: int, segment: int | None) -> int:
         gradients = backward(loss, weights)
         if segment is not None:
             gradients = recompute(loss, gradients, choose(loss, gradients, layers_of(loss), segment).checkpoints)
-        return [loss, *(sum_to(gradients[w], shape=()) for w in reversed(weights))]
+        return [loss, *(sum_to(gradients[w], shape=()) for w in (reversed(weights) if last_first else weights))]
 
     _, layout = session.measure(build)
     return sum(layout.sizes.values())
@@ -50,6 +50,7 @@ def arena(session: Session, n_layers: int, segment: int | None) -> int:
 
 @pytest.mark.parametrize("segment", [0, 1, 3, 8])
 def test_the_same_bits(segment: int) -> None:
+    """CHECKLIST A4.3, A4.5: every gradient is read after the run."""
     backend = CPUBackend(2)
     session = Session([backend])
     loss, weights = network(8)
@@ -63,6 +64,7 @@ def test_the_same_bits(segment: int) -> None:
 
 
 def test_memory_grows_with_the_root_of_the_layers() -> None:
+    """CHECKLIST A4.1."""
     session = Session([CPUBackend(1)])
     plain = {n: arena(session, n, None) for n in (4, 16, 64)}
     checkpointed = {n: arena(session, n, 0) for n in (16, 64)}
@@ -73,6 +75,7 @@ def test_memory_grows_with_the_root_of_the_layers() -> None:
 
 @pytest.mark.parametrize("n", [16, 18])
 def test_the_formula_is_as_good_as_trying_all(n: int) -> None:
+    """CHECKLIST A4.2."""
     session = Session([CPUBackend(1)])
     loss, weights = network(n)
     gradients = backward(loss, weights)
@@ -85,6 +88,13 @@ def test_the_formula_is_as_good_as_trying_all(n: int) -> None:
     assert layers_of(loss).index(chosen.checkpoints[0]) + 1 == segment
     assert arena(session, n, 0) == sizes[segment] == min(sizes.values())
     assert arena(session, n, None) > 4 * sizes[segment]
+
+
+def test_gradients_of_the_last_layers_first_save_memory() -> None:
+    """CHECKLIST A4.6: llama.cpp's 13 % at 16 layers; with checkpoints most of it."""
+    session = Session([CPUBackend(1)])
+    for n, segment, part in ((2, None, 0.98), (16, None, 0.88), (16, 0, 0.25)):
+        assert arena(session, n, segment) < part * arena(session, n, segment, last_first=False)
 
 
 def test_a_large_head_does_not_lie_beside_the_last_layers() -> None:
@@ -103,6 +113,7 @@ def test_a_large_head_does_not_lie_beside_the_last_layers() -> None:
 
 
 def test_clones_are_named_and_checkpoints_are_not_computed_twice() -> None:
+    """CHECKLIST A4.4."""
     loss, weights = network(4)
     plain = backward(loss, weights)
     layers = layers_of(loss)

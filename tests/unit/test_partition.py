@@ -15,7 +15,7 @@ from backends.cpu.backend import CPUBackend
 from graph.evaluate import evaluate
 from graph.ops.attention import copy_pages
 from graph.ops.elementwise import add, mul, scale, silu, sum_to
-from graph.ops.shape import pad_rows, reshape, slice_rows
+from graph.ops.shape import after, pad_rows, reshape, slice_rows
 from graph.partition import TRANSFER, partition
 from graph.report import describe
 from graph.session import Session
@@ -112,6 +112,16 @@ def test_an_alias_of_a_node_goes_where_its_reader_is() -> None:
     expected = values(Session([NumpyBackend()]), y, z, row)
     for got, e in zip(values(Session(two("scale")), y, z, row), expected, strict=True):
         assert got.tobytes() == e.tobytes()
+
+
+def test_a_leaf_after_a_node_waits_for_the_node_that_runs() -> None:
+    pair, x = two("silu"), feed("x", (3, 4))
+    doubled = scale(silu(x), factor=2.0)
+    y = scale(after(slice_rows(x, start=1, stop=3), doubled), factor=3.0)
+    assert [t.op for t in partition([y, doubled], pair).order].count("scale") == 2
+    got, first = values(Session(pair), y, doubled)
+    np.testing.assert_array_equal(got, 3 * X["x"][1:3])
+    np.testing.assert_allclose(first, 2 * X["x"] / (1 + np.exp(-X["x"])), rtol=1e-6)
 
 
 # --- A10.3, A10.9 planning and running change nothing ----------------------------------------------------------------

@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from graph.autodiff import backward
-from graph.ops.elementwise import scale, sum_to
+from graph.ops.elementwise import add, scale, sum_to
 from graph.ops.loss import cross_entropy
-from graph.ops.optim import N_ADAMW, accumulate, adamw_params, adamw_step, clear, clip_factor, global_norm
+from graph.ops.optim import N_ADAMW, adamw_params, adamw_step
 from graph.ops.pointwise import argmax
 from graph.ops.rows import get_rows
+from graph.ops.shape import after, slice_rows
+from graph.plan import Array, Plan
 from graph.session import Session
-from graph.tensor import Tensor, feed
+from graph.tensor import Tensor, const, feed
 from training.errors import TrainingError
 from training.results import Result
 
@@ -63,8 +65,7 @@ class Network:
         self.session, self.batches, self.rate, self.decay = session, batches, rate, decay
         self._forward, self._n_inputs = forward, n_inputs
         self.params = {name: _state(session, name, values) for name, values in parameters.items()}
-        kinds = "mvg"
-        self._states = {n: [session.define(f"{k}.{n}", p.shape) for k in kinds] for n, p in self.params.items()}
+        self._moments = {p: [session.define(f"{k}.{n}", p.shape) for k in "mv"] for n, p in self.params.items()}
         self.n_steps = 0
 
     def table(self, name: str, x: F32, y: I32) -> Table:
@@ -73,65 +74,66 @@ class Network:
             raise TrainingError(f"inputs of shape {x.shape} for {len(y)} labels and {self._n_inputs} inputs")
         return Table(_state(self.session, name, x), y)
 
-    def _losses(self, data: Table) -> tuple[Tensor, Tensor]:
-        n = self.batches.physical
-        logits = self._forward(self.params, get_rows(data.inputs, feed("rows", (n,), "i32")))
-        return cross_entropy(logits, feed("y", (n,), "i32")), argmax(logits)
+    def _losses(self, data: Table, rows: Tensor, labels: Tensor) -> list[Tensor]:
+        logits = self._forward(self.params, get_rows(data.inputs, rows))
+        return [cross_entropy(logits, labels), argmax(logits)]
 
     def _evaluate(self, data: Table) -> list[Tensor]:
-        return list(self._losses(data))
+        n = self.batches.physical
+        return self._losses(data, feed("rows", (n,), "i32"), feed("y", (n,), "i32"))
 
-    def _accumulate(self, data: Table) -> list[Tensor]:
-        losses, best = self._losses(data)
-        gradients = backward(scale(sum_to(losses, shape=()), factor=1 / self.batches.logical), [*self.params.values()])
-        totals = [accumulate(self._states[n][2], gradients[p]) for n, p in self.params.items()]
-        return [losses, best, *totals]
-
-    def _update(self) -> list[Tensor]:
-        totals = [states[2] for states in self._states.values()]
-        factor = clip_factor(global_norm(totals), feed("clip", ()))
-        params = feed("adamw", (N_ADAMW,))
-        steps = [
-            adamw_step(p, *self._states[n], params, factor, decays=len(p.shape) > 1) for n, p in self.params.items()
-        ]
-        return [*steps, *(clear(g) for g in totals)]
+    def _step(self, data: Table) -> list[Tensor]:
+        """A logical batch: each physical one has its gradients before the next has activations."""
+        n, b = self.batches.logical, self.batches.physical
+        rows, labels = feed("rows", (n,), "i32"), feed("y", (n,), "i32")
+        told: list[Tensor] = []
+        total: dict[Tensor, Tensor] = {}
+        for a in range(0, n, b):
+            part = slice_rows(rows, start=a, stop=a + b)
+            own = after(part, *total.values(), *told[-2:]) if told else part
+            losses, best = self._losses(data, own, slice_rows(labels, start=a, stop=a + b))
+            found = backward(scale(sum_to(losses, shape=()), factor=1 / n), [*self.params.values()])
+            total = {p: add(total[p], g) if p in total else g for p, g in found.items()}
+            told += [losses, best]
+        adamw, one = feed("adamw", (N_ADAMW,)), const(1.0)
+        moments = self._moments
+        last_first = reversed(total.items())  # what they need is then free again before the others run
+        steps = [adamw_step(p, *moments[p], g, adamw, one, decays=len(p.shape) > 1) for p, g in last_first]
+        return [*told, *steps]
 
     def epoch(self, data: Table, order: I32) -> Result:
         """Every whole logical batch of these rows once, in this order."""
-        b, result = self.batches, Result()
-        if len(order) < b.logical:
-            raise TrainingError(f"{len(order)} rows are fewer than one batch of {b.logical}")
-        for a in range(0, len(order) - b.logical + 1, b.logical):
-            for at in range(a, a + b.logical, b.physical):
-                rows = order[at : at + b.physical]
-                self._told(result, "accumulate", self._accumulate, data, rows, data.labels[rows])
+        n, result = self.batches.logical, Result()
+        if len(order) < n:
+            raise TrainingError(f"{len(order)} rows are fewer than one batch of {n}")
+        plan = self.session.prepare(("step", data.inputs.name), partial(self._step, data))
+        for a in range(0, len(order) - n + 1, n):
             self.n_steps += 1
             params = adamw_params(self.n_steps, self.rate, decay=self.decay)
-            n = 2 * len(self.params)
-            feeds = {"adamw": params, "clip": np.array(0.0, np.float32)}
-            plan = self.session.prepare("update", self._update)
-            plan.run(feeds, [0] * n)
+            rows = order[a : a + n]
+            self._told(result, plan, {"rows": rows, "y": data.labels[rows], "adamw": params})
         return result
 
     def evaluate(self, data: Table, chosen: I32 | None = None) -> Result:
         """Loss and accuracy of these rows, or of all; the last batch is filled up with rows that do not count."""
         result, n = Result(), self.batches.physical
         chosen = np.arange(len(data.labels), dtype=np.int32) if chosen is None else chosen
+        plan = self.session.prepare(("evaluate", data.inputs.name), partial(self._evaluate, data))
         for a in range(0, len(chosen), n):
             part = chosen[a : a + n]
             rows = np.resize(part, n)
             labels = np.where(np.arange(n) < len(part), data.labels[rows], -1)
-            self._told(result, "evaluate", self._evaluate, data, rows, labels)
+            self._told(result, plan, {"rows": rows, "y": labels})
         return result
 
-    def _told(
-        self, result: Result, key: str, build: Callable[[Table], list[Tensor]], data: Table, rows: I32, labels: I32
-    ) -> None:
-        plan = self.session.prepare((key, data.inputs.name), partial(build, data))
-        wanted: list[int | None] = [None, None, *([0] * (plan.n_fetches - 2))]
-        losses, best = plan.run({"rows": rows, "y": labels}, wanted)[:2]
-        n = int((labels >= 0).sum())
-        result.add(float(losses.sum(dtype=np.float64)) / n, n, int((best == labels).sum()))
+    def _told(self, result: Result, plan: Plan, feeds: Mapping[str, Array]) -> None:
+        n = self.batches.physical
+        labels = feeds["y"].reshape(-1, n)
+        wanted = [None] * 2 * len(labels)
+        found = plan.run(feeds, [*wanted, *([0] * (plan.n_fetches - len(wanted)))])
+        for y, losses, best in zip(labels, found[0::2], found[1::2], strict=False):
+            count = int((y >= 0).sum())
+            result.add(float(losses.sum(dtype=np.float64)) / count, count, int((best == y).sum()))
 
 
 def _state(session: Session, name: str, values: F32) -> Tensor:

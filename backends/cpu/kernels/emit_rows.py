@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels import emit_math as m
 
-WIDTHS = (64, 16, 1)  # lanes of the main loop, and of what is left
+WIDTHS = (64, 16, 8, 1)  # lanes of the main loop, and of what is left
 
 
 def reduced(n_inputs, n_scalars, formula, combine, start):

@@ -30,6 +30,7 @@ from backends.cpu.kernels.rows import strip
 MT, NR = (12, 32) if isa() == "avx512_vnni" else (6, 16)
 KC = 288
 PACK_STEPS = 16
+STRIPS = 4  # of B (K, N) that are copied at once: its rows lie pages apart
 
 
 @intrinsic
@@ -87,17 +88,18 @@ def transpose_16(b, rows):
 
 
 def turned(n_rows, step_nbytes):
-    """intrinsic f(source, row_nbytes, target, blocks): 16·blocks numbers of each of n_rows ≤ 16 rows → columns.
+    """intrinsic f(source, row_nbytes, last, target, blocks): 16·blocks numbers of each of n_rows ≤ 16 rows → columns.
 
-    Column k is at target + k · step_nbytes. Where n_rows < 16 each column's store reaches 16 − n_rows numbers too far,
-    over the next column's place, so columns are stored in order and the target needs that much room at its end.
+    Column k is at target + k · step_nbytes. Row `last` stands for those that follow it. Where n_rows < 16 each column's
+    store reaches 16 − n_rows numbers too far, over the next column's place, so columns are stored in order and the
+    target needs that much room at its end.
     """
 
     @intrinsic
-    def turn(typingctx, source, row_nbytes, target, blocks):
+    def turn(typingctx, source, row_nbytes, last, target, blocks):
         def codegen(ctx, b, sig, args):
-            src, dst = b.inttoptr(args[0], e.I8P), b.inttoptr(args[2], e.I8P)
-            starts = [e.at(b, src, b.mul(args[1], e.i64(r))) for r in range(n_rows)]
+            src, dst = b.inttoptr(args[0], e.I8P), b.inttoptr(args[3], e.I8P)
+            starts = [e.at(b, src, b.mul(args[1], e.smaller(b, e.i64(r), args[2]))) for r in range(n_rows)]
 
             def block(i, _):
                 rows = [e.load(b, e.at(b, p, b.mul(i, e.i64(64))), e.V16F, 4) for p in starts]
@@ -107,10 +109,10 @@ def turned(n_rows, step_nbytes):
                     e.store(b, column, e.at(b, out, k * step_nbytes), 4)
                 return []
 
-            e.loop(b, e.i64(0), args[3], [], block)
+            e.loop(b, e.i64(0), args[4], [], block)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 4), codegen
+        return types.void(*[types.int64] * 5), codegen
 
     return turn
 
@@ -124,7 +126,7 @@ def pack_rows(source, row_nbytes, rows, steps, target):
     done = 0
     if rows == MT and steps >= 16:
         done = steps // 16 * 16
-        turn_rows(source, row_nbytes, target, steps // 16)
+        turn_rows(source, row_nbytes, MT - 1, target, steps // 16)
     out = f32p(target)
     for r in range(MT):
         if r < rows:
@@ -138,21 +140,16 @@ def pack_rows(source, row_nbytes, rows, steps, target):
 
 @njit(forceinline=True)
 def pack_columns(source, row_nbytes, columns, steps, target):
-    """`columns` ≤ NR rows of k numbers → target[k][NR], zeros where there is none."""
-    out = f32p(target)
+    """`columns` ≤ NR rows of k numbers → target[k][NR], the last of them wherever there is none."""
+    out, done = f32p(target), steps // 16 * 16
     for c0 in range(0, NR, 16):
-        done = 0
-        if columns >= c0 + 16 and steps >= 16:
-            done = steps // 16 * 16
-            turn_columns(source + c0 * row_nbytes, row_nbytes, target + c0 * 4, steps // 16)
+        if done > 0:
+            first = source + min(c0, columns - 1) * row_nbytes
+            turn_columns(first, row_nbytes, max(0, columns - 1 - c0), target + c0 * 4, steps // 16)
         for c in range(c0, c0 + 16):
-            if c < columns:
-                x = f32p(source + c * row_nbytes)
-                for k in range(done, steps):
-                    out[k * NR + c] = x[k]
-            else:
-                for k in range(steps):
-                    out[k * NR + c] = np.float32(0)
+            x = f32p(source + min(c, columns - 1) * row_nbytes)
+            for k in range(done, steps):
+                out[k * NR + c] = x[k]
 
 
 def moved(width):
@@ -314,7 +311,7 @@ def widened(dtype):
 def gemm(a_layout, b_layout, dtype=""):
     """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group, whether C is added to.
 
-    Scratch: MT·(KC+2) numbers for each tile of a block's rows (unless A is packed), NR·KC for a strip of B, a tile.
+    Scratch: NR·KC numbers for each of STRIPS of B, a tile, MT·(KC+2) for each tile of a block's rows (A unpacked).
     """
     tiled, rows_of_k, columns_of_k, packed = a_layout == "tiles", a_layout == "m", b_layout == "n", dtype != ""
     widen = widened(dtype) if packed and columns_of_k else None
@@ -324,7 +321,7 @@ def gemm(a_layout, b_layout, dtype=""):
         m, n, k, m_block, n_block, group_nbytes = a[3], a[4], a[5], a[6], a[7], a[8]
         m_blocks = (m + m_block - 1) // m_block
         strip_at = scratch
-        edge_at = strip_at + NR * KC * 4
+        edge_at = strip_at + STRIPS * NR * KC * 4
         tiles_at = edge_at + MT * NR * 4
         edge = f32p(edge_at)
         for unit in range(begin, end):
@@ -349,7 +346,10 @@ def gemm(a_layout, b_layout, dtype=""):
                     elif columns_of_k:
                         pack_columns(a[1] + (c * k + k0) * 4, k * 4, columns, steps, strip_at)
                     else:
-                        copy_columns(a[1] + (k0 * n + c) * 4, n * 4, columns, steps, strip_at)
+                        place = (c - n0) // NR % STRIPS
+                        if place == 0:
+                            copy_columns(a[1] + (k0 * n + c) * 4, n * 4, min(STRIPS * NR, n1 - c), steps, scratch)
+                        strip_at = scratch + place * steps * NR * 4
                     for r in range(m0, m1, MT):
                         x, y = tiles + (r - m0) // MT * tile_nbytes, a[2] + (r * n + c) * 4
                         fresh = 1 if k0 == 0 and a[9] == 0 else 0

@@ -10,7 +10,7 @@ from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.emit_rows import row_dot, row_exp_sum, row_max, row_sum
 from backends.cpu.kernels.registry import f32p, i32p, kernel
 
-exp_scaled = m.elements(1, 2, lambda b, x, s: b.fmul(m.exp(b, b.fsub(x[0], s[0])), s[1]))
+exp_scaled = m.elements(1, 2, lambda b, x, s: b.fmul(m.exp(b, b.fsub(x[0], s[0])), s[1]), (16, 8, 1))
 softmax_slope = m.elements(2, 1, lambda b, x, s: b.fmul(x[1], b.fsub(x[0], s[0])))
 exp_less = m.elements(2, 3, lambda b, x, s: b.fmul(s[2], b.fsub(b.fmul(m.exp(b, b.fsub(x[0], s[0])), s[1]), x[1])))
 
