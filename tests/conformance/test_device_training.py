@@ -175,8 +175,7 @@ def test_networks_of_digits(kind: str, device: str, cpu: Backend, open_device: C
         network = getattr(mnist, kind)(session, 0, Batches(32, 16))
         data = network.table("digits", images.reshape(64, -1), y)
         result = network.epoch(data, np.arange(64, dtype=np.int32))
-        assert on_one_device(session, partial(network._accumulate, data))
-        assert on_one_device(session, network._update)
+        assert on_one_device(session, partial(network._step, data))
         found.append(result.losses)
     assert found[1][-1] < found[1][0]
     np.testing.assert_allclose(found[0], found[1], rtol=0.01)
