@@ -57,6 +57,7 @@ class EngineOptions:
     n_slots: int = 4
     n_ubatch: int = 512
     unified: bool = True
+    n_ctx_slot: int = 0  # the most tokens of a slot; 0: all of its part
     type_k: str = "f16"
     type_v: str = "f16"
     threads: int = 0  # 0: every core of the process
@@ -129,7 +130,7 @@ class Engine:
                 )
         share = 1 if options.unified else options.n_slots
         self.n_ctx = options.n_ctx or h.n_ctx_train * share
-        self.n_ctx_slot = self.n_ctx // share
+        self.n_ctx_slot = min(self.n_ctx // share, options.n_ctx_slot or self.n_ctx)
         if self.n_ctx_slot < 1:
             raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
         self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)

@@ -71,6 +71,7 @@ class Scheduler:
         n_ubatch: int = 512,
         n_batch: int = 2048,
         unified: bool = True,
+        n_ctx_slot: int = 0,
         slot_prompt_similarity: float = 0.1,
         prompt_chunk: int = 128,
         cache_ram: int | None = 0,
@@ -84,9 +85,9 @@ class Scheduler:
         on_step: Callable[[UBatch, StepResult, float], None] | None = None,
         resolve_lora: Callable[[Lora | None], Choice] = lambda _: BASE,
     ) -> None:
-        """`n_ctx` counts the cells of all slots. `prompt_chunk`: the most prompt tokens of a step while streams run.
-        `cache_ram`: bytes of host memory for pages that the device has no room for; None: no limit. `queue_*`: what may
-        wait for a seat; -1: no limit."""
+        """`n_ctx` counts the cells of all slots; one may use `n_ctx_slot` of them at most (0: all of its part).
+        `prompt_chunk`: the most prompt tokens of a step while streams run. `cache_ram`: bytes of host memory for pages
+        that the device has no room for; None: no limit. `queue_*`: what may wait for a seat; -1: no limit."""
         self.engine = engine
         self.vocab = vocab
         self.n_ubatch = min(n_ubatch, n_batch)
@@ -99,8 +100,9 @@ class Scheduler:
         self.resolve_lora = resolve_lora
         self.stats = SchedulerStats()
         host = HostCache(cache_ram) if cache_ram != 0 else None
+        part = n_ctx if unified else n_ctx // n_slots
         self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, cache_idle_slots)
-        self.slots = [Slot(i, n_ctx if unified else n_ctx // n_slots) for i in range(n_slots)]
+        self.slots = [Slot(i, min(part, n_ctx_slot or part)) for i in range(n_slots)]
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats, shifts=context_shift)
         self.context_shift = context_shift
         self._broken: Events = []  # of sequences whose cells were lost in this step

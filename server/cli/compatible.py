@@ -76,7 +76,6 @@ COMPATIBLE = Group(
             why="the page needs no proxy",
         ),
         _later("--tools", "LLAMA_ARG_TOOLS", value="LIST", why="the server runs no tools; clients do"),
-        _later("--kv-unified-per-slot", value="N", why="slots share the cache; --ctx-size is for all of them"),
         _later("-sm --split-mode", "LLAMA_ARG_SPLIT_MODE", value="MODE", off_values=("none", "layer"), why=_PLACES),
         _later("-ts --tensor-split", "LLAMA_ARG_TENSOR_SPLIT", value="LIST", why=_PLACES),
         _later("-mg --main-gpu", "LLAMA_ARG_MAIN_GPU", value="N", off_values=("0",), why=_PLACES),

@@ -125,7 +125,8 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         needed, has = n_ctx * per_cell / 2**30, max(room, 0) / 2**30
         raise CliError(f"--ctx-size {n_ctx}: the KV cache would need {needed:.1f} GiB, and there is room for {has:.1f}")
     if n_ctx == 0:
-        wanted = hparams.n_ctx_train * (1 if unified else n_slots(options))
+        per_slot = getattr(options, "kv_unified_per_slot", 0)
+        wanted = (per_slot or hparams.n_ctx_train) * (1 if unified and not per_slot else n_slots(options))
         fits = max(room // 2 // per_cell // 256 * 256, 4096)
         n_ctx = min(wanted, fits)
         if n_ctx < wanted:
@@ -135,6 +136,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         n_slots=n_slots(options),
         n_ubatch=min(options.ubatch_size, options.batch_size),
         unified=unified,
+        n_ctx_slot=getattr(options, "kv_unified_per_slot", 0),
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         threads=n_threads(options),
@@ -211,6 +213,7 @@ def make_scheduler(
         n_ubatch=engine.options.n_ubatch,
         n_batch=options.batch_size,
         unified=engine.options.unified,
+        n_ctx_slot=engine.n_ctx_slot,
         slot_prompt_similarity=getattr(options, "slot_prompt_similarity", 0.1),
         cache_ram=cache_ram_bytes(getattr(options, "cache_ram", 0), total_memory()),
         context_shift=getattr(options, "context_shift", False),

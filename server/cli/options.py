@@ -54,6 +54,13 @@ CONTEXT = Group(
             env="LLAMA_ARG_KV_UNIFIED",
             off="-no-kvu --no-kv-unified",
         ),
+        Flag(
+            "--kv-unified-per-slot",
+            "most tokens of one slot; without --ctx-size the cache has room for as many in each; 0: all of its part",
+            whole(0, 2**30),
+            0,
+            env="LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+        ),
         Flag("-b --batch-size", "most tokens of a prompt in work", whole(1, 2**20), 2048, env="LLAMA_ARG_BATCH"),
         Flag("-ub --ubatch-size", "most tokens of one step", whole(1, 2**16), 512, env="LLAMA_ARG_UBATCH"),
         Flag(
@@ -391,7 +398,9 @@ GENERATE = (
             HELP,
         ),
     ),
-    Group("Context", tuple(f for f in CONTEXT.flags if f.dest not in ("parallel", "kv_unified"))),
+    Group(
+        "Context", tuple(f for f in CONTEXT.flags if f.dest not in ("parallel", "kv_unified", "kv_unified_per_slot"))
+    ),
     SAMPLING,
     PLACE,
 )

@@ -86,6 +86,7 @@ def test_plan_counts_every_byte(mini_model: str) -> None:
     assert cpu["ops"]["attention"] == 2
     assert json_of(*flags[:-4])["devices"][0]["kv"] < cpu["kv"]
     assert json_of(*flags, "--no-alloc") == plan
+    assert json_of("plan", "-m", mini_model, "--json", "-np", "3", "--kv-unified-per-slot", "64")["n_ctx"] == 192
     assert "MiB" in run("plan", "-m", mini_model).stdout.decode()
 
 

@@ -157,6 +157,10 @@ def test_refused_at_the_door() -> None:
         bench.submit([])
     assert bench.run(prompt(31)).finished.truncated
     assert Bench(n_slots=2, n_ctx=64).run(prompt(63)).finished.truncated
+    short = Bench(n_slots=2, n_ctx=64, n_ctx_slot=48)
+    assert short.run(prompt(47)).finished.truncated
+    with pytest.raises(ExceedsContext):
+        short.submit(prompt(48))
 
 
 def test_a_long_prompt_does_not_stop_streams() -> None:
