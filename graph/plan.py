@@ -125,6 +125,29 @@ class _Fetch:
         return values_of(self.backend.download(self.place, nbytes(self.dtype, shape)), self.dtype, shape)
 
 
+class _Feed:
+    """Where a feed's values go: arrays of its shape and type within the images of its backends' inputs."""
+
+    __slots__ = ("dtype", "kind", "name", "places", "shape")
+
+    def __init__(self, leaf: Tensor, images: Sequence[Bytes]) -> None:
+        """`images`: the feed's own bytes of each."""
+        self.name, self.shape, self.dtype = leaf.name, leaf.shape, leaf.dtype
+        self.kind = np.dtype(DTYPES[leaf.dtype].numpy)
+        self.places = [image.view(self.kind).reshape(leaf.shape) for image in images]
+
+    def set(self, given: Array | None) -> None:
+        if given is None:
+            raise ValueError(f"feed {self.name!r} is missing")
+        value = np.asarray(given)
+        if value.shape != self.shape:
+            raise ValueError(f"feed {self.name!r}: expected shape {self.shape}, got {value.shape}")
+        if value.dtype != self.kind and value.dtype.kind == "f" and self.kind.kind != "f":
+            raise ValueError(f"feed {self.name!r}: expected {self.dtype}, got {value.dtype}")
+        for place in self.places:
+            np.copyto(place, value, casting="unsafe")
+
+
 class Plan:
     """One graph, ready to run as often as wanted. Made by `Session.plan`.
 
@@ -150,10 +173,16 @@ class Plan:
                 b = segment.backend
                 self.programs.append(session.backends[b].compile(segment.nodes, partial(places.place, b=b)))
                 self._steps.append(self.programs[-1].run)
+        self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
+        self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
         self._fetches = [
             _Fetch(session.backends[b], places.place(t, b), t.shape, t.dtype, repr(t))
             for t, b in ((t, places.home(t)) for t in placement.fetches)
         ]
+
+    def _images(self, leaf: Tensor) -> list[Bytes]:
+        places = self._feed_places[leaf.name].items()
+        return [self._inputs[b][1][place.offset : place.offset + leaf.nbytes] for b, place in places]
 
     @property
     def n_fetches(self) -> int:
@@ -167,9 +196,8 @@ class Plan:
         `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
         `late` is called for the late feeds when all that comes before them has been handed to the devices.
         """
-        for name, leaf in self.feeds.items():
-            if name not in self.late:
-                self._set(leaf, feeds.get(name))
+        for name, feed in self._at_once:
+            feed.set(feeds.get(name))
         for b, (place, image) in self._inputs.items():
             self._backends[b].upload(place, image)
         for step in self._steps:
@@ -182,23 +210,10 @@ class Plan:
 
     def _feed_late(self, given: Mapping[str, Array]) -> None:
         for name in self.late:
-            self._set(self.feeds[name], given.get(name))
+            self._feeds[name].set(given.get(name))
             for b, place in self._feed_places[name].items():
                 image = self._inputs[b][1][place.offset : place.offset + self.feeds[name].nbytes]
                 self._backends[b].upload(place, image)
-
-    def _set(self, leaf: Tensor, given: Array | None) -> None:
-        if given is None:
-            raise ValueError(f"feed {leaf.name!r} is missing")
-        kind = np.dtype(DTYPES[leaf.dtype].numpy)
-        value = np.asarray(given)
-        if value.shape != leaf.shape:
-            raise ValueError(f"feed {leaf.name!r}: expected shape {leaf.shape}, got {value.shape}")
-        if value.dtype.kind == "f" and kind.kind != "f":
-            raise ValueError(f"feed {leaf.name!r}: expected {leaf.dtype}, got {value.dtype}")
-        data = np.asarray(value, kind, order="C").reshape(-1).view(np.uint8)
-        for b, place in self._feed_places[leaf.name].items():
-            self._inputs[b][1][place.offset : place.offset + len(data)] = data
 
 
 def _transfer(backends: Sequence[Backend], placement: Placement, places: _Places, t: Tensor) -> Callable[[], None]:

@@ -329,9 +329,9 @@ class SamplingFeeds:
             if r == 0 or self.slot[r] != self.slot[r - 1]:
                 first = per_row * r  # the sequence's draws lie together from here, whichever of its rows uses them
             self.params[r], self.chain[r] = row.params, row.chain
-            n_draws = len(row.draws) // 4
-            self.draws[first : first + n_draws] = np.reshape(row.draws, (n_draws, 4))
-            first += n_draws
+            for i in range(0, len(row.draws), 4):
+                self.draws[first] = row.draws[i : i + 4]
+                first += 1
             if row.ids:
                 end = at + len(row.ids)
                 self.kinds[at:end], self.ids[at:end], self.values[at:end] = row.kinds, row.ids, row.values

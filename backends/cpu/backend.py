@@ -17,6 +17,7 @@ import backends.cpu.lower_select
 import backends.cpu.lower_train
 import backends.cpu.lower_window  # noqa: F401  (they register their rules)
 from backends.cpu import weights
+from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.packing import packed
@@ -71,7 +72,7 @@ class CPUBackend:
         return rule(t) if rule else t
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        return fuse_rounding(fetches, mine)
+        return fuse(fuse_rounding(fetches, mine), mine)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         return Memory(aligned(nbytes))

@@ -7,6 +7,8 @@ of lower_gemm.py. Weights that read the same x share its packed form.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,
@@ -45,6 +47,18 @@ def _(t: Tensor) -> Tensor:
     return linear_f32(packed_act(x, pack_act), w, name=t.name)
 
 
+@rewrite("linear_parts")
+def _(t: Tensor) -> Tensor:
+    x, *ws = t.src
+    if x.dtype != "f32" or not all(map(packed, ws)):
+        return t
+    groups = {DTYPES[w.dtype].block for w in ws if DTYPES[w.dtype].quantised}
+    if len(groups) > 1 or (groups and not all(DTYPES[w.dtype].quantised for w in ws)):
+        return t
+    act = packed_act(x, quantize_act, group=groups.pop()) if groups else packed_act(x, pack_act)
+    return replace(t, src=(act, *ws))
+
+
 @lower("quantize_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
@@ -75,6 +89,20 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
 
 
+@lower("linear_parts")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    x, *ws = t.src
+    if x.dtype == "f32":
+        return None
+    found: list[Instruction] = []
+    y, m = at(t), x.shape[0]
+    for w in ws:
+        n, k = w.shape
+        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, beside=bool(found))
+        y += 4 * m * n
+    return found
+
+
 @lower("linear_f32")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, w = t.src
@@ -86,7 +114,9 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction(f"linear_rows:{rows}", args, -(-n // LANES), 1, scratch=LANES * 4 * (k + rows))]
 
 
-def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], k: int) -> list[Instruction]:
+def matmul(
+    dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], k: int, *, beside: bool = False
+) -> list[Instruction]:
     """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy."""
     m, n = shape
     layout = LAYOUTS[dtype]
@@ -106,7 +136,7 @@ def matmul(dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], 
     args = (*addresses, m, n, count, stretch, group, panel_rows, n_panels)
     scratch = (rows + mt) * nt * LANES * 4 + expanded * nt * stretch * expanded_nbytes(layout)
     streams = (addresses[0], nt * group) if n_panels == 1 else (0, 0)
-    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch, streams)]
+    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch, streams, beside)]
 
 
 @lower("linear_glu_act")

@@ -35,6 +35,7 @@ class Instruction:
     grain: int = 1
     scratch: int = 0  # bytes each thread needs
     streams: tuple[int, int] = (0, 0)  # of constants that units read one after the other: address, bytes of a unit
+    beside: bool = False  # does not need to wait for the one before it: neither touches what the other writes
 
 
 def bits(value: float) -> int:
@@ -43,7 +44,7 @@ def bits(value: float) -> int:
 
 
 class Table:
-    """Instructions in the form that the step reads: keep it alive while it may run."""
+    """Instructions in the form that the step reads (kernels/step.py): keep it alive while it may run."""
 
     def __init__(self, instructions: list[Instruction]) -> None:
         instructions = [i for i in instructions if i.n_units > 0]
@@ -52,17 +53,33 @@ class Table:
         self.blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
         self.n = len(instructions)
         self.scratch = max((i.scratch for i in instructions), default=0)
-        words: list[tuple[int, ...]] = [(0,) * 8] * max(1, self.n)
-        first, end = self.blocks.ctypes.data, 0
-        for i in reversed(range(self.n)):
-            ins = instructions[i]
+        words: list[tuple[int, ...]] = []
+        stages: list[tuple[int, int, int]] = []  # first instruction, how many, chunks
+        block = self.blocks.ctypes.data
+        for i, ins in enumerate(instructions):
             grain = max(1, ins.grain, ins.n_units >> 22)  # a count of chunks has 24 bits
             n_chunks = -(-ins.n_units // grain)
-            end = 0 if n_chunks != 1 else end or i + 1
             start, nbytes = ins.streams
-            block = first + 8 * starts[i]
-            words[i] = jit.address(ins.kernel), block, ins.n_units, grain, n_chunks, end, start, nbytes * grain
-        self.words = np.array(words, np.int64)
+            at = block + 8 * starts[i]
+            words.append((jit.address(ins.kernel), at, ins.n_units, grain, n_chunks, start, nbytes * grain, 0))
+            following = i + 1 < self.n and instructions[i + 1].beside
+            if ins.beside and stages:
+                first, count, chunks = stages[-1]
+                stages[-1] = first, count + 1, chunks + n_chunks
+            elif n_chunks > 1 or following:
+                stages.append((i, 1, n_chunks))
+            elif stages and stages[-1][2] == 0:
+                stages[-1] = stages[-1][0], stages[-1][1] + 1, 0
+            else:
+                stages.append((i, 1, 0))
+        self.n_stages = len(stages)
+        self.words = np.zeros((self.n_stages + self.n, 8), np.int64)
+        if self.n:
+            self.words[self.n_stages :] = words
+            self.words[: self.n_stages, :3] = stages
+            self.words[: self.n_stages, 0] *= 64
+            self.words[: self.n_stages, 0] += self.words.ctypes.data + 64 * self.n_stages
+        self.address = self.words.ctypes.data
 
 
 class Pool:
@@ -78,11 +95,14 @@ class Pool:
         self._ctl = _aligned_words(64 + 8 * MAX_THREADS)
         self._counters = _aligned_words(8)
         self._scratch = _aligned_words(8)
-        self._out = np.zeros(8, np.int64)
         self._pipes = [os.pipe() for _ in range(n_threads - 1)]
         self._recent: list[Table | None] = [None]
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
-        self._ctl[40], self._ctl[24] = self._counters.ctypes.data, self._scratch.ctypes.data
+        self._most_stages = self._most_scratch = 0
+        self._ctl[41] = n_threads
+        self._out = np.zeros(8, np.int64)
+        out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
+        self._arguments = out, out, ctl, n_threads, ends, 0
         self._threads = [
             threading.Thread(target=self._serve, args=(t + 1, r), name=f"cpu-{t + 1}", daemon=True)
             for t, (r, _) in enumerate(self._pipes)
@@ -99,20 +119,21 @@ class Pool:
         """Run every instruction; the GIL is released until all are done."""
         if table.n == 0:
             return
-        if table.n * 8 > len(self._counters) or table.scratch > self._ctl[32]:
+        if table.n_stages > self._most_stages or table.scratch > self._most_scratch:
             self._grow(table)
         if table is not self._recent[-1]:
             self._remember(table)
-        self._ctl[9], self._ctl[17] = table.words.ctypes.data, table.n
-        at = self._out.ctypes.data
-        self._step(at, at, self._ctl.ctypes.data, self.n_threads, self._write_ends.ctypes.data, 0)
+        self._ctl[9], self._ctl[17] = table.address, table.n_stages
+        self._step(*self._arguments)
 
     def _grow(self, table: Table) -> None:
         self.quiesce()
-        self._counters = _aligned_words(max(table.n * 8, len(self._counters)))
-        per_thread = -(-max(table.scratch, int(self._ctl[32])) // 64) * 64
-        self._scratch = _aligned_words(per_thread // 8 * self.n_threads + 8)
-        self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data, per_thread
+        self._most_stages = max(table.n_stages, self._most_stages)
+        self._most_scratch = -(-max(table.scratch, self._most_scratch) // 64) * 64
+        self._counters = _aligned_words(8 * (self.n_threads + 1) * self._most_stages)
+        self._scratch = _aligned_words(self._most_scratch // 8 * self.n_threads + 8)
+        self._ctl[40], self._ctl[24] = self._counters.ctypes.data, self._scratch.ctypes.data
+        self._ctl[32] = self._most_scratch
 
     def _remember(self, table: Table) -> None:
         """Keep a table for a while: a worker that lost its core in the middle of a step may look at it again."""

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from backends.kernels import layout, product
 from backends.kernels.lowering import is_packed
-from graph.ops.fused import attention_rope, linear_add, linear_glu, linear_parts, store_k_rope
-from graph.ops.shape import reshape, slice_rows
+from graph.ops.fused import attention_rope, linear_add, linear_glu, linear_parts, part_of, store_k_rope
 from graph.tensor import Tensor, toposort
 
 Mine = Callable[[Tensor], bool]
@@ -104,5 +103,4 @@ def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made:
         whole = linear_parts(now(t.src[0]), *(s.src[1] for s in group))
     else:
         whole = made[id(first)].src[0].src[0]
-    start = sum(s.shape[0] * s.shape[1] for s in group[: group.index(t)])
-    return reshape(slice_rows(whole, start=start, stop=start + t.shape[0] * t.shape[1]), shape=t.shape, name=t.name)
+    return part_of(whole, group, t)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from graph.ops.elementwise import glu
 from graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
 from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
+from graph.ops.shape import reshape, slice_rows
 from graph.tensor import Shape, Tensor
 
 
@@ -27,6 +28,13 @@ def linear_parts(x: Array, *weights: Array) -> Array:
 def _(x: Tensor, *weights: Tensor) -> tuple[Shape, str]:
     require(len(weights) > 0, "linear_parts", "wants at least one weight", x)
     return (sum(x.shape[0] * linear.shape_rule(x, w)[0][1] for w in weights),), x.dtype
+
+
+def part_of(whole: Tensor, products: Sequence[Tensor], product: Tensor) -> Tensor:
+    """One of the products as its part of `linear_parts` of all of them."""
+    start = sum(s.shape[0] * s.shape[1] for s in products[: products.index(product)])
+    part = slice_rows(whole, start=start, stop=start + product.shape[0] * product.shape[1])
+    return reshape(part, shape=product.shape, name=product.name)
 
 
 @op

@@ -97,3 +97,25 @@ def test_what_is_streamed_may_lie_anywhere(pool: Pool) -> None:
     for i in range(20):
         pool.run(table)
         assert (x == 2.0 ** (i + 1)).all()
+
+
+@pytest.mark.parametrize("grains", [(1, 1, 1), (64, 64, 64), (64, 5, 64), (7, 64, 1)], ids=str)
+def test_instructions_beside_each_other(pool: Pool, grains: tuple[int, ...]) -> None:
+    """They share a stage, whatever their chunks: it begins when what comes before is done, and ends before the next."""
+    x, parts = np.zeros((64, 1), np.float32), np.zeros((3, 64, 1), np.float32)
+    one = np.ones(1, np.float32)
+    add = Instruction("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 1, 0), 64, 64)
+    factors = [int(np.float32(f).view(np.int32)) for f in (1, 2, 3)]
+    scales = [
+        Instruction("scale", (x.ctypes.data, part.ctypes.data, 1, f), 64, grain, beside=i > 0)
+        for i, (part, f, grain) in enumerate(zip(parts, factors, grains, strict=True))
+    ]
+    total = Instruction("binary:add", (parts[1].ctypes.data, parts[2].ctypes.data, x.ctypes.data, 1, 4), 64, 3)
+    table = Table([add, *scales, total])
+    assert table.n_stages == 3
+    want = np.float32(0)
+    for _ in range(9):
+        pool.run(table)
+        assert (parts[:, :, 0] == (want + 1) * np.array([[1], [2], [3]])).all()
+        want = (want + 1) * 5
+        assert (x == want).all()

@@ -1,24 +1,29 @@
-"""The step: walk an instruction table on several threads, without Python and without locks.
+"""The step: walk a table of stages on several threads, without Python and without locks.
 
-Instruction i is 8 words: function, argument block, n_units, grain, n_chunks, end of its run, address and bytes of what
-its first chunk streams from memory (the next chunk's follows; 0: nothing to speak of). Its units are
-handed out in chunks of `grain` from an atomic counter, so a core that is taken away delays no more than the chunk that
-it holds, and the next instruction starts when the count of finished chunks is complete: the barrier is that count.
-Every counter carries the step's generation in its upper bits: an older one counts as zero, and a thread that slept
-through a step sees a newer one and leaves.
+A stage is work that needs what the stages before it made, and nothing of its own. It is 8 words: address of its first
+instruction, their number, chunks of them all (0: a serial stage). An instruction is 8 words: function, argument block,
+n_units, grain, n_chunks, address and bytes of what its first chunk streams from memory (the next chunk's follows; 0:
+nothing to speak of). Its units are handed out in chunks of `grain`.
 
-Instructions of a single chunk follow each other in runs (`end`: the first after the run). Thread 0 does these, so that
-what one writes is in the cache of the core that reads it; the others look only at the last one's count, and help
-after a while in case thread 0 has lost its core.
+A thread has a stretch of a stage's chunks of its own, so that it reads weights one after the other, and counts what it
+has taken of it in a line of its own, so that taking costs nothing. When it is through it takes from the other threads'
+stretches: a core that is taken away delays no more than the chunk that it holds. The next stage starts when the count
+of finished chunks is complete, to which each thread adds once: the barrier is that count. Every counter carries the
+step's generation in its upper bits: an older one counts as zero, and a thread that slept through a step sees a newer
+one and leaves.
 
-A thread that waits has its core fetch what it will probably stream next, for a step with few rows is bound by memory.
+A serial stage is instructions of one chunk each, one after the other: a single chunk of thread 0's stretch. Thread 0
+does it, so that what one instruction writes is in the cache of the core that reads it; the others take it after a while
+in case thread 0 has lost its core.
 
-A thread reads the generation, then the table, then the number of instructions, which carries the generation too and is
+A thread that waits has its core fetch what it will stream next, for a step with few rows is bound by memory.
+
+A thread reads the generation, then the table, then the number of stages, which carries the generation too and is
 0 between steps: so it never takes the next step's table for the one that it woke up for.
 
-Control block, one 64-byte line each (word index): 0 generation · 8 table, 9 the next one · 16 n_instructions, stamped,
-17 the next number · 24 scratch address ·
-32 scratch bytes per thread · 40 counters' address (two words, next and done, per instruction in a line of their own) ·
+Control block, one 64-byte line each (word index): 0 generation · 8 table, 9 the next one · 16 n_stages, stamped,
+17 the next number · 24 scratch address · 32 scratch bytes per thread · 40 counters' address (a line for each stage's
+finished chunks, and one for each thread's stretch), 41 n_threads ·
 48 stop · 56 threads inside a step · 64+8w: worker w is parked.
 """
 
@@ -32,13 +37,14 @@ from numba.extending import intrinsic
 from backends.cpu.kernels.registry import i64p, kernel
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
-TABLE, N_INSTRUCTIONS, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
+TABLE, N_STAGES, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
 SHIFT = 24  # bits of a count; the generation above it lasts for years
 LOW = (1 << SHIFT) - 1
 PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets others have its core
-NEAR = 16  # instructions: what streams later is not next, and tables of training have none among thousands
+NEAR = 6  # stages: what streams later is not next, and tables of training have none among thousands
+REACH = 1 << 16  # bytes that a thread asks for at most before they are due
 FETCHES = 4  # cache lines asked for between two looks at a counter
-HELP = 100  # looks before the other threads help thread 0 with instructions of a single chunk
+HELP = 100  # looks before the other threads take a serial stage from thread 0
 
 
 @intrinsic
@@ -129,14 +135,18 @@ def _walk():
     from numba import njit
 
     @njit(forceinline=True)
-    def streamed_next(table, i, n, thread):
-        """Begin and end of what this thread would stream in the next instruction from i on that streams anything."""
+    def streamed_next(stages, i, n, thread, n_threads):
+        """Begin and end of what this thread will stream in the next stage from i on that streams anything."""
         n = min(n, i + NEAR)
         while i < n:
-            ins = i64p(table + i * 64)
-            if ins[7] > 0:
-                first = ins[6] + thread * ins[7]
-                return first, first + ins[7] if thread < ins[4] else first
+            stage = i64p(stages + i * 64)
+            chunk, stop = stage[2] * thread // n_threads, stage[2] * (thread + 1) // n_threads
+            ins = stage[0]
+            while chunk < stop and chunk >= i64p(ins)[4]:
+                chunk, stop, ins = chunk - i64p(ins)[4], stop - i64p(ins)[4], ins + 64
+            if i64p(ins)[6] > 0:
+                first = i64p(ins)[5] + chunk * i64p(ins)[6]
+                return first, min(first + REACH, i64p(ins)[5] + min(stop, i64p(ins)[4]) * i64p(ins)[6])
             i += 1
         return 0, 0
 
@@ -165,74 +175,102 @@ def _walk():
                 yield_cpu()
 
     @njit(forceinline=True)
+    def take(counter, generation, most):
+        """The next chunk of a stretch of `most`, and takes it; −1 when there is none left, −2 when the step is over."""
+        while True:
+            word = atomic_load(counter)
+            if (word >> SHIFT) > generation:
+                return -2
+            chunk = word & LOW if (word >> SHIFT) == generation else 0
+            if chunk >= most:
+                return -1
+            if compare_and_swap(counter, word, (generation << SHIFT) + chunk + 1):
+                return chunk
+
+    @njit(forceinline=True)
+    def do_serial(stage, scratch):
+        first, n = i64p(stage)[0], i64p(stage)[1]
+        for ins in range(first, first + n * 64, 64):
+            call(i64p(ins)[0], i64p(ins)[1], 0, i64p(ins)[2], scratch)
+
+    @njit(forceinline=True)
+    def do_chunk(stage, chunk, scratch):
+        at = i64p(stage)[0]
+        while chunk >= i64p(at)[4]:
+            chunk, at = chunk - i64p(at)[4], at + 64
+        ins = i64p(at)
+        call(ins[0], ins[1], chunk * ins[3], min(ins[2], (chunk + 1) * ins[3]), scratch)
+
+    @njit(forceinline=True)
     def walk(ctl, generation, thread):
         """This thread's part of one step; leaves at once when the step is over or was another one."""
         c = i64p(ctl)
-        table = atomic_load(ctl + TABLE * 8)
-        stamped = atomic_load(ctl + N_INSTRUCTIONS * 8)
+        stages = atomic_load(ctl + TABLE * 8)
+        stamped = atomic_load(ctl + N_STAGES * 8)
         if (stamped >> SHIFT) != generation:
             return
-        n = stamped & LOW
-        counters = c[COUNTERS]
+        n, n_threads = stamped & LOW, c[COUNTERS + 1]
         scratch = c[SCRATCH] + thread * c[SCRATCH_BYTES]
         stamp = generation << SHIFT
-        i = 0
-        while i < n:
-            ins = i64p(table + i * 64)
-            function, block, units, grain, chunks, end = ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]
-            if thread != 0 and end > i:
-                ahead = streamed_next(table, end, n, thread)
-                over = wait(counters + (end - 1) * 64 + 8, stamp + 1, generation, HELP, ahead)
-                if over < 0:
-                    return
-                if over > 0:
-                    i = end
-                    continue
-            following = counters + i * 64
-            done = following + 8
-            while True:
-                word = atomic_load(following)
-                if (word >> SHIFT) > generation:
-                    return
-                chunk = word & LOW if (word >> SHIFT) == generation else 0
-                if chunk >= chunks:
-                    break
-                if compare_and_swap(following, word, stamp + chunk + 1):
-                    call(function, block, chunk * grain, min(units, (chunk + 1) * grain), scratch)
-                    finished = 0
-                    while finished == 0:
-                        word = atomic_load(done)
-                        count = word & LOW if (word >> SHIFT) == generation else 0
-                        finished = compare_and_swap(done, word, stamp + count + 1)
-            if wait(done, stamp + chunks, generation, -1, streamed_next(table, i + 1, n, thread)) < 0:
+        for i in range(n):
+            stage = stages + i * 64
+            done = c[COUNTERS] + i * (n_threads + 1) * 64
+            chunks = i64p(stage)[2]
+            finished = 0
+            if chunks == 0:
+                if thread != 0:
+                    over = wait(done, stamp + 1, generation, HELP, streamed_next(stages, i + 1, n, thread, n_threads))
+                    if over < 0:
+                        return
+                    if over > 0:
+                        continue
+                if take(done + 64, generation, 1) == 0:
+                    do_serial(stage, scratch)
+                    finished = 1
+            else:
+                for turn in range(n_threads):
+                    owner = (thread + turn) % n_threads
+                    first = chunks * owner // n_threads
+                    most = chunks * (owner + 1) // n_threads - first
+                    while most > 0:
+                        chunk = take(done + 64 + owner * 64, generation, most)
+                        if chunk < 0:
+                            break
+                        do_chunk(stage, first + chunk, scratch)
+                        finished += 1
+            added = finished == 0
+            while not added:
+                word = atomic_load(done)
+                count = word & LOW if (word >> SHIFT) == generation else 0
+                added = compare_and_swap(done, word, stamp + count + finished) != 0
+            complete = stamp + max(chunks, 1)
+            if wait(done, complete, generation, -1, streamed_next(stages, i + 1, n, thread, n_threads)) < 0:
                 return
-            i += 1
 
-    return walk
+    return walk, do_serial
 
 
 @kernel("step")
 def step():
     """f(ctl, n_threads, pipes): run the published table as thread 0; `pipes` holds each worker's write end."""
-    walk = _walk()
+    walk, do_serial = _walk()
 
     def run(ctl, n_threads, pipes, _unused):
         c = i64p(ctl)
-        table, n = c[TABLE + 1], c[N_INSTRUCTIONS + 1]
+        table, n = c[TABLE + 1], c[N_STAGES + 1]
         if n_threads == 1:
             for i in range(n):
-                ins = i64p(table + i * 64)
-                call(ins[0], ins[1], 0, ins[2], c[SCRATCH])
+                do_serial(table + i * 64, c[SCRATCH])
             return
         generation = atomic_load(ctl) + 1
         atomic_store(ctl + TABLE * 8, table)
-        atomic_store(ctl + N_INSTRUCTIONS * 8, (generation << SHIFT) + n)
+        atomic_store(ctl + N_STAGES * 8, (generation << SHIFT) + n)
         atomic_store(ctl, generation)
         for w in range(1, n_threads):
             if atomic_exchange(ctl + (PARKED + 8 * w) * 8, 0) == 1:
                 write_fd(i64p(pipes)[w], ctl, 1)
         walk(ctl, generation, 0)
-        atomic_store(ctl + N_INSTRUCTIONS * 8, generation << SHIFT)  # who wakes late finds nothing to look at
+        atomic_store(ctl + N_STAGES * 8, generation << SHIFT)  # who wakes late finds nothing to look at
 
     run.signature = types.void(*[types.int64] * 4)
     return run
@@ -241,7 +279,7 @@ def step():
 @kernel("worker")
 def worker():
     """f(ctl, thread, pipe, spins): serve steps until told to stop; after `spins` empty looks, sleep on the pipe."""
-    walk = _walk()
+    walk, _ = _walk()
 
     def run(ctl, thread, pipe, spins):
         last = atomic_load(ctl)

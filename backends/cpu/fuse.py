@@ -1,0 +1,35 @@
+"""Products of the same activations as one node (`linear_parts`): their instructions need not wait for each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from backends.cpu.packing import packed
+from graph.ops.fused import part_of
+from graph.tensor import Tensor, toposort
+
+
+def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Tensor, ...]:
+    """The same values, bit by bit. `mine`: whether a node runs on this backend."""
+    order = toposort(fetches)
+    families: dict[int, list[Tensor]] = defaultdict(list)  # by their activations
+    for t in order:
+        if t.op in ("linear_q8", "linear_f32") and packed(t.src[1]) and mine(t):
+            families[id(t.src[0])].append(t)
+    family_of = {id(t): family for family in families.values() if len(family) > 1 for t in family}
+    if not family_of:
+        return tuple(fetches)
+    made: dict[int, Tensor] = {}  # by the old node
+    wholes: dict[int, Tensor] = {}  # by the old first of a family
+    for t in order:
+        src = tuple([made[id(s)] for s in t.src])
+        node = t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+        if (family := family_of.get(id(t))) is not None:
+            if t is family[0]:
+                size = sum(s.shape[0] * s.shape[1] for s in family)
+                wholes[id(t)] = Tensor("linear_parts", (src[0], *(s.src[1] for s in family)), (size,), t.dtype)
+            node = part_of(wholes[id(family[0])], family, t)
+        made[id(t)] = node
+    return tuple(made[id(f)] for f in fetches)
