@@ -213,7 +213,8 @@ async def test_the_page_tells_how_models_are_and_loads_them(
     here, other = ("a", "b") if status(client, "a")["value"] == "loaded" else ("b", "a")
     async with tab(program, tmp_path) as page:
         await page.open(router.url + "/")
-        await page.run(f"sessionStorage.setItem('logitless-key', '{KEY}'); location.reload()")
+        await page.run(f"sessionStorage.setItem('logitless-key', '{KEY}'); true")
+        await page.open(router.url + "/")
         await page.until("document.querySelector('#slots tbody')?.rows.length > 0")
         await page.run("globalThis.$ = id => document.getElementById(id); 0")
         assert await page.run("$('model').selectedOptions[0].text") == f"{here} (loaded)"

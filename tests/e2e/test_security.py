@@ -166,8 +166,9 @@ def test_the_log_has_one_line_an_event(guarded: Guarded) -> None:
     guarded.ask("POST", "/completion", {"prompt": "a", "grammar": "FORGED\nFORGED line\n"})
     guarded.server.process.terminate()
     _, err = guarded.server.process.communicate(timeout=20)
-    assert SECRET not in err + "".join(guarded.server.log)
+    told = "".join(guarded.server.log) + err
+    assert SECRET not in told
     assert "listening on" in (kept := guarded.log.read_text())
-    assert {line for line in kept.splitlines() if "listening" not in line} <= set(err.splitlines())
+    assert {line for line in kept.splitlines() if "listening" not in line} <= set(told.splitlines())
     assert "\x1b" not in err
     assert not any(line.startswith("FORGED") for line in err.splitlines())
