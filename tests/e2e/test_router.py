@@ -210,7 +210,8 @@ async def test_the_page_tells_how_models_are_and_loads_them(
     if program is None:
         told = "no Chromium is installed (scripts/install --browser)"
         pytest.fail(told) if request.config.getoption("--require-browser") else pytest.skip(told)
-    here, other = ("a", "b") if status(client, "a")["value"] == "loaded" else ("b", "a")
+    here, other = ("b", "a") if status(client, "b")["value"] == "loaded" else ("a", "b")
+    say(client, here)
     async with tab(program, tmp_path) as page:
         await page.open(router.url + "/")
         await page.run(f"sessionStorage.setItem('logitless-key', '{KEY}'); true")
