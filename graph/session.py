@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -259,11 +259,6 @@ class Session:
             plan = self.plan(build)
         self._plans[key] = plan
         return plan
-
-    @property
-    def kept(self) -> Collection[Hashable]:
-        """The keys of the plans that there are."""
-        return self._plans.keys()
 
     def run(
         self,

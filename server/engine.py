@@ -38,7 +38,6 @@ from models.weight_sets import WeightSets
 from models.weights import check_weights
 from server.embedder import Embedder
 from server.pages import pool_size
-from server.plans import Plans, Shape
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch, bucket
@@ -99,6 +98,21 @@ def _open_backend(name: str, threads: int) -> Backend:
     raise DeviceError(f"device {name!r} is not available: see `logitless devices`")
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a plan depends on: everything that is structure and not a value."""
+
+    n_tokens: int
+    n_out: int
+    n_copies: int = 0
+    n_list: int = 16  # entries of the sparse lists (biases, penalties)
+    n_top: int = 0
+    n_probs: int = 0
+    lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
+    n_masks: int = 0  # rows of the grammars' masks
+    weights: int = 0  # whose: see models.weight_sets
+
+
 class Engine:
     """A loaded model. ModelFileError, DeviceError and ValueError say in one line why it cannot be loaded."""
 
@@ -123,7 +137,7 @@ class Engine:
         self.table_pages = -(-self.n_ctx_slot // PAGE)
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self.moves_cells = False  # known once it is loaded
-        self._plans = Plans()
+        self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
         self._beside = beside
         self._open(options.devices)
         self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
@@ -166,20 +180,22 @@ class Engine:
         self._run(Shape(1, 1), UBatch())
         self._prepare_moves()
         self.gguf.release()
-        self._plans.usual(self.options.n_ubatch, self.options.n_slots)
+        sizes = {bucket(n) for n in range(2, self.options.n_ubatch + 1)}
+        several = range(2, min(self.options.n_slots, 8) + 1)
+        self._ahead = [Shape(n, 1) for n in sorted(sizes, reverse=True)] + [Shape(n, n) for n in reversed(several)]
 
     def prepare_ahead(self) -> bool:
         """Make the plan of one more usual size (a few streams, a prompt), so that no request waits for it.
 
         False when there is none to make. What goes wrong here will go wrong again, and be told, in a step.
         """
-        shape = self._plans.next()
-        if shape is None:
+        if not self._ahead:
             return False
+        shape = self._ahead.pop()
         try:
             self.session.prepare(shape, lambda: self._build(shape))
         except (MemoryError, OSError, DeviceLost):
-            self._plans.clear()
+            self._ahead.clear()
         return True
 
     def prepare_training(self) -> None:
@@ -205,7 +221,7 @@ class Engine:
 
     def sleep(self) -> None:
         """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
-        self._plans.clear()
+        self._ahead.clear()
         if self._beside is None:
             self.session.close()
         else:
@@ -273,7 +289,7 @@ class Engine:
         try:
             for slot, table in batch.tables.items():
                 self._write_table(slot, np.asarray(table, np.int32))
-            return self._run(self._plans.choose(shape, self.session.kept), batch)
+            return self._run(shape, batch)
         except DeviceLost as error:
             if self._beside is not None:  # the devices are the other's to replace, when it needs them
                 raise StepFailed(str(error)) from error

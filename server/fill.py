@@ -8,6 +8,14 @@ from server.ubatch import PAGE, UBatch
 Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
 
 
+def bucket_floor(n: int) -> int:
+    """The largest batch size with a plan of its own (see server.ubatch.bucket) that n tokens fill without padding."""
+    if n <= 8:
+        return max(1, n)
+    unit = 1 << (n.bit_length() - 3)
+    return n // unit * unit
+
+
 def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
     """What one device run takes of a plan, and the rest: at most so many tokens, and all by the same weights."""
     weights = plan[0][0].choice.weights

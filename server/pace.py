@@ -5,10 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from server.ubatch import bucket_floor
-
-STRETCH = 2.5  # a step with prompts may take so many times as long as one without; clients see a little more
-LEAST = 3  # tokens of prompts: they go on, however slow they are beside the streams; with one stream a batch of 4
+STRETCH = 2.75  # a step with prompts may take so many times as long as one without; clients see a little more
+LEAST = 7  # tokens of prompts: they go on, however slow they are beside the streams; with one stream a batch of 8
 REMEMBERED = 7  # steps: their median forgets an outlier, such as the first step of a new size
 
 
@@ -33,11 +31,11 @@ class Pace:
     def tokens(self, n_streams: int) -> int:
         """The tokens that the next step may have, `n_streams` of them for streams.
 
-        A size that has a plan of its own where it can be (server.plans). At most twice as many as last time, because
-        what a token costs depends on how many there are.
+        A power of two where it can be, for every size needs a plan of its own when it comes first. At most twice as
+        many as last time, because what a token costs depends on how many there are.
         """
         most = n_streams + self.most
         if self._plain and self._token:
             spare = (STRETCH - 1) * statistics.median(self._plain)
             most = min(most, n_streams + int(spare / self._token), 2 * self._tried or most)
-        return max(bucket_floor(most), n_streams + min(LEAST, self.most))
+        return max(1 << most.bit_length() - 1, n_streams + min(LEAST, self.most))

@@ -13,7 +13,7 @@ from server.claims import Claims
 from server.commit import Committer, Stop, failure, finished
 from server.decoder import Decoder
 from server.errors import ExceedsContext, InvalidRequest, NotSupported
-from server.fill import Plan, fill, split
+from server.fill import Plan, bucket_floor, fill, split
 from server.host_cache import HostCache, PageStore
 from server.kv_cache import KvCache
 from server.pace import Pace
@@ -27,7 +27,7 @@ from server.slot_files import CacheKind
 from server.speculation.speculator import Speculator
 from server.stats import SchedulerStats
 from server.thoughts import Thoughts
-from server.ubatch import PAGE, DeviceFailed, StepResult, UBatch, bucket_floor
+from server.ubatch import PAGE, DeviceFailed, StepResult, UBatch
 from server.waiting import WaitingRoom
 
 Events = list[tuple[Sequence, Event]]

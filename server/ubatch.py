@@ -70,11 +70,3 @@ def bucket(n: int) -> int:
         return n
     step = 1 << ((n - 1).bit_length() - 3)
     return -(-n // step) * step
-
-
-def bucket_floor(n: int) -> int:
-    """The largest batch size with a plan of its own that n tokens fill without padding."""
-    if n <= 8:
-        return max(1, n)
-    unit = 1 << (n.bit_length() - 3)
-    return n // unit * unit

@@ -14,7 +14,6 @@ from models.synth import synthesize
 from server import service as service_module
 from server.cli.bench import greedy
 from server.engine import Engine, EngineOptions
-from server.plans import PATIENCE, Plans, Shape
 from server.requests import CompletionRequest, Finished
 from server.service import ModelInfo, Served, Service
 from server.ubatch import UBatch
@@ -46,35 +45,6 @@ def test_usual_steps_find_their_plan(engine: Engine) -> None:
         )
     assert engine.session.n_plans_built == built
     assert not engine.prepare_ahead()
-
-
-def test_a_larger_plan_stands_in_until_the_right_one_is_made(engine: Engine) -> None:
-    """With the same words, and only for so long: a size that keeps coming gets its plan, idle or not."""
-
-    def run() -> list[int]:
-        batch = UBatch([7, 5, 9], [0, 0, 1], [1, 0, 0], [16, 0, 1], [0, 2], [greedy()] * 2, [-1] * 2)
-        batch.tables = {0: [0], 1: [1]}
-        return [int(word) for word in engine.step(batch).ids]
-
-    for _ in range(2):  # the plan of three streams
-        engine.prepare_ahead()
-    built = engine.session.n_plans_built
-    words = [run() for _ in range(PATIENCE)]
-    assert engine.session.n_plans_built == built
-    words.append(run())
-    assert engine.session.n_plans_built == built + 1
-    assert words == words[:1] * (PATIENCE + 1)
-
-
-def test_what_stands_in_differs_in_nothing_but_size() -> None:
-    plans, wanted = Plans(), Shape(20, 2, n_list=32)
-    others = [Shape(16, 2, n_list=32), Shape(40, 2, n_list=32), Shape(24, 1, n_list=32), Shape(24, 2), "moves"]
-    assert plans.choose(wanted, others) == wanted
-    assert plans.next() is None
-    fits = [Shape(28, 2, n_list=32), Shape(24, 4, n_list=32), Shape(24, 8, n_list=32)]
-    assert plans.choose(wanted, [*others, *fits]) == fits[1]
-    assert plans.next() == wanted  # made when there is time
-    assert plans.choose(wanted, [*others, *fits, wanted]) == wanted
 
 
 def test_after_sleep_they_are_made_again(engine: Engine) -> None:

@@ -8,12 +8,13 @@ import pytest
 from scheduler_fakes import EOG, PIECES, POISON, Bench, oracle, prompt
 
 from server.errors import ExceedsContext, InvalidRequest, Unavailable
+from server.fill import bucket_floor
 from server.pages import pool_size
 from server.requests import CompletionRequest, Failed, Progress, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
 from server.slot_actions import erase
-from server.ubatch import PAGE, bucket, bucket_floor
+from server.ubatch import PAGE, bucket
 
 
 def test_a_request_alone() -> None:
