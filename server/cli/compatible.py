@@ -20,7 +20,6 @@ def _later(
 
 _TEXT = "models here read text only"
 _PLACES = "each op runs on the first device of --device that has it"
-_EXPERTS = "no architecture here has experts"
 
 
 COMPATIBLE = Group(
@@ -41,6 +40,9 @@ COMPATIBLE = Group(
         _ignored("--escape -e", off="--no-escape"),
         _ignored("--threads-http", "LLAMA_ARG_THREADS_HTTP", value="N"),
         _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="N"),
+        # No model here has experts to place.
+        _ignored("-cmoe --cpu-moe", "LLAMA_ARG_CPU_MOE"),
+        _ignored("-ncmoe --n-cpu-moe", "LLAMA_ARG_N_CPU_MOE", value="N"),
         # The cache keeps every position of sliding-window layers, so any prefix can be resumed without checkpoints.
         _ignored("--ctx-checkpoints --swa-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS", value="N"),
         _ignored("--checkpoint-min-step", value="N"),
@@ -80,8 +82,6 @@ COMPATIBLE = Group(
         _later("-ts --tensor-split", "LLAMA_ARG_TENSOR_SPLIT", value="LIST", why=_PLACES),
         _later("-mg --main-gpu", "LLAMA_ARG_MAIN_GPU", value="N", off_values=("0",), why=_PLACES),
         _later("-ot --override-tensor", value="RULES", why=_PLACES),
-        _later("-cmoe --cpu-moe", "LLAMA_ARG_CPU_MOE", why=_EXPERTS),
-        _later("-ncmoe --n-cpu-moe", "LLAMA_ARG_N_CPU_MOE", value="N", off_values=("0",), why=_EXPERTS),
         _later("--override-kv", value="RULES"),
         _later("--rope-scaling", "LLAMA_ARG_ROPE_SCALING_TYPE", value="TYPE"),
         _later("--rope-scale", "LLAMA_ARG_ROPE_SCALE", value="X"),
