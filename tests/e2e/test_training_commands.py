@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from graph.backend import Backend
 from graph.tensor import Tensor
 from models.gguf_file import GGUFFile
 from models.synth import Shape
+from server.cli import training_run
 from server.cli.main import main
 from training.scratch import new_model
 
@@ -43,18 +46,25 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
-def test_from_scratch_then_an_adapter_then_merged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_scratch_then_an_adapter_then_merged(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "a.txt").write_text(TEXT)
     model, data = str(folder / "m.gguf"), str(folder / "a.txt")
     one = ("--file", data, "-c", "16", "-b", "4", "-t", "1", "--warmup", "0")
     sizes = ("--embd", "32", "--layer", "2", "--head", "4", "--ff", "48")
     plot = str(folder / "loss.svg")
-    code, told = run(capsys, "train", *sizes, *one, "-o", model, "--iterations", "4", "--plot", plot)
+    began = time.monotonic()
+    with monkeypatch.context() as fast:  # a minute a second
+        fast.setattr(training_run, "time", SimpleNamespace(monotonic=lambda: 60 * time.monotonic()))
+        code, told = run(capsys, "train", *sizes, *one, "-o", model, "--iterations", "4", "--plot", plot)
+    spent = time.monotonic() - began
     assert code == 0, told
     assert "4 steps on cpu\n" in told
     assert "train: iter=4/4 sample=16/" in told
     assert "val: |████████|" in told
-    assert "total training time 0:0" in told
+    minutes, seconds = map(int, re.findall(r"total training time (\d+):(\d\d)$", told, re.M)[0])
+    assert 3 * spent < 60 * minutes + seconds <= 60 * spent + 1  # CHECKLIST A6.18
     assert "<polyline" in (folder / "loss.svg").read_text()
     names = ("--lora-out", str(folder / "ad-ITERATION.gguf"), "--checkpoint-out", str(folder / "ck-ITERATION.gguf"))
     code, told = run(capsys, "finetune", "-m", model, *one, *names, "--iterations", "20", "--save-every", "10")

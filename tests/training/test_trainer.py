@@ -215,6 +215,16 @@ def test_accumulation_is_one_big_batch(start: Open) -> None:
     assert big.counters.epochs == 24 // len(big.order)
 
 
+def test_epochs_end_with_a_whole_iteration(start: Open) -> None:
+    """CHECKLIST A6.15; A6.16: in one go and event by event."""
+    whole, stepwise = (start(max_steps=0, n_epochs=2, n_batch=3, grad_acc=2) for _ in range(2))
+    found, n_windows = losses(whole), len(whole.order)
+    assert [event.loss for event in stepwise.work() if isinstance(event, Step)] == found
+    assert stepwise.counters == whole.counters
+    assert whole.counters.samples == 6 * len(found)
+    assert 6 * (len(found) - 1) < 2 * n_windows <= 6 * len(found)
+
+
 def test_sgd_has_no_state_and_follows_its_formula(start: Open) -> None:
     trainer = start("full", sgd=True, patterns=("blk.0.ffn_down.weight", "output_norm.weight"), max_steps=1)
     assert trainer.steps.optimizer_nbytes == 0
