@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graph.op import writes_of
-from graph.tensor import ALIASES, Tensor, toposort
+from graph.tensor import ALIASES, Tensor, toposort, with_sources
 
 SUFFIX = " (clone)"
 
@@ -87,8 +87,7 @@ def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Seq
         now[id(t)] = replace(t, src=tuple(now.get(id(s), s) for s in t.src), name=(t.name or t.op) + SUFFIX)
     for t in toposort(gradients.values()):
         if id(t) not in in_forward:
-            src = tuple(now.get(id(s), s) for s in t.src)
-            now[id(t)] = t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+            now[id(t)] = with_sources(t, tuple(now.get(id(s), s) for s in t.src))
     return {p: now.get(id(g), g) for p, g in gradients.items()}
 
 

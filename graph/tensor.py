@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +55,11 @@ def state(name: str, shape: Shape, dtype: str = "f32", *, constant: bool = False
 def const(value: float, dtype: str = "f32") -> Tensor:
     """A scalar that is part of the graph."""
     return Tensor("const", (), (), dtype, {"value": value})
+
+
+def with_sources(t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
+    """The same node of these sources: t itself, if it has them."""
+    return t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
 
 
 def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:

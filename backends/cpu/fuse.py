@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from backends.cpu.packing import packed
 from graph.ops.fused import part_of
-from graph.tensor import Tensor, toposort
+from graph.tensor import Tensor, toposort, with_sources
 
 
 def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Tensor, ...]:
@@ -24,12 +23,11 @@ def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Ten
     made: dict[int, Tensor] = {}  # by the old node
     wholes: dict[int, Tensor] = {}  # by the old first of a family
     for t in order:
-        src = tuple([made[id(s)] for s in t.src])
-        node = t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+        node = with_sources(t, tuple([made[id(s)] for s in t.src]))
         if (family := family_of.get(id(t))) is not None:
             if t is family[0]:
                 size = sum(s.shape[0] * s.shape[1] for s in family)
-                wholes[id(t)] = Tensor("linear_parts", (src[0], *(s.src[1] for s in family)), (size,), t.dtype)
+                wholes[id(t)] = Tensor("linear_parts", (node.src[0], *(s.src[1] for s in family)), (size,), t.dtype)
             node = part_of(wholes[id(family[0])], family, t)
         made[id(t)] = node
     return tuple(made[id(f)] for f in fetches)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import expanded_tile, tile_for
 from graph.backend import Rules
 from graph.ops.fused import linear_glu_act, rms_norm_act
-from graph.tensor import Tensor, toposort
+from graph.tensor import Tensor, toposort, with_sources
 
 Alone = Callable[[Tensor, str], bool]
 FUSIONS = Rules[Callable[[Tensor, Alone], Tensor | None]]()
@@ -60,8 +59,7 @@ def fuse_rounding(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> 
         return t.op == op and mine(before) and readers[id(before)] == 1
 
     for t in order:
-        src = tuple([made[id(s)] for s in t.src])
-        node = t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+        node = with_sources(t, tuple([made[id(s)] for s in t.src]))
         rule = FUSIONS.get(t.op) if mine(t) else None
         node = rule(node, alone) or node if rule else node
         made[id(t)], old[id(node)] = node, t

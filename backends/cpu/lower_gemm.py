@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from backends.cpu.isa import isa
-from backends.cpu.kernels.layout import LAYOUTS
+from backends.cpu.kernels.layout import LAYOUTS, STRIPS, gemm_tile
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
 from backends.cpu.pool import Instruction
@@ -21,13 +21,12 @@ MOST_COLUMNS = 160
 PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory of its own
 UNITS = 12  # that a product should have
 THIN = 24  # rows or columns
-STRIPS = 4  # kernels/gemm.py
 PART = 1024  # of K, at least, in a part of a thin product
 
 
 def tile_shape() -> tuple[int, int, int]:
-    """Rows, columns and k of kernels/gemm.py's tiles: that module cannot be imported without numba."""
-    return (12, 32, 288) if isa() == "avx512_vnni" else (6, 16, 288)
+    """Rows, columns and k of kernels/gemm.py's tiles here."""
+    return gemm_tile(isa())
 
 
 def _tiled(t: Tensor, transposed: bool) -> Tensor:

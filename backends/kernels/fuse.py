@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from backends.kernels import layout, product
 from backends.kernels.lowering import is_packed
 from graph.ops.fused import attention_rope, linear_add, linear_glu, linear_parts, part_of, store_k_rope
-from graph.tensor import Tensor, toposort
+from graph.tensor import Tensor, toposort, with_sources
 
 Mine = Callable[[Tensor], bool]
 
@@ -46,7 +45,7 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
     siblings = _siblings(order, mine, inside) if "linear_parts" not in refused else {}
     for t in order:
         src = tuple(map(now, t.src))
-        node = t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+        node = with_sources(t, src)
         if not mine(t) or id(t) in inside:
             pass
         elif t.op == "glu" and id(t.src[0]) in inside:

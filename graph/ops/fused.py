@@ -103,39 +103,17 @@ def _(
 
 
 @op
-def attention_rope(
-    q: Array,
-    k: Array,
-    v: Array,
-    tables: Array,
-    slot: Array,
-    pos: Array,
-    angles: Array,
-    *,
-    interleaved: bool,
-    sign: float = 1.0,
-    **attrs: Any,
-) -> Array:
-    """`attention` of the queries after `rope`."""
-    turned = rope.reference(q, angles, interleaved=interleaved, sign=sign)
-    return attention.reference(turned, k, v, tables, slot, pos, **attrs)
+def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, **attrs: Any) -> Array:
+    """`attention` of the queries after `rope`; `src`: the other sources of `attention`, then the angles."""
+    *others, angles = src
+    return attention.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
 
 
 @attention_rope.shape
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tables: Tensor,
-    slot: Tensor,
-    pos: Tensor,
-    angles: Tensor,
-    interleaved: bool,
-    sign: float = 1.0,
-    **attrs: Any,
-) -> tuple[Shape, str]:
+def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
+    *others, angles = src
     rope.shape_rule(q, angles, interleaved, sign)
-    return attention.shape_rule(q, k, v, tables, slot, pos, **attrs)
+    return attention.shape_rule(q, *others, **attrs)
 
 
 for _op in (linear_parts, linear_add, linear_glu):

@@ -114,7 +114,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     from server.cli.devices import total_memory
     from server.engine import EngineOptions
 
-    unified = getattr(options, "kv_unified", True)
+    unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
     row = (hparams.n_head_kv * hparams.head_dim,)
     per_cell = hparams.n_layer * sum(
         bytes_of(t, row) if row[0] % 32 == 0 else 4 * row[0] for t in (options.cache_type_k, options.cache_type_v)
@@ -125,7 +125,6 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         needed, has = n_ctx * per_cell / 2**30, max(room, 0) / 2**30
         raise CliError(f"--ctx-size {n_ctx}: the KV cache would need {needed:.1f} GiB, and there is room for {has:.1f}")
     if n_ctx == 0:
-        per_slot = getattr(options, "kv_unified_per_slot", 0)
         wanted = (per_slot or hparams.n_ctx_train) * (1 if unified and not per_slot else n_slots(options))
         fits = max(room // 2 // per_cell // 256 * 256, 4096)
         n_ctx = min(wanted, fits)
@@ -136,7 +135,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         n_slots=n_slots(options),
         n_ubatch=min(options.ubatch_size, options.batch_size),
         unified=unified,
-        n_ctx_slot=getattr(options, "kv_unified_per_slot", 0),
+        n_ctx_slot=per_slot,
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         threads=n_threads(options),

@@ -23,14 +23,12 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.layout import LAYOUTS
+from backends.cpu.kernels.layout import LAYOUTS, STRIPS, gemm_tile
 from backends.cpu.kernels.registry import f32p, kernel
 from backends.cpu.kernels.rows import strip
 
-MT, NR = (12, 32) if isa() == "avx512_vnni" else (6, 16)
-KC = 288
+MT, NR, KC = gemm_tile(isa())
 PACK_STEPS = 16
-STRIPS = 4  # of B (K, N) that are copied at once: its rows lie pages apart
 
 
 @intrinsic

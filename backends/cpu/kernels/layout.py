@@ -94,6 +94,7 @@ NARROW_TILES = {  # 16 registers of half the width
 MAX_TILE = 12  # outputs; no tile has more rows either
 PANEL_BYTES = 384 << 10  # activations that stay in the second-level cache while weights stream past them
 WIDE_PANEL_BYTES = 4 << 20  # where two groups share what is loaded of them, the third level is enough
+STRIPS = 4  # of B (K, N) that gemm.py copies at once: its rows lie pages apart
 
 
 def expanded_nbytes(layout: Layout) -> int:
@@ -115,6 +116,11 @@ def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
     """The tile shapes that exist for a type, fewest rows first."""
     table = WIDE_TILES if isa == "avx512_vnni" else NARROW_TILES
     return table["float" if LAYOUTS[dtype].block == 1 else "int"]
+
+
+def gemm_tile(isa: str) -> tuple[int, int, int]:
+    """Rows, columns and k of gemm.py's tiles."""
+    return (12, 32, 288) if isa == "avx512_vnni" else (6, 16, 288)
 
 
 def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:
