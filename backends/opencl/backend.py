@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from graph.backend import Bytes, Place
 from graph.tensor import Tensor
 
 if TYPE_CHECKING:
-    from backends.opencl.native import Launch
+    from backends.opencl.native import Launches
 
 ALIGNMENT = 128
 SLACK = 64  # bytes after a buffer: lanes that are masked read there
@@ -113,19 +114,18 @@ class OpenCLBackend:
             self._scratch = self.alloc(nbytes)
         return self._scratch
 
-    def queue(self, launch: Callable[[], None]) -> None:
+    def launches(self) -> Launches:
+        from backends.opencl.native import Launches
+
+        return Launches(self._queue)
+
+    def queue(self, launches: Launches) -> None:
         """Queue kernels; they run in order, while Python goes on."""
         try:
-            launch()
+            launches.run()
             self._queue.flush()
         except self._cl.Error as error:
             raise self._translated(error) from error
-
-    def bind(self, launches: Sequence[Launch]) -> Callable[[], None]:
-        """A function that queues these kernels."""
-        from backends.opencl.native import bound
-
-        return bound(self._queue, launches)
 
     def _translated(self, error: Exception) -> Exception:
         """An error of the driver as the engine knows it: out of memory, or a device that is lost."""
@@ -156,27 +156,24 @@ class OpenCLProgram:
         self, backend: OpenCLBackend, dispatches: Sequence[Dispatch], place: Callable[[Tensor], Place]
     ) -> None:
         self._backend = backend
-        self._keep: list[Any] = []
-        launches: list[Launch] = []
+        self._launches = backend.launches()
         scratch = max((d.scratch for d in dispatches), default=0)
         held = Place(backend.scratch(scratch)) if scratch else None
+        self._keep: list[Memory] = [held.buffer] if held else []
+        places: dict[int, tuple[bytes, int]] = {}  # by tensor: the buffer as an argument, and where it begins there
         for d in dispatches:
-            kernel = backend.programs.kernel(d.kernel, d.defines)
-            at = 0
+            arguments: list[bytes] = []
             for tensor, offset in d.buffers:
-                base = held if tensor is None else place(tensor)
-                assert base is not None
-                self._keep.append(base.buffer)
-                kernel.set_arg(at, base.buffer.buffer)
-                kernel.set_arg(at + 1, np.uint64(base.offset + offset))
-                at += 2
-            for word in d.words:
-                kernel.set_arg(at, np.uint32(word))
-                at += 1
-            threads = KERNELS[d.kernel].threads(d.defines)
-            gx, gy, gz = d.groups
-            launches.append((kernel, (gx * threads, gy, gz), (threads, 1, 1)))
-        self._launch = backend.bind(launches)
+                if id(tensor) not in places:
+                    at = held if tensor is None else place(tensor)
+                    assert at is not None
+                    self._keep.append(at.buffer)
+                    places[id(tensor)] = struct.pack("@P", at.buffer.buffer.int_ptr), at.offset
+                buffer, start = places[id(tensor)]
+                arguments += buffer, struct.pack("@Q", start + offset)
+            arguments += (struct.pack("@I", word) for word in d.words)
+            program, threads = backend.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
+            self._launches.add(program, d.kernel, arguments, d.groups, threads)
 
     def run(self) -> None:
-        self._backend.queue(self._launch)
+        self._backend.queue(self._launches)

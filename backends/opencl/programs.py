@@ -18,19 +18,18 @@ OPTIONS = ["-cl-std=CL1.2"]
 
 
 class Programs:
-    """Kernels of one device. What is compiled once is read from the cache by the next process."""
+    """Programs of one device. What is compiled once is read from the cache by the next process."""
 
     def __init__(self, context: Any, device: Any, identity: str, shape: Shape) -> None:
         self._context, self._device, self._identity, self._shape = context, device, identity, shape
         self._keep = "PoCL" not in identity
         self._programs: dict[tuple[str, Defines], Any] = {}
 
-    def kernel(self, name: str, defines: Defines) -> Any:
-        """A kernel object of its own, so that its arguments can stay bound."""
+    def program(self, name: str, defines: Defines) -> Any:
         key = name, defines
         if key not in self._programs:
             self._programs[key] = self._build(name, defines)
-        return cl.Kernel(self._programs[key], name)
+        return self._programs[key]
 
     def _build(self, name: str, defines: Defines) -> Any:
         source = render_opencl(KERNELS[name], defines, self._shape)

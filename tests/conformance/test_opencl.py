@@ -1,0 +1,56 @@
+"""The OpenCL backend itself: a refused launch is a lost device, and plans that are gone leave nothing behind."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from backends.errors import DeviceLost
+from graph.backend import Backend, Place
+
+if TYPE_CHECKING:
+    from backends.opencl.backend import OpenCLBackend
+
+
+@pytest.fixture
+def device(open_device: Callable[[str], Backend]) -> OpenCLBackend:
+    return cast("OpenCLBackend", open_device("opencl:0"))
+
+
+def program(device: OpenCLBackend) -> Any:
+    import pyopencl as cl
+
+    return cl.Program(device._context, "__kernel void f(__global float *x, const ulong at) { x[at] = 1; }").build([])
+
+
+def test_a_refused_launch_is_a_lost_device(device: OpenCLBackend) -> None:
+    launches = device.launches()
+    launches.add(program(device), "f", [], (1, 1, 1), 1)  # nothing is bound
+    with pytest.raises(DeviceLost, match=r"opencl:0: clEnqueueNDRangeKernel failed with -52"):  # CL_INVALID_KERNEL_ARGS
+        device.queue(launches)
+
+
+def test_a_kernel_that_a_program_lacks_and_an_argument_of_the_wrong_size(device: OpenCLBackend) -> None:
+    import pyopencl as cl
+
+    made = program(device)
+    with pytest.raises(cl.Error, match="clCreateKernel failed with -46"):  # CL_INVALID_KERNEL_NAME
+        device.launches().add(made, "g", [], (1, 1, 1), 1)
+    with pytest.raises(cl.Error, match="clSetKernelArg failed with -51"):  # CL_INVALID_ARG_SIZE
+        device.launches().add(made, "f", [b"", b"\0" * 3], (1, 1, 1), 1)
+
+
+def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBackend) -> None:
+    made, memory = program(device), device.alloc(8)
+    before = made.reference_count
+    launches = device.launches()
+    arguments = [struct.pack("@P", memory.buffer.int_ptr), struct.pack("@Q", 1)]
+    launches.add(made, "f", arguments, (1, 1, 1), 1)
+    device.queue(launches)
+    assert device.download(Place(memory), 8).view("f4").tolist() == [0.0, 1.0]
+    held = made.reference_count
+    del launches
+    assert (held, made.reference_count) == (before + 1, before)
