@@ -12,9 +12,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from server.cli.flags import CliError
 
@@ -35,6 +35,19 @@ class Unreachable(CliError):
     """No answer came."""
 
 
+class Shown(Protocol):
+    """Who is told how a download goes."""
+
+    def show(self, have: int, size: int | None) -> None:
+        """So many bytes are there, of `size`, where that is known."""
+
+    def end(self) -> None:
+        """The file is there."""
+
+
+ProgressOf = Callable[[str], Shown]  # of the file's name
+
+
 def fetch(
     url: str,
     path: Path,
@@ -44,6 +57,7 @@ def fetch(
     version: str = "",
     size: int | None = None,
     sha256: str = "",
+    progress: ProgressOf | None = None,
 ) -> None:
     """Download to `path`. Errors are CliErrors that call the file `name`; what has come stays for the next try.
 
@@ -58,7 +72,7 @@ def fetch(
                 return
             if not version:
                 out.truncate(0)
-            _fill(url, out, name, dict(headers or {}), size)
+            _fill(url, out, name, dict(headers or {}), size, (progress or _Progress)(name))
             if sha256 and _digest(part) != sha256.lower():
                 os.unlink(part)
                 raise CliError(f"{name}: what was downloaded does not have the checksum {sha256}; try again")
@@ -79,6 +93,16 @@ def _alone(file: IO[bytes]) -> Iterator[None]:
     yield
 
 
+def forget_part(part: Path) -> None:
+    """Take away what an interrupted download has left; one that goes on keeps its file."""
+    with contextlib.suppress(OSError), part.open("ab") as file:
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part.unlink()
+
+
 def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
     """Whether the name still stands for what we have opened: who finishes first takes it away."""
     try:
@@ -87,9 +111,8 @@ def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: int | None) -> None:
+def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: int | None, progress: Shown) -> None:
     """Bring what is missing, in as many requests as it takes."""
-    progress = _Progress(name)
     n_idle = 0
     while True:
         have = out.seek(0, os.SEEK_END)
@@ -106,6 +129,7 @@ def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: in
                 size = _total(reply, have, size)
                 if size is not None:
                     _check_space(Path(out.name).parent, name, size - have)
+                progress.show(have, size)
                 while data := reply.read(CHUNK):
                     out.write(data)
                     progress.show(out.tell(), size)

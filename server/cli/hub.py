@@ -8,63 +8,36 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.cli.download import fetch
+from server.cli.download import ProgressOf, fetch
 from server.cli.flags import CliError
 from server.cli.model_options import Repo
+from server.cli.repository import Cached, choose
 
-DEFAULT = "Q4_K_M"  # llama-server's
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
 
 
-def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
-    """The file that is meant, or all parts of it; CliError: there is none, and what there is."""
-    models = sorted(n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
-    whole = [n for n in models if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]
-    if file:
-        chosen = file if file in models else ""
-        if not chosen:
-            raise CliError(f"--hf-file: {repo.id} has no file {file}; it has {_listed(models)}")
-    elif not whole:
-        raise CliError(f"--hf-repo: {repo.id} has no GGUF file")
-    elif repo.quant:
-        chosen = _first_with(whole, repo.quant)
-        if not chosen:
-            kinds = sorted({found[1] for n in whole if (found := _QUANT.search(n))})
-            raise CliError(f"--hf-repo: {repo.id} has no {repo.quant}; it has {_listed(kinds or whole)}")
-    else:
-        chosen = _first_with(whole, DEFAULT) or whole[0]
-    part = _PART.fullmatch(chosen)
-    if part is None:
-        return [chosen]
-    wanted = [f"{part[1]}-{i + 1:05d}-of-{part[3]}.gguf" for i in range(int(part[3]))]
-    missing = [n for n in wanted if n not in models]
-    if missing:
-        raise CliError(f"--hf-repo: {repo.id} has {chosen} but not its part {missing[0]}")
-    return wanted
+def cache_folder() -> Path:
+    """Where huggingface-hub keeps what was downloaded (HF_HUB_CACHE, HF_HOME)."""
+    from huggingface_hub import constants
 
-
-def _first_with(names: list[str], quant: str) -> str:
-    """The first whose name has the word, in any case: Q4_0 is in m-q4_0.gguf, F16 is not in m-BF16.gguf."""
-    word = re.compile(rf"(?<![^\W_]){re.escape(quant)}[-./]", re.IGNORECASE)
-    return next((n for n in names if word.search(n)), "")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(names[:12]) + more if names else "no GGUF file"
+    return Path(constants.HF_HUB_CACHE)
 
 
 class Hub:
     """One endpoint and one cache folder."""
 
-    def __init__(self, token: str | None = None, *, offline: bool = False, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        token: str | None = None,
+        *,
+        offline: bool = False,
+        cache: Path | None = None,
+        progress: ProgressOf | None = None,
+    ) -> None:
         """`token`: None stands for what the user has logged in with, or HF_TOKEN."""
         from huggingface_hub import constants
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -72,16 +45,18 @@ class Hub:
         disable_progress_bars()
         self._token = token
         self._offline = offline or constants.is_offline_mode()
-        self._cache = cache or Path(constants.HF_HUB_CACHE)
+        self._cache = cache or cache_folder()
+        self._progress = progress
         self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
 
     def model(self, repo: Repo, file: str = "") -> Path:
         """The model's file, or its first part, on this machine; CliError says in one line why it is not."""
-        cached = self._cached(repo)
+        here = Cached(self._cache, repo)
+        cached = here.names()
         if self._offline:
             if not cached:
                 raise CliError(f"--offline: {repo.id} has never been downloaded to {self._cache}")
-            return self._path(repo, choose(cached, repo, file)[0])
+            return here.path(choose(cached, repo, file)[0])
         try:
             names = self._names(repo)
             first, *_ = (self._download(repo, name) for name in choose(names, repo, file))
@@ -90,31 +65,7 @@ class Hub:
             found = _chosen_or_none(cached, repo, file)
             if found is None:
                 raise CliError(f"{repo}: {error}") from None
-            return self._path(repo, found)
-
-    def _folder(self, repo: Repo) -> Path:
-        from huggingface_hub.file_download import repo_folder_name
-
-        return self._cache / str(repo_folder_name(repo_id=repo.id, repo_type="model"))
-
-    def _snapshot(self, repo: Repo) -> Path | None:
-        try:
-            commit = (self._folder(repo) / "refs" / "main").read_text().strip()
-        except OSError:
-            return None
-        return self._folder(repo) / "snapshots" / commit
-
-    def _cached(self, repo: Repo) -> list[str]:
-        """The GGUF files of the repository that are here whole."""
-        snapshot = self._snapshot(repo)
-        if snapshot is None:
-            return []
-        return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
-
-    def _path(self, repo: Repo, name: str) -> Path:
-        snapshot = self._snapshot(repo)
-        assert snapshot is not None
-        return snapshot / name
+            return here.path(found)
 
     def _names(self, repo: Repo) -> list[str]:
         from huggingface_hub import HfApi
@@ -136,14 +87,23 @@ class Hub:
         etag = known.etag or ""
         if not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII) or set(etag) == {"."}:
             raise CliError(f"{repo.id}/{name}: the server does not say which version it has")
-        blob = self._folder(repo) / "blobs" / etag
+        blob = Cached(self._cache, repo).folder / "blobs" / etag
         if not blob.exists():
             own = urlsplit(known.location).netloc == urlsplit(url).netloc
             secret = build_hf_headers(token=self._token).get("authorization") if own else None
             headers = {"Authorization": secret} if secret else {}
             checksum = etag if _SHA256.fullmatch(etag) else ""
             label = f"{repo.id}/{name}"
-            fetch(known.location, blob, name=label, headers=headers, version=etag, size=known.size, sha256=checksum)
+            fetch(
+                known.location,
+                blob,
+                name=label,
+                headers=headers,
+                version=etag,
+                size=known.size,
+                sha256=checksum,
+                progress=self._progress,
+            )
         with _Told(repo, self._endpoint, name):
             found = hf_hub_download(repo.id, name, cache_dir=self._cache, token=self._token, endpoint=self._endpoint)
         return Path(str(found))

@@ -53,6 +53,13 @@ COMMANDS = (
     Command("train", "--shape NAME --file DATA -o FILE [flags]", "Train a new model from scratch.", _TRAINING),
     Command("example", "--name NAME [flags]", "Train a toy: a sine, or handwritten digits.", _TRAINING),
     Command("export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING),
+    Command(
+        "download",
+        "(-hf USER/REPO:QUANT | -mu URL) [flags]",
+        "Bring a model into the cache.",
+        "server.cli.model_options",
+        "download_model",
+    ),
     Command("devices", "[--json]", "List what can compute."),
     Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
     Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),

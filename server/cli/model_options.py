@@ -63,6 +63,17 @@ DOWNLOADS = (
     ),
     Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE"),
 )
+DOWNLOAD = (
+    Group(
+        "Download",
+        (
+            *DOWNLOADS,
+            Flag("-m --model", "where --model-url's file is to be", text, metavar="FILE", env="LLAMA_ARG_MODEL"),
+            Flag("--json", "print progress as a line of JSON each"),
+            Flag("-h --help", "show this and leave"),
+        ),
+    ),
+)
 ROUTER = Group(
     "Several models (router)",
     (

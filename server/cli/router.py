@@ -13,9 +13,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from server.cli.flags import FALSE, TRUE, CliError, Flag, UsageError, parse
+from server.cli.flags import words as split
 from server.cli.model_options import Repo
 
 if TYPE_CHECKING:
+    from server.router.catalog import Meant
+    from server.router.downloads import Report
     from server.router.fleet import Entry
     from server.router.process import ServerProcess
 
@@ -42,24 +45,26 @@ def run(options: SimpleNamespace) -> int:
 
 
 async def _serve(options: SimpleNamespace) -> None:
+    from server.cli import cached
     from server.cli.serve import import_http, listening
     from server.config import ServerConfig
 
     config = ServerConfig(**listening(options))
     import_http()
     from server.router.app import Router, serve
+    from server.router.cached import Cache
     from server.router.catalog import CatalogError, Sources
     from server.router.desk import RouterDesk
     from server.router.fleet import Fleet
-    from server.router.process import ServerProcess, environment
+    from server.router.process import ServerProcess, download, environment
 
     flags = _flags()
     common = tuple(word for dest, words in options.given if dest not in (*_OWN, _SECRET) for word in words)
     if options.data_dir:
         common += ("--data-dir", options.data_dir)
     folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
-    sources = Sources(folder, presets, common)
-    read = partial(sources.read, partial(preset_words, flags))
+    sources = Sources(folder, presets, common, cached.models)
+    read = partial(sources.read, partial(meaning, flags))
     try:
         entries = read()
     except CatalogError as error:
@@ -71,6 +76,11 @@ async def _serve(options: SimpleNamespace) -> None:
         say = _say_nothing if options.log_disable else partial(_say, entry.name)
         return await ServerProcess.start(entry.args, environ, say)
 
+    async def fetch(asked: str, report: Report) -> None:
+        variable = "LLAMA_ARG_MODEL_URL" if "://" in asked else "LLAMA_ARG_HF_REPO"  # may hold a secret
+        say = _say_nothing if options.log_disable else partial(_say, cached.name_of(asked))
+        await download(("--offline",) if options.offline else (), {**environ, variable: asked}, report, say)
+
     log.info("%d models", len(entries))
     fleet = Fleet(entries, start, options.models_max)
     router = Router(
@@ -78,6 +88,7 @@ async def _serve(options: SimpleNamespace) -> None:
         config,
         read,
         RouterDesk(options.data_dir or ""),
+        Cache(cached.name_of, fetch, cached.remove, cached.forget_parts),
         autoload=options.models_autoload,
         limit=options.models_max,
     )
@@ -104,13 +115,12 @@ def _negatives(f: Flag) -> list[str]:
     return [name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for name in f.env.split()]
 
 
-def preset_words(
-    flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None
-) -> tuple[str, ...]:
-    """A preset's settings as words of its server's command line. CatalogError, which begins with `where`."""
-    from server.router.catalog import CatalogError
+def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None) -> Meant:
+    """What a preset's settings mean. CatalogError, which begins with `where`."""
+    from server.router.catalog import CatalogError, Meant
 
     words: list[str] = []
+    called: dict[str, list[str]] = {"alias": [], "tags": []}
     given: set[str] = set()
     for key, value in settings.items():
         found = _word(flags, key)
@@ -119,6 +129,9 @@ def preset_words(
         f, word, on = found
         if f.dest == _SECRET:
             raise CatalogError(f"{where} {key}: is a secret, which /models would show; give it to the router")
+        if f.dest in called:
+            called[f.dest] += [word for word in split(value) if word not in (name, *called[f.dest])]
+            continue
         if f.dest in _OWN and f.dest not in _SOURCES:
             raise CatalogError(f"{where} {key}: is the router's own, and not a model's")
         given.add(f.dest)
@@ -135,12 +148,14 @@ def preset_words(
             words += ["--model", str(file)]
         else:
             words += ["--hf-repo", _repo(where, name)]
-    words += ["--alias", name] if "," not in name else []
+    names = [name, *called["alias"]] if "," not in name else called["alias"]
+    for flag, values in (("--alias", names), ("--tags", called["tags"])):
+        words += [flag, ",".join(values)] if values else []
     try:
         parse(flags, words, {})
     except CliError as error:
         raise CatalogError(f"{where} {error}") from None
-    return tuple(words)
+    return Meant(tuple(words), tuple(called["alias"]), tuple(called["tags"]))
 
 
 def _word(flags: list[Flag], key: str) -> tuple[Flag, str, bool] | None:

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from server.config import BUILD_INFO, ServerConfig
-from server.errors import BadGateway, InvalidRequest, NotFound
+from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 from server.fields import json_object
 from server.http import files, fine_tuning
 from server.http.context import beside, json_response, read_body
@@ -21,10 +21,11 @@ from server.http.listen import listen
 from server.http.page import PAGE
 from server.http.tuning_context import DESK, LISTENERS, desk_of
 from server.keys import Keys
+from server.router.cached import Cache, CachedModels
 from server.router.catalog import CatalogError
 from server.router.desk import RouterDesk
 from server.router.fleet import LOADED, Entry, Fleet
-from server.router.listing import events, shown
+from server.router.listing import events, on_its_way, shown
 from server.router.process import ServerProcess
 from server.router.proxy import Unconnected, ask, forward, pass_back
 
@@ -43,6 +44,7 @@ class Router:
         config: ServerConfig,
         read: Callable[[], Sequence[Entry]],
         desk: RouterDesk,
+        cache: Cache,
         *,
         autoload: bool,
         limit: int,
@@ -50,6 +52,8 @@ class Router:
         self._fleet, self._config, self._read, self._desk = fleet, config, read, desk
         self.autoload, self._limit = autoload, limit
         self._prefix = config.api_prefix.rstrip("/")
+        self._cached = CachedModels(fleet, cache, self._read_again)
+        self.downloads = self._cached.downloads
         self._session: aiohttp.ClientSession
 
     def app(self) -> web.Application:
@@ -61,6 +65,8 @@ class Router:
             app.router.add_get(prefix + path, self._health)
         for path in ("/models", "/v1/models"):
             app.router.add_get(prefix + path, self._models)
+        app.router.add_post(prefix + "/models", self._download)
+        app.router.add_delete(prefix + "/models", self._remove)
         app.router.add_get(prefix + "/models/sse", self._events)
         app.router.add_get(prefix + "/v1/models/{id:.+}", self._model)
         app.router.add_get(prefix + "/props", self._props)
@@ -127,26 +133,30 @@ class Router:
         """GET /models; ?reload=1 looks at the folder and the presets again."""
         if request.query.get("reload", "").lower() in ("1", "true"):
             try:
-                self._fleet.update(await beside(self._read))
+                await self._read_again()
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
         return json_response({"object": "list", "data": list(self._listed())})
 
+    async def _read_again(self) -> None:
+        self._fleet.update(await beside(self._read))
+
     def _listed(self) -> Iterator[dict[str, Any]]:
         yield from map(shown, self._fleet.models.values())
+        yield from (on_its_way(download) for download in self.downloads.running.values() if download.files)
         for name, base in self._desk.tuned():
-            if (model := self._fleet.models.get(base)) is not None:
-                yield {**shown(model), "id": name, "root": base, "parent": base}
+            if (model := self._fleet.get(base)) is not None:
+                yield {**shown(model), "id": name, "aliases": [], "root": model.entry.name, "parent": model.entry.name}
 
     async def _model(self, request: web.Request) -> web.Response:
         for item in self._listed():
-            if item["id"] == request.match_info["id"]:
+            if request.match_info["id"] in (item["id"], *item["aliases"]):
                 return json_response(item)
         raise NotFound(f"model {request.match_info['id'][:200]!r} not found")
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """GET /models/sse."""
-        return await events(request, self._fleet)
+        return await events(request, self._fleet, self.downloads)
 
     async def _props(self, request: web.Request) -> web.StreamResponse:
         """GET /props of the router; with ?model= those of the model."""
@@ -178,8 +188,25 @@ class Router:
         return json_response({"success": True})
 
     async def _unload(self, request: web.Request) -> web.Response:
-        """POST /models/unload: ends it, and what it does."""
-        self._fleet.unload(await self._named(request))
+        """POST /models/unload: ends it, and what it does; of a model that is being downloaded, the download."""
+        name = await self._named(request)
+        if name in self.downloads.running:
+            await self.downloads.cancel(name)
+        else:
+            self._fleet.unload(name)
+        return json_response({"success": True})
+
+    async def _download(self, request: web.Request) -> web.Response:
+        """POST /models: begins to download a model of the hub, or of an address; GET /models tells how it goes."""
+        await self._cached.download(await self._named(request))
+        return json_response({"success": True})
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        """DELETE /models?model=: takes a downloaded model away, and its files; ends a download."""
+        name = request.query.get("model", "")
+        if not name:
+            raise InvalidRequest("model name is missing from the request: it is the query's 'model'")
+        await self._cached.remove(name)
         return json_response({"success": True})
 
     async def _named(self, request: web.Request) -> str:
@@ -200,7 +227,9 @@ class Router:
 
     async def _to(self, request: web.Request, name: str, body: bytes) -> web.StreamResponse:
         """To this model, or to the one that a job made this one from."""
-        if name not in self._fleet.models:
+        if name in self.downloads.running:
+            raise Unavailable(f"model {name!r} is being downloaded")
+        if self._fleet.get(name) is None:
             name = self._desk.base_of(name) or name
         path, session = self._path(request), self._session
         lease = partial(self._fleet.lease, name, autoload=self._wants_load(request), uses=request.method != "GET")
@@ -273,7 +302,7 @@ class Router:
 
     def unfinished(self) -> list[str]:
         """The models that fine-tuning jobs wait for, as many as have room."""
-        names = [name for name in self._desk.unfinished() if name in self._fleet.models]
+        names = [name for name in self._desk.unfinished() if self._fleet.get(name) is not None]
         return names[: self._limit or None]
 
     def _wants_load(self, request: web.Request) -> bool:
@@ -297,4 +326,7 @@ async def serve(router: Router, fleet: Fleet[ServerProcess], config: ServerConfi
             fleet.load(name)
         await asyncio.get_running_loop().create_future()
 
-    await listen(router.app(), config, run(), fleet.close)
+    async def stop() -> None:
+        await asyncio.gather(fleet.close(), router.downloads.close())
+
+    await listen(router.app(), config, run(), stop)

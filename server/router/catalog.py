@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from server.router.fleet import Entry
+from server.router.fleet import CACHE, FOLDER, PRESET, Entry
 
 _PART = re.compile(r".*-(\d{5})-of-\d{5}\.gguf")
 _EVERYONE = "*"
@@ -100,8 +100,17 @@ def _preset(path: Path, name: str, items: Sequence[tuple[str, str]]) -> Preset:
     return preset
 
 
-# (where it stands, settings, the model's name, its file in the folder) → words of a command line
-WordsOf = Callable[[str, Mapping[str, str], str, Path | None], tuple[str, ...]]
+@dataclass(frozen=True)
+class Meant:
+    """What a model's settings mean: the words of its server's command line, and what else it is called."""
+
+    words: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+# (where it stands, settings, the model's name, its file if that is known without them) → what they mean
+MeaningOf = Callable[[str, Mapping[str, str], str, Path | None], Meant]
 
 
 @dataclass(frozen=True)
@@ -111,18 +120,41 @@ class Sources:
     folder: Path | None
     presets: Path | None
     common: tuple[str, ...]  # words for every child, which come last and so count most
+    downloaded: Callable[[], Mapping[str, tuple[Path, str]]] = dict  # by name: the file, and another name or ""
 
-    def read(self, words_of: WordsOf) -> list[Entry]:
-        """All models by name. CatalogError: something cannot be read, or means nothing to `words_of`."""
+    def read(self, meaning_of: MeaningOf) -> list[Entry]:
+        """All models by name. CatalogError: something cannot be read, or means nothing to `meaning_of`."""
         everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset(()), {})
         files = models_of_folder(self.folder) if self.folder is not None else {}
+        cached = {name: found for name, found in self.downloaded().items() if name not in {*files, *presets}}
+        known = {**files, **{name: path for name, (path, _) in cached.items()}}
         entries = []
-        for name in sorted({*files, *presets}):
+        for name in sorted({*known, *presets}):
             preset = presets.get(name, Preset(()))
             settings = {**dict(everyone.settings), **dict(preset.settings)}
-            words = words_of(f"--models-preset {self.presets}: [{name}]", settings, name, files.get(name))
-            args = (*words, *self.common)
-            stop = preset.stop_seconds
-            path = str(files.get(name, settings.get("model", settings.get("m", ""))))
-            entries.append(Entry(name, args, path, preset.load_on_startup or everyone.load_on_startup, stop))
-        return entries
+            meant = meaning_of(f"--models-preset {self.presets}: [{name}]", settings, name, known.get(name))
+            entries.append(
+                Entry(
+                    name,
+                    (*meant.words, *self.common),
+                    path=str(known.get(name, settings.get("model", settings.get("m", "")))),
+                    aliases=meant.aliases,
+                    tags=meant.tags,
+                    source=PRESET if name in presets else FOLDER if name in files else CACHE,
+                    preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, settings.items()))),
+                    load_on_startup=preset.load_on_startup or everyone.load_on_startup,
+                    stop_seconds=preset.stop_seconds,
+                )
+            )
+        _refuse_clashes(entries)
+        taken = {word for entry in entries for word in (entry.name, *entry.aliases)}
+        others = {name: other for name, (_, other) in cached.items() if other and other not in taken}
+        return [replace(e, aliases=(*e.aliases, others[e.name])) if e.name in others else e for e in entries]
+
+
+def _refuse_clashes(entries: Sequence[Entry]) -> None:
+    owners = {entry.name: entry.name for entry in entries}
+    for entry in entries:
+        for alias in entry.aliases:
+            if owners.setdefault(alias, entry.name) != entry.name or alias == entry.name:
+                raise CatalogError(f"[{entry.name}] alias {alias!r}: is the name of [{owners[alias]}]")

@@ -18,6 +18,7 @@ from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 
 log = logging.getLogger("logitless.router")
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
+PRESET, FOLDER, CACHE = "preset", "models_dir", "cache"  # where a model comes from
 CRASHED = "the model's server ended unexpectedly"
 
 
@@ -49,6 +50,10 @@ class Entry:
     name: str
     args: tuple[str, ...]
     path: str = ""  # of its file, where that is known
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    source: str = PRESET
+    preset: str = ""  # its settings as a section of an INI file
     load_on_startup: bool = False
     stop_seconds: float = 10.0  # that its requests have when it is to end
 
@@ -84,10 +89,16 @@ class Fleet(Generic[C]):
         self._changed = asyncio.Event()
         self._clock = 0
         self._closed = False
+        self.n_updates = 0
+
+    def get(self, name: str) -> Model[C] | None:
+        """The model that has this name or alias."""
+        model = self.models.get(name)
+        return model or next((m for m in self.models.values() if name in m.entry.aliases), None)
 
     def find(self, name: str) -> Model[C]:
-        """NotFound: there is no such model."""
-        model = self.models.get(name)
+        """The same; NotFound: there is none."""
+        model = self.get(name)
         if model is None:
             raise NotFound(f"model {name[:200]!r} not found")
         return model
@@ -105,7 +116,7 @@ class Fleet(Generic[C]):
                     raise Unavailable("the server is shutting down")
                 if model.n_failures > failures:
                     raise BadGateway(f"model {name!r} could not be loaded: {model.error}")
-                if self.models.get(name) is not model:
+                if self.get(name) is not model:
                     raise NotFound(f"model {name!r} not found")
                 if model.state == UNLOADED and model not in self._queue:
                     if not autoload:
@@ -137,6 +148,10 @@ class Fleet(Generic[C]):
     async def changed(self) -> None:
         """Wait until something about a model may be new."""
         await self._changed.wait()
+
+    def tell(self) -> None:
+        """Wake those who wait for that."""
+        self._tell()
 
     def load(self, name: str) -> None:
         """Have it loaded; returns at once. InvalidRequest: it is, or is being."""
@@ -173,7 +188,18 @@ class Fleet(Generic[C]):
         for name, entry in new.items():
             if name not in self.models:
                 self.models[name] = Model(entry)
+        self.n_updates += 1
         self._tell()
+
+    async def remove(self, name: str) -> None:
+        """Forget a model, and wait until it does not run any more."""
+        model = self.find(name)
+        if model.state != UNLOADED or model in self._queue:
+            self.unload(name)
+        del self.models[model.entry.name]
+        self._tell()
+        while model.state != UNLOADED:
+            await self._changed.wait()
 
     async def close(self) -> None:
         """End all children."""

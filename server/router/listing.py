@@ -8,7 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from server.http.context import encode_json
-from server.router.fleet import LOADED, UNLOADED, UNLOADING, Fleet, Model
+from server.router.downloads import Download, Downloads
+from server.router.fleet import CACHE, LOADED, UNLOADED, UNLOADING, Fleet, Model
 from server.router.process import ServerProcess
 
 _STARTED = int(time.time())
@@ -17,19 +18,31 @@ _STARTED = int(time.time())
 def shown(model: Model[ServerProcess]) -> dict[str, Any]:
     """One item of /models; beside llama-server's `failed` why."""
     entry = model.entry
-    status: dict[str, Any] = {"value": _state(model), "args": list(entry.args)}
+    status: dict[str, Any] = {"value": _state(model), "args": list(entry.args), "preset": entry.preset}
     if model.state == UNLOADED and model.error:
         status |= {"failed": True, "exit_code": model.exit_code, "error": model.error}
+    more = {"aliases": list(entry.aliases), "tags": list(entry.tags), "path": entry.path}
+    return _item(entry.name, entry.source, status) | more
+
+
+def on_its_way(download: Download) -> dict[str, Any]:
+    """The item of a model that is being downloaded."""
+    return _item(download.name, CACHE, {"value": "downloading", "args": []}) | download.progress
+
+
+def _item(name: str, source: str, status: dict[str, Any]) -> dict[str, Any]:
     return {
-        "id": entry.name,
+        "id": name,
         "aliases": [],
         "tags": [],
         "object": "model",
         "created": _STARTED,
         "owned_by": "logitless",
-        "path": entry.path,
+        "path": "",
         "status": status,
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "source": source,
+        "can_remove": source == CACHE,
     }
 
 
@@ -37,15 +50,22 @@ def _state(model: Model[ServerProcess]) -> str:
     return LOADED if model.state == UNLOADING else model.state
 
 
-async def events(request: web.Request, fleet: Fleet[ServerProcess]) -> web.StreamResponse:
-    """Server-sent events from now on: {"model", "event": "status_change" | "model_remove", "data"}."""
+async def events(request: web.Request, fleet: Fleet[ServerProcess], downloads: Downloads) -> web.StreamResponse:
+    """Server-sent events from now on: {"model", "event", "data"}, where the event is `status_change`, `model_remove`,
+    `models_reload` (of model "*"), `download_progress`, `download_finished` or `download_failed`."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    known = _states(fleet)
+    known, n_updates, n_events = _states(fleet), fleet.n_updates, downloads.n_events
     try:
         while not fleet.closed:
             await fleet.changed()
             now = _states(fleet)
+            heard, n_events = list(downloads.since(n_events)), downloads.n_events
+            for event in heard:
+                await _tell(response, event)
+            if fleet.n_updates != n_updates:
+                n_updates = fleet.n_updates
+                await _tell(response, {"model": "*", "event": "models_reload"})
             for name in known.keys() - now.keys():
                 await _tell(response, {"model": name, "event": "model_remove"})
             for name, data in now.items():

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 
+from server.router.downloads import DownloadFailed, Report
 from server.router.fleet import StartFailed
 
 _LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)$")
 _LOADED = "model loaded"
 _LONGEST_LINE = 1 << 16
+
+
+async def spawn(words: Sequence[str], environ: Mapping[str, str], stdout: int) -> asyncio.subprocess.Process:
+    """`logitless` with these words, which ends when we do."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "server.router.child", *words),
+        env=environ,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_LONGEST_LINE,
+        start_new_session=True,  # Ctrl+C is the router's; it ends its children itself
+    )
+
+
+async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """What a child says, line by line, until it ends."""
+    while True:
+        try:
+            raw = await stream.readline()
+        except ValueError:  # longer than any line of ours
+            continue
+        if not raw:
+            return
+        yield raw.decode("utf-8", "replace").rstrip()
 
 
 class ServerProcess:
@@ -36,17 +63,9 @@ class ServerProcess:
 
         `say` gets the lines of its log."""
         key = secrets.token_urlsafe(32)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "server.router.child", "serve"),
-            *args,
-            *("--host", "127.0.0.1", "--port", "0"),
-            env={**environ, "LLAMA_API_KEY": key, "LOGITLESS_BEHIND_ROUTER": "1"},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            limit=_LONGEST_LINE,
-            start_new_session=True,  # Ctrl+C is the router's; it ends its children itself
-        )
+        words = ("serve", *args, "--host", "127.0.0.1", "--port", "0")
+        own = {"LLAMA_API_KEY": key, "LOGITLESS_BEHIND_ROUTER": "1"}
+        process = await spawn(words, {**environ, **own}, asyncio.subprocess.DEVNULL)
         child = cls(process, key, say)
         try:
             await asyncio.shield(child._ready)
@@ -57,17 +76,9 @@ class ServerProcess:
 
     async def _read(self) -> None:
         """Its log, line by line, until it ends."""
-        log = self._process.stderr
-        assert log is not None
+        assert self._process.stderr is not None
         loaded = False
-        while True:
-            try:
-                raw = await log.readline()
-            except ValueError:  # longer than any line of ours
-                continue
-            if not raw:
-                break
-            line = raw.decode("utf-8", "replace").rstrip()
+        async for line in lines(self._process.stderr):
             self._say(line)
             self._last = line or self._last
             if found := _LISTENING.search(line):
@@ -97,6 +108,39 @@ class ServerProcess:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self.ended()
+
+
+async def download(
+    words: Sequence[str], environ: Mapping[str, str], report: Report, say: Callable[[str], None]
+) -> None:
+    """`logitless download`, of what the environment names; cancelling ends it. DownloadFailed has its last words."""
+    process = await spawn(("download", *words, "--json"), environ, asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    last = ""
+
+    async def listen(errors: asyncio.StreamReader) -> None:
+        nonlocal last
+        async for line in lines(errors):
+            say(line)
+            last = line or last
+
+    listening = asyncio.create_task(listen(process.stderr))
+    try:
+        async for line in lines(process.stdout):
+            with suppress(ValueError, TypeError, KeyError):  # something else that a library prints
+                told = json.loads(line)
+                report(str(told["file"]), int(told["done"]), int(told["total"]))
+        await listening
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        listening.cancel()
+    if code:
+        raise DownloadFailed(last.removeprefix("logitless: ") or f"the download ended with exit code {code}")
 
 
 def environment(own: frozenset[str]) -> dict[str, str]:

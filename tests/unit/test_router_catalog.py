@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.router import _flags, preset_words
+from server.cli.router import _flags, meaning
 from server.router.catalog import CatalogError, Sources, models_of_folder
 
-WORDS = partial(preset_words, _flags())
+MEANING = partial(meaning, _flags())
 
 
 def test_a_folder_of_models(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def read(tmp_path: Path, text: str, *, files: tuple[str, ...] = (), common: tupl
     for name in files:
         (tmp_path / "models" / name).touch()
     (tmp_path / "presets.ini").write_text(text)
-    entries = Sources(tmp_path / "models", tmp_path / "presets.ini", common).read(WORDS)
+    entries = Sources(tmp_path / "models", tmp_path / "presets.ini", common).read(MEANING)
     return {entry.name: entry for entry in entries}
 
 
@@ -83,6 +83,8 @@ temp = 0.5   ; not a comment: only lines are
         ("[a]\nmetrics = maybe", r"\[a\] metrics: 'maybe' is not true or false"),
         ("[a]\nload-on-startup = maybe", "load-on-startup: 'maybe' is not true or false"),
         ("[a]\nstop-timeout = -1", "stop-timeout: is not a number"),
+        ("[a]\nalias = c, b\n[b]\nm = x", r"\[a\] alias 'b': is the name of \[b\]"),
+        ("[a]\nalias = x\n[b]\nm = x\nalias = y, x", r"\[b\] alias 'x': is the name of \[a\]"),
         ("[a]\ncontrol-vector = x", r"\[a\] not supported yet: --control-vector"),
     ],
 )
@@ -95,7 +97,18 @@ def test_wrong_presets_are_one_line(tmp_path: Path, text: str, line: str) -> Non
 
 def test_files_that_are_no_presets(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"none\.ini: No such file"):
-        Sources(None, tmp_path / "none.ini", ()).read(WORDS)
+        Sources(None, tmp_path / "none.ini", ()).read(MEANING)
     (tmp_path / "bad.ini").write_bytes(b"[a]\nm = \xff")
     with pytest.raises(CatalogError, match="byte 8 is not UTF-8"):
-        Sources(None, tmp_path / "bad.ini", ()).read(WORDS)
+        Sources(None, tmp_path / "bad.ini", ()).read(MEANING)
+
+
+def test_what_was_downloaded_comes_last(tmp_path: Path) -> None:
+    for name in ("u/r", "u/s:Q8_0"):
+        (tmp_path / "presets.ini").write_text(f"[{name}]\nc = 1\n")
+        found = {"u/r:Q4_0": (tmp_path / "x", "u/r"), "u/s:Q8_0": (tmp_path / "y", "u/s")}
+        entries = {e.name: e for e in Sources(None, tmp_path / "presets.ini", (), found.copy).read(MEANING)}
+        assert (entries[name].source, entries["u/r:Q4_0"].source) == ("preset", "cache")
+        assert entries[name].args[-4:] == ("--hf-repo", name, "--alias", name)
+        assert entries["u/r:Q4_0"].aliases == (() if name == "u/r" else ("u/r",))  # a name is never taken away
+        assert entries["u/r:Q4_0"].args == ("--model", str(tmp_path / "x"), "--alias", "u/r:Q4_0")
