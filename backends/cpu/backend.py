@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 import backends.cpu.lower_basic
@@ -20,6 +19,7 @@ from backends.cpu import weights
 from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
 from backends.cpu.lowering import LOWERINGS, REWRITES
+from backends.cpu.memory import ALIGNMENT, Memory, Slabs, aligned
 from backends.cpu.packing import packed
 from backends.cpu.pool import Instruction, Pool, Table
 from graph.backend import Bytes, Place
@@ -27,32 +27,10 @@ from graph.dtype import DTYPES
 from graph.op import OPS, destination
 from graph.tensor import Tensor
 
-ALIGNMENT = 64
-
-
-class Memory:
-    """Bytes in the process, 64-byte aligned. `raw` is a constant's original GGUF data, for the numpy fallback."""
-
-    __slots__ = ("address", "array", "raw")
-
-    def __init__(self, array: Bytes, raw: Bytes | None = None) -> None:
-        self.array, self.address, self.raw = array, array.ctypes.data, raw
-
-    @property
-    def nbytes(self) -> int:
-        return self.array.nbytes
-
 
 def default_threads() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def aligned(nbytes: int) -> Bytes:
-    """Zeroed memory (the system's fresh pages) at a multiple of 64."""
-    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes]
 
 
 class CPUBackend:
@@ -63,6 +41,7 @@ class CPUBackend:
 
     def __init__(self, n_threads: int = 0) -> None:
         self.pool = Pool(n_threads or default_threads())
+        self._slabs = Slabs()
 
     def supports(self, t: Tensor) -> bool:
         return t.op in OPS
@@ -83,7 +62,7 @@ class CPUBackend:
     def load(self, t: Tensor, raw: Bytes) -> Memory:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
-        memory = Memory(aligned(self.constant_nbytes(t)), raw)
+        memory = Memory(self._slabs.take(self.constant_nbytes(t)), raw)
         if packed(t):
             self.pool.run(Table(weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend, Memory
+from backends.cpu.backend import CPUBackend
+from backends.cpu.memory import Memory
 from graph.backend import Bytes
 from graph.session import Session
 from graph.tensor import Tensor

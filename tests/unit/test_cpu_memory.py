@@ -1,0 +1,32 @@
+"""Memory for weights: what lies in one slab does not overlap, and goes when nobody uses it."""
+
+import weakref
+
+import numpy as np
+
+from backends.cpu.memory import ALIGNMENT, MOST_SHARED, SLAB_BYTES, Slabs
+
+
+def test_weights_are_zeroed_aligned_and_their_own():
+    slabs, rng = Slabs(), np.random.default_rng(1)
+    sizes = [*rng.integers(1, 1 << 16, 50).tolist(), MOST_SHARED, MOST_SHARED - 1, MOST_SHARED + 1, 1, 3 << 20]
+    taken = [slabs.take(size) for size in sizes]
+    assert [t.nbytes for t in taken] == sizes
+    assert all(t.ctypes.data % ALIGNMENT == 0 for t in taken)
+    assert not any(t.any() for t in taken)
+    for i, t in enumerate(taken):
+        t[:] = i + 1
+    assert all((t == i + 1).all() for i, t in enumerate(taken))
+
+
+def test_a_slab_goes_with_the_last_weight_in_it():
+    slabs = Slabs()
+    first, second = slabs.take(100), slabs.take(100)
+    slab = weakref.ref(first.base)
+    assert second.base is first.base
+    rest = [slabs.take(MOST_SHARED) for _ in range(SLAB_BYTES // MOST_SHARED)]  # the last does not fit any more
+    assert rest[-1].base is not first.base
+    del rest, first
+    assert slab() is not None
+    del second
+    assert slab() is None
