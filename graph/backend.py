@@ -77,6 +77,9 @@ class Backend(Protocol):
     def download(self, place: Place, nbytes: int) -> Bytes:
         """A copy, or a view that is valid until the next run."""
 
+    def wait(self) -> None:
+        """Return when everything that was started has ended."""
+
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
         """`place` gives the memory of any node, feed or state that the nodes touch."""
 

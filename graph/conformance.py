@@ -272,6 +272,9 @@ class Guarded:
     def download(self, place: Place, n: int) -> Bytes:
         return self.inner.download(_inside(place), n)
 
+    def wait(self) -> None:
+        self.inner.wait()
+
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
         return self.inner.compile(nodes, lambda t: _inside(place(t)))
 

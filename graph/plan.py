@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Late = Callable[[], "Mapping[str, Array]"]
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+PART = 8  # nodes that run in one go where a run may be left in the middle
 
 
 def leaf_uses(placement: Placement, arenas: Layout) -> list[tuple[Tensor, int]]:
@@ -54,9 +55,9 @@ def input_layout(uses: Sequence[tuple[Tensor, int]], alignments: Sequence[int]) 
 class _Places:
     """Where the tensors of a graph lie, while a plan of it is made."""
 
-    def __init__(self, session: Session, placement: Placement, arenas: Layout) -> None:
+    def __init__(self, session: Session, placement: Placement, arenas: Layout, apart: str) -> None:
         self._session, self._placement, self._layout = session, placement, arenas
-        self._arena = [session.arena(b, size) for b, size in arenas.sizes.items()]
+        self._arena = [session.arena(b, size, apart) for b, size in arenas.sizes.items()]
         self.feeds: dict[str, Tensor] = {}
         self.of_feeds: dict[str, dict[int, Place]] = {}  # by name and backend
         self._constants: dict[tuple[int, int], Place] = {}
@@ -155,8 +156,9 @@ class Plan:
     it: what the session drops is free at once.
     """
 
-    def __init__(self, session: Session, placement: Placement, arenas: Layout) -> None:
-        places = _Places(session, placement, arenas)
+    def __init__(self, session: Session, placement: Placement, arenas: Layout, apart: str = "") -> None:
+        """`apart`: see Session.plan."""
+        places = _Places(session, placement, arenas, apart)
         self._backends = session.backends
         self.feeds, self._feed_places, self._inputs = places.feeds, places.of_feeds, places.inputs
         self.states = frozenset(t.name for t in placement.order if t.op == "state")
@@ -171,8 +173,11 @@ class Plan:
                 self._steps.append(_transfer(session.backends, placement, places, segment.nodes[0]))
             else:
                 b = segment.backend
-                self.programs.append(session.backends[b].compile(segment.nodes, partial(places.place, b=b)))
-                self._steps.append(self.programs[-1].run)
+                most = PART if apart else len(segment.nodes)
+                for start in range(0, len(segment.nodes), most):
+                    nodes = segment.nodes[start : start + most]
+                    self.programs.append(session.backends[b].compile(nodes, partial(places.place, b=b)))
+                    self._steps.append(self.programs[-1].run)
         self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
         self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
         self._fetches = [
@@ -196,6 +201,12 @@ class Plan:
         `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
         `late` is called for the late feeds when all that comes before them has been handed to the devices.
         """
+        for _ in self.parts(feeds, late):
+            pass
+        return self.results(rows)
+
+    def parts(self, feeds: Mapping[str, Array], late: Late | None = None) -> Iterator[None]:
+        """A run that stops after each part. Plans that have another arena may run before it goes on."""
         for name, feed in self._at_once:
             feed.set(feeds.get(name))
         for b, (place, image) in self._inputs.items():
@@ -205,6 +216,10 @@ class Plan:
                 step()
             else:
                 self._feed_late(late() if late is not None else {})
+            yield
+
+    def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
+        """Values of the fetches after a run."""
         wanted = rows if rows is not None else [None] * len(self._fetches)
         return [fetch.value(n) for fetch, n in zip(self._fetches, wanted, strict=True)]
 

@@ -64,7 +64,7 @@ class Session:
         self.backends = list(backends)
         self._states: dict[str, _State] = {}
         self._homes: dict[str, int] = {}
-        self._arenas: dict[int, Buffer] = {}
+        self._arenas: dict[tuple[str, int], Buffer] = {}  # by name and backend
         self._plans: dict[Hashable, Plan] = {}
         self._max_plans = max_plans
         self.n_plans_built = 0
@@ -92,8 +92,8 @@ class Session:
         self._states[name] = _State(t, source, loaded=loaded)
         return t
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Drop these states with their memory, and every plan kept that uses one of them."""
+    def forget(self, names: Iterable[str], apart: str = "") -> None:
+        """Drop these states with their memory, every plan kept that uses one of them, and the arenas of that name."""
         gone = set(names)
         for name in gone:
             self._held(name)
@@ -103,6 +103,8 @@ class Session:
         for name in gone:
             del self._states[name]
             self._homes.pop(name, None)
+        for held in [held for held in self._arenas if apart and held[0] == apart]:
+            del self._arenas[held]
 
     def _held(self, name: str) -> _State:
         if name not in self._states:
@@ -129,14 +131,14 @@ class Session:
                         held.loaded()
         return held.buffers[b]
 
-    def arena(self, b: int, size: int) -> Buffer | None:
-        """A backend's memory for what lives within one run. All plans share it, since they run one at a time.
+    def arena(self, b: int, size: int, apart: str = "") -> Buffer | None:
+        """A backend's memory for what lives within one run. All plans of a name share it: they run one at a time.
 
         A plan that needs more gets a larger one, and earlier plans keep theirs: plan (or `reserve`) the largest first.
         """
-        held = self._arenas.get(b)
+        held = self._arenas.get((apart, b))
         if size and (held is None or held.nbytes < size):
-            self._arenas[b] = held = self.backends[b].alloc(size)
+            self._arenas[apart, b] = held = self.backends[b].alloc(size)
         return held
 
     def write(self, name: str, data: Array, offset: int = 0) -> None:
@@ -178,13 +180,14 @@ class Session:
         build: Build,
         *,
         eval_order: str = "auto",
-        held: bool = False,
+        held: str | None = None,
         homes: Mapping[str, int] | None = None,
     ) -> tuple[Placement, Layout]:
         """Placement and memory of a graph, with nothing allocated.
 
         `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory.
-        `held`: memory that the arenas have anyway costs nothing, so an order that needs no more is as good as any.
+        `held`: memory that the arenas of this name have anyway costs nothing, so an order that needs no more is as good
+        as any.
         `homes`: where states live, if that is not where they live now.
         """
         placement = partition(build(), self.backends, self._homes if homes is None else homes)
@@ -194,14 +197,14 @@ class Session:
             return replace(placement, order=order), layout(order, placement.arena_of, alignments, placement.fetches)
 
         choices = [choice(placement.order)] if eval_order != "right" else []
-        if choices and held and all(self._room(b) >= size for b, size in choices[0][1].sizes.items()):
+        if choices and held is not None and all(self._room(held, b) >= n for b, n in choices[0][1].sizes.items()):
             return choices[0]
         if eval_order != "left":
             choices.append(choice(tuple(toposort(placement.fetches, reverse=True))))
         return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
 
-    def _room(self, b: int) -> int:
-        arena = self._arenas.get(b)
+    def _room(self, apart: str, b: int) -> int:
+        arena = self._arenas.get((apart, b))
         return arena.nbytes if arena is not None else 0
 
     def device_bytes(self, *measured: tuple[Placement, Layout]) -> list[DeviceBytes]:
@@ -243,20 +246,23 @@ class Session:
         for b, size in arenas.sizes.items():
             self.arena(b, size)
 
-    def plan(self, build: Build) -> Plan:
-        """A plan of its own, not kept."""
-        placement, arenas = self.measure(build, held=True)
+    def plan(self, build: Build, apart: str = "") -> Plan:
+        """A plan of its own, not kept.
+
+        `apart`: the name of an arena. Between its parts (`Plan.parts`), plans that have another arena may run.
+        """
+        placement, arenas = self.measure(build, held=apart)
         self._homes.update(placement.homes)
         self.n_plans_built += 1
-        return Plan(self, placement, arenas)
+        return Plan(self, placement, arenas, apart)
 
-    def prepare(self, key: Hashable, build: Build) -> Plan:
+    def prepare(self, key: Hashable, build: Build, apart: str = "") -> Plan:
         """The plan kept under this key, built at first use; at the limit the least recently used one is dropped."""
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
                 del self._plans[next(iter(self._plans))]
-            plan = self.plan(build)
+            plan = self.plan(build, apart)
         self._plans[key] = plan
         return plan
 
@@ -270,6 +276,11 @@ class Session:
     ) -> list[Array]:
         """Run the plan kept under this key."""
         return self.prepare(key, build).run(feeds, rows, late)
+
+    def wait(self) -> None:
+        """Return when all devices have done what was started."""
+        for backend in self.backends:
+            backend.wait()
 
     def release(self) -> None:
         """Give up all memory; nothing can be run or read afterwards. The backends stay open."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
 PAUSE = 0.2  # seconds without work before each plan that is made ahead
+ALONE = 0.02  # seconds of training at a time while nobody else needs the device
 RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
 
 
@@ -271,9 +272,10 @@ class Service:
                     break
                 waiting = served.scheduler.idle or not self._tickets  # what no one waits for need not run
                 began = time.perf_counter()
-                if background is not None and background.ready and (waiting or turns.due):
+                left = ALONE if waiting else turns.left
+                if background is not None and background.ready and left > 0:
                     if self._ready_for_training():
-                        background.run()
+                        background.run(left)
                     if not waiting:
                         turns.ran(time.perf_counter() - began)
                 elif waiting:

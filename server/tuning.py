@@ -1,4 +1,4 @@
-"""Fine-tuning jobs between requests' steps: one runs on the engine's thread, one device run at a time; others queue.
+"""Fine-tuning jobs between requests' steps: one runs on the engine's thread, for as long as it may; others queue.
 
 A job's future is its checkpoint: after a kill it goes on from there to the same bytes. Adapters are published between
 two steps, and models where a job trains all weights; a request keeps the version that it began with.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from training.trainer import Event, Trainer
 
 log = logging.getLogger("logitless.tuning")
+CLOSE_SECONDS = 2.0  # that the server's end may wait for the end of an optimizer step
 SAVE_SECONDS = 30.0  # the most work that a kill may cost, about
 
 
@@ -58,6 +59,7 @@ class Tuning:
         self._trainer: Trainer | None = None
         self._work: Generator[Event, None, None] | None = None
         self._saved_at = 0.0
+        self._settled = True  # the trainer is between two optimizer steps
         for job in self._jobs():
             for row in reversed(store.checkpoints(job["id"])):
                 self._register(job, row["fine_tuned_model_checkpoint"], row["path"])
@@ -109,38 +111,61 @@ class Tuning:
 
     # -- on the engine's thread
 
-    def run(self) -> None:
-        """One device run of the job, or what has to be done around it."""
+    def run(self, seconds: float) -> None:
+        """Parts of the job's device runs for about so long, or something that has to be done around them."""
+        until = time.perf_counter() + seconds
         try:
-            self._run()
+            if self._goes_on():
+                while self._part() and time.perf_counter() < until:
+                    pass
         except Exception as error:
             log.error("job %s failed: %s", self._job, error, exc_info=log.isEnabledFor(logging.DEBUG))
             self._end("failed", error)
-        self.on_change()
+            self.on_change()
 
-    def _run(self) -> None:
+    def _goes_on(self) -> bool:
+        """Whether the job has a run to go on with. It can be paused and cancelled only between optimizer steps."""
         assert self._job is not None
+        if self._trainer is not None and self._trainer.trainable.session is not self.engine.session:
+            self._trainer = None  # the device was lost, and the run with it
+            self._leave()
+            return False
+        if not self._settled:
+            return True
         job = self.store.get("jobs", self._job)
         if job is None or job["status"] in (*ENDED, "paused"):  # it was cancelled or paused
             self._leave(save=job is not None and job["status"] == "paused")
-            return
+            self.on_change()
+            return False
         if self._work is None:
             prepared, self._prepared = self._prepared, None
             if isinstance(prepared, Exception):
                 raise prepared
             assert prepared is not None
             self._begin(job, prepared)
-            return
-        assert self._trainer is not None
-        if self._trainer.trainable.session is not self.engine.session:  # the device was lost, and the run with it
-            self._trainer = None
-            self._leave()
-            return
+            self.on_change()
+            return False
         if job["status"] == "queued":  # paused and resumed before this thread looked
             self._update(job, status="running")
-        event = next(self._work, None)
-        if event is not None:
+        return True
+
+    def _part(self) -> bool:
+        """Go on to what the trainer tells next; whether it has only done a part of something."""
+        from training.step import Part
+        from training.trainer import Settled
+
+        assert self._work is not None
+        assert self._job is not None
+        event = next(self._work)
+        self._settled = isinstance(event, Settled)
+        if isinstance(event, Part):
+            self.engine.session.wait()
+            return True
+        job = self.store.get("jobs", self._job)
+        if job is not None:
             self._told(job, event)
+            self.on_change()
+        return False
 
     def _begin(self, job: Row, prepared: Prepared) -> None:
         from training.checkpoint import read_checkpoint
@@ -155,12 +180,14 @@ class Tuning:
         else:
             options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
             trainable = lora(engine.session, engine.model, options, prefix)
-        self._trainer = Trainer(trainable, prepared.settings, prepared.order, prepared.validation, prefix=prefix)
+        self._trainer = Trainer(
+            trainable, prepared.settings, prepared.order, prepared.validation, prefix=prefix, apart=True
+        )
         path = self._checkpoint_path(job["id"])
         if path.exists():
             read_checkpoint(path).restore(self._trainer)
         self.store.forget_events(job["id"], self._trainer.counters.iterations)
-        self._work = self._trainer.work()
+        self._work, self._settled = self._trainer.work(), True
         stats = self.stats
         stats.jobs_running, stats.loss, stats.valid_loss = 1, None, None
         stats.step, stats.n_steps = self._trainer.counters.iterations, self._trainer.n_steps
@@ -172,15 +199,23 @@ class Tuning:
 
     def close(self) -> None:
         """The server ends: the job goes on from here when it starts again."""
-        if self._trainer is not None and self._job is not None and self._trainer.counters.iterations:
+        if self._trainer is not None:
             try:
-                self._save({"id": self._job})
-            except OSError as error:
+                until = time.perf_counter() + CLOSE_SECONDS
+                while not self._settled and time.perf_counter() < until:
+                    self._part()
+                self._keep()
+            except Exception as error:
                 log.warning("the checkpoint of %s could not be written: %s", self._job, error)
         self.store.close()
 
+    def _keep(self) -> None:
+        """Save what the job has done; in the middle of a step, the last checkpoint is what it goes on from."""
+        if self._trainer is not None and self._settled and self._trainer.counters.iterations:
+            self._save({"id": self._job})
+
     def _told(self, job: Row, event: Event) -> None:
-        from training.trainer import Finished, Save, Step, Validated
+        from training.trainer import Finished, Save, Settled, Step, Validated
 
         trainer = self._trainer
         assert trainer is not None
@@ -201,8 +236,6 @@ class Tuning:
             ended_epoch = trainer.counters.epochs > event.epoch and event.iteration < event.n_steps
             if ended_epoch and not len(trainer.validation_indices):
                 self._publish(job)
-            elif not ended_epoch and time.monotonic() - self._saved_at > SAVE_SECONDS:
-                self._save(job)
         elif isinstance(event, Validated):
             stats.valid_loss = event.result.loss
             metrics = {
@@ -214,6 +247,8 @@ class Tuning:
             self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
             if event.iteration < trainer.n_steps:  # an epoch ended
                 self._publish(job)
+        elif isinstance(event, Settled) and time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self._save(job)
         elif isinstance(event, Save):
             self._publish(job)
         elif isinstance(event, Finished):
@@ -334,12 +369,13 @@ class Tuning:
     def _leave(self, *, save: bool = False) -> None:
         """Give up the device."""
         if self._trainer is not None:
-            if save and self._job is not None and self._trainer.counters.iterations:
-                self._save({"id": self._job})
-            self.engine.session.forget(self._trainer.steps.state_names())
+            if save:
+                self._keep()
+            self._trainer.steps.forget()
         if self._work is not None:
             self._work.close()
         self._work = self._trainer = self._prepared = None
+        self._settled = True
         self.stats.jobs_running = 0
         with self._lock:
             self._job = None

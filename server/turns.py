@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 
 class Background(Protocol):
-    """Work that the engine's thread does beside requests, a device run at a time. Any thread may ask `ready`."""
+    """Work that the engine's thread does beside requests, a part at a time. Any thread may ask `ready`."""
 
     @property
     def ready(self) -> bool: ...
 
-    def run(self) -> None: ...
+    def run(self, seconds: float) -> None:
+        """Go on for about so long."""
 
     def close(self) -> None:
         """The thread ends: keep what is needed to go on another day."""
@@ -20,8 +22,8 @@ class Background(Protocol):
 class Turns:
     """While requests run, background work gets at most `share` of the device's time; alone it gets all of it.
 
-    Steps earn time and background runs spend it. A run that took longer than what was earned is paid for by later
-    steps, so the share holds for runs of any length.
+    Steps earn time and background work spends it. What took longer than what was earned is paid for by later steps, so
+    the share holds for parts of any length.
     """
 
     def __init__(self, share: float) -> None:
@@ -29,9 +31,9 @@ class Turns:
         self._earned = 0.0  # seconds
 
     @property
-    def due(self) -> bool:
-        """Whether it is the background's turn although requests run."""
-        return self.share >= 1 or (self.share > 0 and self._earned > 0)
+    def left(self) -> float:
+        """Seconds that the background may take before the next step of requests."""
+        return math.inf if self.share >= 1 else max(0.0, self._earned)
 
     def stepped(self, seconds: float) -> None:
         """A step of requests took so long. What was not used is not saved up."""
@@ -39,5 +41,5 @@ class Turns:
             self._earned = min(self._earned, 0.0) + seconds * self.share / (1 - self.share)
 
     def ran(self, seconds: float) -> None:
-        """A background run took so long while requests waited."""
+        """Background work took so long while requests waited."""
         self._earned -= seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,25 @@ from training.trainable import Trainable
 from training.windows import Window
 
 Feeds = dict[str, npt.NDArray[Any]]
+T = TypeVar("T")
+
+
+class Part:
+    """A part of some device run is done: the device is free for other things, such as another model's step."""
+
+
+PART = Part()
+Parts = Generator[Part, None, T]
+
+
+def outcome(parts: Parts[T]) -> T:
+    """What work in parts returns, all done in one go."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as done:
+            value: T = done.value
+            return value
 
 
 @dataclass(frozen=True)
@@ -82,11 +101,14 @@ class Steps:
         checkpointing: bool = True,
         segment: int = 0,
         prefix: str = "train",
+        apart: bool = False,
     ) -> None:
+        """`apart`: plans in memory of their own, so that others can run between a run's parts."""
         if n_batch < 1 or n_ctx < 1:
             raise TrainingError(f"a batch of {n_batch} windows of {n_ctx} tokens cannot be trained on")
         self.trainable, self.optimizer = trainable, optimizer
         self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
+        self._apart = prefix if apart else ""
         # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as the formula has it
         self.segment = segment if checkpointing else None
         session, params = trainable.session, trainable.params
@@ -99,9 +121,13 @@ class Steps:
         return sum(t.nbytes for pair in self.moments for t in pair)
 
     def state_names(self) -> list[str]:
-        """Every state of the run, to forget them."""
+        """Every state of the run."""
         own = [*self.trainable.params, *(t for pair in self.moments for t in pair), *self._totals]
         return [t.name for t in own]
+
+    def forget(self) -> None:
+        """Give up the memory of the run, its parameters' too."""
+        self.trainable.session.forget(self.state_names(), self._apart)
 
     # -- graphs
 
@@ -193,36 +219,30 @@ class Steps:
 
     def evaluate(self, windows: Sequence[Window], more: Feeds | None = None) -> BatchResult:
         """Loss and accuracy, with nothing changed. `more`: feeds of the model itself."""
+        return outcome(self.evaluation(windows, more))
+
+    def evaluation(self, windows: Sequence[Window], more: Feeds | None = None) -> Parts[BatchResult]:
+        """The same in parts."""
         feeds = {**self.feeds(windows, 1.0), **(more or {})}
-        return self._result(windows, self._run("evaluate", self._evaluate, feeds, self._n_told))
+        told = yield from self._run("evaluate", self._evaluate, feeds, self._n_told)
+        return self._result(windows, told)
 
-    def step(self, batches: Sequence[Sequence[Window]], n: int, rate: float) -> tuple[list[BatchResult], float]:
-        """Optimizer step number n (from 1) on all micro-batches at once: results, and the norm of the gradient."""
-        work = self.micro_steps(batches, n, rate)
-        results = []
-        while True:
-            try:
-                results.append(next(work))
-            except StopIteration as done:
-                norm: float = done.value
-                return results, norm
-
-    def micro_steps(
-        self, batches: Sequence[Sequence[Window]], n: int, rate: float
-    ) -> Generator[BatchResult, None, float]:
-        """The same as a generator, one device run at a time; returns the norm."""
+    def step(self, batches: Sequence[Sequence[Window]], n: int, rate: float) -> Parts[tuple[list[BatchResult], float]]:
+        """Optimizer step number n (from 1) on all micro-batches: their results, and the norm of the gradient."""
         total = sum(float(w.weights.sum()) for windows in batches for w in windows) or 1.0
         if len(batches) == 1:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
-            *told, norm = self._run("step", self._step, feeds, self._n_told, norm=True)
-            yield self._result(batches[0], told)
-            return float(norm)
+            *told, norm = yield from self._run("step", self._step, feeds, self._n_told, norm=True)
+            return [self._result(batches[0], told)], float(norm)
         self._define_totals()
+        results = []
         for windows in batches:
-            told = self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_told)
-            yield self._result(windows, told)
-        (norm,) = self._run("update", self._step_of_totals, self._optimizer_feeds(n, rate), 0, norm=True)
-        return float(norm)
+            told = yield from self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_told)
+            results.append(self._result(windows, told))
+            yield PART
+        feeds = self._optimizer_feeds(n, rate)
+        (norm,) = yield from self._run("update", self._step_of_totals, feeds, 0, norm=True)
+        return results, float(norm)
 
     @property
     def _n_told(self) -> int:
@@ -231,14 +251,17 @@ class Steps:
 
     def _run(
         self, key: str, build: Callable[[], list[Tensor]], feeds: Feeds, n_told: int, *, norm: bool = False
-    ) -> list[npt.NDArray[Any]]:
+    ) -> Parts[list[npt.NDArray[Any]]]:
         """Run a plan and bring back what it tells first, and the norm: parameters and moments stay on the device."""
-        plan = self.trainable.session.prepare((self.prefix, key), build)
+        plan = self.trainable.session.prepare((self.prefix, key), build, self._apart)
         wanted: list[int | None] = [None] * n_told
         if norm:
             wanted += [*([0] * len(self.trainable.params)), None]
         wanted += [0] * (plan.n_fetches - len(wanted))
-        return [value for value, n in zip(plan.run(feeds, wanted), wanted, strict=True) if n is None]
+        for _ in plan.parts(feeds):
+            if self._apart:
+                yield PART
+        return [value for value, n in zip(plan.results(wanted), wanted, strict=True) if n is None]
 
     def _optimizer_feeds(self, n: int, rate: float) -> Feeds:
         o = self.optimizer

@@ -1,7 +1,7 @@
 """The training loop: optimizer steps over an order of windows, validation after each epoch, saving, stopping.
 
-`Trainer.work` is a generator that makes one device run at a time, so that whoever owns the device can do other things
-between two of them. `fit` runs it to the end.
+`Trainer.work` is a generator that makes one device run, or (`apart`) a part of one, at a time, so that whoever owns the
+device can do other things in between. `fit` runs it to the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from training.errors import TrainingError
 from training.order import Order, validation
 from training.results import Result
 from training.schedule import OptimizerSettings, Schedule, Stopping
-from training.step import BatchResult, Steps
+from training.step import Part, Steps
 from training.tokens import I32
 from training.trainable import Trainable
 
@@ -47,9 +47,17 @@ class Settings:
         return self.n_batch * self.grad_acc
 
 
-def steps_of(trainable: Trainable, s: Settings, prefix: str = "train") -> Steps:
+def steps_of(trainable: Trainable, s: Settings, prefix: str = "train", *, apart: bool = False) -> Steps:
     """The graphs of a run with these settings."""
-    return Steps(trainable, s.optimizer, n_batch=s.n_batch, n_ctx=s.n_ctx, checkpointing=s.checkpointing, prefix=prefix)
+    return Steps(
+        trainable,
+        s.optimizer,
+        n_batch=s.n_batch,
+        n_ctx=s.n_ctx,
+        checkpointing=s.checkpointing,
+        prefix=prefix,
+        apart=apart,
+    )
 
 
 @dataclass
@@ -60,14 +68,6 @@ class Counters:
     samples: int = 0  # windows
     tokens: int = 0
     epochs: int = 0
-
-
-@dataclass(frozen=True)
-class MicroStep:
-    """One device run of training is done; `i` of the `n` of this optimizer step."""
-
-    i: int
-    n: int
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,17 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """All that belongs to the steps so far is done, so `Trainer.state` says everything that the rest depends on."""
+
+
+@dataclass(frozen=True)
 class Finished:
     reason: str
     cancelled: bool = False
 
 
-Event = MicroStep | Step | Validating | Validated | Save | Finished
+Event = Part | Step | Validating | Validated | Save | Settled | Finished
 
 
 @dataclass
@@ -144,13 +149,14 @@ class Trainer:
         stopping: Stopping | None = None,
         before_step: Callable[[Control], None] | None = None,
         prefix: str = "train",
+        apart: bool = False,
     ) -> None:
         self.trainable, self.settings, self.order = trainable, settings, order
         self.validation_indices = validation_indices
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        self.steps = steps_of(trainable, settings, prefix)
+        self.steps = steps_of(trainable, settings, prefix, apart=apart)
         self.epoch_result = Result()
         self.just_initialized = True
 
@@ -179,6 +185,7 @@ class Trainer:
             yield step
             reason = self.stopping.update(step.loss) or ""
             yield from self._between(step)
+            yield Settled()
         if not (cancelled or self._validated == self.counters.iterations):
             yield from self._validate()
         yield Save(self.counters.iterations, last=True)
@@ -211,17 +218,7 @@ class Trainer:
         if c.samples // n_windows != max(0, c.samples - s.n_logical) // n_windows:
             self.epoch_result = Result()
         batches = [self.order.take(s.n_batch) for _ in range(s.grad_acc)]
-        work = self.steps.micro_steps(batches, c.iterations + 1, control.rate)
-        results: list[BatchResult] = []
-        norm = 0.0
-        while True:
-            try:
-                results.append(next(work))
-            except StopIteration as done:
-                norm = done.value
-                break
-            if len(results) < len(batches):
-                yield MicroStep(len(results), len(batches))
+        results, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate)
         n_data, n_correct = sum(r.n_data for r in results), sum(r.n_correct for r in results)
         loss = math.fsum(r.total for r in results) / max(1, n_data)
         c.iterations += 1
@@ -260,7 +257,7 @@ class Trainer:
         result = Result()
         n, done = len(self.validation_indices), 0
         for windows in validation(self.order.dataset, self.validation_indices, self.settings.n_batch):
-            told = self.steps.evaluate(windows)
+            told = yield from self.steps.evaluation(windows)
             result.add(told.total / max(1, told.n_data), told.n_data, told.n_correct)
             done += len(windows)
             yield Validating(done, n, result)

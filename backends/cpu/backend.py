@@ -76,6 +76,9 @@ class CPUBackend:
         view: Bytes = place.buffer.array[place.offset : place.offset + nbytes]
         return view
 
+    def wait(self) -> None:
+        """Programs have ended when `run` returns."""
+
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> CPUProgram:
         return CPUProgram(self.pool, nodes, place)
 

@@ -102,6 +102,12 @@ class OpenCLBackend:
         self._sending.clear()
         return out
 
+    def wait(self) -> None:
+        try:
+            self._queue.finish()
+        except self._cl.Error as error:
+            raise self._translated(error) from error
+
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> OpenCLProgram:
         try:
             return OpenCLProgram(self, kernels.lower_all(nodes, self.shape), place)

@@ -118,6 +118,9 @@ class VulkanBackend:
         self._copies.finish()
         self._copies.submit()
 
+    def wait(self) -> None:
+        self.device.idle()
+
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> VulkanProgram:
         work = shared.lower_all(nodes, self.shape)
         need = max((d.scratch for d in work), default=0)

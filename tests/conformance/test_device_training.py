@@ -12,6 +12,7 @@ import pytest
 
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
+from graph.ops.elementwise import add, scale, silu
 from graph.ops.linear import linear
 from graph.session import Session
 from graph.tensor import Tensor, feed
@@ -24,6 +25,7 @@ from training.examples.network import Batches
 from training.order import Order
 from training.schedule import OptimizerSettings, Schedule
 from training.scratch import new_model
+from training.step import Part
 from training.trainable import FULL, LORA, LoraOptions, full, lora
 from training.trainer import Settings, Step, Trainer
 from training.windows import TextWindows
@@ -53,7 +55,7 @@ def start(model: Path, cpu: Backend) -> Iterator[Start]:
     """A run on a session of its own, whose devices belong to other tests too."""
     with GGUFFile.open(model) as gguf:
 
-        def make(kind: str, device: Backend, **changes: object) -> Trainer:
+        def make(kind: str, device: Backend, *, apart: bool = False, **changes: object) -> Trainer:
             session, h = Session([device, cpu] if device is not cpu else [cpu]), hparams_of(gguf)
             base = define_model(session, gguf, h, 64)
             options = LoraOptions(rank=3, alpha=6.0)
@@ -63,7 +65,7 @@ def start(model: Path, cpu: Backend) -> Iterator[Start]:
             default = {"n_ctx": N_CTX, "n_batch": N_BATCH, "max_steps": N_STEPS, "schedule": schedule}
             indices = np.arange(len(data), dtype=np.int32)
             settings = Settings(**(default | changes))  # type: ignore[arg-type]
-            return Trainer(trainable, settings, Order(data, indices[:-4], "text", 5), indices[-2:])
+            return Trainer(trainable, settings, Order(data, indices[:-4], "text", 5), indices[-2:], apart=apart)
 
         yield make
 
@@ -137,16 +139,25 @@ def test_a_run_has_the_cpus_losses_and_keeps_everything_on_the_device(
 def test_a_run_that_is_resumed_ends_with_the_same_bytes(
     device: str, start: Start, open_device: Callable[[str], Backend], tmp_path: Path
 ) -> None:
-    """Checkpoints read the device's parameters and moments back; accumulated gradients and SGD run there too."""
+    """Checkpoints read the device's parameters and moments back; accumulated gradients and SGD run there too. The rest
+    is left at every part for another run, whose arena is filled with numbers."""
     backend = open_device(device)
     whole = start(LORA, backend, grad_acc=2, max_steps=4)
     losses(whole)
     part = start(LORA, backend, grad_acc=2, max_steps=2)
     losses(part)
     save_checkpoint(tmp_path / "c.gguf", part, "llama")
-    rest = start(LORA, backend, grad_acc=2, max_steps=4)
+    rest = start(LORA, backend, apart=True, grad_acc=2, max_steps=4)
     assert read_checkpoint(tmp_path / "c.gguf").restore(rest)
-    losses(rest)
+    x = np.full((1 << 16,), 7.0, np.float32)
+    other = rest.trainable.session.plan(lambda: [add(silu(feed("x", x.shape)), scale(feed("y", x.shape), factor=2.0))])
+    n_parts = 0
+    for event in rest.work():
+        if isinstance(event, Part):
+            n_parts += 1
+            if n_parts % 16 == 1:
+                other.run({"x": x, "y": x}, [0])
+    assert n_parts > 50
     expected = whole.trainable.read()
     assert all(values.tobytes() == expected[name].tobytes() for name, values in rest.trainable.read().items())
     assert on_one_device(rest.trainable.session, rest.steps._accumulate)

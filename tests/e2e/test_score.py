@@ -18,7 +18,7 @@ from models.model import define_model, hparams_of
 from tests.e2e.conftest import ServerFactory
 from training.records import read_records
 from training.schedule import OptimizerSettings
-from training.step import Steps
+from training.step import Steps, outcome
 from training.tokens import examples_of
 from training.trainable import LoraOptions, full, lora
 from training.windows import PackedExamples
@@ -44,13 +44,13 @@ def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> Non
         steps = Steps(trainable, OptimizerSettings(), n_batch=2, n_ctx=32)
         dataset = PackedExamples(examples, 32, pack=False)
         windows = [dataset.window(i, np.random.default_rng(0)) for i in range(2)]
-        ((result,), _) = steps.step([windows], 1, 1e-3)  # measured before the step changes anything
+        ((result,), _) = outcome(steps.step([windows], 1, 1e-3))  # measured before the step changes anything
         for i, row in enumerate(found):
             of_row = result.losses[32 * i : 32 * (i + 1)]
             assert row["loss"] == float(of_row.sum(dtype=np.float64)) / row["n_counted"]
         whole = full(session, trainable.model, gguf, h)
         steps = Steps(whole, OptimizerSettings(gclip=0), n_batch=1, n_ctx=32, prefix="whole")
-        norms = [steps.step([windows[i : i + 1]], 1, 0.0)[1] for i in range(2)]
+        norms = [outcome(steps.step([windows[i : i + 1]], 1, 0.0))[1] for i in range(2)]
         assert [row["gradient_norm"] for row in found] == pytest.approx(norms, rel=1e-6)
         session.close()
         backend.close()

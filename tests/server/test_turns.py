@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from server.turns import Turns
@@ -13,7 +15,7 @@ def test_the_share_holds_for_runs_of_any_length(share: float, run: float) -> Non
     turns = Turns(share)
     trained = served = 0.0
     while served < 60:
-        if turns.due:
+        if turns.left > 0:
             trained += run
             turns.ran(run)
         else:
@@ -26,7 +28,7 @@ def test_the_share_holds_for_runs_of_any_length(share: float, run: float) -> Non
 def test_everything_may_be_trainings() -> None:
     turns = Turns(1.0)
     turns.ran(100.0)
-    assert turns.due
+    assert turns.left == math.inf
 
 
 def test_time_is_not_saved_up() -> None:
@@ -34,4 +36,4 @@ def test_time_is_not_saved_up() -> None:
     for _ in range(1000):
         turns.stepped(1.0)
     turns.ran(1.5)
-    assert not turns.due
+    assert turns.left == 0

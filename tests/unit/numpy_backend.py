@@ -65,6 +65,9 @@ class NumpyBackend:
     def download(self, place: Place, nbytes: int) -> Bytes:
         return place.buffer.array[place.offset :][:nbytes]  # type: ignore[no-any-return]
 
+    def wait(self) -> None:
+        pass
+
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> _Program:
         return _Program(self, nodes, place)
 

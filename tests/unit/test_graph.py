@@ -378,6 +378,34 @@ def test_a_plan_that_is_dropped_is_free_at_once(make: Callable[[], Backend]) -> 
         session.close()
 
 
+@pytest.mark.parametrize("make", [NumpyBackend, lambda: CPUBackend(1)], ids=["numpy", "cpu"])
+def test_plans_apart_may_be_left_at_every_part(make: Callable[[], Backend]) -> None:
+    """Whatever else runs in between; their memory goes with their states."""
+    session = Session([make()])
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    session.define("w", (8, 8), source=lambda: np.ones(256, np.uint8))
+    w = session._states["w"].tensor
+
+    def chain(n: int) -> list[Tensor]:
+        t = feed("x", (8, 8))
+        for _ in range(n):
+            t = add(silu(t), add(t, w))
+        return [t]
+
+    (expected,) = session.plan(lambda: chain(20)).run({"x": x})
+    plan = session.plan(lambda: chain(20), "apart")
+    other = session.plan(lambda: chain(3))
+    n_parts = 0
+    for _ in plan.parts({"x": x}):
+        n_parts += 1
+        other.run({"x": 7 * x})
+    assert n_parts > 5
+    np.testing.assert_array_equal(plan.results()[0], expected)
+    session.forget(["w"], "apart")
+    assert {name for name, _ in session._arenas} == {""}
+    session.close()
+
+
 def test_plans_share_one_arena_and_a_reserved_one_is_not_replaced() -> None:
     backend = NumpyBackend()
     session = Session([backend])

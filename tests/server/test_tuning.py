@@ -1,0 +1,106 @@
+"""A job on the engine's thread, driven by hand: left in the middle of device runs, paused, and beside requests."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from models import tokenizer
+from models.gguf_file import GGUFFile
+from server.adapters import Adapters
+from server.cli.bench import greedy
+from server.engine import Engine, EngineOptions
+from server.store import Store
+from server.tuning import Tuning
+from server.tuning_job import new_job
+from server.ubatch import UBatch
+
+ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
+HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learning_rate_multiplier": 5.0}
+
+
+@pytest.fixture(scope="module")
+def engine(shared_data: Path) -> Iterator[Engine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(1)])
+        engine = Engine(shared_data / "models" / "stories260K.gguf", EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16))
+    engine.load()
+    yield engine
+    engine.close()
+
+
+class Job:
+    """One, and the turns that it gets."""
+
+    def __init__(self, folder: Path, engine: Engine, *, full: bool) -> None:
+        self.store, self.ready = Store(folder), threading.Event()
+        vocabulary = tokenizer.from_metadata(engine.gguf.metadata)
+        self.tuning = Tuning(self.store, engine, vocabulary, None, Adapters(engine.adapters, engine.weight_sets), "m")
+        self.tuning.wake = self.ready.set
+        file = self.store.add_file(ROWS, "rows.jsonl", "fine-tune")
+        body = {"model": "m", "training_file": file["id"], "hyperparameters": {**HYPERPARAMETERS, "full": full}}
+        self.id = new_job(body, self.store, "m", {"m"}, 512)["id"]
+        self.store.put("jobs", {**new_job(body, self.store, "m", {"m"}, 512), "id": self.id})
+        self.tuning.created()
+
+    @property
+    def status(self) -> str:
+        row = self.store.get("jobs", self.id)
+        assert row is not None
+        return str(row["status"])
+
+    def turn(self, seconds: float) -> None:
+        if not self.tuning.ready:
+            self.ready.clear()
+            assert self.tuning.ready or self.ready.wait(20)
+        self.tuning.run(seconds)
+
+    def finish(self, seconds: float, between: Callable[[int], None] = lambda turn: None) -> None:
+        turns = 0
+        while self.status != "succeeded":
+            assert self.status != "failed"
+            self.turn(seconds)
+            turns += 1
+            between(turns)
+
+    def results(self) -> dict[str, bytes]:
+        """The tensors that it has trained and those that it would go on with."""
+        found = {}
+        for path in (self.store.folder / "checkpoints").iterdir():
+            with GGUFFile.open(path) as file:
+                found |= {f"{'@' in path.name} {name}": bytes(file.bytes_of(name)) for name in file.tensors}
+        return found
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])
+def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(engine: Engine, tmp_path: Path, full: bool) -> None:
+    """Requests' steps run in between, and it is paused whatever it is doing. A batch is two device runs for an adapter:
+    what it goes on from must not be the middle of them."""
+    whole = Job(tmp_path / "whole", engine, full=full)
+    whole.finish(math.inf)
+    job = Job(tmp_path / "parts", engine, full=full)
+    batch = UBatch([5] * 3, [0, 1, 2], [0] * 3, [0, 1, 2], [2], [greedy()], [-1], tables={0: [0]})
+    expected = engine.step(batch).ids.tolist()
+
+    left: list[bool] = []
+
+    def between(turn: int) -> None:
+        assert engine.step(batch).ids.tolist() == expected
+        if turn == (90 if full else 260):
+            assert job.tuning.set_status(job.id, ("running",), "paused")
+            job.turn(0.0)
+            left.append(job.tuning.ready)  # it goes on, to the end of the step
+            while job.tuning.ready:
+                job.turn(0.0)
+            assert job.tuning.set_status(job.id, ("paused",), "queued")
+
+    job.finish(0.0, between)
+    found = job.results()
+    assert {"True blk.0.attn_q.weight" + ("" if full else ".lora_b"), "False optimizer.adam.first_moments"} < set(found)
+    assert found == whole.results()
+    assert any(left)
