@@ -20,7 +20,7 @@ from backends.errors import DeviceLost
 from graph.backend import Backend
 from graph.conformance import OK, Problem, problems, register_all, run
 from graph.op import OPS
-from graph.partition import partition
+from graph.session import Session
 from graph.tensor import ALIASES, Tensor, toposort
 
 log = logging.getLogger("logitless.devices")
@@ -51,14 +51,14 @@ def examine(backend: Backend, nodes: Iterable[Tensor], seconds: float = SECONDS)
     return wrong
 
 
-def examine_all(backends: Sequence[Backend], fetches: Sequence[Tensor]) -> dict[str, str]:
+def examine_all(session: Session, fetches: Sequence[Tensor]) -> dict[str, str]:
     """The same for every device but the last, which is complete; what is wrong is told in the log, too.
 
     Tried are the ops of the graph as it stands, and those that devices put in their places.
     """
-    nodes = [*toposort(fetches), *partition(fetches, backends, {}).order]
+    nodes = [*toposort(fetches), *session.placed(fetches).order]
     found: dict[str, str] = {}
-    for backend in backends[:-1]:
+    for backend in session.backends[:-1]:
         for op, why in examine(backend, nodes).items():
             log.warning("%s computes %s wrongly (%s): the next device does it", backend.name, op, why)
             found[op] = why

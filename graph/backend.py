@@ -53,6 +53,7 @@ class Program(Protocol):
 class Backend(Protocol):
     name: str
     alignment: int
+    memory_bytes: int  # of the device; 0: the host's
 
     def supports(self, t: Tensor) -> bool:
         """Whether this node can run here, as it stands in the user's graph."""

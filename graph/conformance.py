@@ -233,7 +233,7 @@ class Guarded:
     """A backend whose memory starts as NaN and has guards. Stands for the backend in a session."""
 
     def __init__(self, inner: Backend) -> None:
-        self.inner, self.name, self.alignment = inner, inner.name, inner.alignment
+        self.inner, self.name, self.alignment, self.memory_bytes = inner, inner.name, inner.alignment, 0
         self._buffers: list[GuardedBuffer] = []
 
     def supports(self, t: Tensor) -> bool:

@@ -1,14 +1,16 @@
 """Which backend runs which node, and the copies at the seams between them.
 
-Backends are in order of preference and the last one must be complete: a node runs on the first that supports it.
+Backends are in order of preference and one of them must be complete: a node runs on the first that supports it.
 Nodes that touch the same mutable state (a KV cache) run on the first backend that supports all of them, so that a
-state never moves. The user's nodes are left as they are: where a source comes from another backend, or a backend
-rewrites or fuses nodes, new ones take their place, so a second plan or run sees what the first one saw.
+state never moves. A `prefer` comes before that order: a node that reads a state runs where that one is wanted, and one
+that reads none where its sources were made; of several places, where the layer of the deepest is.
+The user's nodes are left as they are: where a source comes from another backend, or a backend rewrites or fuses nodes,
+new ones take their place, so a second plan or run sees what the first one saw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graph.allocate import Roots, roots_of
@@ -17,6 +19,8 @@ from graph.op import writes_of
 from graph.tensor import ALIASES, Tensor, toposort
 
 TRANSFER = "transfer"  # a copy of its source on another backend
+Wish = tuple[int, int]  # the backend that a node is wanted on, and that of the layer that it belongs to
+Prefer = Callable[[Tensor, Tensor], Wish | None]  # of a node and a state that it reads
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,10 @@ class Placement:
 
 
 def partition(
-    fetches: Iterable[Tensor], backends: Sequence[Backend], homes: Mapping[str, int] | None = None
+    fetches: Iterable[Tensor],
+    backends: Sequence[Backend],
+    homes: Mapping[str, int] | None = None,
+    prefer: Prefer | None = None,
 ) -> Placement:
     """Place a graph. `homes`: mutable states that already live somewhere. ValueError names a node that nothing runs."""
     fetches = tuple(fetches)
@@ -71,7 +78,7 @@ def partition(
     roots = roots_of(order)
     _check_bytes(order, fetches, roots)
     home = dict(homes or {})
-    pinned = _pin_states(order, roots, backends, home)
+    pinned = _pin_states(order, roots, backends, home, prefer)
     for f in fetches:
         if _is_mutable(roots[id(f)][0]):
             home.setdefault(roots[id(f)][0].name, 0)  # a state that is fetched and nothing else
@@ -79,6 +86,23 @@ def partition(
     produced: dict[int, int] = {}  # user's node → backend
     variants: dict[tuple[int, int], Tensor] = {}
     where: dict[int, int] = {}
+    depth: dict[int, int] = {}
+    layer: dict[int, int] = {}  # node → backend of its layer
+
+    def wanted(t: Tensor) -> int | None:
+        """Where `prefer` wants a node: because of what it reads, or to be with its sources."""
+        if prefer is None:
+            return None
+        depth[id(t)] = 1 + max((depth.get(id(s), 0) for s in t.src), default=0)
+        wish = next(_wishes(t, roots, prefer), None)
+        if wish is None:
+            made = [s for s in t.src if id(s) in layer]
+            if not made:
+                return None
+            own = layer[id(max(made, key=lambda s: depth[id(s)]))]
+            wish = (own if len({produced[id(s)] for s in made}) > 1 else produced[id(made[0])]), own
+        b, layer[id(t)] = wish
+        return b
 
     def on(t: Tensor, b: int) -> Tensor:
         if id(t) in everywhere:
@@ -97,11 +121,12 @@ def partition(
             if not t.is_leaf:
                 where[id(t)] = home.get(roots[id(t)][0].name, 0)
             continue
+        wish = wanted(t)
         if t.op in ALIASES:  # of what was made, or of a leaf but after what was made
             b = next(produced[id(s)] for s in t.src if id(s) in produced)
             b = home.get(roots[id(t)][0].name, b)
         else:
-            b = pinned[id(t)] if id(t) in pinned else _first(t, backends)
+            b = pinned[id(t)] if id(t) in pinned else _first(t, backends, wish)
         src = tuple([variants.get((id(s), b)) or on(s, b) for s in t.src])
         node = t if src == t.src else Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
         node = backends[b].rewrite(node)
@@ -131,7 +156,7 @@ def partition(
 
 
 def _is_mutable(t: Tensor) -> bool:
-    return t.op == "state" and not t.attrs["constant"]
+    return t.op == "state" and not t.attrs["constant"] and not t.attrs.get("by_host")
 
 
 def _check_bytes(order: Sequence[Tensor], fetches: Sequence[Tensor], roots: Roots) -> None:
@@ -144,18 +169,30 @@ def _check_bytes(order: Sequence[Tensor], fetches: Sequence[Tensor], roots: Root
     for t in (*(t for t in order if t.op in ALIASES), *fetches):
         root = roots[id(t)][0]
         if root.op == "const" or (root.op == "state" and not _is_mutable(root)):
-            raise ValueError(f"{root!r} is a constant: it can be neither fetched nor taken apart")
+            raise ValueError(f"{root!r} is a constant or the host's: it can be neither fetched nor taken apart")
 
 
-def _first(t: Tensor, backends: Sequence[Backend]) -> int:
-    for i, backend in enumerate(backends):
-        if backend.supports(t):
+def _wishes(t: Tensor, roots: Roots, prefer: Prefer) -> Iterator[Wish]:
+    """Where a node is wanted because of the states that it reads itself."""
+    for root in (roots[id(s)][0] for s in t.src):
+        wish = prefer(t, root) if root.op == "state" else None
+        if wish is not None:
+            yield wish
+
+
+def _first(t: Tensor, backends: Sequence[Backend], wanted: int | None) -> int:
+    for i in range(len(backends)) if wanted is None else (wanted, *range(len(backends))):
+        if backends[i].supports(t):
             return i
     raise ValueError(f"no device runs {t!r}: tried {', '.join(b.name for b in backends)}")
 
 
 def _pin_states(
-    order: Sequence[Tensor], roots: Roots, backends: Sequence[Backend], home: dict[str, int]
+    order: Sequence[Tensor],
+    roots: Roots,
+    backends: Sequence[Backend],
+    home: dict[str, int],
+    prefer: Prefer | None,
 ) -> dict[int, int]:
     """The backend of every node that touches a mutable state. States that meet in a node share a home."""
     leader: dict[str, str] = {}
@@ -180,17 +217,24 @@ def _pin_states(
     for t, name in touching:
         nodes[find(name)].append(t)
     for group, names in members.items():
-        b = _home_of(names, nodes[group], backends, home)
+        wishes = [b for t in nodes[group] for b, _ in _wishes(t, roots, prefer)] if prefer is not None else []
+        b = _home_of(names, nodes[group], backends, home, wishes[:1])
         home.update(dict.fromkeys(names, b))
     return {id(t): home[name] for t, name in touching}
 
 
-def _home_of(names: list[str], nodes: list[Tensor], backends: Sequence[Backend], home: Mapping[str, int]) -> int:
+def _home_of(
+    names: list[str],
+    nodes: list[Tensor],
+    backends: Sequence[Backend],
+    home: Mapping[str, int],
+    wishes: Sequence[int],
+) -> int:
     """Where states that meet live: the first backend that runs all their nodes, unless they live somewhere already."""
     known = {home[name]: name for name in names if name in home}
     if len(known) > 1:
         raise ValueError(f"states {', '.join(map(repr, known.values()))} meet in a node but are on different devices")
-    for b in known or range(len(backends)):
+    for b in known or (*wishes, *range(len(backends))):
         refused = next((t for t in nodes if not backends[b].supports(t)), None)
         if refused is None:
             return b

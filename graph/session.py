@@ -10,7 +10,7 @@ import numpy as np
 from graph.allocate import Layout, layout
 from graph.backend import Backend, Buffer, Bytes, Place
 from graph.dtype import DTYPES
-from graph.partition import Placement, partition
+from graph.partition import Placement, Prefer, partition
 from graph.plan import Array, Late, Plan, input_layout, leaf_uses, values_of
 from graph.tensor import Tensor, state, toposort
 
@@ -21,7 +21,7 @@ Build = Callable[[], Sequence[Tensor]]
 class _State:
     """`buffers` by backend: one for a mutable state, made when a plan has decided where it lives.
 
-    `initial` holds what is written to a mutable state before that.
+    `initial` holds what is written to a mutable state before that; of a state that only the host writes, its value.
     """
 
     tensor: Tensor
@@ -58,10 +58,12 @@ class DeviceBytes:
 class Session:
     """Backends in order of preference, the states that live on them, and the plans made so far."""
 
-    def __init__(self, backends: Sequence[Backend], *, max_plans: int = 256) -> None:
+    def __init__(self, backends: Sequence[Backend], *, prefer: Prefer | None = None, max_plans: int = 256) -> None:
+        """`prefer` says which states are wanted elsewhere than on the first backend that can have them."""
         if not backends:
             raise ValueError("a session needs at least one backend")
         self.backends = list(backends)
+        self.prefer = prefer
         self._states: dict[str, _State] = {}
         self._homes: dict[str, int] = {}
         self._arenas: dict[tuple[str, int], Buffer] = {}  # by name and backend
@@ -78,6 +80,7 @@ class Session:
         source: Callable[[], Bytes] | None = None,
         *,
         constant: bool = False,
+        by_host: bool = False,
         loaded: Callable[[], None] | None = None,
     ) -> Tensor:
         """A named state. `source` gives its first bytes (GGUF layout for constants); without one it is zero.
@@ -88,7 +91,7 @@ class Session:
             raise ValueError(f"state {name!r} is defined twice")
         if constant and source is None:
             raise ValueError(f"constant {name!r} has no data")
-        t = state(name, shape, dtype, constant=constant)
+        t = state(name, shape, dtype, constant=constant, by_host=by_host)
         self._states[name] = _State(t, source, loaded=loaded)
         return t
 
@@ -124,7 +127,9 @@ class Session:
                     held.loaded()
             else:
                 held.buffers[b] = backend.alloc(t.nbytes)
-                if held.source is not None or held.initial is not None:
+                if t.attrs.get("by_host"):
+                    backend.upload(Place(held.buffers[b]), held.first_bytes())
+                elif held.source is not None or held.initial is not None:
                     backend.upload(Place(held.buffers[b]), held.first_bytes())
                     held.initial = held.source = None  # it lives nowhere else
                     if held.loaded is not None:
@@ -156,6 +161,8 @@ class Session:
             self.backends[b].upload(Place(self.buffer(t, b), offset), raw.view(np.uint8))
         else:
             held.first_bytes()[offset : offset + raw.nbytes] = raw.view(np.uint8)
+            for b, buffer in held.buffers.items():
+                self.backends[b].upload(Place(buffer, offset), raw.view(np.uint8))
 
     def read(self, name: str) -> Array:
         """A copy of a state's values (bytes for block types)."""
@@ -175,6 +182,10 @@ class Session:
             return np.array(held.first_bytes()[offset : offset + nbytes])
         return np.array(self.backends[b].download(Place(self.buffer(t, b), offset), nbytes))
 
+    def placed(self, fetches: Iterable[Tensor]) -> Placement:
+        """How a graph is placed where no state has a home yet."""
+        return partition(fetches, self.backends, {}, self.prefer)
+
     def measure(
         self,
         build: Build,
@@ -190,7 +201,7 @@ class Session:
         as any.
         `homes`: where states live, if that is not where they live now.
         """
-        placement = partition(build(), self.backends, self._homes if homes is None else homes)
+        placement = partition(build(), self.backends, self._homes if homes is None else homes, self.prefer)
         alignments = [b.alignment for b in self.backends]
 
         def choice(order: tuple[Tensor, ...]) -> tuple[Placement, Layout]:

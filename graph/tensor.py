@@ -47,9 +47,11 @@ def feed(name: str, shape: Shape, dtype: str = "f32", *, late: bool = False) -> 
     return Tensor("feed", (), shape, dtype, {"late": True} if late else NO_ATTRS, name)
 
 
-def state(name: str, shape: Shape, dtype: str = "f32", *, constant: bool = False) -> Tensor:
-    """A value that lives in the session: weights (`constant`, never written) and KV caches."""
-    return Tensor("state", (), shape, dtype, {"constant": constant}, name)
+def state(name: str, shape: Shape, dtype: str = "f32", *, constant: bool = False, by_host: bool = False) -> Tensor:
+    """A value that lives in the session: weights (`constant`, never written) and KV caches. What only the host writes
+    (`by_host`: page tables) no node may, so every device that reads it has a copy."""
+    attrs = {"constant": constant, "by_host": True} if by_host else {"constant": constant}
+    return Tensor("state", (), shape, dtype, attrs, name)
 
 
 def const(value: float, dtype: str = "f32") -> Tensor:

@@ -75,7 +75,7 @@ class PagedMemory:
         return cls(
             tuple(session.define(f"k.{i}", k, type_k) for i in range(h.n_layer)),
             tuple(session.define(f"v.{i}", v, type_v) for i in range(h.n_layer)),
-            session.define("tables", table_shape, "i32"),
+            session.define("tables", table_shape, "i32", by_host=True),
         )
 
     @property

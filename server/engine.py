@@ -23,7 +23,7 @@ from graph.backend import Backend, Bytes
 from graph.ops import samplers
 from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
-from graph.partition import Placement, partition
+from graph.partition import Placement
 from graph.session import DeviceBytes, Session
 from graph.tensor import Tensor, feed
 from models.adapter_bank import AdapterBank
@@ -34,10 +34,12 @@ from models.grammar import GrammarError
 from models.low_rank import LowRank
 from models.model import Model, define_model, hparams_of
 from models.moves import move_cells
+from models.placement import Places
 from models.weight_sets import WeightSets
 from models.weights import check_weights
 from server.embedder import Embedder
 from server.pages import pool_size
+from server.placement import ANYWHERE, PlacementOptions, chosen, fit
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch, bucket
@@ -62,6 +64,7 @@ class EngineOptions:
     type_v: str = "f16"
     threads: int = 0  # 0: every core of the process
     devices: tuple[str, ...] = ("cpu",)
+    placement: PlacementOptions = ANYWHERE
     embeddings: bool = False  # make the embeddings' kernels ready at load
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
 
@@ -152,6 +155,7 @@ class Engine:
         self._other = self._beside.session if self._beside is not None else None
         backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
         self.session: Session = Session(backends)
+        self._placed = False
         self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot)
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
@@ -162,8 +166,9 @@ class Engine:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
         from backends.cpu.warm import prepare
 
+        self._place()
         if self.options.embeddings or not self.hparams.causal:
-            prepare(partition(self.embedder.everything(), self.session.backends, {}).order)
+            prepare(self.session.placed(self.embedder.everything()).order)
         if not self.hparams.causal:
             self._examine(self.embedder.everything())
             self.embedder.load()
@@ -171,7 +176,7 @@ class Engine:
             return
         everything = Shape(self.options.n_ubatch, 64, n_copies=MIN_COPIES, n_top=1)
         self._examine(self._build(everything))
-        prepare(partition(self._build(everything), self.session.backends, {}).order)
+        prepare(self.session.placed(self._build(everything)).order)
         self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
         trash = np.full(self.table_pages, self.n_pages, np.int32)
         self._write_table(self.options.n_slots, trash)
@@ -208,7 +213,25 @@ class Engine:
         """Test the devices on the ops of a graph; what one computes wrongly runs on the next."""
         from backends import trust
 
-        self.rerouted = trust.examine_all(self.session.backends, wanted)
+        self.rerouted = trust.examine_all(self.session, wanted)
+
+    def _place(self) -> None:
+        """Decide which device has which layers, once for a session."""
+        if not self._placed:
+            self._placed = True
+            names, options = dict.fromkeys((*self.devices, "cpu")), self.options
+            self.session.prefer = chosen(
+                options.placement,
+                options.placement.devices(options.devices, names, self.session.backends),
+                self.hparams.n_layer,
+                self._fits,
+            )
+
+    def _fits(self, places: Places | None) -> bool:
+        """Whether the devices' memory is enough for layers in these places."""
+        self.session.prefer = places
+        sizes = self.session.device_bytes(self.session.measure(self._largest))
+        return fit(sizes, self.session.backends)
 
     def _fall_back(self, error: DeviceLost) -> None:
         """Go on without the device that was lost; what was in its memory is gone."""
@@ -257,10 +280,15 @@ class Engine:
 
     def measure(self) -> tuple[Placement, list[DeviceBytes]]:
         """What the largest ordinary step needs on each device, and what runs where; nothing is allocated."""
-        placement, arenas = self.session.measure(
-            lambda: self._build(Shape(self.options.n_ubatch, self.options.n_slots))
-        )
+        self._place()
+        placement, arenas = self.session.measure(self._largest)
         return placement, self.session.device_bytes((placement, arenas))
+
+    def _largest(self) -> list[Tensor]:
+        """The graph of the largest ordinary step."""
+        if not self.hparams.causal:
+            return self.embedder.everything()
+        return self._build(Shape(self.options.n_ubatch, self.options.n_slots))
 
     # --- a step ------------------------------------------------------------------------------------------------
 

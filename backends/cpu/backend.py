@@ -38,6 +38,7 @@ class CPUBackend:
 
     name = "cpu"
     alignment = ALIGNMENT
+    memory_bytes = 0
 
     def __init__(self, n_threads: int = 0) -> None:
         self.pool = Pool(n_threads or default_threads())

@@ -44,7 +44,7 @@ class OpenCLBackend:
         import pyopencl as cl
 
         found = device_named(name)
-        self._cl, self.device, self.name = cl, found, found.name
+        self._cl, self.device, self.name, self.memory_bytes = cl, found, found.name, found.memory_bytes
         self.shape = _shape(found)
         self._context = cl.Context([found.device])
         self._queue = cl.CommandQueue(self._context)

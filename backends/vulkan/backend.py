@@ -34,7 +34,7 @@ class VulkanBackend:
             raise DeviceError(f"device {self.name} is not available: this machine has vulkan:0 to {len(found) - 1}")
         if found[index].missing:
             raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
-        self.device = Device(found[index], mapped=mapped)
+        self.device, self.memory_bytes = Device(found[index], mapped=mapped), found[index].memory_bytes
         self.pipelines = Pipelines(self.device)
         soft = found[index].kind == "cpu" and found[index].broadcasts and "shaderInt64" in found[index].features
         self.shape = SOFT if soft else SIMT

@@ -19,7 +19,6 @@ def _later(
 
 
 _TEXT = "models here read text only"
-_PLACES = "each op runs on the first device of --device that has it"
 
 
 COMPATIBLE = Group(
@@ -27,7 +26,6 @@ COMPATIBLE = Group(
     (
         # Tuning of things that are done anyway, or that have no counterpart here and cannot change a result.
         _ignored("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN", optional=("auto", "on", "off", "1", "0", "true", "false")),
-        _ignored("-ngl --gpu-layers --n-gpu-layers", "LLAMA_ARG_N_GPU_LAYERS", value="N"),
         _ignored("-cb --cont-batching", "LLAMA_ARG_CONT_BATCHING", off="-nocb --no-cont-batching"),
         _ignored("--jinja", "LLAMA_ARG_JINJA", off="--no-jinja"),
         _ignored("--mlock", "LLAMA_ARG_MLOCK"),
@@ -49,7 +47,6 @@ COMPATIBLE = Group(
         _ignored("--swa-full", "LLAMA_ARG_SWA_FULL"),
         _ignored("-cd --ctx-size-draft", "LLAMA_ARG_CTX_SIZE_DRAFT", value="N"),
         _ignored("-td --threads-draft --spec-draft-threads", value="N"),
-        _ignored("-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl", value="N"),
         _ignored("--draft-p-split --spec-draft-p-split", "LLAMA_ARG_SPEC_DRAFT_P_SPLIT", value="X"),
         _ignored("--spec-draft-backend-sampling", off="--no-spec-draft-backend-sampling"),
         _ignored("--poll", value="N"),
@@ -78,10 +75,6 @@ COMPATIBLE = Group(
             why="the page needs no proxy",
         ),
         _later("--tools", "LLAMA_ARG_TOOLS", value="LIST", why="the server runs no tools; clients do"),
-        _later("-sm --split-mode", "LLAMA_ARG_SPLIT_MODE", value="MODE", off_values=("none", "layer"), why=_PLACES),
-        _later("-ts --tensor-split", "LLAMA_ARG_TENSOR_SPLIT", value="LIST", why=_PLACES),
-        _later("-mg --main-gpu", "LLAMA_ARG_MAIN_GPU", value="N", off_values=("0",), why=_PLACES),
-        _later("-ot --override-tensor", value="RULES", why=_PLACES),
         _later("--override-kv", value="RULES"),
         _later("--rope-scaling", "LLAMA_ARG_ROPE_SCALING_TYPE", value="TYPE"),
         _later("--rope-scale", "LLAMA_ARG_ROPE_SCALE", value="X"),

@@ -235,7 +235,7 @@ def device_list(text: str) -> str:
         kind, _, index = name.partition(":")
         if not (name == "cpu" or (kind in ("opencl", "vulkan") and (name == kind or index.isdecimal()))):
             raise ValueError("is not a list of cpu, opencl:N and vulkan:N")
-    return ",".join(names)
+    return ",".join(name if ":" in name or name == "cpu" else f"{name}:0" for name in names)
 
 
 def text(value: str) -> str:

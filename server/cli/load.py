@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from models.errors import ModelFileError
 from server.cli.flags import CliError, UsageError
 from server.cli.options import SAMPLING
+from server.cli.placement import placement
 from server.cli.progress import COMPILING, show_compiling
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     from server.cli.devices import total_memory
     from server.engine import EngineOptions
 
+    devices, places = placement(options)
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
     row = (hparams.n_head_kv * hparams.head_dim,)
     per_cell = hparams.n_layer * sum(
@@ -140,7 +142,8 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_v=options.cache_type_v,
         threads=n_threads(options),
         moves=moves_for(options),
-        devices=tuple(options.device.split(",")),
+        devices=devices,
+        placement=places,
         embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),
     )
 
@@ -187,6 +190,9 @@ def load_weights(engine: Engine) -> None:
     """Bring the model to the device."""
     try:
         engine.load()
+    except MemoryError as error:
+        hint = "" if engine.devices == ("cpu",) else "; --gpu-layers N leaves layers to the CPU"
+        raise CliError(f"out of memory{f' ({error})' if str(error) else ''}{hint}") from None
     finally:
         COMPILING.end()
 

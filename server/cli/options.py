@@ -6,6 +6,7 @@ from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import Flag, Group, choice, device_list, json_object, keys, number, text, whole, wholes, words
 from server.cli.model_options import DOWNLOADS, MODEL, ROUTER
+from server.cli.placement import PLACEMENT
 from server.cli.speculation import speculation_group
 
 INT_MAX = 2**31 - 1
@@ -94,6 +95,7 @@ PLACE = Group(
             None,
             env="LLAMA_ARG_THREADS_BATCH",
         ),
+        *PLACEMENT,
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,9 +40,10 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
             "arena": d.arena,
             "feeds": d.feeds,
             "total": d.weights + d.states + d.arena + d.feeds,
+            "parts": of_model,
             "ops": dict(sorted(ops[d.device].items())),
         }
-        for d in sizes
+        for d, of_model in zip(sizes, parts(placement, len(names)), strict=True)
     ]
     opts = engine.options
     return {
@@ -56,6 +58,39 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "seams": len(placement.seams),
         "crossings": crossings(placement, names),
     }
+
+
+def parts(placement: Placement, n_devices: int) -> list[list[str]]:
+    """What each device has of the model: layers, of which it may have some weights only, and other tensors."""
+    held: list[dict[str, set[str]]] = [{} for _ in range(n_devices)]
+    whole: dict[str, set[str]] = {}
+    for t in placement.order:
+        for leaf in t.src:
+            if leaf.op == "state" and leaf.attrs["constant"]:
+                found = re.match(r"blk\.(\d+)\.", leaf.name)
+                part = found[1] if found else leaf.name.removesuffix(".weight")
+                for owner in (whole, held[placement.backend_of[id(t)]]):
+                    owner.setdefault(part, set()).add(leaf.name)
+    told = []
+    for device in held:
+        layers: dict[str, list[int]] = {}  # by what there is of each
+        for part in sorted((p for p in device if p.isdecimal()), key=int):
+            n, of = len(device[part]), len(whole[part])
+            layers.setdefault("" if n == of else f" ({n} of {of} weights)", []).append(int(part))
+        told.append([f"layers {_ranges(numbers)}{extent}" for extent, numbers in layers.items()])
+        told[-1] += [part for part in device if not part.isdecimal()]
+    return told
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in order, 0-3 for those in a row."""
+    rows: list[list[int]] = []
+    for n in numbers:
+        if rows and rows[-1][-1] == n - 1:
+            rows[-1].append(n)
+        else:
+            rows.append([n])
+    return ",".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]) for row in rows)
 
 
 def crossings(placement: Placement, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -83,6 +118,7 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(f"{d['device']:<10}" + "".join(f"{text:>14}" for text in columns))
     lines.append("")
     for d in report["devices"]:
+        lines.append(f"{d['device']} has {', '.join(d['parts']) or 'nothing of the model'}")
         counts = ", ".join(f"{op} × {n}" for op, n in d["ops"].items())
         lines.append(f"{d['device']} runs {sum(d['ops'].values())} nodes: {counts or 'none'}")
     lines.append(f"{report['segments']} segments, {report['seams']} copies between devices")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from server.cli.flags import CliError, Flag, Group, UsageError, choice, number, text, whole
+from server.cli.placement import layers, n_layers
 from server.errors import RequestError
 
 if TYPE_CHECKING:
@@ -88,6 +89,13 @@ def speculation_group(kv_types: tuple[str, ...]) -> Group:
                 "TYPE",
                 env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V LLAMA_ARG_CACHE_TYPE_V_DRAFT",
             ),
+            Flag(
+                "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
+                "how many of the draft model's layers the devices have: a number, auto or all",
+                layers,
+                "auto",
+                env="LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+            ),
             *_sizes("ngram-simple"),
             *_sizes("ngram-map-k"),
             *_sizes("ngram-map-k4v"),
@@ -165,13 +173,20 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
     from dataclasses import replace
 
     from server.cli.load import load_weights, make_engine
+    from server.placement import PlacementOptions
     from server.speculation.model import ModelDrafter
     from server.speculation.speculator import Speculator
 
     model = None
     if options.model_draft is not None:
-        types = {"type_k": options.cache_type_k_draft, "type_v": options.cache_type_v_draft}
-        draft = make_engine(options.model_draft, replace(engine.options, n_ctx=engine.n_ctx, **types), beside=engine)
+        wanted = replace(
+            engine.options,
+            n_ctx=engine.n_ctx,
+            type_k=options.cache_type_k_draft,
+            type_v=options.cache_type_v_draft,
+            placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
+        )
+        draft = make_engine(options.model_draft, wanted, beside=engine)
         load_weights(draft)
         model = ModelDrafter(
             draft,

@@ -22,10 +22,14 @@ from graph.ops.norm import rms_norm
 from graph.session import Session
 from graph.tensor import Tensor, feed
 from models import tokenizer
+from models.placement import Places
 from models.synth import synthesize
 from server.cli import plan
 from server.cli.bench import greedy
+from server.cli.flags import CliError
+from server.cli.load import load_weights
 from server.engine import Engine, EngineOptions
+from server.placement import PlacementOptions
 from server.requests import CompletionRequest, Failed, Finished, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
@@ -106,6 +110,49 @@ def test_a_lost_device_is_replaced_by_the_next(fake: dict[str, Flaky], model: Pa
         step(engine, [5, 9, 3])
     assert engine.devices == ("cpu",)
     assert step(engine, [5, 9, 3]) == expected
+    engine.close()
+
+
+def test_layers_go_to_a_device_as_long_as_they_fit(
+    fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And to the CPU from the first one on that does not; when the device is lost all of them are there."""
+
+    def opened(memory: int, **wanted: Any) -> tuple[Engine, int]:
+        monkeypatch.setattr(Flaky, "memory_bytes", memory)
+        options = EngineOptions(64, 1, 8, devices=("opencl:0",), placement=PlacementOptions(**wanted))
+        engine = Engine(model, options)
+        return engine, engine.measure()[1][0].total
+
+    whole, n_bytes = opened(0)
+    expected = step(whole, [5, 9, 3])
+    whole.close()
+    memory = int(0.9 * n_bytes)  # of which nine tenths may be used
+    engine, used = opened(memory)
+    assert isinstance(engine.session.prefer, Places)
+    n_there = engine.session.prefer.slots.count(0)
+    assert 0 < n_there <= engine.hparams.n_layer
+    assert used <= 0.9 * memory < opened(memory, n_gpu_layers=n_there + 1)[1]
+    engine.load()
+    assert step(engine, [5, 9, 3]) == expected
+    engine.session.backends[0].lost = True  # type: ignore[attr-defined]
+    with pytest.raises(DeviceFailed, match="fell off the bus"):
+        step(engine, [5, 9, 3])
+    assert step(engine, [5, 9, 3]) == expected
+    assert (engine.devices, engine.session.prefer) == (("cpu",), None)
+    engine.close()
+
+
+def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("opencl:0: no room")
+
+    monkeypatch.setattr(Flaky, "load", full)
+    engine = Engine(model, EngineOptions(64, 1, 8, devices=("opencl:0",)))
+    with pytest.raises(
+        CliError, match=r"^out of memory \(opencl:0: no room\); --gpu-layers N leaves layers to the CPU$"
+    ):
+        load_weights(engine)
     engine.close()
 
 

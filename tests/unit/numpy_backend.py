@@ -29,6 +29,7 @@ class NumpyBackend:
     """`refuses`: names of ops, or a predicate on nodes."""
 
     alignment = 32
+    memory_bytes = 0
 
     def __init__(self, name: str = "numpy", refuses: Refuses = ()) -> None:
         self.name, self.refuses = name, refuses

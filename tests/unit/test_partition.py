@@ -341,3 +341,68 @@ def test_an_arena_full_of_nan_changes_nothing(tiny: Path, cpu: CPUBackend) -> No
     arena.array[:] = 0xFF
     assert dirty.logits().tobytes() == expected.tobytes()
     assert dirty.session.n_plans_built == 2
+
+
+# --- wishes ----------------------------------------------------------------------------------------------------------
+
+
+def layers(backends: list[NumpyBackend], n: int) -> tuple[Session, Tensor]:
+    """x + f(x · w) n times, each with a weight of its own."""
+    session, x = Session(backends), silu(feed("x", (3, 4)))
+    for i in range(n):
+        w = session.define(f"w{i}", (4,), "f32", lambda: np.full(4, 0.5, np.float32).view(np.uint8), constant=True)
+        x = add(x, silu(mul(x, w)), name=f"sum{i}")
+    return session, x
+
+
+def test_a_layer_stays_together_where_its_weights_are_wanted() -> None:
+    """One copy where the layers change places: what has no weight goes with its sources, the sum with the new layer."""
+    session, y = layers(two(), 4)
+    session.prefer = lambda _, s: {"w0": (1, 1), "w1": (1, 1), "w2": (0, 0), "w3": (1, 1)}[s.name]
+    placement = session.placed([y])
+    assert [s.backend for s in placement.segments if s.nodes[0].op != TRANSFER] == [0, 1, 0, 1]
+    assert [(t.name, t.attrs["to"]) for t in placement.seams] == [("", 1), ("sum1", 0), ("sum2", 1)]
+    alone, same = layers([NumpyBackend()], 4)
+    assert values(session, y)[0].tobytes() == values(alone, same)[0].tobytes()
+
+
+def test_a_weight_that_is_elsewhere_leaves_its_layer_where_it_is() -> None:
+    session, y = layers(two(), 3)
+    session.prefer = lambda _, s: (1, 0) if s.name == "w1" else (0, 0)
+    placement = session.placed([y])
+    ran = [[t.op for t in s.nodes] for s in placement.segments if s.backend == 1 and s.nodes[0].op != TRANSFER]
+    assert ran == [["mul", "silu"]]
+    assert [t.attrs["to"] for t in placement.seams] == [1, 0]
+
+
+def test_a_device_that_lacks_an_op_is_not_made_to_run_it() -> None:
+    session, y = layers([NumpyBackend("first"), NumpyBackend("second", ("mul",))], 2)
+    session.prefer = lambda _, s: (1, 1)
+    assert [s.backend for s in session.placed([y]).segments] == [0]
+
+
+def test_a_cache_lives_where_it_is_wanted() -> None:
+    session = Session(two())
+    cache = session.define("cache", (5, 4))
+    session.prefer = lambda _, s: (1, 1)
+    rows = copy_pages(cache, feed("copies", (1, 2), "i32"))
+    assert session.placed([rows]).homes == {"cache": 1}
+    session.backends[1] = NumpyBackend("second", ("copy_pages",))
+    assert session.placed([rows]).homes == {"cache": 0}
+
+
+def test_what_only_the_host_writes_is_wherever_it_is_read() -> None:
+    session = Session(two("silu"))
+    table = session.define("table", (2, 3), by_host=True)
+    session.write("table", np.ones((2, 3), np.float32))
+    plan = session.plan(lambda: [silu(table), scale(table, factor=2.0)])
+    assert not session.placed([silu(table), scale(table, factor=2.0)]).seams
+    session.write("table", np.full(3, 5, np.float32), 12)
+    a, b = plan.run({})
+    assert b.tolist() == [[2] * 3, [10] * 3]
+    np.testing.assert_allclose(a, b / 2 / (1 + np.exp(-b / 2)), rtol=1e-6)
+    assert session.read("table").tolist() == [[1] * 3, [5] * 3]
+    with pytest.raises(ValueError, match="would overwrite <state 'table'"):
+        session.placed([copy_pages(table, feed("copies", (1, 2), "i32"))])
+    with pytest.raises(ValueError, match="can be neither fetched nor taken apart"):
+        session.placed([table])

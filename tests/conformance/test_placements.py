@@ -1,0 +1,93 @@
+"""A model whose layers are on several real devices writes llama.cpp's text, wherever they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import server.engine
+from backends.cpu.backend import CPUBackend
+from graph.backend import Backend
+from graph.ops import samplers
+from server.cli import main
+from server.cli.bench import greedy
+from server.engine import Engine, EngineOptions
+from server.placement import PlacementOptions
+from server.ubatch import UBatch
+from tests.conformance.test_random_placements import Part
+
+PLACEMENTS = {
+    "one of five layers and the output": PlacementOptions(2),
+    "three places": PlacementOptions(4, split=True, shares=(3, 1)),
+    "weights": PlacementOptions(overrides=(("attn_(q|k)", "vulkan:0"), ("blk.2.ffn", "cpu"), ("token_embd", "cpu"))),
+}
+
+
+class Kept(Part):
+    """A device that all tests share."""
+
+    def supports(self, t: Any) -> bool:
+        return self.inner.supports(t)
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch, open_device: Callable[[str], Backend]) -> tuple[str, ...]:
+    for name in (names := ("opencl:0", "vulkan:0")):
+        open_device(name)
+
+    def open_(name: str, _: int) -> Any:
+        return CPUBackend(1) if name == "cpu" else Kept(open_device(name), 0, {})
+
+    monkeypatch.setattr(server.engine, "_open_backend", open_)
+    return names
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS.keys())
+def test_greedy_text(placement: PlacementOptions, devices: tuple[str, ...], shared_data: Path) -> None:
+    expected = json.loads((shared_data / "expected" / "stories260K.gguf.json").read_text())
+    options = EngineOptions(512, 1, 64, type_k="f32", type_v="f32", devices=devices, placement=placement)
+    engine = Engine(shared_data / "models" / "stories260K.gguf", options)
+    engine.load()
+    tokens, n_done, want = list(expected["prompt_ids"]), 0, expected["greedy_ids"]
+    for _ in want[:24]:
+        n = len(tokens) - n_done
+        pos = list(range(n_done, n_done + n))
+        batch = UBatch(
+            tokens=tokens[n_done:],
+            pos=pos,
+            slot=[0] * n,
+            cells=pos,
+            out=[n - 1],
+            rows=[greedy()],
+            targets=[-1],
+            tables={} if n_done else {0: list(range(32))},
+        )
+        n_done += n
+        tokens.append(int(engine.step(batch).ids[0]) & samplers.ID)
+    assert tokens[len(expected["prompt_ids"]) :] == want[:24]
+    page = engine.read_page(0)
+    engine.write_page(1, page)
+    assert engine.read_page(1).tobytes() == page.tobytes()
+    engine.close()
+
+
+def test_a_plan_tells_who_has_what(
+    devices: tuple[str, ...], shared_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(shared_data / "models" / "stories260K.gguf")
+    flags = ("--device", ",".join(devices), "-ngl", "4", "-ts", "1,1", "-ot", r"blk\.4\.ffn_down=cpu", "-ub", "16")
+    assert main.main(["plan", "-m", model, "-c", "64", "--json", *flags]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {d["device"]: d["parts"] for d in report["devices"]} == {
+        "opencl:0": ["layers 2-3"],
+        "vulkan:0": ["layers 4 (8 of 9 weights)", "output_norm", "output"],
+        "cpu": ["layers 0-1", "layers 4 (1 of 9 weights)", "token_embd", "rope.frequency"],
+    }
+    row = 4 * 64  # bytes of a token between layers; of the last layer's second half only the wanted row goes on
+    crossing = {(c["from"], c["to"]): c["bytes"] for c in report["crossings"] if c["op"] != "rope_angles"}
+    assert crossing["cpu", "opencl:0"] == crossing["opencl:0", "vulkan:0"] == 16 * row
+    assert crossing["cpu", "vulkan:0"] == 4 * row
