@@ -108,7 +108,6 @@ def test_tokenize_imports_neither_kernels_nor_http(tiny_model: Path) -> None:
         (["serve", "--device", "cuda"], 2, ["--device", "cpu"]),
         (["serve", "--temp", "hot"], 2, ["--temp"]),
         (["--control-vector", "x"], 1, ["not supported yet: --control-vector"]),
-        (["serve", "-ts", "1,1"], 1, ["--tensor-split: 2 numbers", "--device"]),
         (["serve", "--log-file", "/no/such/folder/x"], 1, ["--log-file /no/such/folder/x: No such file"]),
         (["serve", "--hf_repo_draft", "x/y"], 1, ["not supported yet: --hf_repo_draft"]),
         (["serve", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
