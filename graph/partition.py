@@ -169,7 +169,7 @@ def _check_bytes(order: Sequence[Tensor], fetches: Sequence[Tensor], roots: Root
     for t in (*(t for t in order if t.op in ALIASES), *fetches):
         root = roots[id(t)][0]
         if root.op == "const" or (root.op == "state" and not _is_mutable(root)):
-            raise ValueError(f"{root!r} is a constant or the host's: it can be neither fetched nor taken apart")
+            raise ValueError(f"{root!r} is a constant: it can be neither fetched nor taken apart")
 
 
 def _wishes(t: Tensor, roots: Roots, prefer: Prefer) -> Iterator[Wish]:
