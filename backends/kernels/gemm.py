@@ -22,6 +22,18 @@ LEAST_ROWS = 128  # that are worth a copy of b
 SOFT_ROWS, SOFT_COLUMNS = 16, 64
 SIMT = {"WG": WG, "RM": 8, "RN": 4, "TM": ROWS, "TN": COLUMNS, "KC": 16}
 CPU = {"WG": 1, "RM": CPU_ROWS, "RN": 2, "TM": 0, "TN": CPU_COLUMNS, "KC": 256}
+# What follows a row's last columns is another group's, who may be writing it.
+FUNCTIONS = """
+#if WG == 1
+FN float16 first_lanes(__global const float* y, uint n) {
+  float lanes[16];
+  for (uint l = 0u; l < 16u; l++) lanes[l] = l < n ? y[l] : 0.0f;
+  return vload16(0, lanes);
+}
+#define OWN(at, i) ((i) + 16u <= columns ? LLD(Y, (at) + (i)) \
+  : first_lanes(Y + (at) + min(i, columns), columns - min(i, columns)))
+#endif
+"""
 WORDS = ["uint rows", "uint columns", "uint depth", "uint part", "uint am", "uint ak"]
 
 BODY = """
@@ -38,7 +50,7 @@ BODY = """
         uint row = min(m + r, rows - 1u);
         at[r] = row * am + k0 * ak;
         UNROLL for (uint j = 0u; j < RN; j++)
-          acc[r * RN + j] = k0 == 0u ? LSPLAT(0.0f) : LLD(Y, row * columns + min(n0 + j * 16u, columns - 1u));
+          acc[r * RN + j] = k0 == 0u ? LSPLAT(0.0f) : OWN(row * columns, n0 + j * 16u);
       }
       for (uint k = 0u; k < count; k++) {
         UNROLL for (uint j = 0u; j < RN; j++) {
@@ -120,7 +132,7 @@ def _gemm(name: str, b: list[Arg], words: list[str], kind: str, functions: str =
         simt=[SIMT],
         cpu=[CPU],
         local=[("float", "a", "(TM > 0 ? KC * TM : 1)"), ("float", "b", "KC * TN")],
-        functions=functions,
+        functions=FUNCTIONS + functions,
     )
 
 

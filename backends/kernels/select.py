@@ -132,7 +132,10 @@ STEP = f"""
       /* the choice */
       if (what == GREEDY) {{
         chosen = ID(best); chosen_p = 1.0f; n_left = 1u;
-        if (n_probs > 0u) {{ BARRIER(); if (LID == 0u) {{ KEY(0) = KEY(best); ID(0) = chosen; E(0) = F2U(1.0f); }} }}
+        if (n_probs > 0u) {{
+          DEVICE_BARRIER();
+          if (LID == 0u) {{ KEY(0) = KEY(best); ID(0) = chosen; E(0) = F2U(1.0f); }}
+        }}
         DEVICE_BARRIER();
         n = 1u; whole = 1.0f;
       }}
@@ -231,7 +234,7 @@ BODY = f"""
         at++;
         what = at < n_chain ? UINT(CHAIN[r * n_chain + at]) : 0u;
       }}
-      BARRIER();
+      DEVICE_BARRIER(); /* what comes next writes over candidates that other threads have read */
       }}
       }}
       if (LID == 0u) {{

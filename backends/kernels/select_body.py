@@ -110,7 +110,7 @@ SOFTMAX = f"""
         ra[LID] = own.x; rb[LID] = own.y;
         {tree("uvec2 m = add64(UVEC2(ra[a], rb[a]), UVEC2(ra[b], rb[b])); ra[a] = m.x; rb[a] = m.y;")}
         total = UVEC2(ra[0], rb[0]); whole = float_of(total);
-        BARRIER();
+        DEVICE_BARRIER(); /* weights are read by other threads than wrote them */
       }}"""
 # `count` and `sum` of what `stat` names, over the candidates.
 STATISTIC = f"""
@@ -237,7 +237,7 @@ COMPACT = """
           filled += inside;
 #else
           ra[LID] = inside;
-          BARRIER();
+          DEVICE_BARRIER(); /* everything was read, here and before, that is written over */
           for (uint o = 1u; o < WG; o <<= 1u) {
             uint add = LID >= o ? ra[LID - o] : 0u;
             BARRIER();

@@ -1,8 +1,9 @@
 """Kernels straight from the driver: a plan binds thousands of arguments and a step has hundreds of launches.
 
 Through the binding a kernel object costs 0.3 ms (it makes Python code for each), an argument 12 µs and a launch 9 µs.
-The functions are those of the loader that the binding itself is linked with.
-Python's lock is kept: none of these calls waits for the device, and to get the lock back each time would cost more.
+The functions are those of the loader that the binding itself is linked with. What binds keeps Python's lock, since none
+of it waits; the launches of a step are one call of machine code without it, because the driver's own threads take the
+processor away from a thread that gives them work, and nobody else could have the lock meanwhile.
 """
 
 from __future__ import annotations
@@ -10,21 +11,46 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import llvmlite.binding as llvm
+import numpy as np
 import pyopencl as cl
 
 from backends.errors import DeviceError
 
-Sizes = ctypes.c_size_t * 3
 POINTER, UINT = ctypes.c_void_p, ctypes.c_uint
 ARGUMENTS: dict[str, list[Any]] = {
     "clCreateKernel": [POINTER, ctypes.c_char_p, POINTER],
     "clSetKernelArg": [POINTER, UINT, ctypes.c_size_t, POINTER],
     "clReleaseKernel": [POINTER],
-    "clEnqueueNDRangeKernel": [POINTER, POINTER, UINT, POINTER, POINTER, POINTER, UINT, POINTER, POINTER],
+    "clEnqueueNDRangeKernel": [],
 }
+ROW = 7  # words of a launch: the kernel, threads in all (x, y, z), threads a group (x, y, z)
+LAUNCH_ALL = f"""
+define i32 @launch_all(ptr %enqueue, ptr %queue, ptr %rows, i64 %n) {{
+entry:
+  %none = icmp eq i64 %n, 0
+  br i1 %none, label %done, label %each
+each:
+  %i = phi i64 [0, %entry], [%next, %queued]
+  %word = mul i64 %i, {ROW}
+  %row = getelementptr i64, ptr %rows, i64 %word
+  %kernel = load ptr, ptr %row
+  %all = getelementptr i64, ptr %row, i64 1
+  %own = getelementptr i64, ptr %row, i64 4
+  %status = call i32 %enqueue(ptr %queue, ptr %kernel, i32 3, ptr null, ptr %all, ptr %own, i32 0, ptr null, ptr null)
+  %failed = icmp ne i32 %status, 0
+  br i1 %failed, label %done, label %queued
+queued:
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, %n
+  br i1 %more, label %each, label %done
+done:
+  %result = phi i32 [0, %entry], [%status, %each], [0, %queued]
+  ret i32 %result
+}}"""
 
 
 class CallFailed(cl.Error):
@@ -56,13 +82,27 @@ def _functions() -> dict[str, Any]:
     raise DeviceError("the OpenCL loader's functions cannot be found")
 
 
+@functools.cache
+def _launch_all() -> tuple[Callable[..., int], Any]:
+    """`LAUNCH_ALL` as machine code, and what keeps it."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    compiled = llvm.create_mcjit_compiler(llvm.parse_assembly(LAUNCH_ALL), machine)
+    compiled.finalize_object()
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER, POINTER, ctypes.c_int64)
+    return kind(compiled.get_function_address("launch_all")), compiled
+
+
 class Launches:
     """Kernels with bound arguments, to be queued in order as often as wanted."""
 
     def __init__(self, queue: Any) -> None:
         self._functions = _functions()
         self._queue = queue
-        self._calls: list[tuple[Any, ...]] = []
+        self._rows: list[tuple[int, ...]] = []
+        self._table = np.empty((0, ROW), np.int64)  # the same as the machine code reads it
+        self._enqueue = ctypes.cast(self._functions["clEnqueueNDRangeKernel"], POINTER)
         self._kernels: list[int] = []
         release = self._functions["clReleaseKernel"]
         weakref.finalize(self, _each, release, self._kernels).atexit = False  # the driver may be gone by then
@@ -79,14 +119,14 @@ class Launches:
             if status := bind(kernel, i, len(value), value):
                 raise CallFailed("clSetKernelArg", status)
         gx, gy, gz = groups
-        size, local = Sizes(gx * threads, gy, gz), Sizes(threads, 1, 1)
-        self._calls.append((self._queue.int_ptr, kernel, 3, None, size, local, 0, None, None))
+        self._rows.append((kernel, gx * threads, gy, gz, threads, 1, 1))
 
     def run(self) -> None:
-        launch = self._functions["clEnqueueNDRangeKernel"]
-        for call in self._calls:
-            if status := launch(*call):
-                raise CallFailed("clEnqueueNDRangeKernel", status)
+        if len(self._table) < len(self._rows):
+            self._table = np.array(self._rows, np.int64)
+        status = _launch_all()[0](self._enqueue, self._queue.int_ptr, self._table.ctypes.data, len(self._table))
+        if status:
+            raise CallFailed("clEnqueueNDRangeKernel", status)
 
 
 def _each(function: Any, values: list[int]) -> None:

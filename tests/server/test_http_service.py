@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from server.errors import ServerFault, Unavailable
 from server.http import serve
 from server.http.context import beside
 from server.requests import CompletionRequest, Failed, Finished, Token
-from server.service import Served, Service
+from server.service import SWITCH, Served, Service
 
 REQUEST = CompletionRequest((97,), n_predict=3)
 
@@ -35,6 +36,7 @@ async def started(scheduler: FakeScheduler) -> Service:
 
 async def test_events_come_in_order_and_end():
     service = await started(FakeScheduler())
+    assert sys.getswitchinterval() == SWITCH  # each write to a socket may cost the loop as long
     async with await service.submit([REQUEST, replace(REQUEST, n_predict=1)]) as stream:
         got = [(index, event) async for index, event in stream]
     assert [event.text for index, event in got if index == 0 and isinstance(event, Token)] == ["a", "b", "c"]

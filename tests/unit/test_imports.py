@@ -25,7 +25,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "aiohttp": ("server/http/", "server/router/"),
     "asyncio": ("server/",),
     "numba": ("backends/cpu/kernels/", "backends/cpu/frontend.py"),
-    "llvmlite": ("backends/cpu/", "server/cli/devices.py"),
+    "llvmlite": ("backends/cpu/", "backends/opencl/native.py", "server/cli/devices.py"),
     "pyopencl": ("backends/opencl/",),
     "vulkan": ("backends/vulkan/",),
     "tokenizers": ("models/tokenizer/",),
