@@ -420,6 +420,7 @@ BENCH = (
             Flag("-r --repetitions", "how often each is measured; the median counts", whole(1, 1000), 3),
             *(f for f in CONTEXT.flags if f.dest.startswith("cache_type")),
             DEVICE,
+            *PLACEMENT,
             JSON,
             HELP,
         ),
