@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from models.errors import ModelFileError
 from models.gguf_metadata import Metadata
 from models.gguf_parse import Part, TensorInfo, close_buffer, read_part
+from models.overrides import NONE, Overrides
 
 __all__ = ["GGUFFile", "ModelFileError", "TensorInfo"]
 
@@ -46,8 +47,9 @@ class GGUFFile:
         self._versions = [_version(part.path) for part in parts]
 
     @classmethod
-    def open(cls, path: str | Path) -> GGUFFile:
-        """Map a model and read its header. Raises ModelFileError for whatever is wrong with the file."""
+    def open(cls, path: str | Path, overrides: Overrides = NONE) -> GGUFFile:
+        """Map a model and read its header. Raises ModelFileError for whatever is wrong with the file, and for overrides
+        that do not suit it."""
         path = Path(path)
         parts = [read_part(path)]
         try:
@@ -59,6 +61,11 @@ class GGUFFile:
                 raise ModelFileError(
                     path, f"key 'split.tensors.count' is {claim} but the parts have {n_tensors} tensors"
                 )
+            if overrides:
+                try:
+                    file.metadata = file.metadata.replaced(overrides)
+                except ValueError as error:
+                    raise ModelFileError(path, str(error)) from None
             return file
         except BaseException:
             for part in parts:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from models.errors import ModelFileError, shown
 from models.gguf_types import ValueType
+from models.overrides import Overrides, type_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ class Metadata(Mapping[str, Any]):
         if isinstance(value, LazyArray):
             return value.count
         return len(value) if isinstance(value, (list, np.ndarray)) else None
+
+    def replaced(self, overrides: Overrides) -> Metadata:
+        """The same with other values; ValueError: one is of another kind."""
+        new = overrides.values(self)
+        types = {**self.types, **{key: type_of(value, self.types.get(key)) for key, value in new.items()}}
+        return Metadata(self._path, self._buffer, {**self._values, **new}, types)
 
     def _decode(self, key: str, array: LazyArray) -> Any:
         if self._buffer.closed:

@@ -165,7 +165,7 @@ class Committer:
         if seq.n_probs:
             prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
         is_end = id in self._eog_ids and not request.ignore_eos
-        text, word_found = ("", None) if is_end else seq.decoder.push(id)
+        text, word_found = ("", None) if is_end and not request.special else seq.decoder.push(id)
         run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
         if is_end:
             return Stop("eos")

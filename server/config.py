@@ -31,6 +31,8 @@ class ServerConfig:
     cache_prompt: bool = True
     n_cache_reuse: int = 0  # what a request gets that does not say
     backend_sampling: bool = True
+    special: bool = False  # show special tokens as text
+    spm_infill: bool = False  # POST /infill: what comes after the gap is first in the prompt
     reverse_prompts: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
@@ -51,6 +53,7 @@ class ServerConfig:
     slot_save_path: str = ""  # the folder of slot files; "": none are written or read
     props: bool = False  # whether POST /props is allowed
     ui: bool = True
+    static: str = ""  # the folder of files that are served in the place of the page
     prefill_assistant: bool = True
     reasoning_format: str = "auto"
     reasoning_budget: int = -1  # tokens of reasoning before it is ended; -1: no limit

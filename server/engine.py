@@ -34,6 +34,7 @@ from models.grammar import GrammarError
 from models.low_rank import LowRank
 from models.model import Model, define_model, hparams_of
 from models.moves import move_cells
+from models.overrides import NONE, Overrides
 from models.placement import Places
 from models.weight_sets import WeightSets
 from models.weights import check_weights
@@ -66,6 +67,7 @@ class EngineOptions:
     devices: tuple[str, ...] = ("cpu",)
     placement: PlacementOptions = ANYWHERE
     embeddings: bool = False  # make the embeddings' kernels ready at load
+    overrides: Overrides = NONE  # in the place of what the file says
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
 
 
@@ -122,7 +124,7 @@ class Engine:
     def __init__(self, path: str | Path, options: EngineOptions | None = None, *, beside: Engine | None = None) -> None:
         """`beside`: another engine, whose devices and threads this one uses too; it must be closed later than this."""
         self.options = options = options or EngineOptions()
-        self.gguf = GGUFFile.open(path)
+        self.gguf = GGUFFile.open(path, options.overrides)
         self.hparams = h = hparams_of(self.gguf)
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:

@@ -153,6 +153,7 @@ class RequestParser:
             prompt_logprobs=top if prompt_probs else None,
             return_progress=fields.boolean("return_progress"),
             lora=parse_lora(fields, self.adapters),
+            special=config.special,
             preserved=preserved_ids(fields, self.tokenizer),
         )
         options = ReplyOptions(

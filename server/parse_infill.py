@@ -31,8 +31,9 @@ def parse_infill(body: Mapping[str, Any], parser: RequestParser) -> Job:
     n_suffix = max(0, N_BATCH // 4 - 2 - len(prompt))
     n_extra = max(0, parser.n_ctx - N_BATCH - 2 * max(0, n_predict))
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-    before = [*bos, pre, *prefix[-(3 * (N_BATCH // 4)) :], *prompt]
-    ids = [*extra[len(extra) - min(n_extra, len(extra)) :], *before, suf, *suffix[:n_suffix], mid]
+    before, after = [pre, *prefix[-(3 * (N_BATCH // 4)) :], *prompt], [suf, *suffix[:n_suffix]]
+    parts = (after, before) if parser.config.spm_infill else (before, after)
+    ids = [*extra[len(extra) - min(n_extra, len(extra)) :], *bos, *parts[0], *parts[1], mid]
     top = fields.integer("n_probs", "logprobs", default=0, low=0, high=MAX_TOP)
     return parser.job(fields, [tuple(ids)], top=top or None)
 

@@ -58,8 +58,6 @@ COMPATIBLE = Group(
         _ignored("--log-timestamps", "LLAMA_LOG_TIMESTAMPS", off="--no-log-timestamps"),
         _ignored("-lv --verbosity --log-verbosity", "LLAMA_LOG_VERBOSITY", value="N"),
         # What is not there yet. Never accepted silently: the client would rely on it.
-        _later("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "LLAMA_ARG_SPEC_DRAFT_HF_REPO", value="REPO"),
-        _later("-devd --device-draft --spec-draft-device", value="NAME", off_values=("cpu",)),
         _later("-lcs --lookup-cache-static", value="FILE"),
         _later("-lcd --lookup-cache-dynamic", value="FILE"),
         _later("--spec-replace", value="WORDS"),
@@ -67,7 +65,6 @@ COMPATIBLE = Group(
         _later("-mm --mmproj", "LLAMA_ARG_MMPROJ", value="FILE", why=_TEXT),
         _later("-mmu --mmproj-url", "LLAMA_ARG_MMPROJ_URL", value="URL", why=_TEXT),
         _later("--media-path", value="FOLDER", why=_TEXT),
-        _later("--path", "LLAMA_ARG_STATIC_PATH", value="FOLDER"),
         _later(
             "--ui-mcp-proxy --webui-mcp-proxy",
             "LLAMA_ARG_UI_MCP_PROXY",
@@ -75,14 +72,6 @@ COMPATIBLE = Group(
             why="the page needs no proxy",
         ),
         _later("--tools", "LLAMA_ARG_TOOLS", value="LIST", why="the server runs no tools; clients do"),
-        _later("--override-kv", value="RULES"),
-        _later("--rope-scaling", "LLAMA_ARG_ROPE_SCALING_TYPE", value="TYPE"),
-        _later("--rope-scale", "LLAMA_ARG_ROPE_SCALE", value="X"),
-        _later("--rope-freq-base", "LLAMA_ARG_ROPE_FREQ_BASE", value="X"),
-        _later("--rope-freq-scale", "LLAMA_ARG_ROPE_FREQ_SCALE", value="X"),
-        _later("--yarn-orig-ctx", "LLAMA_ARG_YARN_ORIG_CTX", value="N"),
         _later("--rpc", "LLAMA_ARG_RPC", value="SERVERS", why="devices of other machines are not used"),
-        _later("--spm-infill"),
-        _later("-sp --special"),
     ),
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from models.errors import ModelFileError
 from server.cli.flags import CliError, UsageError
+from server.cli.model_keys import overrides
 from server.cli.options import SAMPLING
 from server.cli.placement import placement
 from server.cli.progress import COMPILING, show_compiling
@@ -141,6 +142,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         threads=n_threads(options),
+        overrides=overrides(options),
         moves=moves_for(options),
         devices=devices,
         placement=places,
@@ -159,7 +161,7 @@ def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
     """The engine of a model, with nothing allocated yet. Wrong options are told in one line."""
     from models.gguf_file import GGUFFile
 
-    with GGUFFile.open(path) as gguf:
+    with GGUFFile.open(path, overrides(options)) as gguf:
         wanted = engine_options(options, hparams_of_writer(gguf, path), gguf.size)
     return make_engine(path, wanted)
 

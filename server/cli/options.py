@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import Flag, Group, choice, device_list, json_object, keys, number, text, whole, wholes, words
+from server.cli.model_keys import MODEL_KEYS
 from server.cli.model_options import DOWNLOADS, MODEL, ROUTER
 from server.cli.placement import PLACEMENT
 from server.cli.speculation import speculation_group
@@ -213,6 +214,15 @@ SERVING = Group(
         Flag("--metrics", "serve /metrics", env="LLAMA_ARG_ENDPOINT_METRICS"),
         Flag("--slots", "serve /slots", default=True, env="LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"),
         Flag("--props", "allow POST /props", env="LLAMA_ARG_ENDPOINT_PROPS"),
+        Flag("--special -sp", "show special tokens as text too"),
+        Flag("--spm-infill", "POST /infill: suffix, prefix, middle, which some models prefer"),
+        Flag(
+            "--path",
+            "serve the files of a folder in the place of the page (they need no key)",
+            text,
+            metavar="FOLDER",
+            env="LLAMA_ARG_STATIC_PATH",
+        ),
         Flag("--ui --webui", "serve the page at /", default=True, env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
         VERBOSE,
         Flag("--log-file", "write what is said to this file, too", text, None, "FILE", env="LLAMA_LOG_FILE"),
@@ -366,6 +376,7 @@ SERVE = (
             *GENERAL,
         ),
     ),
+    MODEL_KEYS,
     SERVING,
     ROUTER,
     CONTEXT,
@@ -404,6 +415,7 @@ GENERATE = (
         "Context", tuple(f for f in CONTEXT.flags if f.dest not in ("parallel", "kv_unified", "kv_unified_per_slot"))
     ),
     SAMPLING,
+    MODEL_KEYS,
     PLACE,
 )
 BENCH = (
@@ -437,6 +449,7 @@ PLAN = (
         ),
     ),
     CONTEXT,
+    MODEL_KEYS,
     PLACE,
 )
 DEVICES = (Group("Devices", (JSON, HELP)),)

@@ -28,11 +28,11 @@ _OWN = frozenset(  # children get none of these from the router's command line o
     (
         *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
         *("reuse_port", "cors_origins", "ui", "models_dir", "models_max", "models_preset", "models_autoload"),
-        *("alias", "data_dir", "list_devices", "log_disable", *_SOURCES),
+        *("alias", "path", "data_dir", "list_devices", "log_disable", *_SOURCES),
     )
 )
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
-_REFUSED = (*_SOURCES, "alias")
+_REFUSED = (*_SOURCES, "alias", "path")
 
 
 def run(options: SimpleNamespace) -> int:
@@ -148,9 +148,8 @@ def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: st
             words += ["--model", str(file)]
         else:
             words += ["--hf-repo", _repo(where, name)]
-    names = [name, *called["alias"]] if "," not in name else called["alias"]
-    for flag, values in (("--alias", names), ("--tags", called["tags"])):
-        words += [flag, ",".join(values)] if values else []
+    words += ["--alias", name] if "," not in name else []
+    words += ["--tags", ",".join(called["tags"])] if called["tags"] else []
     try:
         parse(flags, words, {})
     except CliError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.cli import load, lora, speculation, tls
 from server.cli.flags import CliError
+from server.cli.model_keys import overrides
 from server.cli.progress import show_compiling
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def run(options: SimpleNamespace) -> int:
         options.alias = options.alias or [path.stem]  # where the package lies tells a client nothing
     if options.hf_repo is not None and not options.alias:
         options.alias = [str(options.hf_repo)]
+    speculation.find_draft_model(options)
     try:
         asyncio.run(_serve(options, path))
     except OSError as error:
@@ -81,7 +83,9 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     from models.model import hparams_of
     from server.service import Served, Service
 
-    with GGUFFile.open(path) as gguf:  # whatever is wrong with the header is said before the port is taken
+    with GGUFFile.open(
+        path, overrides(options)
+    ) as gguf:  # whatever is wrong with the header is said before the port is taken
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         template = chat_template(options, gguf, vocabulary)
         config = server_config(options, path, vocabulary)
@@ -192,6 +196,9 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         cache_prompt=options.cache_prompt,
         n_cache_reuse=options.cache_reuse,
         backend_sampling=options.backend_sampling,
+        special=options.special,
+        spm_infill=options.spm_infill,
+        static=static_folder(options.path),
         reverse_prompts=tuple(options.reverse_prompt),
         defaults=load.sampling_defaults(options, vocabulary),
         speculation=speculation.defaults(options),
@@ -247,6 +254,12 @@ def api_key_file(path: str | None) -> str:
             read_keys(path)
     except ValueError as error:
         raise CliError(f"--api-key-file: {path} {error}") from None
+    return path or ""
+
+
+def static_folder(path: str | None) -> str:
+    if path and not Path(path).is_dir():
+        raise CliError(f"--path: {path} is not a folder")
     return path or ""
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from server.cli.flags import CliError, Flag, Group, UsageError, choice, number, text, whole
+from server.cli.flags import CliError, Flag, Group, UsageError, choice, device_list, number, text, whole
+from server.cli.model_keys import overrides
+from server.cli.model_options import Repo
 from server.cli.placement import layers, n_layers
 from server.errors import RequestError
 
@@ -50,6 +52,20 @@ def speculation_group(kv_types: tuple[str, ...]) -> Group:
                 text,
                 metavar="FILE",
                 env="LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_MODEL_DRAFT",
+            ),
+            Flag(
+                "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
+                "the same of Hugging Face's hub: USER/REPO:QUANT",
+                Repo.parse,
+                metavar="REPO",
+                env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+            ),
+            Flag(
+                "-devd --device-draft --spec-draft-device",
+                "what computes the draft model (default: what computes the model)",
+                device_list,
+                None,
+                "NAME,...",
             ),
             Flag(
                 "--spec-draft-n-max --draft --draft-n --draft-max",
@@ -141,6 +157,17 @@ def defaults(options: SimpleNamespace) -> SpeculationParams:
     return SpeculationParams(kinds, n_min=options.spec_draft_n_min, p_min=options.spec_draft_p_min)
 
 
+def find_draft_model(options: SimpleNamespace) -> None:
+    """Download the draft model, if it is the hub's."""
+    if options.hf_repo_draft is None:
+        return
+    if options.model_draft:
+        raise UsageError("--hf-repo-draft and --model-draft: give one of them")
+    from server.cli.hub import Hub
+
+    options.model_draft = str(Hub(options.hf_token, offline=options.offline).model(options.hf_repo_draft))
+
+
 def check_draft_model(options: SimpleNamespace, target: GGUFFile) -> None:
     """Refuse a draft model that cannot be read, or that means something else by its tokens."""
     from models.gguf_file import GGUFFile
@@ -148,7 +175,7 @@ def check_draft_model(options: SimpleNamespace, target: GGUFFile) -> None:
 
     if options.model_draft is None:
         return
-    with GGUFFile.open(options.model_draft) as draft:
+    with GGUFFile.open(options.model_draft, overrides(options)) as draft:
         hparams_of(draft)
         both = target.metadata, draft.metadata
         kinds, texts = ([m.get(f"tokenizer.ggml.{key}") for m in both] for key in ("model", "tokens"))
@@ -179,14 +206,17 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
 
     model = None
     if options.model_draft is not None:
+        devices = tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices
         wanted = replace(
             engine.options,
             n_ctx=engine.n_ctx,
             type_k=options.cache_type_k_draft,
             type_v=options.cache_type_v_draft,
+            devices=devices,
             placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
         )
-        draft = make_engine(options.model_draft, wanted, beside=engine)
+        together = engine if devices == engine.options.devices else None
+        draft = make_engine(options.model_draft, wanted, beside=together)
         load_weights(draft)
         model = ModelDrafter(
             draft,

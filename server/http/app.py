@@ -14,7 +14,7 @@ from server.http import control, embeddings, generate, info, lora, messages, res
 from server.http.context import CONTEXT, Context, json_response
 from server.http.guard import Guard, Handler
 from server.http.listen import listen
-from server.http.page import PAGE
+from server.http.page import PAGE, add_pages
 from server.http.tuning_context import LISTENERS
 from server.service import Service
 
@@ -133,9 +133,7 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
         app.router.add_route(method, prefix + path, _later(name))
     if vertex.wanted():
         app.router.add_post(prefix + "/predict", vertex.predict)
-    if config.ui:
-        for path, handler in PAGE.items():
-            app.router.add_get(prefix + path, handler)
+    add_pages(app, config)
     app.on_response_prepare.append(guard.add_headers)
     return app
 

@@ -20,6 +20,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # what is not read here needs the admin key, where there is one
 _ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
+OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -81,7 +82,8 @@ class Guard:
         config, keys = self._config, self._keys
         path = request.path.removeprefix(self._prefix)
         writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
-        if not writes and (not keys or path in self._public):
+        is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
+        if not writes and (not keys or is_open):
             return
         given = api_key(request)
         if config.admin_api_key and same(given, config.admin_api_key):

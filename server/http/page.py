@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from aiohttp import web
 
-from server.config import BUILD_INFO
+from server.config import BUILD_INFO, ServerConfig
 from server.http.context import json_response
-from server.http.guard import Handler
+from server.http.guard import OPEN_TO_ALL, Handler
 
 _SCRIPT = "text/javascript"
 _FILES = {
@@ -56,6 +57,33 @@ async def _manifest(request: web.Request) -> web.Response:
 async def _version(request: web.Request) -> web.Response:
     """Changes when the page may have."""
     return json_response({"version": BUILD_INFO})
+
+
+def add_pages(app: web.Application, config: ServerConfig) -> None:
+    """The page, or the files of a folder in its place, of which links lead nowhere else."""
+    prefix = config.api_prefix.rstrip("/")
+    if config.static:
+        root = Path(config.static).resolve()
+
+        async def file(request: web.Request) -> web.StreamResponse:
+            path = _inside(root, request.match_info["file"] or "index.html")
+            if path is None:
+                raise web.HTTPNotFound
+            return web.FileResponse(path)
+
+        app.router.add_get(f"{prefix}/{{file:.*}}", file, name=OPEN_TO_ALL)
+    elif config.ui:
+        for path, handler in PAGE.items():
+            app.router.add_get(prefix + path, handler)
+
+
+def _inside(root: Path, name: str) -> Path | None:
+    """The file of this name, if it lies in the folder, whatever links say."""
+    try:
+        path = (root / name).resolve()
+        return path if path.is_relative_to(root) and path.is_file() else None
+    except (OSError, ValueError):  # too long, a NUL, a loop of links
+        return None
 
 
 PAGE: dict[str, Handler] = {

@@ -18,7 +18,7 @@ from server.http import files, fine_tuning
 from server.http.context import beside, json_response, read_body
 from server.http.guard import Guard
 from server.http.listen import listen
-from server.http.page import PAGE
+from server.http.page import PAGE, add_pages
 from server.http.tuning_context import DESK, LISTENERS, desk_of
 from server.keys import Keys
 from server.router.cached import Cache, CachedModels
@@ -85,9 +85,7 @@ class Router:
         for path in ("/v1/stream", "/v1/stream/{id}"):
             app.router.add_delete(prefix + path, self._stop_stream)
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
-        if config.ui:
-            for path, handler in PAGE.items():
-                app.router.add_get(prefix + path, handler)
+        add_pages(app, config)
         app.router.add_route("*", prefix + "/{path:.*}", self._pass_on)
         app.on_response_prepare.append(guard.add_headers)
         app.cleanup_ctx.append(self._connections)

@@ -67,22 +67,27 @@ def hub(tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_serving_a_repository_and_then_the_same_offline(hub: str, serve: Any) -> None:
-    server = serve(None, "-hf", f"{REPO}:q8_0", "--hf-token", "hf_verysecret")
+    keys = ["--override-kv", "tokenizer.ggml.add_bos_token=bool:false"]
+    draft = ["-hfd", f"{REPO}:Q8_0", "--spec-type", "draft-simple"]
+    server = serve(None, "-hf", f"{REPO}:q8_0", "--hf-token", "hf_verysecret", *draft, *keys)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     assert client.models.list().data[0].id == f"{REPO}:q8_0"
     said = client.completions.create(model=f"{REPO}:q8_0", prompt="Once upon a time", max_tokens=8, temperature=0)
     assert said.choices[0].text
+    assert said.timings["draft_n_accepted"] > 0  # type: ignore[attr-defined]  # itself drafts for it
+    assert said.usage.prompt_tokens == len(server.post("/tokenize", {"content": "Once upon a time"})["tokens"])  # type: ignore[union-attr]
     assert "downloading" in "".join(server.log)
     assert "verysecret" not in "".join(server.log) + str(server.get("/props"))
     command = [sys.executable, "-m", "server.cli"]
     repository, tail = ["-hf", REPO, "--offline"], ["-p", "Once upon a time", "-n", "8", "--temp", "0"]
-    got = subprocess.run([*command, "generate", *repository, *tail], capture_output=True, text=True, timeout=60)
+    got = subprocess.run([*command, "generate", *repository, *tail, *keys], capture_output=True, text=True, timeout=60)
     assert said.choices[0].text.strip() in got.stdout, got.stderr
 
 
 def test_what_cannot_be_is_one_line(hub: str, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, code, line in (
         (["-mu", f"{hub}/none.gguf"], 1, f"{hub}/none.gguf: the server answers 404"),
+        (["-m", "x.gguf", "-hfd", REPO, "-md", "y.gguf"], 2, "--hf-repo-draft and --model-draft: give one of them"),
         (["-hf", REPO, "-m", "x.gguf"], 2, "--hf-repo and -m: give one of them"),
         (["-hff", "x.gguf"], 2, "--hf-file needs --hf-repo"),
         (["-hf", "nothing"], 2, "-hf: 'nothing' is not USER/REPO"),

@@ -16,9 +16,13 @@ from gguf.constants import GGMLQuantizationType
 from backends.cpu.backend import CPUBackend
 from graph.session import Session
 from models.batch import Batch, PagedMemory
+from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from models.overrides import NONE, Overrides
 from models.quantize import quantize
+from server.cli.flags import parse
+from server.cli.model_keys import MODEL_KEYS, overrides
 
 Array = np.ndarray[Any, Any]
 N_TOKENS = 40
@@ -227,9 +231,10 @@ def compute(
     ids: Array,
     chunks: Sequence[int] = (N_TOKENS,),
     types: tuple[str, str] = ("f32", "f32"),
+    overrides: Overrides = NONE,
 ) -> Array:
     """Logits of every token; the prompt in chunks, its pages out of order."""
-    with GGUFFile.open(path) as gguf:
+    with GGUFFile.open(path, overrides) as gguf:
         session = Session([CPUBackend(1)])
         try:
             h = hparams_of(gguf)
@@ -358,6 +363,23 @@ def test_rope_of_yarn(tmp_path: Path, arch: str) -> None:
 def test_rope_of_yarn_takes_the_training_context_where_no_other_is_named(tmp_path: Path) -> None:
     s = Spec(n_embd=128, keys={"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, n_ctx_train=128)
     check(tmp_path, s, rope=yarn(s, 2.0, 128))
+
+
+@pytest.mark.parametrize("in_file", [{}, {"rope.scaling.type": "linear", "rope.scaling.factor": 7.0}])
+def test_what_stands_in_for_the_files_keys(tmp_path: Path, in_file: dict[str, Any]) -> None:
+    """As if the file had said so: llama.cpp's --override-kv and --rope-..., which count for the file's architecture."""
+    path = tmp_path / "m.gguf"
+    s = Spec("qwen2", n_embd=128, keys=in_file, n_ctx_train=256)
+    t = write(path, s)
+    words = ["--rope-scaling", "yarn", "--rope-freq-scale", "0.25", "--yarn-orig-ctx", "64"]
+    flags = parse(MODEL_KEYS.flags, [*words, "--override-kv", "qwen2.rope.scaling.attn_factor=float:1.25"], {})
+    want = reference(s, t, tokens(s), yarn(s, 4.0, 64, 1.25), no_window, s.d**-0.5, (0, 0))
+    assert error(compute(path, s, tokens(s), overrides=overrides(flags)), want) < 1e-4
+    assert error(compute(path, s, tokens(s)), want) > 1e-2
+    for key, kind in (("general.architecture", "a string"), ("qwen2.block_count", "a number")):
+        flags = parse(MODEL_KEYS.flags, ["--override-kv", f"{key}=bool:true"], {})
+        with pytest.raises(ModelFileError, match=f"m.gguf: key '{key}' is {kind}, and a boolean is to stand in for it"):
+            GGUFFile.open(path, overrides(flags))
 
 
 def test_rope_factors_of_llama_3(tmp_path: Path) -> None:

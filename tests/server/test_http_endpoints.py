@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yarl
 from aiohttp import web
 from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
 
@@ -267,6 +269,28 @@ async def test_page_of_other_servers():
                 assert reply.status == 200
     async with running(ui=False) as server:
         assert (await server.get("/sw.js"))[0] == 404
+
+
+async def test_files_in_the_place_of_the_page(tmp_path: Path):
+    folder = tmp_path / "site"
+    (folder / "deep").mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    (folder / "index.html").write_text("<!doctype html>mine")
+    (folder / "deep" / "a.css").write_text("a {}")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    async with running(api_keys=("k",), static=str(folder), api_prefix="/api") as server:
+        for path, status, text in (
+            ("/api/", 200, "<!doctype html>mine"), ("/api/index.html", 200, "mine"), ("/api/deep/a.css", 200, "a {}"),
+            ("/api/none", 404, "error"), ("/api/deep", 404, "error"), ("/api/link", 404, "error"),
+            ("/api/..%2fsecret", 404, "error"), ("/api/%2e%2e/secret", 404, "error"), ("/api/health", 200, "ok"),
+            ("/api/slots", 401, "error"), ("/", 404, "error"), ("/api//etc/passwd", 404, "error"),
+            ("/api/%00", 404, "error"), ("/api/" + "x" * 999, 404, "error"),
+        ):  # fmt: skip
+            async with server.http.get(yarl.URL(server.url + path, encoded=True), headers={}) as reply:
+                assert (reply.status, text in await reply.text()) == (status, True), path
+        (folder / "index.html").unlink()
+        async with server.http.get(server.url + "/api/") as reply:
+            assert reply.status == 404
 
 
 async def test_keys():

@@ -296,13 +296,14 @@ def test_infill_with_other_files():
         "input_extra": [{"filename": "a", "text": "x"}, {"text": "y"}],
     }
 
-    def filled_by(n_ctx: int = 8192, **ids: Any) -> str:
+    def filled_by(n_ctx: int = 8192, spm: bool = False, **ids: Any) -> str:
         coder = type("Coder", (Coder,), ids)()
-        (request,) = parse_infill(body, RequestParser(coder, ServerConfig(), n_ctx)).requests
+        (request,) = parse_infill(body, RequestParser(coder, ServerConfig(spm_infill=spm), n_ctx)).requests
         return coder.pieces(request.prompt).decode()
 
     files = "Rmyproject\nFa\nxFtmp\nyFfilename\n"
     assert filled_by() == f"{files}<s>Pdef S()M"
+    assert filled_by(spm=True) == f"{files}<s>S()Pdef M"
     assert filled_by(2048 + 5) == "name\n<s>Pdef S()M"
     snippets = "\n\n--- snippet ---\n\nx\n\n--- snippet ---\n\ny"
     assert filled_by(fim_rep_id=None, fim_sep_id=None) == f"{snippets}<s>Pdef S()M"

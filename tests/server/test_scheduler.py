@@ -58,6 +58,13 @@ def test_ignored_end_tokens_go_on() -> None:
     assert answer.finished.stop_type == "limit"
 
 
+def test_special_tokens_are_shown_to_who_wants_them() -> None:
+    bench = Bench(n_ctx=64)
+    ended = next(salt for salt in range(99) if bench.run(prompt(3, salt), n_predict=50).finished.stop_type == "eos")
+    plain, special = (bench.run(prompt(3, ended), n_predict=50, special=special) for special in (False, True))
+    assert (special.ids, special.text, special.finished.stop_type) == (plain.ids, plain.text + "</s>", "eos")
+
+
 def test_no_token_wanted() -> None:
     bench = Bench()
     end = bench.run(prompt(40), n_predict=0).finished

@@ -7,6 +7,7 @@ import pytest
 from server.cli import help
 from server.cli.flags import CliError, Flag, UsageError, choice, json_object, number, parse, text, whole, wholes, words
 from server.cli.main import COMMANDS
+from server.cli.model_keys import rules
 
 FLAGS = (
     Flag("-m --model", "", text, None, env="LLAMA_ARG_MODEL"),
@@ -54,6 +55,14 @@ def test_command_line_beats_environment() -> None:
 )
 def test_switches(environ: dict[str, str], argv: list[str], expected: bool) -> None:
     assert parse(FLAGS, argv, environ).slots is expected
+
+
+def test_rules_for_keys() -> None:
+    text = "a.b=int:-7,tokenizer.x=bool:false,name=str:a,b=c:1,x=float:1e-3"
+    assert rules(text) == [("a.b", -7), ("tokenizer.x", False), ("name", "a,b=c:1"), ("x", 0.001)]
+    for wrong in ("", "a", "a=1", "a=int:", "a=int:1.5", "a=bool:1", "a=float:nan", "=str:x", f"a=int:{9**99}"):
+        with pytest.raises(ValueError, match=r"is not|has a"):
+            rules(wrong)
 
 
 @pytest.mark.parametrize(
