@@ -20,10 +20,12 @@ KERNELS: dict[str, Kernel] = {}
 
 @dataclass(frozen=True)
 class Shape:
-    """A class of devices. `units`: how many groups keep it busy; no result depends on it."""
+    """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
+    that have integer dot products, and are to use them (linear_dot.py)."""
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
+    dot: bool = False
 
 
 SIMT = Shape("simt")
@@ -49,6 +51,7 @@ class Kernel:
 
     `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device classes: dicts of the
     constants, `WG` (threads a group) among them. `functions` is text before the kernel: device functions and macros.
+    `extensions` of GLSL are those that this kernel needs beside the usual ones.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class Kernel:
         soft: Sequence[Mapping[str, int]] = (),
         local: Sequence[tuple[str, str, str]] = (),
         functions: str = "",
+        extensions: Sequence[str] = (),
     ) -> None:
         self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
+        self.extensions = tuple(extensions)
         self.choices = tuple(a for a in args if a.of > 1)
         # One a buffer: those to choose from are numbered.
         self.args = tuple(b for a in args for b in ([a] if a.of == 1 else _numbered(a)))
@@ -152,8 +157,10 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
     members += [f"{kind} {name};" for kind, name in kernel.words]
     chosen = "".join(f"B_{a.dtype}_{a.access} {a.name}_;\n#define {a.name} {a.name}_.v\n" for a in kernel.choices)
     local = "".join(f"shared {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
+    extensions = "".join(f"#extension {name} : require\n" for name in kernel.extensions)
     return (
-        f"#version 460\n{prelude.GL_EXTENSIONS}{_constants(defines)}layout(local_size_x = WG) in;\n{''.join(blocks)}"
+        f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{_constants(defines)}"
+        f"layout(local_size_x = WG) in;\n{''.join(blocks)}"
         f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{''.join(names)}{chosen}{local}"
         f"{prelude.GL}{prelude.COMMON}{kernel.functions}{_choose(kernel, '_')}\nvoid main() {{\n{kernel.body}\n}}\n"
     )

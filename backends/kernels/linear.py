@@ -1,8 +1,6 @@
 """Weights times activations: y (M, N) = x (M, K) · w (N, K) transposed, with packed weights of every type.
 
-16 outputs are the lanes. The sum over k has one order for any number of rows: K is cut into chunks, each summed from
-its first block to its last, and the chunks' sums are added in order. For few rows the chunks are summed side by side by
-threads of one group (`SPLIT`), for many rows one after the other by one thread; the bits are the same.
+16 outputs are the lanes. The sum over k has one order for any number of rows (chunked.py).
 """
 
 from __future__ import annotations
@@ -10,61 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backends.kernels import layout, product, weights
+from backends.kernels.chunked import CHUNKS, FRAME, SIMT_TILES, UNIT
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
 from backends.kernels.gemm import gemm
+from backends.kernels.linear_dot import dot_product
 from backends.kernels.linear_soft import soft_product
 from backends.kernels.lowering import Dispatch, is_packed, lower
 from backends.kernels.matmul import rows_product
 from graph.tensor import Tensor
 
-CHUNKS = 16  # of K on SIMT devices
-SIMT_TILES = [{"WG": LANES * CHUNKS, "MT": mt, "SPLIT": CHUNKS, "CHUNKS": CHUNKS} for mt in (1, 4, 8)]
-SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
 CPU_TILES = [{"WG": 1, "MT": mt, "SPLIT": 1, "CHUNKS": 1} for mt in (1, 4)]
-
-FRAME = f"""
-  BEGIN
-  uint group = unit, g = min(group, groups - 1u), split = SUB % SPLIT;
-  uint xr[MT];
-  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
-#if PAIR
-  LF kept[MT];
-  for (uint p = 0u; p < 2u; p++) {{
-  if (p == 1u) CHOOSE(1u)
-#endif
-  PRECISE LF tot[MT];
-  UNROLL for (uint m = 0u; m < MT; m++) tot[m] = LSPLAT(0.0f);
-  for (uint c = split; c < CHUNKS; c += SPLIT) {{
-    PRECISE LF acc[MT];
-    UNROLL for (uint m = 0u; m < MT; m++) acc[m] = LSPLAT(0.0f);
-    for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {{
-      BLOCK_STEP
-    }}
-#if SPLIT == 1
-    UNROLL for (uint m = 0u; m < MT; m++) tot[m] = tot[m] + acc[m];
-#else
-    UNROLL for (uint m = 0u; m < MT; m++) sums[m * WG + LID] = acc[m];
-#endif
-  }}
-#if SPLIT > 1
-  BARRIER();
-  if (SUB < MT) {{
-    uint m = SUB;
-    PRECISE float total = 0.0f;
-    for (uint s = 0u; s < SPLIT; s++) total = total + sums[m * WG + s * 16u + LANE];
-    {product.end("total", "kept[0]", "group")}
-  }}
-#if PAIR
-  BARRIER();
-#endif
-#else
-  UNROLL for (uint m = 0u; m < MT; m++) {product.end("tot[m]", "kept[m]", "group")}
-#endif
-#if PAIR
-  }}
-#endif
-"""
-UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
 
 
 def _float_step(dtype: str) -> str:
@@ -145,6 +98,8 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
         return None
     if shape.name == "soft":
         return [soft_product(t, shape, parts)]
+    if shape.dot and dtype in weights.BLOCKS:
+        return dot_product(t, shape, parts)
     m = t.src[0].shape[0]
     mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
     split = 1 if shape.name == "cpu" or m > 16 else CHUNKS

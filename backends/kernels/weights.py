@@ -59,6 +59,18 @@ def quant(dtype: str, j: int, t: int) -> str:
     return f"LTOF({low})"
 
 
+def quants(dtype: str, j: int) -> str:
+    """The four quants of k = 4·j … 4·j + 3 of a block as the bytes of a word; all are in -128 … 127."""
+    if dtype == "q8_0":
+        return f"q{j}"
+    low = f"((q{j % 4} >> {4 * (j // 4)}u) & 0x0f0f0f0fu)"
+    if dtype in ("q5_0", "q5_1", "q5_k"):
+        return f"({low} | (((h0 >> {j}u) & 0x01010101u) << 4u))"
+    if dtype == "q6_k":
+        return f"({low} | (((h{j // 4} >> {2 * (j % 4)}u) & 0x03030303u) << 4u))"
+    return low
+
+
 def load_block(dtype: str) -> str:
     """Text that loads the words and the scales `d`, `low` (and `d1`, `low1` for the second 16 k) of block b."""
     packing = layout.PACKINGS[dtype]

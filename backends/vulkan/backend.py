@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from backends.errors import DeviceError
 from backends.kernels import device as shared
-from backends.kernels.dialect import KERNELS, SIMT, SOFT
+from backends.kernels.dialect import KERNELS, SIMT, SOFT, Shape
 from backends.kernels.lowering import Dispatch
 from backends.vulkan.device import Device, Memory
-from backends.vulkan.instance import all_devices
+from backends.vulkan.instance import DeviceInfo, all_devices
 from backends.vulkan.pipelines import Pipelines
 from backends.vulkan.record import Range, Recording
 from graph.backend import Bytes, Place
@@ -36,12 +38,11 @@ class VulkanBackend:
             raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
         self.device, self.memory_bytes = Device(found[index], mapped=mapped), found[index].memory_bytes
         self.pipelines = Pipelines(self.device)
-        soft = found[index].kind == "cpu" and found[index].broadcasts and "shaderInt64" in found[index].features
-        self.shape = SOFT if soft else SIMT
+        self.shape = _shape(found[index])
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies = Recording(self.device)
-        self.identity = f"{found[index].name} {found[index].driver}"
+        self.identity = f"{found[index].name} {found[index].driver}{' with dot products' * self.shape.dot}"
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
@@ -134,6 +135,15 @@ class VulkanBackend:
         if self.device.open:
             self.pipelines.close()
             self.device.close()
+
+
+def _shape(info: DeviceInfo) -> Shape:
+    """The class of a device. LOGITLESS_VULKAN_DOT=1 takes integer dot products where they are slow, too, 0 nowhere."""
+    wish = os.environ.get("LOGITLESS_VULKAN_DOT", "")
+    if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
+        return replace(SIMT, dot=True)
+    soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
+    return SOFT if soft else SIMT
 
 
 class VulkanProgram:

@@ -59,6 +59,7 @@ class DeviceInfo:
     features: frozenset[str]
     extensions: frozenset[str]
     queue_family: int
+    fast_dots: bool  # integer dot products of packed bytes are instructions of the device
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     max_shared_bytes: int
     max_invocations: int
@@ -127,6 +128,7 @@ class Instance:
         properties = keep.struct("PhysicalDeviceProperties2")
         p11 = keep.struct("PhysicalDeviceVulkan11Properties")
         p12 = keep.struct("PhysicalDeviceVulkan12Properties", pNext=p11)
+        p13 = keep.struct("PhysicalDeviceVulkan13Properties")
         lib.vkGetPhysicalDeviceProperties(handle, ffi.addressof(properties.properties))
         core = properties.properties
         api = (core.apiVersion >> 22, core.apiVersion >> 12 & 0x3FF, core.apiVersion & 0xFFF)
@@ -137,6 +139,8 @@ class Instance:
         features: set[str] = set()
         if core.apiVersion >= API_1_2:
             properties.pNext = p12
+            if core.apiVersion >= API_1_3:
+                p11.pNext = p13
             lib.vkGetPhysicalDeviceProperties2(handle, properties)
             chain, structs = feature_chain(keep, core.apiVersion, extensions)
             lib.vkGetPhysicalDeviceFeatures2(handle, chain)
@@ -163,6 +167,7 @@ class Instance:
             features=frozenset(features),
             extensions=extensions & {COOPERATIVE_MATRIX},
             queue_family=able[0] if able else 0,
+            fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
             max_shared_bytes=core.limits.maxComputeSharedMemorySize,
             max_invocations=core.limits.maxComputeWorkGroupInvocations,

@@ -22,6 +22,10 @@ Made by `scripts/support` from the registries; a test compares. In the column of
 and `no bytes` is a name for memory of the source. OpenCL and Vulkan share their kernels. `logitless selftest` checks
 every case against the float64 reference.
 
+Products with quantised weights use integer dot products where a Vulkan device reports that it accelerates them
+(`LOGITLESS_VULKAN_DOT=1`: wherever it has them, `0`: nowhere). Cooperative matrices are not used: no device that the
+tests run on has them, and no kernel is shipped that never ran.
+
 | op | cases | gradient | writes | cpu | opencl | vulkan |
 |---|---|---|---|---|---|---|
 """

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from graph.backend import Backend, Place
-from graph.conformance import OK, UNSUPPORTED, problems, register_all, run
+from graph.conformance import OK, UNSUPPORTED, encode, problems, register_all, run
 from graph.op import OPS
+from graph.ops.linear import linear
+from graph.session import Session
+from graph.tensor import feed, state
 
 register_all()
 
@@ -60,6 +63,65 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend]) ->
     backend.close()
     assert len(cases) == len(wanted)
     assert [o for o in outcomes if o.status != OK] == []
+
+
+@pytest.fixture
+def dots(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """A device that is told to use integer dot products, under the validation layer where that is installed."""
+    from backends.vulkan.backend import VulkanBackend
+    from backends.vulkan.instance import has_validation
+
+    open_device("vulkan:0")
+    monkeypatch.setenv("LOGITLESS_VULKAN_DOT", "0")
+    assert not VulkanBackend().shape.dot
+    monkeypatch.setenv("LOGITLESS_VULKAN_DOT", "1")
+    backend = VulkanBackend(validation=has_validation())
+    if not backend.shape.dot:
+        pytest.skip(f"{backend.device.info.name} has no integer dot products")
+    yield Session([backend])
+    said = backend.device.info.instance.messages[:]
+    backend.close()
+    assert said == []
+
+
+def test_products_by_integer_dots(dots: Session) -> None:
+    """Rows few and many, with every block type once, and what else a launch does with a product."""
+    rows_1, rows_33 = (
+        [p for p in problems("linear") if f"f32[{n}, 512]" in p.label and "odd" not in p.label] for n in (1, 33)
+    )
+    cases = [p for p in (*rows_1[::2], *rows_33[1::2]) if p.roots[0].src[1].dtype not in ("f32", "f16", "bf16")]
+    cases += [next(problems(name)) for name in ("linear_add", "linear_glu", "linear_parts")]
+    assert {p.roots[0].src[1].dtype for p in cases} >= {"q8_0", "q6_k"}
+    assert len(cases) >= 11
+    outcomes = [run(problem, dots.backends) for problem in cases]
+    assert [o for o in outcomes if o.status != OK] == []
+
+
+def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session) -> None:
+    """1, 5 and 40 rows are three kernels."""
+    draw = np.random.default_rng(1)
+    values = draw.normal(size=(40, 256)).astype(np.float32)
+    w = draw.normal(size=(48, 256)).astype(np.float32)
+    dots.define("w", w.shape, "q8_0", lambda: encode(w, "q8_0"), constant=True)
+
+    def of(rows: int, first: int) -> np.ndarray:
+        x = values[first : first + rows]
+        y = dots.run(rows, lambda: [linear(feed("x", x.shape), state("w", w.shape, "q8_0", constant=True))], {"x": x})
+        return np.array(y[0])
+
+    whole = of(40, 0)
+    assert np.abs(whole - values @ w.T).max() < 0.02 * np.abs(whole).max()
+    for rows, first in ((1, 0), (1, 39), (5, 7)):
+        assert (of(rows, first) == whole[first : first + rows]).all()
+
+
+def test_rounded_rows_pass_on_what_is_no_number(dots: Session) -> None:
+    dots.define("v", (16, 32), "q8_0", lambda: encode(np.ones((16, 32), np.float32), "q8_0"), constant=True)
+    x = np.ones((3, 32), np.float32)
+    x[0, 3], x[1, 5] = np.nan, -np.inf
+    y = dots.run("v", lambda: [linear(feed("x", x.shape), state("v", (16, 32), "q8_0", constant=True))], {"x": x})[0]
+    assert np.isnan(y[:2]).all()
+    assert np.allclose(y[2], 32, rtol=1e-2)
 
 
 def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> None:

@@ -1,0 +1,105 @@
+"""`linear` for Vulkan devices that multiply and add four bytes at once (integer dot product).
+
+Activations are rounded to 8 bits first, 32 k to a scale, as the CPU backend does. A device does so for any number of
+rows or for none, so that a row has the same bits whatever shares its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from backends.kernels import product, weights
+from backends.kernels.chunked import CHUNKS, FRAME, SIMT_TILES, UNIT
+from backends.kernels.dialect import LANES, Arg, Kernel, Shape
+from backends.kernels.lowering import Dispatch, dispatch, groups_for
+from graph.tensor import Tensor
+
+TILES = [tile for tile in SIMT_TILES if tile["MT"] != 4]
+WORDS = 11  # of 32 rounded activations: eight of four bytes, their scale, and the sums of each 16
+# OpSDotKHR of packed bytes (format 0), by SPV_KHR_integer_dot_product and its two capabilities.
+FUNCTIONS = """
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
+int dot_of_bytes(uint a, uint b, spirv_literal int format);
+"""
+
+Kernel(
+    "round_rows",
+    [Arg("X", "f32"), Arg("Y", "u32", "w")],
+    ["uint n"],
+    f"""
+  FOR_EACH(i, n) {{
+    float most = 0.0f;
+    bool finite = true;
+    for (uint k = 0u; k < 32u; k++) {{
+      float a = FABS(X[i * 32u + k]);
+      finite = finite && a < INF;
+      most = max(most, a);
+    }}
+    float inverse = finite && most > 0.0f ? 127.0f / most : 0.0f, scale = finite ? most / 127.0f : U2F(0x7fc00000u);
+    int first = 0, second = 0;
+    for (uint j = 0u; j < 8u; j++) {{
+      uint word = 0u;
+      for (uint t = 0u; t < 4u; t++) {{
+        int q = finite ? INT(RINT(X[i * 32u + 4u * j + t] * inverse)) : 0;
+        if (j < 4u) first += q; else second += q;
+        word |= (UINT(q) & 255u) << (8u * t);
+      }}
+      Y[i * {WORDS}u + j] = word;
+    }}
+    Y[i * {WORDS}u + 8u] = F2U(scale);
+    Y[i * {WORDS}u + 9u] = F2U(FLOAT(first) * scale);
+    Y[i * {WORDS}u + 10u] = F2U(FLOAT(second) * scale);
+  }}""",
+    simt=[{"WG": 64}],
+    cpu=(),
+)
+
+
+def _block_step(dtype: str) -> str:
+    """One block of 32 k: the sum of products of bytes, once for each half where halves have scales of their own."""
+    lines = [weights.load_block(dtype)]
+    halves = 2 if dtype == "q6_k" else 1
+    for half in range(halves):
+        d, low = ("d", "low") if half == 0 else ("d1", "low1")
+        steps = " ".join(
+            f"sum += dot_of_bytes({weights.quants(dtype, j)}, X[at + {j}u], 0);"
+            for j in range(half * 8 // halves, (half + 1) * 8 // halves)
+        )
+        sums = f"U2F(X[at + {9 + half}u])" if halves == 2 else "(U2F(X[at + 9u]) + U2F(X[at + 10u]))"
+        minimum = f"acc[m] = FMA({low}, {sums}, acc[m]);" if weights.has_minimum(dtype) else ""
+        lines.append(
+            f"UNROLL for (uint m = 0u; m < MT; m++) {{ uint at = xr[m] / 32u * {WORDS}u + b * {WORDS}u; int sum = 0; "
+            f"{steps} PRECISE float scale = {d} * U2F(X[at + 8u]); "
+            f"acc[m] = FMA(FLOAT(sum), scale, acc[m]); {minimum} }}"
+        )
+    return "\n      ".join(lines)
+
+
+for _dtype in weights.BLOCKS:
+    _x, *_others = product.args(_dtype)
+    Kernel(
+        f"linear_dot_{_dtype}",
+        [replace(_x, dtype="u32"), *_others],
+        product.words(_dtype),
+        "  uint n_blocks = n_k / 32u;"
+        + FRAME.replace("BEGIN", product.begin(_dtype, UNIT)).replace("BLOCK_STEP", _block_step(_dtype)),
+        simt=[tile | {"PAIR": pair, "R": 1} for tile in TILES for pair in (0, 1)],
+        cpu=(),
+        local=[("float", "sums", "(SPLIT > 1 ? MT * WG : 1)")],
+        functions=product.MACROS + FUNCTIONS,
+        extensions=("GL_EXT_spirv_intrinsics",),
+    )
+
+
+def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
+    """The rounding of t's activations, into the scratch, and the product."""
+    x = t.src[0]
+    m, k = x.shape
+    n = m * (k // 32)
+    scratch = n * WORDS * 4
+    rounding = dispatch("round_rows", shape, (x, None), (n,), groups_for(n, shape, 64), scratch)
+    mt, split = (1 if m == 1 else 8), (1 if m > 16 else CHUNKS)
+    tile = product.Tile(mt, 1, 1 if split > 1 else 64 // LANES)
+    made = product.launch(t, parts, shape, f"linear_dot_{parts[0].dtype}", tile, SPLIT=split)
+    return [rounding, replace(made, buffers=((None, 0), *made.buffers[1:]), scratch=scratch)]
