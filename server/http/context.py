@@ -75,9 +75,13 @@ class Context:
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """`parse` of the request's JSON body; beside the event loop when that may take long."""
         raw = await read_body(request, self.config.timeout)
-        if len(raw) < _LARGE and not any(word in raw for word in _SLOW):
-            return parse(json_object(raw))
-        return await beside(lambda: parse(json_object(raw)))
+        return await unhurried(raw, lambda: parse(json_object(raw)))
+
+
+async def unhurried(raw: bytes, parse: Callable[[], T]) -> T:
+    """The result of `parse`, which reads this body; beside the event loop when that may take long."""
+    large = len(raw) >= _LARGE or any(word in raw for word in _SLOW)
+    return await beside(parse) if large else parse()
 
 
 async def read_body(request: web.Request, seconds: float) -> bytes:

@@ -8,7 +8,8 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 from server.fields import refuse
 
@@ -17,9 +18,19 @@ MAX_RESPONSES = 4096
 Item = dict[str, Any]
 
 
+class Earlier(NamedTuple):
+    """What a request goes on from, and about how many bytes that is as JSON."""
+
+    items: tuple[Item, ...]
+    nbytes: int
+
+
+NOTHING = Earlier((), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One response, what was said for it, and the whole conversation up to its end."""
+    """One response, what was said for it, and the whole conversation up to its end, which it keeps alive."""
 
     response: Mapping[str, Any]
     input: Sequence[Item]
@@ -34,37 +45,40 @@ class KeptResponses:
         self._all: OrderedDict[tuple[str, str], Kept] = OrderedDict()
         self._max_bytes = max_bytes
         self._nbytes = 0
+        self._lock = Lock()  # large requests are parsed, and large replies written, beside the event loop
 
-    def keep(self, key: str, response: Mapping[str, Any], given: object, earlier: Sequence[Item]) -> None:
+    def keep(self, key: str, response: Mapping[str, Any], given: object, earlier: Earlier) -> None:
         """Remember a response to the request's `input`, after what came earlier in the conversation."""
         items = [_item(item) for item in (given if isinstance(given, list) else [_said(given)])]
-        nbytes = len(json.dumps(response)) + len(json.dumps(items))
-        self._all[key, response["id"]] = Kept(response, items, (*earlier, *items, *response["output"]), nbytes)
-        self._nbytes += nbytes
-        while len(self._all) > 1 and (self._nbytes > self._max_bytes or len(self._all) > MAX_RESPONSES):
-            self._nbytes -= self._all.popitem(last=False)[1].nbytes
+        nbytes = earlier.nbytes + len(json.dumps(response)) + len(json.dumps(items))
+        conversation = (*earlier.items, *items, *response["output"])
+        with self._lock:
+            self._all[key, response["id"]] = Kept(response, items, conversation, nbytes)
+            self._nbytes += nbytes
+            while len(self._all) > 1 and (self._nbytes > self._max_bytes or len(self._all) > MAX_RESPONSES):
+                self._nbytes -= self._all.popitem(last=False)[1].nbytes
 
     def find(self, key: str, id: str) -> Kept | None:
         """The response with this id."""
-        found = self._all.get((key, id))
-        if found is not None:
-            self._all.move_to_end((key, id))
-        return found
+        with self._lock:
+            found = self._all.get((key, id))
+            if found is not None:
+                self._all.move_to_end((key, id))
+            return found
 
     def forget(self, key: str, id: str) -> bool:
         """Drop it; False: there is none."""
-        found = self._all.pop((key, id), None)
-        if found is None:
-            return False
-        self._nbytes -= found.nbytes
-        return True
+        with self._lock:
+            found = self._all.pop((key, id), None)
+            self._nbytes -= 0 if found is None else found.nbytes
+            return found is not None
 
-    def before(self, key: str, id: str) -> tuple[Item, ...]:
+    def before(self, key: str, id: str) -> Earlier:
         """The conversation that `previous_response_id` names, or 400."""
         found = self.find(key, id) if id else None
         if id and found is None:
             refuse("previous_response_id", f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
-        return () if found is None else found.conversation
+        return NOTHING if found is None else Earlier(found.conversation, found.nbytes)
 
 
 def _said(text: object) -> Item:

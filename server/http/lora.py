@@ -6,7 +6,7 @@ from aiohttp import web
 
 from server.errors import InvalidRequest
 from server.fields import json_value
-from server.http.context import CONTEXT, json_response, read_body
+from server.http.context import CONTEXT, json_response, read_body, unhurried
 from server.parse_lora import lora_scales
 
 
@@ -34,10 +34,14 @@ async def set_scales(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     known = context.served.adapters
     raw = await read_body(request, context.config.timeout)
-    body = json_value(raw) if raw.strip() else []
-    if not isinstance(body, list):
-        raise InvalidRequest("the body must be an array of {id, scale}")
-    scales = lora_scales(body, known, "body")
+
+    def parse() -> dict[int, float]:
+        body = json_value(raw) if raw.strip() else []
+        if not isinstance(body, list):
+            raise InvalidRequest("the body must be an array of {id, scale}")
+        return lora_scales(body, known, "body")
+
+    scales = await unhurried(raw, parse)
     if known is not None:
         await context.service.ask(lambda _: known.set_scales(scales), wakes=False)
     return json_response({"success": True})

@@ -52,6 +52,7 @@ class Router:
         self._fleet, self._config, self._read, self._desk = fleet, config, read, desk
         self.autoload, self._limit = autoload, limit
         self._prefix = config.api_prefix.rstrip("/")
+        self._reading = asyncio.Lock()
         self._cached = CachedModels(fleet, cache, self._read_again)
         self.downloads = self._cached.downloads
         self._session: aiohttp.ClientSession
@@ -131,13 +132,18 @@ class Router:
         """GET /models; ?reload=1 looks at the folder and the presets again."""
         if request.query.get("reload", "").lower() in ("1", "true"):
             try:
-                await self._read_again()
+                if self._reading.locked():  # for somebody else, who need not have a key; once is enough
+                    async with self._reading:
+                        pass
+                else:
+                    await self._read_again()
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
         return json_response({"object": "list", "data": list(self._listed())})
 
     async def _read_again(self) -> None:
-        self._fleet.update(await beside(self._read))
+        async with self._reading:  # one after the other, or an older look could count more than a newer one
+            self._fleet.update(await beside(self._read))
 
     def _listed(self) -> Iterator[dict[str, Any]]:
         yield from map(shown, self._fleet.models.values())
@@ -208,7 +214,11 @@ class Router:
         return json_response({"success": True})
 
     async def _named(self, request: web.Request) -> str:
-        return _name(json_object(await request.read()))
+        return await self._name_in(await read_body(request, self._config.timeout))
+
+    async def _name_in(self, body: bytes) -> str:
+        parse = partial(json_object, body)
+        return _name(await beside(parse) if len(body) > _LARGE else parse())
 
     # -- what it passes on
 
@@ -219,8 +229,7 @@ class Router:
         if not name:
             if request.method != "POST":
                 raise InvalidRequest("model name is missing from the request: it is the query's 'model'")
-            parse = partial(json_object, body)
-            name = _name(await beside(parse) if len(body) > _LARGE else parse())
+            name = await self._name_in(body)
         return await self._to(request, name, body)
 
     async def _to(self, request: web.Request, name: str, body: bytes) -> web.StreamResponse:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from server.errors import BadGateway, RequestError
 from server.http.context import CLIENT_ADDRESS, CLIENT_KEY, api_key, error_object
@@ -51,9 +52,8 @@ async def ask(
     """The head of the child's answer; raises what `forward` does."""
     headers = _headers(request, child.key)
     try:
-        return await session.request(
-            request.method, child.url + path, headers=headers, data=body or None, allow_redirects=False
-        )
+        url = URL(child.url + path, encoded=True)  # as it came: the guard has not judged what `..` makes of it
+        return await session.request(request.method, url, headers=headers, data=body or None, allow_redirects=False)
     except aiohttp.ClientConnectorError:
         raise Unconnected(LOST) from None
     except (aiohttp.ClientError, OSError) as error:

@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,9 +116,10 @@ def test_what_cannot_be_served(router: Any, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="model name is missing"):
         say(client, "")
     headers = {"Content-Encoding": "gzip", **client.auth_headers}
-    assert (
-        client._client.post(f"{router.url}/completion?model=b", content=b"no gzip", headers=headers).status_code == 400
-    )
+    for path in ("/completion?model=b", "/models/load", "/models"):
+        request = urllib.request.Request(router.url + path, b"no gzip", headers)
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(request, timeout=60)
     with pytest.raises(openai.InternalServerError, match=r"could not be loaded: .*broken.gguf: is not a GGUF file"):
         say(client, "broken")
     assert status(client, "broken")["failed"] is True

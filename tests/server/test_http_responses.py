@@ -11,7 +11,7 @@ from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_native import TIMINGS
 
 from server.config import ServerConfig
-from server.http.kept import KeptResponses
+from server.http.kept import NOTHING, KeptResponses
 from server.parse import RequestParser
 from server.parse_infill import parse_infill
 
@@ -185,14 +185,25 @@ async def test_stored_responses(server: Running):
 def test_too_many_are_forgotten_and_keys_see_their_own() -> None:
     kept = KeptResponses(max_bytes=3000)
     for i in range(20):
-        kept.keep("k", {"id": f"resp_{i}", "output": []}, "x" * 200, ())
+        kept.keep("k", {"id": f"resp_{i}", "output": []}, "x" * 200, NOTHING)
         assert kept.find("k", "resp_0")  # it is in use
     assert [i for i in range(20) if kept.find("k", f"resp_{i}")] == [0, *range(13, 20)]
     assert kept.find("other", "resp_19") is None
     assert not kept.forget("other", "resp_19")
-    kept.keep("k", {"id": "large", "output": []}, "x" * 5000, ())
+    kept.keep("k", {"id": "large", "output": []}, "x" * 5000, NOTHING)
     assert [i for i in range(20) if kept.find("k", f"resp_{i}")] == []
-    assert kept.before("k", "large") == tuple(kept.find("k", "large").input)  # type: ignore[union-attr]
+    assert kept.before("k", "large").items == tuple(kept.find("k", "large").input)  # type: ignore[union-attr]
+
+
+def test_what_a_kept_response_goes_on_from_counts_too():
+    """Or small answers to large conversations would keep those in memory, however many there are."""
+    kept = KeptResponses(max_bytes=3000)
+    for i in range(9):
+        kept.keep("k", {"id": f"large_{i}", "output": []}, "x" * 1000, NOTHING)
+        kept.keep("k", {"id": f"small_{i}", "output": []}, "y", kept.before("k", f"large_{i}"))
+    held = {id(item): len(str(item)) for k in kept._all.values() for item in k.conversation}
+    assert kept.find("k", "small_8")
+    assert sum(held.values()) <= 3000
 
 
 async def test_counting(server: Running):

@@ -36,6 +36,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "rich": ("server/cli/",),
     "PIL": ("training/plot.py",),
     "huggingface_hub": ("server/cli/hub.py",),
+    "yarl": ("server/router/",),
 }
 GRAPH_IMPORTS = {"numpy", "gguf"}  # beside the standard library
 LAZY = {  # may be imported inside functions only

@@ -1,0 +1,50 @@
+"""What a child of the router gets of a request, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from server.router.proxy import forward
+
+
+async def started(app: web.Application) -> tuple[web.AppRunner, int]:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, runner.addresses[0][1]
+
+
+@pytest.mark.parametrize(
+    "path", ["/x/../lora-adapters?model=a", "/./props", "/%2e%2e/props", "/v1//models", "/a%2Fb?x=%2B+%zz"]
+)
+async def test_a_path_is_passed_on_as_it_came(path: str) -> None:
+    """Else a path that needs the admin key could be written so that only the child sees that it does."""
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(text=request.raw_path)
+
+    behind = web.Application()
+    behind.router.add_route("*", "/{path:.*}", echo)
+    child_runner, port = await started(behind)
+    child: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}", key="k")
+    async with aiohttp.ClientSession() as session:
+
+        async def pass_on(request: web.Request) -> web.StreamResponse:
+            return await forward(session, request, child, request.rel_url.raw_path_qs, b"")
+
+        front = web.Application()
+        front.router.add_route("*", "/{path:.*}", pass_on)
+        runner, port = await started(front)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        await runner.cleanup()
+    await child_runner.cleanup()
+    assert answer.partition("\r\n\r\n")[2] == path
