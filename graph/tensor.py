@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -61,7 +62,10 @@ def const(value: float, dtype: str = "f32") -> Tensor:
 
 def with_sources(t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
     """The same node of these sources: t itself, if it has them."""
-    return t if all(a is b for a, b in zip(src, t.src, strict=True)) else replace(t, src=src)
+    for old, new in zip(t.src, src, strict=True):
+        if old is not new:
+            return Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
+    return t
 
 
 def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
@@ -70,50 +74,65 @@ def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
     `reverse` visits a node's sources from right to left: another valid order, which may need less memory. Iterative,
     linear in nodes and edges. ValueError when a node both reads and overwrites its own history.
     """
-    roots = list(roots)
+    return list(_toposort(tuple(roots), reverse))
+
+
+@lru_cache(maxsize=1)  # nodes never change, and a plan is made by several steps that begin with the order of one graph
+def _toposort(roots: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
     before = _readers_of_overwritten(roots)
     order: list[Tensor] = []
-    done: dict[int, bool] = {}  # False: being visited
+    done: dict[Tensor, bool] = {}  # False: being visited
     for root in roots:
-        work = [(root, False)]
+        work: list[Tensor | None] = [root]
         while work:
-            t, leaving = work.pop()
-            if leaving:
-                done[id(t)] = True
-                order.append(t)
-            elif id(t) not in done:
-                done[id(t)] = False
-                work.append((t, True))
-                sources = t.src if reverse else tuple(reversed(t.src))
-                for s in (*before.get(id(t), ()), *sources):  # the last one is visited first
-                    if done.get(id(s)) is False:
+            t = work.pop()
+            if t is None:  # below it lies a node whose sources are done
+                left = work.pop()
+                assert left is not None
+                done[left] = True
+                order.append(left)
+            elif t not in done:
+                sources = t.src if reverse else t.src[::-1]
+                if t in before:
+                    sources = (*before[t], *sources)
+                if not sources:
+                    done[t] = True
+                    order.append(t)
+                    continue
+                done[t] = False
+                work += (t, None)
+                for s in sources:  # the last one is visited first
+                    state = done.get(s)
+                    if state is None:
+                        work.append(s)
+                    elif not state:
                         raise ValueError(f"{s!r} both reads and overwrites its own history")
-                    work.append((s, False))
-    return order
+    return tuple(order)
 
 
-def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[int, list[Tensor]]:
-    """By id of each node that writes: the other readers of what it overwrites, under whatever alias."""
-    from graph.op import writes_of
+def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
+    """Of each node that writes: the other readers of what it overwrites, under whatever alias."""
+    from graph.op import OPS
 
-    nodes: dict[int, Tensor] = {}
+    nodes: dict[Tensor, None] = {}
     stack = list(roots)[::-1]
     while stack:
         t = stack.pop()
-        if id(t) not in nodes:
-            nodes[id(t)] = t
-            stack.extend(t.src[::-1])
-    writers = [(t, _unaliased(t.src[i])) for t in nodes.values() if t.op not in ALIASES for i in writes_of(t)]
-    readers: dict[int, list[Tensor]] = {id(overwritten): [] for _, overwritten in writers}
-    for t in nodes.values() if writers else ():
+        if t not in nodes:
+            nodes[t] = None
+            stack += t.src[::-1]
+    writing = {name for name, declared in OPS.items() if declared.writes} - ALIASES
+    writers = [(t, _unaliased(t.src[i])) for t in nodes if t.op in writing for i in OPS[t.op].writes]
+    readers: dict[Tensor, list[Tensor]] = {overwritten: [] for _, overwritten in writers}
+    for t in nodes if writers else ():
         if t.op not in ALIASES:
             for s in t.src:
-                found = readers.get(id(_unaliased(s) if s.op in ALIASES else s))
+                found = readers.get(_unaliased(s) if s.op in ALIASES else s)
                 if found is not None:
                     found.append(t)
-    before: dict[int, list[Tensor]] = {}
+    before: dict[Tensor, list[Tensor]] = {}
     for t, overwritten in writers:
-        before.setdefault(id(t), []).extend(r for r in readers[id(overwritten)] if r is not t)
+        before.setdefault(t, []).extend(r for r in readers[overwritten] if r is not t)
     return before
 
 

@@ -50,13 +50,11 @@ class Batch:
     slot: Tensor  # (T,) i32: the row of `tables` that holds the token's sequence
     cells: Tensor  # (T,) i32: where the token's key and value go
     out: Tensor  # (R,) i32: indices into the batch
-    copies: Tensor | None = None  # (C, 2) i32: pages to copy first, (from, to)
 
     @classmethod
-    def feeds(cls, n_tokens: int, n_out: int, n_copies: int = 0) -> Batch:
+    def feeds(cls, n_tokens: int, n_out: int) -> Batch:
         tokens, pos, slot, cells = (feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells"))
-        copies = feed("copies", (n_copies, 2), "i32") if n_copies else None
-        return cls(tokens, pos, slot, cells, feed("out", (n_out,), "i32"), copies)
+        return cls(tokens, pos, slot, cells, feed("out", (n_out,), "i32"))
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,10 @@ class PagedMemory:
             tuple(session.define(f"v.{i}", v, type_v) for i in range(h.n_layer)),
             session.define("tables", table_shape, "i32", by_host=True),
         )
+
+    def copied(self, pairs: Tensor) -> list[Tensor]:
+        """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
+        return [copy_pages(cache, pairs) for cache in (*self.keys, *self.values)]
 
     @property
     def page_nbytes(self) -> int:
@@ -107,8 +109,6 @@ class Cached:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
         batch, memory = self.batch, self.memory
         keys, values = memory.keys[layer], memory.values[layer]
-        if batch.copies is not None:
-            keys, values = copy_pages(keys, batch.copies), copy_pages(values, batch.copies)
         keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
         return attention(q, keys, values, memory.tables, batch.slot, batch.pos, scale=scale, window=window, cap=cap)
 

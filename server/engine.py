@@ -41,15 +41,16 @@ from models.weights import check_weights
 from server.embedder import Embedder
 from server.pages import pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
+from server.plan_shapes import Shape, shape_of, usual
 from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
 from server.slot_files import CacheKind
-from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch, bucket
+from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch
 
 log = logging.getLogger("logitless.engine")
 MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
 NOT_SAMPLED = -2  # in mask_row
 MOVES = 128  # cells that one run of the device moves
-MIN_COPIES = 8  # rows of the page-copy feed come in powers of two from here
+COPIES = 8  # pages that one run copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +104,6 @@ def _open_backend(name: str, threads: int) -> Backend:
     raise DeviceError(f"device {name!r} is not available: see `logitless devices`")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a plan depends on: everything that is structure and not a value."""
-
-    n_tokens: int
-    n_out: int
-    n_copies: int = 0
-    n_list: int = 16  # entries of the sparse lists (biases, penalties)
-    n_top: int = 0
-    n_probs: int = 0
-    lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
-    n_masks: int = 0  # rows of the grammars' masks
-    weights: int = 0  # whose: see models.weight_sets
-
-
 class Engine:
     """A loaded model. ModelFileError, DeviceError and ValueError say in one line why it cannot be loaded."""
 
@@ -169,6 +155,7 @@ class Engine:
         from backends.cpu.warm import prepare
 
         self._place()
+        self.rerouted = {}
         if self.options.embeddings or not self.hparams.causal:
             prepare(self.session.placed(self.embedder.everything()).order)
         if not self.hparams.causal:
@@ -176,8 +163,8 @@ class Engine:
             self.embedder.load()
             self.gguf.release()
             return
-        everything = Shape(self.options.n_ubatch, 64, n_copies=MIN_COPIES, n_top=1)
-        self._examine(self._build(everything))
+        everything = Shape(self.options.n_ubatch, 64, n_top=1)
+        self._examine(self._build(everything), self._build_copies())
         prepare(self.session.placed(self._build(everything)).order)
         self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
         trash = np.full(self.table_pages, self.n_pages, np.int32)
@@ -185,11 +172,10 @@ class Engine:
         largest = Shape(self.options.n_ubatch, 1)
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1), UBatch())
+        self.session.prepare("copies", self._build_copies)
         self._prepare_moves()
         self.gguf.release()
-        sizes = {bucket(n) for n in range(2, self.options.n_ubatch + 1)}
-        several = range(2, min(self.options.n_slots, 8) + 1)
-        self._ahead = [Shape(n, 1) for n in sorted(sizes, reverse=True)] + [Shape(n, n) for n in reversed(several)]
+        self._ahead = usual(self.options.n_slots, self.options.n_ubatch)[::-1]
 
     def prepare_ahead(self) -> bool:
         """Make the plan of one more usual size (a few streams, a prompt), so that no request waits for it.
@@ -211,11 +197,13 @@ class Engine:
 
         begin_training(sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2}))
 
-    def _examine(self, wanted: Sequence[Tensor]) -> None:
-        """Test the devices on the ops of a graph; what one computes wrongly runs on the next."""
-        from backends import trust
+    def _examine(self, *graphs: Sequence[Tensor]) -> None:
+        """Test the devices on the ops of graphs; what one computes wrongly runs on the next."""
+        if len(self.session.backends) > 1:  # the last one has nobody to leave its ops to
+            from backends import trust
 
-        self.rerouted = trust.examine_all(self.session, wanted)
+            for graph in graphs:
+                self.rerouted |= trust.examine_all(self.session, graph)
 
     def _place(self) -> None:
         """Decide which device has which layers, once for a session."""
@@ -264,7 +252,7 @@ class Engine:
     # --- the graph ---------------------------------------------------------------------------------------------
 
     def _build(self, shape: Shape) -> list[Tensor]:
-        batch = Batch.feeds(shape.n_tokens, shape.n_out, shape.n_copies)
+        batch = Batch.feeds(shape.n_tokens, shape.n_out)
         logits = self.tuned(shape.weights, shape.n_tokens if shape.lora else 0).logits(batch, self.memory)
         sampling = _sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
         ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
@@ -299,19 +287,7 @@ class Engine:
 
         DeviceFailed when a device was lost: the next step runs on what is left, and every page is as good as empty.
         """
-        n_list = sum(len(row.ids) for row in batch.rows if row is not None)
-        n_masks = sum(row is not None and row.mask is not None for row in batch.rows)
-        shape = Shape(
-            bucket(len(batch.tokens)),
-            bucket(max(1, len(batch.out))),
-            _power_of_two(len(batch.copies), MIN_COPIES) if batch.copies else 0,
-            _power_of_two(n_list, 16),
-            1 + _power_of_two(batch.n_top - 1, 1) if batch.n_top > 1 else batch.n_top,
-            _power_of_two(batch.n_probs, 1) if batch.n_probs else 0,
-            lora=self.adapters.generation if batch.mixes else 0,
-            n_masks=_power_of_two(n_masks, 1) if n_masks else 0,
-            weights=batch.weights,
-        )
+        shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
         if self._beside is not None and self._beside.session is not self._other:  # it lost a device, so this one did
             self.devices = self._beside.devices
             self.wake()
@@ -319,6 +295,7 @@ class Engine:
         try:
             for slot, table in batch.tables.items():
                 self._write_table(slot, np.asarray(table, np.int32))
+            self._copy_pages(batch.copies)
             return self._run(shape, batch)
         except DeviceLost as error:
             if self._beside is not None:  # the devices are the other's to replace, when it needs them
@@ -346,7 +323,7 @@ class Engine:
             top_ids,
             split_probs(words, shape.n_probs) if shape.n_probs else None,
             sum(f.nbytes for f in fetched),
-            sum(f.nbytes for f in feeds.values()) + 4 * self.table_pages * len(batch.tables),
+            sum(f.nbytes for f in feeds.values()) + 4 * self.table_pages * len(batch.tables) + 8 * len(batch.copies),
             unsampled,
         )
 
@@ -364,9 +341,6 @@ class Engine:
         feeds["slot"] = np.array(batch.slot + [self.options.n_slots] * fill, np.int32)
         feeds["cells"] = np.array(batch.cells + [spare * PAGE] * fill, np.int32)
         feeds["out"] = np.array(batch.out + [0] * (shape.n_out - len(batch.out)), np.int32)
-        if shape.n_copies:
-            copies = batch.copies + [(spare, spare)] * (shape.n_copies - len(batch.copies))
-            feeds["copies"] = np.array(copies, np.int32)
         if shape.n_top:
             feeds["targets"] = np.array(batch.targets + [0] * (shape.n_out - len(batch.targets)), np.int32)
         if shape.lora:
@@ -397,7 +371,19 @@ class Engine:
     def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:
         self.session.write("tables", pages, slot * self.table_pages * 4)
 
-    # --- moving cells ----------------------------------------------------------------------------------------------
+    # --- copying pages, moving cells ----------------------------------------------------------------------
+
+    def _build_copies(self) -> list[Tensor]:
+        return self.memory.copied(feed("copies", (COPIES, 2), "i32"))
+
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Pages (from, to). None of them is both."""
+        spare = self.n_pages
+        for start in range(0, len(pairs), COPIES):
+            part = list(pairs[start : start + COPIES])
+            part += [(spare, spare)] * (COPIES - len(part))
+            feeds = {"copies": np.array(part, np.int32)}
+            self.session.run("copies", self._build_copies, feeds, [0] * 2 * self.hparams.n_layer)
 
     def _build_moves(self) -> list[Tensor]:
         return move_cells(self.hparams, self.model.rotary, self.memory, MOVES)
@@ -473,8 +459,3 @@ def _sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0
         feeds.append(feed("sample.mask", (n_masks, -(-n_vocab // 32)), "u32", late=True))
         feeds.append(feed("sample.mask_row", (n_rows,), "i32", late=True))
     return feeds
-
-
-def _power_of_two(n: int, least: int) -> int:
-    """The smallest power of two that is at least n and `least`."""
-    return max(least, 1 << (n - 1).bit_length() if n > 1 else 1)

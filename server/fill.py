@@ -48,6 +48,7 @@ def fill(group: Plan) -> UBatch:
             if seq.copy is not None:
                 batch.copies.append(seq.copy)
         if n == 1:
+            batch.n_streams += 1
             tokens.append(seq.tokens[start])
             pos.append(start)
             slots.append(id)

@@ -5,37 +5,66 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-STRETCH = 2.75  # a step with prompts may take so many times as long as one without; clients see a little more
-LEAST = 7  # tokens of prompts: they go on, however slow they are beside the streams; with one stream a batch of 8
-REMEMBERED = 7  # steps: their median forgets an outlier, such as the first step of a new size
+STRETCH = 2.5  # a step with prompts may take so many times as long as one without; clients see a little more
+LEAST = 8  # tokens of a step: prompts go on, however slow they are beside the streams
+LEAST_PROMPT = 4  # of these, for prompts
+DOUBLE = 2.2  # what twice as many tokens are taken to add, until it has been seen
+REMEMBERED = 7  # steps: their median forgets an outlier
 
 
 class Pace:
-    """Learns from the steps that ran what streams are used to, and what a token of a prompt costs them."""
+    """Learns from the steps that ran what streams are used to, and what prompts add to them.
+
+    Steps are powers of two, for every size needs a plan of its own, and what a token adds depends on how many there
+    are: eight rows may take as long as sixteen. So a size is judged by what it took last time, and the next larger one
+    by how much more that took when it was last tried.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most  # tokens of prompts in a step with streams
         self._plain: deque[float] = deque(maxlen=REMEMBERED)  # seconds of steps without prompts
-        self._token = 0.0  # seconds that each token of a prompt took or added, last time
-        self._tried = 0  # the tokens of that step, if streams were in it
+        self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
+        self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
+        self._added = 0.0  # seconds that it took longer than one without prompts
+        self._doubling: dict[int, float] = {}  # by size: how many times as much twice its tokens add
 
     def observe(self, n_prompt: int, n_tokens: int, seconds: float) -> None:
         """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts."""
         if not n_prompt:
             self._plain.append(seconds)
         elif n_prompt == n_tokens:
-            self._token, self._tried = seconds / n_prompt, 0
+            self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
-            self._token, self._tried = max(0.0, seconds - statistics.median(self._plain)) / n_prompt, n_tokens
+            size, added = _at_least(n_tokens), max(0.0, seconds - statistics.median(self._plain))
+            if size == 2 * self._size:
+                self._doubling[self._size] = _ratio(added, self._added)
+            elif 2 * size == self._size:
+                self._doubling[size] = _ratio(self._added, added)
+            self._size, self._added = size, added
 
     def tokens(self, n_streams: int) -> int:
-        """The tokens that the next step may have, `n_streams` of them for streams.
+        """The tokens that the next step may have, `n_streams` of them for streams."""
+        least = _at_least(n_streams + min(self.most, LEAST_PROMPT))
+        most = max(least, _at_least(n_streams + self.most + 1) // 2)
+        if not self._plain or not (self._size or self._token):
+            return min(most, n_streams + self.most)
+        spare = (STRETCH - 1) * statistics.median(self._plain)
+        if self._size:
+            size, added = self._size, self._added
+            if added * self._doubling.get(size, DOUBLE) <= spare:
+                size *= 2
+            while added > spare and size > least:
+                size //= 2
+                added /= self._doubling.get(size, 2.0)
+        else:
+            size = _at_least(n_streams + int(spare / self._token) + 1) // 2
+        return min(max(least, min(size, most)), n_streams + self.most)
 
-        A power of two where it can be, for every size needs a plan of its own when it comes first. At most twice as
-        many as last time, because what a token costs depends on how many there are.
-        """
-        most = n_streams + self.most
-        if self._plain and self._token:
-            spare = (STRETCH - 1) * statistics.median(self._plain)
-            most = min(most, n_streams + int(spare / self._token), 2 * self._tried or most)
-        return max(1 << most.bit_length() - 1, n_streams + min(LEAST, self.most))
+
+def _ratio(added: float, half: float) -> float:
+    return min(DOUBLE, max(1.0, added / half)) if half else DOUBLE
+
+
+def _at_least(n: int) -> int:
+    """The size that holds n tokens."""
+    return max(LEAST, 1 << (n - 1).bit_length())

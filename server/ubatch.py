@@ -36,6 +36,7 @@ class UBatch:
     weights: int = 0  # of all its tokens (models.weight_sets)
     n_top: int = 0  # log-probabilities wanted per row: 0 none, else 1 + top n
     n_probs: int = 0  # post-sampling probabilities wanted per row
+    n_streams: int = 0  # sequences that pay a single token
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ import backends.cpu.lower_window  # noqa: F401  (they register their rules)
 from backends.cpu import weights
 from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
+from backends.cpu.isa import cores
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.memory import ALIGNMENT, Memory, Slabs, aligned
 from backends.cpu.packing import packed
@@ -28,11 +28,6 @@ from graph.op import OPS, destination
 from graph.tensor import Tensor
 
 
-def default_threads() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
 class CPUBackend:
     """`n_threads` 0 means every core of the process."""
 
@@ -41,7 +36,7 @@ class CPUBackend:
     memory_bytes = 0
 
     def __init__(self, n_threads: int = 0) -> None:
-        self.pool = Pool(n_threads or default_threads())
+        self.pool = Pool(n_threads or cores())
         self._slabs = Slabs()
 
     def supports(self, t: Tensor) -> bool:

@@ -32,3 +32,8 @@ def has_512_bits() -> bool:
     """Whether vectors of 512 bits are one register here."""
     features = llvm.get_host_cpu_features()
     return bool(features.get("avx512f") and features.get("avx512vl"))
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backends.cpu.isa import cores
 from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
@@ -10,6 +11,7 @@ from graph.tensor import Tensor
 
 TARGET = 8192  # elements that a chunk of elementwise work should have
 LEAST_ROW = 64  # elements
+UNITS = 3  # of attention for each core, where there are tokens enough
 
 
 def rows_of(t: Tensor) -> tuple[int, int, int]:
@@ -156,7 +158,7 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     group = heads // kv_heads
     args = (*map(at, t.src), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
-    tokens = min(16, max(1, n // 4))  # few rows are mostly of sequences that share nothing: units for every thread
+    tokens = max(1, min(16, n, n * kv_heads // (UNITS * cores())))  # neighbours of a sequence share what is read
     units = -(-n // tokens) * kv_heads
     scratch = tokens * group * (2 * size + 32 + 2 + 3) * 4 + 32 * size * 4 + 64
     return [Instruction(f"attention:{k.dtype}:{v.dtype}:{size}:{group}", (*args, tokens), units, 1, scratch)]

@@ -19,10 +19,10 @@ def reshape(x: Array, *, shape: Shape) -> Array:
 
 @reshape.shape
 def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
-    total = int(np.prod(x.shape))
-    known = int(np.prod([n for n in shape if n != -1]))
+    total = math.prod(x.shape)
+    known = math.prod(n for n in shape if n != -1)
     full = tuple(total // known if n == -1 else n for n in shape)
-    require(int(np.prod(full)) == total, "reshape", f"cannot become {shape}", x)
+    require(math.prod(full) == total, "reshape", f"cannot become {shape}", x)
     return full, x.dtype
 
 

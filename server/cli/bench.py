@@ -46,11 +46,11 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     path = load.model_path(options, "bench")
     if not options.n_prompt and not options.n_gen:
         raise UsageError("bench: -p and -n are both 0")
-    from backends.cpu.backend import default_threads
+    from backends.cpu.isa import cores
 
     rows: list[dict[str, Any]] = []
     machines: dict[int, Machine] = {}
-    for n_threads in options.threads or [default_threads()]:
+    for n_threads in options.threads or [cores()]:
         bench = Bench(path, options, n_threads)
         seen = [bench.limits()]
         for n_batch in options.batch:

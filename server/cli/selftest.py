@@ -88,7 +88,7 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
 def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, Any]]:
     """The graph of a step of one sequence, and feeds that fit it."""
     from server.cli.bench import greedy
-    from server.engine import Shape
+    from server.plan_shapes import Shape
     from server.ubatch import UBatch
 
     positions, n_out = list(range(n_tokens)), min(n_tokens, 4)

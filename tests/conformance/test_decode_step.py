@@ -45,7 +45,7 @@ def test_no_op_falls_back(name: str, cache_type: str, shared_data: Path) -> None
     seats = session.define("sampler_state", (N_SLOTS, samplers.N_STATE))
 
     def build(n_tokens: int) -> list[Tensor]:
-        logits = model.logits(Batch.feeds(n_tokens, N_OUT, n_copies=4), memory)
+        logits = model.logits(Batch.feeds(n_tokens, N_OUT), memory)
         ids = sample(logits, seats, *sampling_feeds(), n_probs=N_TOP)
         return [ids, log_probs(logits, ids, feed("targets", (N_OUT,), "i32"), n=N_TOP)]
 

@@ -59,7 +59,7 @@ def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
     assert pace.tokens(3) == 16  # 0.875 s are spare, for 17 tokens
     for _ in range(9):
         pace.observe(0, 3, 0.0)
-    assert pace.tokens(3) == 3 + LEAST
+    assert pace.tokens(3) == LEAST
     pace.observe(61, 64, 0.0)  # a clock that stands still
     assert pace.tokens(3) == 64
     assert Pace(1).tokens(3) == 4
@@ -72,9 +72,26 @@ def test_from_one_slow_step_it_recovers_at_once() -> None:
     pace.observe(31, 32, 0.2)
     assert pace.tokens(1) == 32
     pace.observe(31, 32, 30.0)
-    assert pace.tokens(1) == 1 + LEAST
+    assert pace.tokens(1) == LEAST
     pace.observe(7, 8, 0.1 + 7 * 0.1 / 31)
     assert pace.tokens(1) == 16
     pace.observe(15, 16, 0.1 + 15 * 0.1 / 31)
     pace.observe(0, 1, 30.0)
     assert pace.tokens(1) == 32
+
+
+def test_a_size_that_takes_as_long_as_half_of_it_is_kept() -> None:
+    """Eight rows may take nearly as long as sixteen, and by what eight take sixteen would be too many."""
+    pace = Pace(128)
+    pace.observe(0, 1, 1.0)
+    pace.observe(15, 16, 2.2)
+    assert pace.tokens(1) == 16
+    pace.observe(15, 16, 3.0)  # one slow step
+    assert pace.tokens(1) == LEAST
+    pace.observe(7, 8, 1.9)
+    assert pace.tokens(1) == LEAST
+    pace.observe(7, 8, 1.4)  # 16 took 2.2 times as much as 8
+    assert pace.tokens(1) == 16
+    pace.observe(15, 16, 1.5)
+    pace.observe(7, 8, 2.1)  # and further on in the context
+    assert pace.tokens(1) == 16

@@ -43,6 +43,12 @@ def test_usual_steps_find_their_plan(engine: Engine) -> None:
         engine.step(
             UBatch([5] * n, list(range(n)), [0] * n, list(range(n)), [n - 1], [greedy()], [-1], tables={0: [0, 1]})
         )
+    for n, n_out in ((7, 1), (3, 2), (15, 1), (1, 2)):  # a prompt beside two streams, its last part, a copied page
+        batch = UBatch([5] * (n + 2), [0, 0, *range(n)], [0, 1] + [2] * n, [0, 16, *range(32, 32 + n)], [0, 1])
+        batch.out += [n + 1] * (n_out - 1)
+        batch.rows, batch.targets = [greedy()] * len(batch.out), [-1] * len(batch.out)
+        batch.n_streams, batch.copies = 2, [(2, 3)]
+        engine.step(batch)
     assert engine.session.n_plans_built == built
     assert not engine.prepare_ahead()
 

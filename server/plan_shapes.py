@@ -1,0 +1,77 @@
+"""Which plan a step needs: few enough that a server soon has all that its requests will ask for.
+
+Making one takes tens of milliseconds, in which every stream waits. So what a step needs is rounded up to sizes that
+the next steps will need again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.ubatch import UBatch, bucket
+
+LEAST_BESIDE = 8  # tokens of a step with streams and prompts: products are fastest by eight rows
+MOST_BESIDE = 128  # up to here such steps are powers of two, which the scheduler prefers
+USUAL_STREAMS = 8  # whose steps alone are planned ahead, and half of them beside prompts
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a plan depends on: everything that is structure and not a value."""
+
+    n_tokens: int
+    n_out: int
+    n_list: int = 16  # entries of the sparse lists (biases, penalties)
+    n_top: int = 0
+    n_probs: int = 0
+    lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
+    n_masks: int = 0  # rows of the grammars' masks
+    weights: int = 0  # whose: see models.weight_sets
+
+
+def shape_of(batch: UBatch, lora: int = 0) -> Shape:
+    """`lora`: the generation of the adapters' stack, if the batch needs it."""
+    n_list = sum([len(row.ids) for row in batch.rows if row is not None])
+    n_masks = sum([row is not None and row.mask is not None for row in batch.rows])
+    n_tokens, n_out = _size(batch)
+    return Shape(
+        n_tokens,
+        n_out,
+        power_of_two(n_list, 16),
+        1 + power_of_two(batch.n_top - 1, 1) if batch.n_top > 1 else batch.n_top,
+        power_of_two(batch.n_probs, 1) if batch.n_probs else 0,
+        lora,
+        power_of_two(n_masks, 1) if n_masks else 0,
+        batch.weights,
+    )
+
+
+def _size(batch: UBatch) -> tuple[int, int]:
+    """Tokens and rows. Beside streams a prompt's last step is as large as those before, and each has a row for all."""
+    n, n_out = len(batch.tokens), max(1, len(batch.out))
+    if not batch.n_streams or n == batch.n_streams or n > MOST_BESIDE:
+        return bucket(n), bucket(n_out)
+    n = power_of_two(n, LEAST_BESIDE)
+    return n, min(n, max(_rows(batch.n_streams + 1), bucket(n_out)))
+
+
+def _rows(n: int) -> int:
+    return power_of_two(n, 2) if n <= 2 * USUAL_STREAMS else bucket(n)
+
+
+def usual(n_slots: int, n_ubatch: int) -> list[Shape]:
+    """What most servers will need, first what is likelier: a few streams, these with prompts, prompts alone."""
+    n_streams = min(n_slots, USUAL_STREAMS)
+    beside = [n for n in (8, 16, 32, 64, 128) if n <= n_ubatch]
+    rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + USUAL_STREAMS // 2))})
+    alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
+    return [
+        *(Shape(n, n) for n in range(2, n_streams + 1)),
+        *(Shape(n, min(n, r)) for r in rows for n in beside),
+        *(Shape(n, 1) for n in alone),
+    ]
+
+
+def power_of_two(n: int, least: int) -> int:
+    """The smallest power of two that is at least n and `least`."""
+    return max(least, 1 << (n - 1).bit_length() if n > 1 else 1)
