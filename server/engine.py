@@ -101,6 +101,10 @@ def _open_backend(name: str, threads: int) -> Backend:
         from backends.vulkan.backend import VulkanBackend
 
         return VulkanBackend(name)
+    if name.startswith("rpc:"):
+        from backends.remote.backend import RemoteBackend
+
+        return RemoteBackend(name)
     raise DeviceError(f"device {name!r} is not available: see `logitless devices`")
 
 
@@ -225,7 +229,9 @@ class Engine:
 
     def _fall_back(self, error: DeviceLost) -> None:
         """Go on without the device that was lost; what was in its memory is gone."""
-        lost = next((name for name in self.devices if name in str(error)), self.devices[0])
+        said = f"{error}".lower()  # begins with the device's name, or with its kind
+        names = [n for n in self.devices if said.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
+        lost = names[0]
         with contextlib.suppress(Exception):
             self.session.close()
         self.devices = tuple(name for name in self.devices if name != lost) or ("cpu",)

@@ -72,6 +72,5 @@ COMPATIBLE = Group(
             why="the page needs no proxy",
         ),
         _later("--tools", "LLAMA_ARG_TOOLS", value="LIST", why="the server runs no tools; clients do"),
-        _later("--rpc", "LLAMA_ARG_RPC", value="SERVERS", why="devices of other machines are not used"),
     ),
 )

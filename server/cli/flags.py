@@ -229,13 +229,28 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def device_list(text: str) -> str:
-    """Devices in order of preference, as `logitless devices` names them: `vulkan:0,cpu`."""
+    """Devices in order of preference, as `logitless devices` names them: `vulkan:0,cpu`; `rpc:HOST:PORT` is one of
+    another machine."""
     names = [name.strip().lower() for name in text.split(",")]
     for name in names:
         kind, _, index = name.partition(":")
-        if not (name == "cpu" or (kind in ("opencl", "vulkan") and (name == kind or index.isdecimal()))):
-            raise ValueError("is not a list of cpu, opencl:N and vulkan:N")
+        numbered = kind in ("opencl", "vulkan") and (name == kind or index.isdecimal())
+        if not (name == "cpu" or numbered or (kind == "rpc" and _is_address(index))):
+            raise ValueError("is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT")
     return ",".join(name if ":" in name or name == "cpu" else f"{name}:0" for name in names)
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
+
+
+def addresses(value: str) -> list[str]:
+    """Servers as `HOST:PORT,...`."""
+    found = [part.strip().lower() for part in value.split(",")]
+    if not all(map(_is_address, found)):
+        raise ValueError("is not a list of HOST:PORT")
+    return found
 
 
 def text(value: str) -> str:

@@ -61,6 +61,7 @@ COMMANDS = (
         "download_model",
     ),
     Command("devices", "[--json]", "List what can compute."),
+    Command("rpc-server", "[--port N] [--device NAME]", "Lend a device to other machines.", "server.cli.rpc_server"),
     Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
     Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),
     Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),

@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from server.cli.flags import CliError, Flag, device_list, whole
+from server.cli.flags import CliError, Flag, addresses, device_list, whole
 
 if TYPE_CHECKING:
     from server.placement import PlacementOptions
@@ -72,6 +72,15 @@ def overrides(value: str) -> list[tuple[str, str]]:
 
 PLACEMENT = (
     Flag(
+        "--rpc",
+        "devices of other machines, where `logitless rpc-server` runs; they come after --device's own, before the CPU",
+        addresses,
+        None,
+        "HOST:PORT,...",
+        env="LLAMA_ARG_RPC",
+        many=True,
+    ),
+    Flag(
         "-ngl --gpu-layers --n-gpu-layers",
         "how many layers the devices of --device have, counted from the output, which is one; the CPU has the rest; "
         "auto: as many as fit into their memory; all",
@@ -120,7 +129,10 @@ def placement(options: SimpleNamespace) -> tuple[tuple[str, ...], PlacementOptio
     """The devices to open, in order of preference, and who has which layers."""
     from server.placement import PlacementOptions
 
-    names = list(dict.fromkeys(options.device.split(",")))
+    local = options.device.split(",")
+    remote = [f"rpc:{address}" for address in options.rpc]
+    at = local.index("cpu") if "cpu" in local else len(local)
+    names = list(dict.fromkeys([*local[:at], *remote, *local[at:]]))
     others = [name for name in names if name != "cpu"]
     mode, split, main = options.split_mode, options.tensor_split, options.main_gpu
     if not others and options.gpu_layers not in ("auto", 0):
