@@ -37,7 +37,7 @@ class CPUBackend:
 
     def __init__(self, n_threads: int = 0) -> None:
         self.pool = Pool(n_threads or cores())
-        self._slabs = Slabs()
+        self._slabs, self._states = Slabs(), Slabs()
 
     def supports(self, t: Tensor) -> bool:
         return t.op in OPS
@@ -50,7 +50,7 @@ class CPUBackend:
         return fuse(fuse_rounding(fetches, mine), mine)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
-        return Memory(aligned(nbytes))
+        return Memory(aligned(nbytes) if feeds else self._states.take(nbytes))
 
     def constant_nbytes(self, t: Tensor) -> int:
         return weights.packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes

@@ -46,12 +46,12 @@ def attention(key_dtype, value_dtype, head_size, group_size):
     """
     size, group = int(head_size), int(group_size)
     widen_keys, widen_values = widen(key_dtype, size, keys=True), widen(value_dtype, size, keys=False)
-    score8, score4, score2, score1 = (scores(size, n) for n in (8, 4, 2, 1))
     weigh8 = softmax_step(8, masked=False)
     weigh4, weigh2, weigh1 = (softmax_step(n, masked=True) for n in (4, 2, 1))
     whole4 = weighted_sum(size, 4, whole=True)
     sum4, sum2, sum1 = (weighted_sum(size, n, whole=False) for n in (4, 2, 1))
     key_page, value_page = page_nbytes(key_dtype, size), page_nbytes(value_dtype, size)
+    score8, score4, score2, score1 = (scores(size, n, (key_page, value_page)) for n in (8, 4, 2, 1))
     wide_page = PAGE * size * 4
 
     def run(a, begin, end, scratch):
@@ -101,6 +101,15 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                     for i in range(n_pages):
                         at = np.int64(table[2 * block + i]) * kv_heads + h
                         widen_keys(a[1] + at * key_page, wide_at + i * wide_page)
+                    # The first rows' scores have time to fetch these values and the next keys; pages lie anywhere.
+                    k0 = k1 = v0 = v1 = wide_at
+                    v0 = a[2] + (np.int64(table[2 * block]) * kv_heads + h) * value_page
+                    if n_pages == 2:
+                        v1 = a[2] + (np.int64(table[2 * block + 1]) * kv_heads + h) * value_page
+                    if 2 * block + 2 <= highest // PAGE:
+                        k0 = a[1] + (np.int64(table[2 * block + 2]) * kv_heads + h) * key_page
+                    if 2 * block + 3 <= highest // PAGE:
+                        k1 = a[1] + (np.int64(table[2 * block + 3]) * kv_heads + h) * key_page
                     row = 0
                     while row < rows:
                         alike = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
@@ -108,18 +117,19 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                         mr, lr, cr = m_at + row * 4, l_at + row * 4, c_at + row * 4
                         if whole and rows - row >= 8:
                             alike = 8
-                            score8(x, wide_at, s)
+                            score8(x, wide_at, s, k0, k1, v0, v1)
                             weigh8(s, mr, lr, cr, sr, scale, cap)
                         elif alike == 4:
-                            score4(x, wide_at, s)
+                            score4(x, wide_at, s, k0, k1, v0, v1)
                             weigh4(s, mr, lr, cr, sr, scale, cap)
                         elif alike == 2:
-                            score2(x, wide_at, s)
+                            score2(x, wide_at, s, k0, k1, v0, v1)
                             weigh2(s, mr, lr, cr, sr, scale, cap)
                         else:
-                            score1(x, wide_at, s)
+                            score1(x, wide_at, s, k0, k1, v0, v1)
                             weigh1(s, mr, lr, cr, sr, scale, cap)
                         row += alike
+                        k0 = k1 = v0 = v1 = wide_at  # which is near
                     for i in range(n_pages):  # in the keys' place: all stays in the first cache
                         at = np.int64(table[2 * block + i]) * kv_heads + h
                         widen_values(a[2] + at * value_page, wide_at + i * wide_page)

@@ -11,16 +11,19 @@ and as f32 in scratch: keys [2 pages][D][16], values [32][D].
 
 from __future__ import annotations
 
+from functools import partial
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.kernels.emit import splat
+from backends.cpu.kernels.emit import prefetch, splat
 from backends.cpu.kernels.emit_math import exp_of_negative, fill, fma, larger, tanh, trees, vector
 
 PAGE = 16
 BLOCK = 32  # cells that share a maximum
 UNROLL = 4
+LINE = 64  # bytes that the processor fetches at a time
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
 F32, F16, I8, I32, I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
@@ -111,19 +114,31 @@ def widen(dtype, size, *, keys):
     return convert
 
 
-def scores(size, rows):
-    """intrinsic f(q, k, out): out[r][32] = q[r]·k for rows of q that are `size` floats apart."""
+def scores(size, rows, ahead=(0, 0)):
+    """intrinsic f(q, k, out, k0, k1, v0, v1): out[r][32] = q[r]·k for rows of q that are `size` floats apart.
+
+    Meanwhile the core fetches `ahead` bytes each of the two pages at k0 and k1 and of those at v0 and v1.
+    """
     ways = 2 if size % 2 == 0 else 1
     at_once = ways if rows * 2 * ways <= 16 else 1  # partial sums: side by side, or for many rows one after the other
     step = ways * (UNROLL if size % (UNROLL * ways) == 0 else 1)
+    parts = [-(-nbytes * step // size // LINE) for nbytes in ahead]  # lines to fetch with each step
 
     @intrinsic
-    def tile(typingctx, q, k, out):
+    def tile(typingctx, q, k, out, k0, k1, v0, v1):
         def codegen(ctx, b, sig, args):
-            Q, K, OUT = (pointer_of(b, v) for v in args)
+            Q, K, OUT, *pages = (pointer_of(b, v) for v in args)
             places = [(r, page) for r in range(rows) for page in range(2)]
 
-            def body(d, sums):
+            def fetch(d):
+                for page, lines in zip(pages, (parts[0], parts[0], parts[1], parts[1]), strict=True):
+                    first = b.mul(b.sdiv(d, c(step)), c(lines * LINE))
+                    for line in range(lines):
+                        prefetch(b, b.gep(page, [b.add(first, c(line * LINE))]))
+
+            def body(d, sums, first):
+                if first:
+                    fetch(d)
                 for element in range(0, step, ways):
                     result = []
                     for way in range(at_once):
@@ -139,7 +154,8 @@ def scores(size, rows):
 
             total = []
             for way in range(0, ways, at_once):
-                sums = loop(b, c(way), c(size), step, [fill(PAGE, 0.0)] * (len(places) * at_once), body)
+                part = partial(body, first=way == 0)
+                sums = loop(b, c(way), c(size), step, [fill(PAGE, 0.0)] * (len(places) * at_once), part)
                 if way:  # the first sums wait in their place: registers are few
                     total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
                 for part in range(0, len(sums), len(places)):
@@ -149,7 +165,7 @@ def scores(size, rows):
                     write(b, value, OUT, (r * BLOCK + page * PAGE) * 4)
             return ctx.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.int64), codegen
+        return types.void(*[types.int64] * 7), codegen
 
     return tile
 
