@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from graph.allocate import Layout, layout
-from graph.backend import Backend, Buffer, Bytes, Place
+from graph.backend import Backend, Buffer, Bytes, Place, Program
 from graph.dtype import DTYPES
-from graph.partition import Placement, Prefer, partition
+from graph.partition import TRANSFER, Placement, Prefer, partition
 from graph.plan import Array, Late, Plan, input_layout, leaf_uses, values_of
 from graph.tensor import Tensor, state, toposort
 
@@ -53,6 +53,16 @@ class DeviceBytes:
     @property
     def total(self) -> int:
         return self.weights + self.states + self.arena + self.feeds
+
+
+class _Nowhere:
+    """The place of every node of a program that is made and not run."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._place = Place(backend.alloc(1))
+
+    def __call__(self, _: Tensor) -> Place:
+        return self._place
 
 
 class Session:
@@ -242,13 +252,21 @@ class Session:
             for i, backend in enumerate(self.backends)
         ]
 
-    def planned_bytes(self, builds: Iterable[Build]) -> list[DeviceBytes]:
-        """What plans of these graphs will take, made in this order, with nothing allocated."""
-        homes, measured = dict(self._homes), []
+    def planned_bytes(self, builds: Iterable[Build]) -> tuple[list[DeviceBytes], list[Program]]:
+        """What plans of these graphs will take, made in this order, with nothing allocated.
+
+        And their programs, which cannot run: what they hold besides, of kernels and tables, is in the process.
+        """
+        homes, measured, programs = dict(self._homes), [], []
         for build in builds:
             measured.append(self.measure(build, homes=homes))
-            homes.update(measured[-1][0].homes)
-        return self.device_bytes(*measured)
+            placement = measured[-1][0]
+            homes.update(placement.homes)
+            for segment in placement.segments:
+                if segment.nodes[0].op != TRANSFER:
+                    backend = self.backends[segment.backend]
+                    programs.append(backend.compile(segment.nodes, _Nowhere(backend)))
+        return self.device_bytes(*measured), programs
 
     def reserve(self, build: Build) -> None:
         """Get the arenas that this graph needs, so that smaller plans share them, and decide where its states live."""

@@ -87,19 +87,16 @@ class GGUFFile:
             raise ModelFileError(part.path, f"tensor {name!r}: the file has been closed")
         return np.frombuffer(part.buffer, np.uint8, info.nbytes, info.offset)
 
-    def release(self, *names: str) -> None:
-        """Take these tensors' pages (all tensors' if none is named) out of this process's memory.
+    def release(self) -> None:
+        """Take the files' pages out of this process's memory.
 
-        For a tensor that has been repacked into memory of its own. Its bytes stay readable: a later access reads them
+        For tensors that have been repacked into memory of their own. All bytes stay readable: a later access reads them
         from the page cache or the disk again. Does nothing on a system without madvise.
         """
         advice = getattr(mmap, "MADV_DONTNEED", None)
-        for name in names or self.tensors:
-            info = self.tensors[name]
-            buffer = self._parts[info.part].buffer
-            if advice is not None and not buffer.closed:
-                begin = info.offset // mmap.PAGESIZE * mmap.PAGESIZE  # may hold a neighbour's end: it is read again
-                buffer.madvise(advice, begin, info.offset + info.nbytes - begin)
+        for part in self._parts:
+            if advice is not None and not part.buffer.closed:
+                part.buffer.madvise(advice)
 
     def check_unchanged(self) -> None:
         """ModelFileError: a file was written to since it was opened. One that was replaced stays mapped as it was."""

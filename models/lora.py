@@ -172,8 +172,9 @@ def _with_one_alpha(adapter: Adapter) -> Adapter:
     """The same with an alpha for all ranks, as a file has it."""
     if adapter.alpha:
         return adapter
-    pairs = {name: Pair(p.a, p.b * np.float32(p.rank / adapter.rank)) for name, p in adapter.pairs.items()}
-    return Adapter(pairs, float(adapter.rank), adapter.metadata)
+    rank = adapter.rank
+    scaled = {n: p if p.rank == rank else Pair(p.a, p.b * np.float32(p.rank / rank)) for n, p in adapter.pairs.items()}
+    return Adapter(scaled, float(rank), adapter.metadata)
 
 
 def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -190,8 +189,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
         return raw if len(part.shape) == 2 else vector(raw, info.dtype).view(np.uint8)
 
     dtype = info.dtype if len(part.shape) == 2 else "f32"
-    loaded = partial(gguf.release, info.name)
-    return session.define(state or name, part.shape, dtype, source, constant=True, loaded=loaded)
+    return session.define(state or name, part.shape, dtype, source, constant=True, loaded=gguf.release)
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:

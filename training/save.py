@@ -58,4 +58,4 @@ def _as_it_was(gguf: GGUFFile, name: str) -> Iterator[npt.NDArray[Any]]:
     """A tensor of a file, whose pages leave the process again."""
     raw = gguf.bytes_of(name)
     yield raw.view(np.float32) if gguf.tensors[name].dtype == "f32" else raw
-    gguf.release(name)
+    gguf.release()

@@ -189,12 +189,15 @@ class Steps:
         return self._step()
 
     def footprint(self, n_runs: int = 1, *, validates: bool = True) -> list[Footprint]:
-        """What a run takes on each device when an optimizer step is so many device runs; nothing is allocated."""
+        """What a run takes on each device when an optimizer step is so many device runs; nothing is allocated there.
+
+        What it takes of the process besides is there afterwards, as long as this object is.
+        """
         builds = [self._step]
         if n_runs > 1:
             self._define_totals()
             builds = [self._accumulate, self._step_of_totals]
-        needed = self.trainable.session.planned_bytes([*builds, *([self._evaluate] if validates else [])])
+        needed, self._planned = self.trainable.session.planned_bytes([*builds, *([self._evaluate] * validates)])
         parameters = {p.name for p in self.trainable.params}
         moments = {t.name for pair in self.moments for t in pair}
         totals = {t.name for t in self._totals}

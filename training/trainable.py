@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -149,8 +148,7 @@ def full(
         def start(source: str = part.source, first: int = part.start, n: int = part.shape[0]) -> F32:
             return dequantized(gguf.tensors[source], gguf.bytes_of(source))[first : first + n]
 
-        loaded = partial(gguf.release, part.source)
-        tensors[name] = session.define(f"{prefix}.{name}", w.shape, source=_bytes_from(start), loaded=loaded)
+        tensors[name] = session.define(f"{prefix}.{name}", w.shape, source=_bytes_from(start), loaded=gguf.release)
         params.append(tensors[name])
         names.append(name)
     if not params:

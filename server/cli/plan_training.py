@@ -60,17 +60,20 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
         with GGUFFile.open(path) as gguf:
             h = load.hparams_of_writer(gguf, path)
             vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
-            beside = vocabulary, from_metadata(gguf.metadata, vocabulary)  # the process of a run has them too
+            template = from_metadata(gguf.metadata, vocabulary)
+            data = training_run.prepare(o, vocabulary, template) if o.file else None
             trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
-            devices = steps_of(trainable, wanted).footprint(wanted.grad_acc, validates=o.val_split > 0)
-            report = _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices)
-            del beside
-            return report
+            steps = steps_of(trainable, wanted)
+            devices = steps.footprint(wanted.grad_acc, validates=o.val_split > 0)
+            saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
+            process = own_bytes() + saved
+            del template, data, steps  # the process of a run has them too
+            return _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices, process)
     finally:
         session.close()
 
 
-def _told(name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footprint]) -> dict[str, Any]:
+def _told(name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footprint], process: int) -> dict[str, Any]:
     return {
         "model": name,
         "kind": t.kind,
@@ -79,7 +82,8 @@ def _told(name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footp
         "n_batch": n_batch,
         "n_ctx": n_ctx,
         "devices": [{**asdict(d), "total": d.total} for d in devices],
-        "process": own_bytes(),
+        "process": process,
+        "total": process + sum(d.total for d in devices),
     }
 
 
@@ -92,5 +96,6 @@ def as_text(report: dict[str, Any]) -> str:
     ]
     for d in report["devices"]:
         lines.append(f"{d['device']:<10}" + "".join(f"{mib(d[column]):>14}" for column in _COLUMNS))
-    lines.append(f"the process itself, with its code and this graph: {mib(report['process'])}")
+    lines.append(f"the process itself, with its code, tables and data (with --file): {mib(report['process'])}")
+    lines.append(f"in all: {mib(report['total'])}")
     return "\n".join(lines)

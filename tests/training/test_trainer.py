@@ -143,7 +143,8 @@ def test_the_footprint_is_what_a_run_allocates(model: Path, kind: str, changes: 
         order = Order(data, np.arange(len(data) - 4, dtype=np.int32), "text", 5)
         trainer = Trainer(trainable, settings, order, np.arange(4, dtype=np.int32) + len(order))
         (planned,) = trainer.steps.footprint(settings.grad_acc)
-        assert backend.taken == 0
+        assert backend.taken < 16  # where programs that cannot run look
+        backend.taken = 0
         losses(trainer)
     assert planned.total == backend.taken
     assert planned.parameters == 4 * trainable.n_params
