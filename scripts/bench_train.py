@@ -28,6 +28,7 @@ from models.synth import SHAPES
 from models.weights import Weights, parts
 from training.examples import mnist
 from training.head import gradients
+from training.plot import plot
 
 N_SEQUENCES, LENGTH = 4, 128
 N_IMAGES, STEPS_OF_DIGITS = 6000, 10  # times the steps of a model
@@ -105,16 +106,21 @@ def digits(threads: int, n_steps: int) -> dict[str, float]:
     return {"tokens_s": n / min(times), "median": n / sorted(times)[len(times) // 2], "bytes": _peak()}
 
 
-def memory(shape_name: str) -> None:
-    """The curve of checkpointing: what a step's arena takes by the layers between two checkpoints."""
+def memory(shape_name: str) -> dict[str, list[tuple[float, float]]]:
+    """The curve of checkpointing: MB of a step's arena by the layers between two checkpoints, and without any."""
     step = Step(shape_name, 1)
     loss = sum_to(step.model.training_logits(Sequences.feeds(N_SEQUENCES, LENGTH)), shape=())
     chosen = choose(loss, backward(loss, step.params), layers_of(loss))
     print(f"{shape_name}: u = {chosen.u / 1e6:.2f} MB, v = {chosen.v / 1e6:.2f} MB, a = {chosen.a:.1f}")
+    found: dict[int | None, float] = {}
     for segment in (None, *(k for k in (1, 2, 3, 4, 5, 6, 10, 15, 30) if k <= step.model.hparams.n_layer)):
         _, layout = step.session.measure(lambda segment=segment: step.build(segment))  # type: ignore[misc]
+        found[segment] = sum(layout.sizes.values()) / 1e6
         what = "no checkpoints" if segment is None else f"a checkpoint every {segment} layers"
-        print(f"{what}: {sum(layout.sizes.values()) / 1e6:.0f} MB")
+        print(f"{what}: {found[segment]:.0f} MB")
+    without = found.pop(None)
+    curve = [(float(k), size) for k, size in found.items() if k is not None]
+    return {shape_name: curve, f"{shape_name} without": [(1.0, without), (curve[-1][0], without)]}
 
 
 def _peak() -> float:
@@ -130,13 +136,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--checkpoint", type=int, metavar="LAYERS", help="layers between checkpoints; 0: the formula's")
     parser.add_argument("--memory", action="store_true", help="only measure what checkpoints save")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of that: .svg or .png")
     parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.memory:
+        curves = [memory(shape) for shape in args.shape or ["135M", "15M"]]
+        if args.plot:
+            title = "MB of a step of 4 × 128 tokens, by the layers between two checkpoints"
+            plot(args.plot, {name: curve for found in curves for name, curve in found.items()}, title)
+        return
     for shape in args.shape or ["mnist-fc", "15M", "135M"]:
-        if args.memory and shape != "mnist-fc":
-            memory(shape)
-        if args.memory:
-            continue
         if args.ours:
             if shape == "mnist-fc":
                 print(json.dumps(digits(args.threads, args.steps)))

@@ -40,7 +40,7 @@ def _sine(session: Session, o: SimpleNamespace) -> None:
     from training.examples.sine import Sine, picture
 
     with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
-        toy = Sine(session, Path(folder), o.seed, o.loss, o.optimizer)
+        toy = Sine(session, Path(folder), o.seed, o.loss, o.optimizer, o.rank)
         toy.train(o.examples, lambda i, loss: print(f"batch {i}: loss {loss:.3f}", flush=True))
         print(f"{toy.n_evaluations} evaluations")
         print(picture(toy.draw(48)))

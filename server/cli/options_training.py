@@ -188,6 +188,7 @@ EXAMPLE = (
             Flag("--examples", "waves that the sine learns from", whole(8), 256),
             Flag("-opt --optimizer", "of the sine: lbfgs or adamw", choice("lbfgs", "adamw"), "lbfgs", "NAME"),
             Flag("--loss", "of the sine: mse or cross-entropy", choice("mse", "cross-entropy"), "mse", "NAME"),
+            Flag("--rank", "of the sine's matrices: products of two thin ones; 0: whole", whole(0, 32), 0),
             Flag("-s --seed", "of everything random", whole(0), 1337),
             DEVICE,
             THREADS,

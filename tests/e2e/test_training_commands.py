@@ -17,11 +17,15 @@ import pytest
 from backends import trust
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
+from graph.ops.optim import adamw_params
 from graph.tensor import Tensor
 from models.gguf_file import GGUFFile
 from models.synth import Shape
 from server.cli import training_run
+from server.cli.finetune import lora_options
+from server.cli.flags import parse
 from server.cli.main import main
+from server.cli.options_training import FINETUNE
 from training.scratch import new_model
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20
@@ -44,6 +48,19 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     code = main(words)
     return code, capsys.readouterr().err
+
+
+def test_defaults_are_the_old_trainers() -> None:
+    """CHECKLIST A5.3, A5.8, A5.9, A5.10, A7.10; threads are all cores."""
+    o = parse([flag for group in FINETUNE for flag in group.flags], [], {})
+    wanted = training_run.settings(o)
+    assert (wanted.n_ctx, wanted.n_batch, wanted.max_steps, wanted.n_epochs) == (128, 8, 256, 0)
+    s, a = wanted.schedule, wanted.optimizer
+    assert (s.alpha, s.warmup, s.cos_decay_steps, s.cos_decay_min, s.cos_decay_restart) == (1e-3, 100, 1000, 0.1, 1.1)
+    assert (a.beta1, a.beta2, a.eps, a.decay, a.decay_min_ndim, a.gclip) == (0.9, 0.999, 1e-8, 0.1, 2, 1.0)
+    assert (lora_options(o).rank, o.save_every, o.val_split) == (4, 10, 0.05)
+    library = adamw_params(1, 1e-3, betas=(0.9, 0.999), eps=1e-8, decay=0.0)
+    assert adamw_params(1, 1e-3).tolist() == library.tolist()
 
 
 def test_from_scratch_then_an_adapter_then_merged(
@@ -144,6 +161,7 @@ def test_on_a_device(
         assert code == 0, err
         told.append([float(n) for n in re.findall(r"training loss (\S+) → (\S+), validation loss (\d\.\d+)", err)[0]])
         assert "wrongly" not in err
+        assert f"2 steps on {'cpu' if name == 'cpu' else name.partition(',')[0] + ', then cpu'}\n" in err  # A9.5
     assert told[1] == pytest.approx(told[0], rel=1e-3)
     first = device.partition(",")[0]
     assert {(first, "causal_attention_back"), (first, "adamw_step"), (first, "cross_entropy_back")} <= tried

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
-from models.low_rank import NORMS
+from models.low_rank import EMBEDDING, NORMS
 from models.merge import dequantized, merge
 from models.model import hparams_of
 from models.weights import check_weights
@@ -159,21 +159,60 @@ def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(got[0], got[1], rtol=2e-4, atol=2e-4)
 
 
-def test_the_file_is_llama_cpps(shared_data: Path, tmp_path: Path) -> None:
-    with GGUFFile.open(shared_data / "models" / "arch-llama-gqa-F32.gguf") as base:
-        write_adapter(tmp_path / "a.gguf", random_adapter(base, 1, alpha=8.0), base, hparams_of(base))
-        n_embd = hparams_of(base).n_embd
+def refusals(adapter: Path, base: Path) -> list[str]:
+    """What llama.cpp's loader would refuse, check by check in its order (llama-adapter.cpp, 2026); shapes as ggml's."""
+    file, model = GGUFReader(adapter), GGUFReader(base)
+    told = [
+        f"{key} is not {value!r} but {file.fields[key].contents()!r}"
+        for key, value in (
+            ("general.type", "adapter"),
+            ("general.architecture", model.fields["general.architecture"].contents()),
+            ("adapter.type", "lora"),
+        )
+        if file.fields[key].contents() != value
+    ]
+    if file.fields["adapter.lora.alpha"].types != [GGUFValueType.FLOAT32]:
+        told.append("adapter.lora.alpha has another type")
+    if "adapter.alora.invocation_tokens" in file.fields:
+        told.append("works only behind some tokens")
+    tensors = {t.name: t for t in file.tensors}
+    told += [f"{name}: unexpected suffix" for name in tensors if name[-7:] not in (".lora_a", ".lora_b")]
+    told += [f"{t.name}: neither f32 nor f16" for t in file.tensors if t.tensor_type.name not in ("F32", "F16")]
+    of_model = {t.name: [*map(int, t.shape), 1][:2] for t in model.tensors}
+    for name in {name[:-7] for name in tensors}:
+        if not {f"{name}.lora_a", f"{name}.lora_b"} <= set(tensors):
+            told.append(f"{name}: a component is missing")
+        elif name not in of_model:
+            told.append(f"{name}: not in the model")
+        else:
+            a, b = ([int(n) for n in tensors[f"{name}.lora_{half}"].shape] for half in "ab")
+            width, height = of_model[name]
+            if name == "token_embd.weight":  # A and B change places
+                fits = (width, height) == (b[1], a[1]) and a[0] == b[0]
+            else:
+                fits = (width, height) == (a[0], b[1]) and a[1] == b[0]
+            if not fits:
+                told.append(f"{name}: {a} and {b} for a matrix of {[width, height]}")
+    n_bytes = adapter.stat().st_size
+    told += [f"{t.name}: beyond the end" for t in file.tensors if t.data_offset + t.n_bytes > n_bytes]
+    return told
+
+
+@pytest.mark.parametrize("arch", ["llama-gqa-F32", "llama-untied-bias-F32", "phi3-F32", "gemma2-F32", "llama-gqa-Q6_K"])
+def test_the_file_is_llama_cpps(arch: str, shared_data: Path, tmp_path: Path) -> None:
+    path = shared_data / "models" / f"arch-{arch}.gguf"
+    with GGUFFile.open(path) as base:
+        adapter = random_adapter(base, 1, alpha=8.0)
+        n_vocab, n_embd = base.tensors[EMBEDDING].shape
+        embedding = Pair(np.ones((n_vocab, 4), np.float32), np.ones((n_embd, 4), np.float32))
+        write_adapter(
+            tmp_path / "a.gguf", Adapter({**adapter.pairs, EMBEDDING: embedding}, 8.0), base, hparams_of(base)
+        )
+    assert refusals(tmp_path / "a.gguf", path) == []
     reader = GGUFReader(tmp_path / "a.gguf")
-    read = {name: reader.fields[name].contents() for name in reader.fields}
-    assert read["general.type"] == "adapter"
-    assert read["general.architecture"] == "llama"
-    assert read["adapter.type"] == "lora"
-    assert read["adapter.lora.alpha"] == 8.0
-    shapes = {t.name: [int(n) for n in t.shape] for t in reader.tensors}
-    assert shapes["blk.0.attn_q.weight.lora_a"] == [n_embd, 4]
-    assert shapes["blk.0.attn_q.weight.lora_b"] == [4, n_embd]
-    assert shapes["blk.0.attn_norm.weight.lora_a"] == [n_embd, 4]  # what llama.cpp compares with a vector's (n_embd, 1)
-    assert shapes["blk.0.attn_norm.weight.lora_b"] == [4, 1]
+    assert reader.fields["adapter.lora.alpha"].contents() == 8.0
+    names = {t.name for t in reader.tensors}
+    assert {f"{EMBEDDING}.lora_a", "blk.0.ffn_down.weight.lora_b", "blk.0.attn_norm.weight.lora_a"} <= names
 
 
 def test_norms_as_a_whole_are_passed_over(shared_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

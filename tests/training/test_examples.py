@@ -86,6 +86,14 @@ def test_the_toy_learns_by_cross_entropy_too(session: Session, tmp_path: Path) -
     assert losses[-1] < losses[0] - 2
 
 
+def test_products_of_thin_matrices_learn_too(session: Session, tmp_path: Path) -> None:
+    """CHECKLIST A9.2: every matrix but the embedding is B · A and nothing else."""
+    toy = Sine(session, tmp_path, rank=4)
+    assert toy.trainable.n_params == 8 * 32 + 3 * 32 + 4 * (4 * 64 + 3 * 128)  # embedding, norms, r · (n_in + n_out)
+    losses = toy.train(32)
+    assert losses[-1] < 0.75 * losses[0]
+
+
 def digits(shared_data: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     whole = mnist.load(shared_data / "mnist")
     assert [len(whole[name][0]) for name in ("train", "test")] == [60000, 10000]

@@ -227,14 +227,19 @@ def test_epochs_end_with_a_whole_iteration(start: Open) -> None:
     assert 6 * (len(found) - 1) < 2 * n_windows <= 6 * len(found)
 
 
-def test_sgd_has_no_state_and_follows_its_formula(start: Open) -> None:
+def test_sgd_has_no_state_and_what_is_not_chosen_stays(start: Open, model: Path, tmp_path: Path) -> None:
+    """CHECKLIST A5.6, A8.6."""
     trainer = start("full", sgd=True, patterns=("blk.0.ffn_down.weight", "output_norm.weight"), max_steps=1)
     assert trainer.steps.optimizer_nbytes == 0
     before = trainer.trainable.read()
     losses(trainer)
     after = trainer.trainable.read()
     assert list(before) == ["output_norm.weight", "blk.0.ffn_down.weight"]
-    assert all(not np.array_equal(before[n], after[n]) for n in before)
+    with GGUFFile.open(model) as gguf:
+        save_result(tmp_path / "m.gguf", trainer.trainable, gguf, hparams_of(gguf))
+        with GGUFFile.open(tmp_path / "m.gguf") as saved:
+            changed = {n for n in gguf.tensors if not np.array_equal(gguf.bytes_of(n), saved.bytes_of(n))}
+    assert changed == set(before) == {n for n in before if not np.array_equal(before[n], after[n])}
 
 
 def test_only_matrices_decay(start: Open) -> None:
@@ -356,6 +361,7 @@ def test_validation_does_not_disturb_training(start: Open) -> None:
         if isinstance(event, Step):
             trained.append(event.loss)
     assert found == [1, 2, 3, 4, 5, 6]
+    assert often.trainable.session.n_plans_built == 2  # CHECKLIST A5.16
     assert trained == losses(start())
 
 

@@ -2,14 +2,14 @@
 
 After llama.cpp's "baby-llama": vocabulary 8, context 8, width 32, 8 heads, one layer; 256 examples in batches of 8 with
 16 iterations of L-BFGS each; the targets are logits of −1, and +1 for the next token, and the loss their squared error.
-Cross entropy and AdamW are there to be compared with these.
+Cross entropy, AdamW and matrices of a low rank are there to be compared with these.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ import numpy.typing as npt
 
 from graph.autodiff import backward
 from graph.ops.elementwise import scale, sum_to
+from graph.ops.linear import linear
 from graph.ops.loss import cross_entropy, square_error
 from graph.ops.optim import N_ADAMW, adamw_params, adamw_step
 from graph.session import Session
 from graph.tensor import Tensor, const, feed
 from models.batch import Sequences
 from models.gguf_file import GGUFFile
+from models.low_rank import EMBEDDING
 from models.model import define_model, hparams_of
 from models.synth import Shape
+from models.weights import Weights
 from training.lbfgs import minimize
 from training.scratch import write_model
 from training.trainable import Trainable, full
@@ -51,6 +54,7 @@ class Sine:
     seed: int = 1337
     loss_kind: str = "mse"  # one of LOSSES
     optimizer: str = "lbfgs"  # one of OPTIMIZERS
+    rank: int = 0  # of its layer's matrices; 0: as they come
 
     def __post_init__(self) -> None:
         path = self.folder / "sine.gguf"
@@ -59,6 +63,8 @@ class Sine:
             h = hparams_of(gguf)
             model = define_model(self.session, gguf, h, N_CTX)
             self.trainable: Trainable = full(self.session, model, gguf, h)
+            if self.rank:
+                self.trainable = low_rank(self.trainable, self.rank, self.seed)
             self.session.plan(lambda: self._build(N_BATCH))  # reads the file's weights
         kinds = "mv" if self.optimizer == "adamw" else ""
         self._moments = [[self.session.define(f"{k}.{p.name}", p.shape) for k in kinds] for p in self.trainable.params]
@@ -160,6 +166,28 @@ class Sine:
             (logits,) = self.session.run("draw", lambda: [self._logits(1)], self._feeds(tokens))
             heights.append(int(logits[-1].argmax()))
         return heights[N_CTX:]
+
+
+def low_rank(whole: Trainable, rank: int, seed: int) -> Trainable:
+    """The same with B · A in the place of every matrix but the embedding, as llama.cpp's low-rank-only baby-llama."""
+    rng = np.random.default_rng([seed, 11])
+    session, tensors = whole.session, dict(whole.model.weights.tensors)
+    params: dict[str, Tensor] = {}
+
+    def drawn(name: str, shape: tuple[int, int], deviation: float) -> Tensor:
+        values = (rng.standard_normal(shape) * deviation).astype(np.float32)
+        params[name] = session.define(name, shape, source=lambda: values.reshape(-1).view(np.uint8))
+        return params[name]
+
+    for name, w in tensors.items():
+        if len(w.shape) == 2 and name != EMBEDDING:
+            n_out, n_in = w.shape  # entries of B · A vary as those of a matrix with a deviation of 1/√n_in
+            b = drawn(f"{name}.lora_b", (n_out, rank), rank**-0.5)
+            tensors[name] = linear(b, drawn(f"{name}.lora_a", (n_in, rank), n_in**-0.5))
+        else:
+            params[name] = w
+    model = replace(whole.model, weights=Weights(tensors))
+    return Trainable(whole.kind, session, model, tuple(params.values()), tuple(params))
 
 
 def wave(phase: float, n: int) -> I32:
