@@ -142,8 +142,8 @@ def main() -> None:
     if args.memory:
         curves = [memory(shape) for shape in args.shape or ["135M", "15M"]]
         if args.plot:
-            title = "MB of a step of 4 × 128 tokens, by the layers between two checkpoints"
-            plot(args.plot, {name: curve for found in curves for name, curve in found.items()}, title)
+            every = {name: curve for found in curves for name, curve in found.items()}
+            plot(args.plot, every, "MB of a step of 512 tokens", "layers between two checkpoints")
         return
     for shape in args.shape or ["mnist-fc", "15M", "135M"]:
         if args.ours:

@@ -43,22 +43,22 @@ def refusal(path: str) -> str:
     return ""
 
 
-def plot(path: str | Path, curves: Mapping[str, Points], title: str = "") -> None:
+def plot(path: str | Path, curves: Mapping[str, Points], title: str = "", x_name: str = "optimizer step") -> None:
     """Write the picture; points that are not finite are left out. ValueError as `refusal` has it."""
     if reason := refusal(str(path)):
         raise ValueError(reason)
     if str(path).lower().endswith(".png"):
-        _paint(path, curves, title)
+        _paint(path, curves, title, x_name)
     else:
-        Path(path).write_text(svg(curves, title), encoding="utf-8")
+        Path(path).write_text(svg(curves, title, x_name), encoding="utf-8")
 
 
-def svg(curves: Mapping[str, Points], title: str = "") -> str:
+def svg(curves: Mapping[str, Points], title: str = "", x_name: str = "optimizer step") -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_W} {_H}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_W}" height="{_H}" fill="white"/>',
     ]
-    for part in _parts(curves, title):
+    for part in _parts(curves, title, x_name):
         if isinstance(part, _Line):
             places = " ".join(f"{x:.1f},{y:.1f}" for x, y in part.points)
             lines.append(
@@ -70,12 +70,12 @@ def svg(curves: Mapping[str, Points], title: str = "") -> str:
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _paint(path: str | Path, curves: Mapping[str, Points], title: str) -> None:
+def _paint(path: str | Path, curves: Mapping[str, Points], title: str, x_name: str) -> None:
     from PIL import Image, ImageDraw, ImageFont
 
     picture = Image.new("RGB", (_W * _SCALE, _H * _SCALE), "white")
     draw = ImageDraw.Draw(picture)
-    for part in _parts(curves, title):
+    for part in _parts(curves, title, x_name):
         if isinstance(part, _Line):
             places = [(x * _SCALE, y * _SCALE) for x, y in part.points]
             draw.line(places, part.colour, round(part.width * _SCALE), joint="curve")
@@ -86,7 +86,7 @@ def _paint(path: str | Path, curves: Mapping[str, Points], title: str) -> None:
     picture.save(path, "PNG")
 
 
-def _parts(curves: Mapping[str, Points], title: str) -> Iterator[_Line | _Word]:
+def _parts(curves: Mapping[str, Points], title: str, x_name: str) -> Iterator[_Line | _Word]:
     shown = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in curves.items()}
     every = [p for points in shown.values() for p in points] or [(0.0, 0.0)]
     x0, x1 = _bounds([x for x, _ in every])
@@ -104,7 +104,7 @@ def _parts(curves: Mapping[str, Points], title: str) -> Iterator[_Line | _Word]:
     for value in _ticks(x0, x1):
         x, _ = at(value, y0)
         yield _Word(x, _H - _BOTTOM + 18, f"{value:g}")
-    yield _Word(_W / 2, _H - 8, "optimizer step")
+    yield _Word(_W / 2, _H - 8, x_name)
     for i, (name, points) in enumerate(shown.items()):
         colour = _COLOURS[i % len(_COLOURS)]
         places = [at(*p) for p in points]
