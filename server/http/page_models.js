@@ -4,17 +4,21 @@ import {json, post} from "./page_api.js";
 import {$, element} from "./page_draw.js";
 
 export const named = id => id.split(/[\\/]/).at(-1); // a model without a name is known by its file
-const BUSY = ["loading", "unloading"];
+const BUSY = ["loading", "unloading", "downloading"];
 let models = []; // as /v1/models tells them; behind a router each has a status
 
 const state = model => model?.status?.value ?? "loaded";
 const chosen = () => models.find(model => model.id === $("model").value);
 const label = model => named(model.id) + (model.status ? ` (${model.status.failed ? "failed" : state(model)})` : "");
 
+const sum = (files, what) => Object.values(files).reduce((total, file) => total + file[what], 0);
+const percent = files => Math.floor(100 * sum(files, "done") / Math.max(1, sum(files, "total")));
+
 /** Of the chosen model: "" when it can be asked, else why not. */
 export function absent() {
   const model = chosen(), reason = model?.status?.error;
   if (!model?.status || state(model) === "loaded") return "";
+  if (state(model) === "downloading") return `${named(model.id)} is being downloaded (${percent(model.progress)} %).`;
   if (state(model) === "loading") return `${named(model.id)} is being loaded.`;
   return `${named(model.id)} is not loaded` + (reason ? `: ${reason}` : "; a message to it loads it.");
 }

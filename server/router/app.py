@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import web
@@ -25,7 +26,7 @@ from server.router.cached import Cache, CachedModels
 from server.router.catalog import CatalogError
 from server.router.desk import RouterDesk
 from server.router.fleet import LOADED, Entry, Fleet
-from server.router.listing import events, on_its_way, shown
+from server.router.listing import Told, events, on_its_way, shown
 from server.router.process import ServerProcess
 from server.router.proxy import Unconnected, ask, forward, pass_back
 
@@ -53,6 +54,7 @@ class Router:
         self.autoload, self._limit = autoload, limit
         self._prefix = config.api_prefix.rstrip("/")
         self._reading = asyncio.Lock()
+        self._told: Told = WeakKeyDictionary()
         self._cached = CachedModels(fleet, cache, self._read_again)
         self.downloads = self._cached.downloads
         self._session: aiohttp.ClientSession
@@ -139,18 +141,31 @@ class Router:
                     await self._read_again()
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
+        await self._ask_what_they_are()
         return json_response({"object": "list", "data": list(self._listed())})
+
+    async def _ask_what_they_are(self) -> None:
+        """What a model's server tells about it (`meta`) is told for it from then on."""
+
+        async def ask_one(child: ServerProcess) -> None:
+            with suppress(aiohttp.ClientError, OSError, TimeoutError, LookupError, ValueError):
+                async with asyncio.timeout(_SOON), self._session.get(f"{child.url}/v1/models") as answer:
+                    self._told[child] = (await answer.json())["data"][0]["meta"]
+
+        children = [m.child for m in self._fleet.models.values() if m.state == LOADED and m.child is not None]
+        await asyncio.gather(*(ask_one(child) for child in children if child not in self._told))
 
     async def _read_again(self) -> None:
         async with self._reading:  # one after the other, or an older look could count more than a newer one
             self._fleet.update(await beside(self._read))
 
     def _listed(self) -> Iterator[dict[str, Any]]:
-        yield from map(shown, self._fleet.models.values())
+        yield from (shown(model, self._told) for model in self._fleet.models.values())
         yield from (on_its_way(download) for download in self.downloads.running.values() if download.files)
         for name, base in self._desk.tuned():
             if (model := self._fleet.get(base)) is not None:
-                yield {**shown(model), "id": name, "aliases": [], "root": model.entry.name, "parent": model.entry.name}
+                own = model.entry.name
+                yield {**shown(model, self._told), "id": name, "aliases": [], "root": own, "parent": own}
 
     async def _model(self, request: web.Request) -> web.Response:
         for item in self._listed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import MutableMapping
 from typing import Any
 
 from aiohttp import web
@@ -15,13 +16,18 @@ from server.router.process import ServerProcess
 _STARTED = int(time.time())
 
 
-def shown(model: Model[ServerProcess]) -> dict[str, Any]:
+Told = MutableMapping[ServerProcess, dict[str, Any]]  # by child: what it tells as `meta` of its model
+
+
+def shown(model: Model[ServerProcess], told: Told) -> dict[str, Any]:
     """One item of /models; beside llama-server's `failed` why."""
     entry = model.entry
     status: dict[str, Any] = {"value": _state(model), "args": list(entry.args), "preset": entry.preset}
     if model.state == UNLOADED and model.error:
         status |= {"failed": True, "exit_code": model.exit_code, "error": model.error}
-    more = {"aliases": list(entry.aliases), "tags": list(entry.tags), "path": entry.path}
+    more: dict[str, Any] = {"aliases": list(entry.aliases), "tags": list(entry.tags), "path": entry.path}
+    if model.child is not None and model.child in told:
+        more["meta"] = told[model.child]
     return _item(entry.name, entry.source, status) | more
 
 

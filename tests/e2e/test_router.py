@@ -68,7 +68,10 @@ def test_models_are_loaded_by_name_and_make_room(router: Any, client: openai.Ope
     first = say(client, "a")
     assert first.model == "a"
     assert status(client, "a")["value"] == "loaded"
+    (meta,) = (model.meta for model in client.models.list().data if model.id == "a")  # type: ignore[attr-defined]
+    assert (meta["n_vocab"], meta["n_ctx_train"]) == (512, 512)
     second = say(client, "b")
+    assert not hasattr(next(model for model in client.models.list().data if model.id == "a"), "meta")
     assert (second.model, second.choices[0].text) == ("b", first.choices[0].text)
     assert (status(client, "a")["value"], status(client, "b")["value"]) == ("unloaded", "loaded")
     assert len(children(router)) == 1
