@@ -19,7 +19,6 @@ CACHE_TYPES = ("f32", "f16", "q8_0")
 ELEMENT = {"f32": "f32", "f16": "u16", "q8_0": "u8"}
 HEADS = 4  # of a token that share a group, where a lane is a thread
 SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes
-NBYTES = {"f32": 4, "f16": 2, "q8_0": 1}
 
 
 def page_elements(dtype: str, size: int) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from graph.ops import samplers as s
 
-BINS = 256
 TOP = 100  # of the likeliest that mirostat 1 looks at
 
 
