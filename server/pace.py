@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-STRETCH = 2.5  # a step with prompts may take so many times as long as one without; clients see a little more
+STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
 LEAST = 8  # tokens of a step: prompts go on, however slow they are beside the streams
 LEAST_PROMPT = 4  # of these, for prompts
 DOUBLE = 2.2  # what twice as many tokens are taken to add, until it has been seen

@@ -55,8 +55,8 @@ def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
     assert pace.tokens(3) == 64
     pace.observe(0, 3, 0.5)
     assert pace.tokens(3) == 64
-    pace.observe(40, 40, 2.0)
-    assert pace.tokens(3) == 16  # 0.875 s are spare, for 17 tokens
+    pace.observe(40, 40, 1.6)
+    assert pace.tokens(3) == 16  # 0.6 s are spare, for 15 tokens
     for _ in range(9):
         pace.observe(0, 3, 0.0)
     assert pace.tokens(3) == LEAST
@@ -84,14 +84,14 @@ def test_a_size_that_takes_as_long_as_half_of_it_is_kept() -> None:
     """Eight rows may take nearly as long as sixteen, and by what eight take sixteen would be too many."""
     pace = Pace(128)
     pace.observe(0, 1, 1.0)
-    pace.observe(15, 16, 2.2)
+    pace.observe(15, 16, 2.1)
     assert pace.tokens(1) == 16
     pace.observe(15, 16, 3.0)  # one slow step
     assert pace.tokens(1) == LEAST
     pace.observe(7, 8, 1.9)
     assert pace.tokens(1) == LEAST
-    pace.observe(7, 8, 1.4)  # 16 took 2.2 times as much as 8
+    pace.observe(7, 8, 1.5)
     assert pace.tokens(1) == 16
-    pace.observe(15, 16, 1.5)
-    pace.observe(7, 8, 2.1)  # and further on in the context
+    pace.observe(15, 16, 1.6)  # 1.2 times as much as 8 have added
+    pace.observe(7, 8, 1.9)
     assert pace.tokens(1) == 16
