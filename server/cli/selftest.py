@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from server.cli import load
-from server.cli.flags import UsageError
+from server.cli.flags import UsageError, parse
+from server.cli.placement import PLACEMENT
 from server.cli.progress import COMPILING, show_compiling
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     from graph.conformance import run
     from graph.graph_cases import graph_problems
 
-    engine = load.open_engine(options.model, SimpleNamespace(**(DEFAULTS | vars(options))))
+    placed = vars(parse(PLACEMENT, [], {}))  # no layer is anywhere else than usual
+    engine = load.open_engine(options.model, SimpleNamespace(**(placed | DEFAULTS | vars(options))))
     done: set[tuple[str, str]] = set()
 
     def weight(name: str) -> Bytes | None:
