@@ -179,8 +179,11 @@ def _block_scale(x, j):
     return top / np.float32(127)
 
 
-def _store(dtype, cells_last):
-    """a: cache, rows, cells, H_kv, D. A unit is a token. `cells_last`: keys; else values (attention_tile.py)."""
+def _moved(dtype, cells_last, *, back):
+    """a: cache, rows, cells, H_kv, D: rows into the cache, or (`back`) out of it as f32. A unit is a token.
+
+    `cells_last`: keys; else values (attention_tile.py).
+    """
     block_nbytes = page_nbytes(dtype, 32)  # of 32 elements of a page's cells
     step = 16 if cells_last else 1  # from one element of a row to the next
 
@@ -197,74 +200,52 @@ def _store(dtype, cells_last):
                     q, scales = i8p(base), u16p(base + size * 16)
                     first_scale = cell if cells_last else cell * (size // 32)
                     for j in range(size // 32):
-                        scale = _block_scale(x, j)
-                        scales[first_scale + j * step] = f32_to_f16(scale)
-                        inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
-                        for i in range(32):
-                            q[first + (j * 32 + i) * step] = np.int8(rint_f32(x[j * 32 + i] * inverse))
+                        if back:
+                            scale = f16_to_f32(scales[first_scale + j * step])
+                            for i in range(32):
+                                x[j * 32 + i] = scale * np.float32(q[first + (j * 32 + i) * step])
+                        else:
+                            scale = _block_scale(x, j)
+                            scales[first_scale + j * step] = f32_to_f16(scale)
+                            inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
+                            for i in range(32):
+                                q[first + (j * 32 + i) * step] = np.int8(rint_f32(x[j * 32 + i] * inverse))
                 elif dtype == "f16":
-                    y16 = u16p(base)
+                    x16 = u16p(base)
                     for i in range(size):
-                        y16[first + i * step] = f32_to_f16(x[i])
+                        if back:
+                            x[i] = f16_to_f32(x16[first + i * step])
+                        else:
+                            x16[first + i * step] = f32_to_f16(x[i])
                 else:
-                    y32 = f32p(base)
+                    x32 = f32p(base)
                     for i in range(size):
-                        y32[first + i * step] = x[i]
+                        if back:
+                            x[i] = x32[first + i * step]
+                        else:
+                            x32[first + i * step] = x[i]
 
     return run
 
 
 @kernel("store_k")
 def store_k(dtype):
-    return _store(dtype, True)
+    return _moved(dtype, True, back=False)
 
 
 @kernel("store_v")
 def store_v(dtype):
-    return _store(dtype, False)
-
-
-def _load(dtype, cells_last):
-    """a: cache, rows, cells, H_kv, D: what `_store` wrote, as f32. A unit is a token."""
-    block_nbytes = page_nbytes(dtype, 32)  # of 32 elements of a page's cells
-    step = 16 if cells_last else 1
-
-    def run(a, begin, end, scratch):
-        cells, heads, size = i32p(a[2]), a[3], a[4]
-        page = size * block_nbytes // 32
-        for t in range(begin, end):
-            cell = cells[t] % 16
-            first = cell if cells_last else cell * size
-            for h in range(heads):
-                y = f32p(a[1] + (t * heads + h) * size * 4)
-                base = a[0] + (np.int64(cells[t] // 16) * heads + h) * page
-                if dtype == "q8_0":
-                    q, scales = i8p(base), u16p(base + size * 16)
-                    first_scale = cell if cells_last else cell * (size // 32)
-                    for j in range(size // 32):
-                        scale = f16_to_f32(scales[first_scale + j * step])
-                        for i in range(32):
-                            y[j * 32 + i] = scale * np.float32(q[first + (j * 32 + i) * step])
-                elif dtype == "f16":
-                    x16 = u16p(base)
-                    for i in range(size):
-                        y[i] = f16_to_f32(x16[first + i * step])
-                else:
-                    x32 = f32p(base)
-                    for i in range(size):
-                        y[i] = x32[first + i * step]
-
-    return run
+    return _moved(dtype, False, back=False)
 
 
 @kernel("load_k")
 def load_k(dtype):
-    return _load(dtype, True)
+    return _moved(dtype, True, back=True)
 
 
 @kernel("load_v")
 def load_v(dtype):
-    return _load(dtype, False)
+    return _moved(dtype, False, back=True)
 
 
 @kernel("copy_pages")

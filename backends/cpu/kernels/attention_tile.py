@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.kernels.emit import prefetch, splat
+from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit_math import exp_of_negative, fill, fma, larger, tanh, trees, vector
 
 PAGE = 16
@@ -25,9 +25,9 @@ BLOCK = 32  # cells that share a maximum
 UNROLL = 4
 LINE = 64  # bytes that the processor fetches at a time
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
-F32, F16, I8, I32, I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+F16 = ir.HalfType()
 BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
-ELEMENT = {"f32": F32, "f16": F16, "q8_0": I8}
+ELEMENT = {"f32": e.F32, "f16": F16, "q8_0": e.I8}
 
 
 def page_nbytes(dtype: str, size: int) -> int:
@@ -35,51 +35,20 @@ def page_nbytes(dtype: str, size: int) -> int:
     return size * PAGE * BYTES[dtype] + (size // 32 * PAGE * 2 if dtype == "q8_0" else 0)
 
 
-def c(value):
-    return ir.Constant(I64, value)
-
-
-def pointer_of(b, address):
-    return b.inttoptr(address, I8.as_pointer())
-
-
-def read(b, base, offset, kind=F32):
+def read(b, base, offset, kind=e.F32):
     """A value of this type at a byte offset, wherever that is."""
-    offset = c(offset) if isinstance(offset, int) else offset
-    value = b.load(b.bitcast(b.gep(base, [offset]), kind.as_pointer()))
-    value.align = 1
-    return value
+    return e.load(b, e.at(b, base, offset), kind)
 
 
 def write(b, value, base, offset):
-    offset = c(offset) if isinstance(offset, int) else offset
-    b.store(value, b.bitcast(b.gep(base, [offset]), value.type.as_pointer())).align = 4
+    e.store(b, value, e.at(b, base, offset), 4)
 
 
 def as_f32(b, value):
     kind = vector(value.type.count)
-    if value.type.element == F32:
+    if value.type.element == e.F32:
         return value
     return b.fpext(value, kind) if value.type.element == F16 else b.sitofp(value, kind)
-
-
-def loop(b, start, stop, step, carried, body):
-    """`carried = body(i, carried)` for i in start…stop−1 (at least once) by `step`; returns the last."""
-    entry, block, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
-    b.branch(block)
-    b.position_at_end(block)
-    i = b.phi(I64)
-    i.add_incoming(start, entry)
-    phis = [b.phi(v.type) for v in carried]
-    results = body(i, phis)
-    following = b.add(i, c(step))
-    i.add_incoming(following, b.block)
-    for phi, first, result in zip(phis, carried, results, strict=True):
-        phi.add_incoming(first, entry)
-        phi.add_incoming(result, b.block)
-    b.cbranch(b.icmp_signed("<", following, stop), block, done)
-    b.position_at_end(done)
-    return results
 
 
 def widen(dtype, size, *, keys):
@@ -90,23 +59,23 @@ def widen(dtype, size, *, keys):
     @intrinsic
     def convert(typingctx, page, out):
         def codegen(ctx, b, sig, args):
-            P, OUT = (pointer_of(b, v) for v in args)
+            P, OUT = (b.inttoptr(v, e.I8P) for v in args)
 
             def body(i, _):  # i: index of the first of `width` elements
-                values = as_f32(b, read(b, P, b.mul(i, c(BYTES[dtype])), kind))
+                values = as_f32(b, read(b, P, b.mul(i, e.i64(BYTES[dtype])), kind))
                 if dtype == "q8_0":
                     scales = size * PAGE
                     if keys:  # d = i / 16
-                        at = b.add(b.mul(b.sdiv(i, c(PAGE * 32)), c(PAGE * 2)), c(scales))
+                        at = b.add(b.mul(b.sdiv(i, e.i64(PAGE * 32)), e.i64(PAGE * 2)), e.i64(scales))
                         scale = as_f32(b, read(b, P, at, ir.VectorType(F16, PAGE)))
                     else:
-                        at = b.add(b.mul(b.sdiv(i, c(32)), c(2)), c(scales))
-                        scale = splat(b, b.fpext(read(b, P, at, F16), F32), width)
+                        at = b.add(b.mul(b.sdiv(i, e.i64(32)), e.i64(2)), e.i64(scales))
+                        scale = e.splat(b, b.fpext(read(b, P, at, F16), e.F32), width)
                     values = b.fmul(values, scale)  # exact: 7 bits times 11
-                write(b, values, OUT, b.mul(i, c(4)))
+                write(b, values, OUT, b.mul(i, e.i64(4)))
                 return []
 
-            loop(b, c(0), c(size * PAGE), width, [], body)
+            e.loop(b, e.i64(0), e.i64(size * PAGE), [], body, width)
             return ctx.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
@@ -127,14 +96,14 @@ def scores(size, rows, ahead=(0, 0)):
     @intrinsic
     def tile(typingctx, q, k, out, k0, k1, v0, v1):
         def codegen(ctx, b, sig, args):
-            Q, K, OUT, *pages = (pointer_of(b, v) for v in args)
+            Q, K, OUT, *pages = (b.inttoptr(v, e.I8P) for v in args)
             places = [(r, page) for r in range(rows) for page in range(2)]
 
             def fetch(d):
                 for page, lines in zip(pages, (parts[0], parts[0], parts[1], parts[1]), strict=True):
-                    first = b.mul(b.sdiv(d, c(step)), c(lines * LINE))
+                    first = b.mul(b.sdiv(d, e.i64(step)), e.i64(lines * LINE))
                     for line in range(lines):
-                        prefetch(b, b.gep(page, [b.add(first, c(line * LINE))]))
+                        e.prefetch(b, e.at(b, page, b.add(first, e.i64(line * LINE))))
 
             def body(d, sums, first):
                 if first:
@@ -142,11 +111,13 @@ def scores(size, rows, ahead=(0, 0)):
                 for element in range(0, step, ways):
                     result = []
                     for way in range(at_once):
-                        at = b.add(d, c(element + way))
-                        first = b.mul(at, c(PAGE * 4))
-                        keys = [read(b, K, b.add(first, c(page * size * PAGE * 4)), vector(PAGE)) for page in range(2)]
+                        at = b.add(d, e.i64(element + way))
+                        first = b.mul(at, e.i64(PAGE * 4))
+                        keys = [
+                            read(b, K, b.add(first, e.i64(page * size * PAGE * 4)), vector(PAGE)) for page in range(2)
+                        ]
                         for r in range(rows):
-                            x = splat(b, read(b, Q, b.add(b.mul(at, c(4)), c(r * size * 4))), PAGE)
+                            x = e.splat(b, read(b, Q, b.add(b.mul(at, e.i64(4)), e.i64(r * size * 4))), PAGE)
                             for page in range(2):
                                 result.append(fma(b, x, keys[page], sums[len(result)]))
                     sums = result
@@ -155,7 +126,7 @@ def scores(size, rows, ahead=(0, 0)):
             total = []
             for way in range(0, ways, at_once):
                 part = partial(body, first=way == 0)
-                sums = loop(b, c(way), c(size), step, [fill(PAGE, 0.0)] * (len(places) * at_once), part)
+                sums = e.loop(b, e.i64(way), e.i64(size), [fill(PAGE, 0.0)] * (len(places) * at_once), part, step)
                 if way:  # the first sums wait in their place: registers are few
                     total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
                 for part in range(0, len(sums), len(places)):
@@ -182,27 +153,27 @@ def weighted_sum(size, rows, *, whole):
     @intrinsic
     def tile(typingctx, p, v, out, corr, lo, hi):
         def codegen(ctx, b, sig, args):
-            P, V, OUT, CORR = (pointer_of(b, x) for x in args[:4])
+            P, V, OUT, CORR = (b.inttoptr(x, e.I8P) for x in args[:4])
             lanes = vector(width)
             for first in range(0, n_chunks, held):
                 chunks = range(first, min(n_chunks, first + held))
                 places = [(r, j) for r in range(rows) for j in chunks]
                 at = {(r, j): (r * size + j * width) * 4 for r, j in places}
-                shrink = [splat(b, read(b, CORR, 4 * r), width) for r in range(rows)]
+                shrink = [e.splat(b, read(b, CORR, 4 * r), width) for r in range(rows)]
                 start = [b.fmul(read(b, OUT, at[r, j], lanes), shrink[r]) for r, j in places]
 
                 def body(cell, sums, chunks=chunks, places=places):
                     for step in range(UNROLL if whole else 1):
-                        base = b.mul(b.add(cell, c(step)), c(size * 4))
-                        values = {j: read(b, V, b.add(base, c(j * width * 4)), lanes) for j in chunks}
-                        weight = b.mul(b.add(cell, c(step)), c(4))
-                        weights = [read(b, P, b.add(weight, c(r * BLOCK * 4))) for r in range(rows)]
-                        splats = [splat(b, w, width) for w in weights]
+                        base = b.mul(b.add(cell, e.i64(step)), e.i64(size * 4))
+                        values = {j: read(b, V, b.add(base, e.i64(j * width * 4)), lanes) for j in chunks}
+                        weight = b.mul(b.add(cell, e.i64(step)), e.i64(4))
+                        weights = [read(b, P, b.add(weight, e.i64(r * BLOCK * 4))) for r in range(rows)]
+                        splats = [e.splat(b, w, width) for w in weights]
                         sums = [fma(b, splats[r], values[j], acc) for (r, j), acc in zip(places, sums, strict=True)]
                     return sums
 
-                cells = (c(0), c(BLOCK), UNROLL) if whole else (*args[4:6], 1)
-                for place, value in zip(places, loop(b, *cells, start, body), strict=True):
+                begin, end, by = (e.i64(0), e.i64(BLOCK), UNROLL) if whole else (*args[4:6], 1)
+                for place, value in zip(places, e.loop(b, begin, end, start, body, by), strict=True):
                     write(b, value, OUT, at[place])
             return ctx.get_dummy_value()
 
@@ -222,12 +193,12 @@ def softmax_step(rows, *, masked):
     @intrinsic
     def step(typingctx, s, m, l, corr, seen, scale, cap):
         def codegen(ctx, b, sig, args):
-            S, M, L, CORR, SEEN = (pointer_of(b, x) for x in args[:5])
-            scale, cap = splat(b, args[5], PAGE), splat(b, args[6], PAGE)
-            cells = [ir.Constant(ir.VectorType(I32, PAGE), list(range(i, i + PAGE))) for i in range(0, BLOCK, PAGE)]
+            S, M, L, CORR, SEEN = (b.inttoptr(x, e.I8P) for x in args[:5])
+            scale, cap = e.splat(b, args[5], PAGE), e.splat(b, args[6], PAGE)
+            cells = [ir.Constant(ir.VectorType(e.I32, PAGE), list(range(i, i + PAGE))) for i in range(0, BLOCK, PAGE)]
             parts = range(BLOCK // PAGE)
             at = lambda r, part: (r * BLOCK + part * PAGE) * 4
-            with b.if_then(b.fcmp_ordered("!=", args[6], ir.Constant(F32, 0.0)), likely=False):
+            with b.if_then(b.fcmp_ordered("!=", args[6], ir.Constant(e.F32, 0.0)), likely=False):
                 for r in range(rows):
                     for part in parts:
                         x = b.fmul(read(b, S, at(r, part), vector(PAGE)), scale)
@@ -236,7 +207,7 @@ def softmax_step(rows, *, masked):
             for r in range(rows):
                 xs.append([b.fmul(read(b, S, at(r, part), vector(PAGE)), scale) for part in parts])
                 if masked:
-                    lo, hi = (splat(b, read(b, SEEN, 8 * r + 4 * i, I32), PAGE) for i in range(2))
+                    lo, hi = (e.splat(b, read(b, SEEN, 8 * r + 4 * i, e.I32), PAGE) for i in range(2))
                     inside = [b.and_(b.icmp_signed(">=", i, lo), b.icmp_signed("<", i, hi)) for i in cells]
                     xs[-1] = [
                         b.select(seen, x, fill(PAGE, float("-inf"))) for seen, x in zip(inside, xs[-1], strict=True)
@@ -244,7 +215,7 @@ def softmax_step(rows, *, masked):
             old, total = read(b, M, 0, vector(rows)), read(b, L, 0, vector(rows))
             new = larger(b, old, trees(b, [larger(b, *x) for x in xs], larger))
             shrink = exp_of_negative(b, b.fsub(old, new))
-            tops = [splat(b, b.extract_element(new, ir.Constant(I32, r)), PAGE) for r in range(rows)]
+            tops = [e.splat(b, b.extract_element(new, ir.Constant(e.I32, r)), PAGE) for r in range(rows)]
             weights = [[exp_of_negative(b, b.fsub(x, top)) for x in row] for row, top in zip(xs, tops, strict=True)]
             for r in range(rows):
                 for part in parts:

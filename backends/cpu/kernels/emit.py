@@ -158,15 +158,18 @@ def _half_of(b, value, h):
     return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
 
 
-def loop(b, begin, end, start, body):
-    """`values = body(i, values)` for i in begin…end (at least once); returns the last values. `start` are the first."""
+def loop(b, begin, end, start, body, step=1):
+    """`values = body(i, values)` for i in begin…end by `step` (at least once); returns the last values.
+
+    `start` are the first.
+    """
     entry, block, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
     b.branch(block)
     b.position_at_end(block)
     i = b.phi(I64)
     phis = [b.phi(v.type) for v in start]
     out = body(i, phis)
-    following = b.add(i, i64(1))
+    following = b.add(i, i64(step))
     i.add_incoming(begin, entry)
     i.add_incoming(following, b.block)
     for phi, first, last in zip(phis, start, out, strict=True):
