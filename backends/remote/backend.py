@@ -51,15 +51,16 @@ class RemoteBackend:
             try:
                 sock.sendall(MAGIC)
                 hello, _ = self._ask({"do": "hello", "version": version()})
-            except OSError:
+                self.alignment, self.memory_bytes = int(hello["alignment"]), int(hello["memory_bytes"])
+            except BaseException:
                 sock.close()
                 raise
             sock.settimeout(ANSWER_SECONDS)
         except OSError as error:
             why = error.strerror or str(error).removeprefix(f"{name}: ")
             raise DeviceError(f"device {name!r} is not available: {why}") from None
-        self.alignment: int = int(hello["alignment"])
-        self.memory_bytes: int = int(hello["memory_bytes"])
+        except (KeyError, TypeError, ValueError):
+            raise DeviceError(f"device {name!r} is not available: it answers, but not as a server of devices") from None
 
     # --- messages ----------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,15 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from openai import OpenAI
+
 ServerFactory = Callable[..., "Server"]
+ClientFactory = Callable[..., "OpenAI"]
 
 
 class Server:
@@ -85,6 +89,19 @@ def servers() -> Iterator[ServerFactory]:
         server.process.terminate()
     for server in started:
         server.process.communicate(timeout=20)
+
+
+@pytest.fixture
+def connect() -> Iterator[ClientFactory]:
+    """OpenAI's client of a server's address and key; its connections end with the test."""
+    from openai import OpenAI
+
+    with contextlib.ExitStack() as clients:
+
+        def open_client(url: str, key: str = "none", **options: Any) -> OpenAI:
+            return clients.enter_context(OpenAI(base_url=url, api_key=key, max_retries=0, **options))
+
+        yield open_client
 
 
 @pytest.fixture

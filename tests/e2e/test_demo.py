@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import openai
 import pytest
 
 from models.gguf_file import GGUFFile
-from tests.e2e.conftest import ServerFactory
+from tests.e2e.conftest import ClientFactory, ServerFactory
 
 DEMO = Path(__file__).resolve().parents[2] / "server" / "demo" / "shakespeare.gguf"
 
 
-def test_the_demo_speaks(serve: ServerFactory, shared_data: Path) -> None:
+def test_the_demo_speaks(serve: ServerFactory, connect: ClientFactory, shared_data: Path) -> None:
     assert DEMO.stat().st_size < 4 << 20
     with GGUFFile.open(DEMO) as gguf:
         assert gguf.metadata["general.name"] == "logitless demo"
@@ -23,7 +22,7 @@ def test_the_demo_speaks(serve: ServerFactory, shared_data: Path) -> None:
     text = (shared_data / "corpora" / "tinyshakespeare.txt").read_text()[20000:20200]
     score = server.post("/v1/score", {"input": text})["data"][0]
     assert score["loss"] == pytest.approx(1.3, abs=0.3)  # nats a byte; guessing is 5.6
-    api = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    api = connect(f"{server.url}/v1")
     messages = [{"role": "user", "content": "What light through yonder window breaks?"}]
     reply = api.chat.completions.create(model="any", messages=messages, max_tokens=80, temperature=0)  # type: ignore[arg-type]
     words = (reply.choices[0].message.content or "").lower().split()

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from models.gguf_file import GGUFFile
-from tests.e2e.conftest import ServerFactory
+from tests.e2e.conftest import ClientFactory, ServerFactory
 
 ROWS, HELD_OUT = (
     [
@@ -22,10 +22,6 @@ ROWS, HELD_OUT = (
     for numbers in ([0, 1, 2, 3, 4, 5, 6, 7] * 2, (8, 9))
 )
 PROMPT = "Once upon a time"
-
-
-def client(url: str, key: str = "admin") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 
 
 def upload(api: openai.OpenAI, rows: list[dict[str, str]] = ROWS) -> str:
@@ -54,7 +50,9 @@ def greedy(api: openai.OpenAI, model: str) -> str:
     return api.completions.create(model=model, prompt=PROMPT, max_tokens=16, temperature=0).choices[0].text
 
 
-def test_a_job_is_killed_resumed_and_used(serve: ServerFactory, shared_data: Path, tmp_path: Path) -> None:
+def test_a_job_is_killed_resumed_and_used(
+    serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
+) -> None:
     model = shared_data / "models" / "stories260K.gguf"
     flags = ("--alias", "stories", "--admin-api-key", "admin", "-t", "1", "-c", "512", "--metrics")
     hyperparameters = {"n_epochs": 6, "batch_size": 2, "learning_rate_multiplier": 5.0, "context_length": 64}
@@ -62,7 +60,7 @@ def test_a_job_is_killed_resumed_and_used(serve: ServerFactory, shared_data: Pat
     for killed in (False, True):
         folder = tmp_path / str(killed)
         server = serve(model, *flags, "--data-dir", str(folder))
-        api = client(server.url)
+        api = connect(f"{server.url}/v1", "admin")
         before = greedy(api, "stories")
         job = api.fine_tuning.jobs.create(
             model="stories",
@@ -81,7 +79,7 @@ def test_a_job_is_killed_resumed_and_used(serve: ServerFactory, shared_data: Pat
             server.process.send_signal(signal.SIGKILL)
             server.process.wait()
             server = serve(model, *flags, "--data-dir", str(folder))
-            api = client(server.url)
+            api = connect(f"{server.url}/v1", "admin")
         events = wait(api, server.url, job.id)
         done = api.fine_tuning.jobs.retrieve(job.id)
         assert done.status == "succeeded", done.error
@@ -112,11 +110,13 @@ def test_a_job_is_killed_resumed_and_used(serve: ServerFactory, shared_data: Pat
     assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
 
 
-def test_what_is_wrong_is_said_at_the_door(serve: ServerFactory, shared_data: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_at_the_door(
+    serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
+) -> None:
     model = shared_data / "models" / "stories260K.gguf"
     flags = ("--alias", "stories", "--api-key", "user", "--admin-api-key", "admin", "-c", "512", "-t", "1")
     server = serve(model, *flags, "--data-dir", str(tmp_path))
-    api, user = client(server.url), client(server.url, "user")
+    api, user, nobody = (connect(f"{server.url}/v1", key) for key in ("admin", "user", "nobody"))
     bad = {
         b'{"text": "a"}\n{"text": 1}': "line 2: field 'text' must be a string",
         b'{"text": "a"}\n\n{"text"': "line 3: is not valid JSON",
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said_at_the_door(serve: ServerFactory, shared_data: Pa
     with pytest.raises(openai.PermissionDeniedError, match="admin key"):
         upload(user)
     with pytest.raises(openai.AuthenticationError):
-        upload(client(server.url, "nobody"))
+        upload(nobody)
     file = upload(api)
     assert user.files.retrieve(file).filename == "rows.jsonl"
     assert user.files.content(file).text.splitlines()[0] == json.dumps(ROWS[0])

@@ -66,11 +66,11 @@ def hub(tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> I
         server.shutdown()
 
 
-def test_serving_a_repository_and_then_the_same_offline(hub: str, serve: Any) -> None:
+def test_serving_a_repository_and_then_the_same_offline(hub: str, serve: Any, connect: Any) -> None:
     keys = ["--override-kv", "tokenizer.ggml.add_bos_token=bool:false"]
     draft = ["-hfd", f"{REPO}:Q8_0", "--spec-type", "draft-simple"]
     server = serve(None, "-hf", f"{REPO}:q8_0", "--hf-token", "hf_verysecret", *draft, *keys)
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    client = connect(f"{server.url}/v1")
     assert client.models.list().data[0].id == f"{REPO}:q8_0"
     said = client.completions.create(model=f"{REPO}:q8_0", prompt="Once upon a time", max_tokens=8, temperature=0)
     assert said.choices[0].text
@@ -100,14 +100,14 @@ def test_what_cannot_be_is_one_line(hub: str, capsys: pytest.CaptureFixture[str]
         assert said.count("\n") == 1
 
 
-def test_a_router_downloads_models_and_takes_them_away(hub: str, serve: Any, tmp_path: Path) -> None:
+def test_a_router_downloads_models_and_takes_them_away(hub: str, serve: Any, connect: Any, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "mine.gguf").write_text("precious")
     (tmp_path / "p.ini").write_text("[mine]\nalias = ours, theirs\ntags = small\n")
     flags = ("--models-dir", str(folder), "--models-preset", str(tmp_path / "p.ini"))
     router = serve(None, *flags, "--admin-api-key", "admin", "-c", "256")
-    client = openai.OpenAI(base_url=router.url, api_key="admin", max_retries=0, timeout=60)
+    client = connect(router.url, "admin", timeout=60)
 
     def get(model: str) -> Any:
         return client.post("/models", body={"model": model}, cast_to=dict[str, Any])

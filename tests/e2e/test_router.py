@@ -35,8 +35,9 @@ def router(serve_module: Any, shared_data: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
-def client(router: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{router.url}/v1", api_key=KEY, max_retries=0)
+def client(router: Any, connect: Any) -> openai.OpenAI:
+    made: openai.OpenAI = connect(f"{router.url}/v1", KEY)
+    return made
 
 
 def status(client: openai.OpenAI, name: str) -> Any:

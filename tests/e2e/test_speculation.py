@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import speculation_seeds
 
@@ -92,8 +91,8 @@ def test_several_draft_at_once(server: Any) -> None:
     assert any(slot["speculative"] for slot in server.get("/slots"))
 
 
-def test_prediction_through_openai_s_client(server: Any) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def test_prediction_through_openai_s_client(server: Any, connect: Any) -> None:
+    client = connect(f"{server.url}/v1")
     settings: Any = {"model": "any", "messages": [{"role": "user", "content": PROMPT}], "seed": 4, "max_tokens": 80}
     plain = client.chat.completions.create(**settings)
     text = plain.choices[0].message.content
