@@ -15,8 +15,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests.e2e.conftest import Server, ServerFactory
-from tests.e2e.test_fine_tuning import client, tensors, upload, wait
+from tests.e2e.conftest import ClientFactory, Server, ServerFactory
+from tests.e2e.test_fine_tuning import tensors, upload, wait
 
 FLAGS = ("--alias", "base", "--admin-api-key", "admin", "-c", "1024", "-t", "1", "-ctk", "f32", "-ctv", "f32")
 
@@ -56,10 +56,16 @@ WHOLE = {"full": True, "learning_rate_multiplier": 100}
 
 
 def ended_as_before(
-    server: Server, first: str, flags: tuple[str, ...], serve: ServerFactory, model: Path, checkpoints: Path
+    server: Server,
+    first: str,
+    flags: tuple[str, ...],
+    serve: ServerFactory,
+    connect: ClientFactory,
+    model: Path,
+    checkpoints: Path,
 ) -> None:
     """A job like one that ran through is killed in the middle, and its model ends with the same bytes."""
-    api = client(server.url)
+    api = connect(f"{server.url}/v1", "admin")
     done = api.fine_tuning.jobs.retrieve(first).model_dump()
     files = {name: done[name] for name in ("training_file", "validation_file")}
     given = {k: v for k, v in done["hyperparameters"].items() if not k.startswith("lora_")}
@@ -69,8 +75,9 @@ def ended_as_before(
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
     again = serve(model, *flags)
-    wait(client(again.url), again.url, job.id)
-    assert client(again.url).fine_tuning.jobs.retrieve(job.id).status == "succeeded"
+    api = connect(f"{again.url}/v1", "admin")
+    wait(api, again.url, job.id)
+    assert api.fine_tuning.jobs.retrieve(job.id).status == "succeeded"
     last = max(int(path.stem.partition("@")[2]) for path in checkpoints.glob(f"{first}@*.gguf"))
     one, two = (tensors(checkpoints / f"{id}@{last}.gguf") for id in (first, job.id))
     assert one.keys() == two.keys()
@@ -91,13 +98,14 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     kinds: tuple[dict[str, Any], ...],
     least: float,
     serve: ServerFactory,
+    connect: ClientFactory,
     shared_data: Path,
     tmp_path: Path,
 ) -> None:
     expected = json.loads((shared_data / "expected" / f"{name}.json").read_text())
     flags = (*FLAGS, "--data-dir", str(tmp_path), "--slot-save-path", str(tmp_path))
     server = serve(shared_data / "models" / name, *flags)
-    api = client(server.url)
+    api = connect(f"{server.url}/v1", "admin")
     pieces = rows(shared_data / "corpora" / corpus, 40)
     training, held_out = pieces[:32], pieces[32:]
     files = {"training_file": upload(api, training), "validation_file": upload(api, held_out)}
@@ -146,7 +154,7 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
         again.post("/completion", {**request(expected, "base"), "id_slot": 0})["timings"]["cache_n"] == 0
     )  # not computed by the base
     if WHOLE in kinds:
-        ended_as_before(again, done.id, flags, serve, shared_data / "models" / name, tmp_path / "checkpoints")
+        ended_as_before(again, done.id, flags, serve, connect, shared_data / "models" / name, tmp_path / "checkpoints")
     bare = serve(shared_data / "models" / name, *FLAGS, "--slot-save-path", str(tmp_path))
     with pytest.raises(urllib.error.HTTPError, match="400"):
         bare.post("/slots/0?action=restore", {"filename": "whole"}, "admin")

@@ -187,8 +187,8 @@ def test_what_is_not_of_the_protocol_ends_the_connection(
         assert good.supports(silu(feed("x", (2, 3))))
         good.close()
     closed = [r.getMessage() for r in caplog.records if "closed: " in r.getMessage()]
-    assert line in closed[0]
-    assert "\n" not in closed[0]
+    assert any(line in said for said in closed)  # a client of the test before may be closed only now
+    assert not any("\n" in said for said in closed)
 
 
 def test_damaged_messages_do_no_harm(lend: Callable[..., Lender]) -> None:
