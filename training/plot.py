@@ -11,7 +11,7 @@ from pathlib import Path
 
 Points = Sequence[tuple[float, float]]
 SUFFIXES = (".svg", ".png")
-_W, _H, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 420, 64, 16, 36, 44
+_W, _H, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 420, 64, 16, 52, 44
 _COLOURS = ("#4477aa", "#cc6677", "#228833", "#aa3377")
 _SCALE = 2  # pixels of a PNG to a unit
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # of a word on its baseline
@@ -105,6 +105,7 @@ def _parts(curves: Mapping[str, Points], title: str, x_name: str) -> Iterator[_L
         x, _ = at(value, y0)
         yield _Word(x, _H - _BOTTOM + 18, f"{value:g}")
     yield _Word(_W / 2, _H - 8, x_name)
+    name_at = _LEFT  # names stand above the curves, where none can cross them
     for i, (name, points) in enumerate(shown.items()):
         colour = _COLOURS[i % len(_COLOURS)]
         places = [at(*p) for p in points]
@@ -112,7 +113,8 @@ def _parts(curves: Mapping[str, Points], title: str, x_name: str) -> Iterator[_L
             ((x, y),) = places
             places = [(x - 4, y), (x + 4, y)]
         yield _Line(places, colour, 1.5)
-        yield _Word(_W - _RIGHT - 8, _TOP + 14 + 16 * i, name, "end", colour)
+        yield _Word(name_at, 40, name, "start", colour)
+        name_at += 7 * len(name) + 24
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
