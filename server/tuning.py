@@ -112,12 +112,19 @@ class Tuning:
     # -- on the engine's thread
 
     def run(self, seconds: float) -> None:
-        """Parts of the job's device runs for about so long, or something that has to be done around them."""
-        until = time.perf_counter() + seconds
+        """Parts of the job's device runs for about so long, or something that has to be done around them.
+
+        Requests wait for it, so it ends where another part like the last one would take too long.
+        """
+        began = time.perf_counter()
+        until = began + seconds
         try:
             if self._goes_on():
-                while self._part() and time.perf_counter() < until:
-                    pass
+                while self._part():
+                    now = time.perf_counter()
+                    if now + (now - began) > until:
+                        break
+                    began = now
         except Exception as error:
             log.error("job %s failed: %s", self._job, error, exc_info=log.isEnabledFor(logging.DEBUG))
             self._end("failed", error)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from graph.backend import Backend
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
+# The same examples on every run: what fails here fails everywhere. `scripts/fuzz-api` and `scripts/soak` look further.
+settings.register_profile("fixed", derandomize=True, database=None)
+settings.load_profile("fixed")
 # Here and in the servers that tests start, before numpy is loaded: its threads wait by spinning, on the cores that the
 # other worker needs.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

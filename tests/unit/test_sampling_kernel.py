@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graph.ops import samplers as s
@@ -62,6 +62,7 @@ def copies(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 65, 300, 2500]), st.booleans())
+@example(96948, 2500, False)  # two tokens that are equally typical
 def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool) -> None:
     r = np.random.default_rng(seed)
     arrays = rows_of(r, 6, n_vocab)
@@ -71,12 +72,14 @@ def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool
         expected = select.sample.reference(*theirs)
     words = run("sample", ours)
     same = words == expected
-    if not same.all():  # a rounding tie may fall the other way: tell it by moving the logits by a hair
-        near = copies(arrays)
-        near[0] *= np.float32(1 + 2e-6)
-        with np.errstate(all="ignore"):
-            moved = select.sample.reference(*near)
-        assert (same | (words == moved) | (expected != moved)).all()
+    if not same.all():  # a rounding tie may fall the other way: tell it by moving each logit by a hair
+        for _ in range(16):
+            near = copies(arrays)
+            near[0] *= (1 + 3e-7 * r.normal(size=near[0].shape)).astype(np.float32)
+            with np.errstate(all="ignore"):
+                moved = select.sample.reference(*near)
+            same |= (words == moved) | (expected != moved)
+        assert same.all()
     else:
         assert np.allclose(ours[1], theirs[1], rtol=1e-3, equal_nan=True)
 
