@@ -286,7 +286,6 @@ class Service:
                 else:
                     self._step(served.scheduler)
                     turns.stepped(time.perf_counter() - began)
-                    self._use_model()
             if background is not None:
                 background.close()
         except BaseException as error:
@@ -370,7 +369,10 @@ class Service:
     def _step(self, scheduler: Scheduler) -> None:
         began = time.perf_counter()
         try:
-            events = scheduler.step()
+            try:
+                events = scheduler.step()
+            finally:
+                self._use_model()  # before anybody hears of it: idle time begins now
         except Exception as error:
             log.error("step failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
             self._fail_running(scheduler)
