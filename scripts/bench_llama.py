@@ -1,0 +1,130 @@
+"""What `scripts/bench-llama` runs: prompts and decoding here and in llama.cpp on the same file, by turns.
+
+Each program is a process that stays, and only one of them works at a time. Ours draws its tokens, llama.cpp stops at
+the logits: what is compared is to llama.cpp's advantage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from scripts.bench_llama_peer import Peer
+from server.cli.bench import Bench
+from server.cli.flags import parse
+from server.cli.options import BENCH
+from training.plot import plot
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPT, N_GEN = 512, 32  # tokens of a prompt, steps of decoding
+BATCHES = (1, 2, 4, 8, 16)
+HERE, THERE = "logitless", "llama.cpp"
+
+
+class Here:
+    """The engine alone, as `logitless bench` drives it."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        sizes = ["-p", str(PROMPT), "-n", str(N_GEN), "-b", ",".join(map(str, BATCHES))]
+        self.bench = Bench(path, parse([f for group in BENCH for f in group.flags], ["-m", path, *sizes], {}), threads)
+
+    def prompt(self, n: int) -> float:
+        return _seconds(partial(self.bench.prompts, n, 1))
+
+    def decode(self, n_batch: int, n: int) -> float:
+        return _seconds(partial(self.bench.decode, n, n_batch))
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def work(program: Here | Peer) -> None:
+    """A line of JSON on standard input is a run: how many sequences (0: a prompt) and tokens; its seconds come back."""
+    for line in sys.stdin:
+        n_batch, n = json.loads(line)
+        print(program.decode(n_batch, n) if n_batch else program.prompt(n), flush=True)
+
+
+class Worker:
+    """A process that does runs when it is asked to."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "scripts.bench_llama", *options]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def tokens_per_second(self, n_batch: int, n: int) -> float:
+        assert self.process.stdin
+        assert self.process.stdout
+        print(json.dumps([n_batch, n]), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(1)  # it has said why
+        return max(1, n_batch) * n / float(answer)
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(path: str, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Print a line for each test; the curves of decoding, tokens per second by sequences at once."""
+    base = ["--threads", str(options.threads), "--llama", options.llama, "-m", path]
+    workers = {who: Worker("--worker", who, *base) for who in (HERE, THERE)}
+    name = Path(path).stem
+    curves: dict[str, list[tuple[float, float]]] = {f"{name}, {who}": [] for who in workers}
+    for n_batch, n in [(0, PROMPT), *((b, N_GEN) for b in BATCHES)]:
+        speeds: dict[str, list[float]] = {who: [] for who in workers}
+        for turn in range(options.turns + 1):
+            for who, worker in workers.items():
+                speed = worker.tokens_per_second(n_batch, n)
+                if turn:  # the first makes plans and touches pages
+                    speeds[who].append(speed)
+        here, there = (statistics.median(speeds[who]) for who in (HERE, THERE))
+        ratio = statistics.median(a / b for a, b in zip(speeds[HERE], speeds[THERE], strict=True))
+        test = f"{n_batch} at once" if n_batch else f"prompt of {n}"
+        print(f"| {name} | {test} | {here:.0f} | {there:.0f} | {ratio:.1f} |", flush=True)
+        for who, speed in ((HERE, here), (THERE, there)):
+            if n_batch:
+                curves[f"{name}, {who}"].append((n_batch, speed))
+    for worker in workers.values():
+        worker.close()
+    return curves
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="prompts and decoding here and in llama.cpp, by turns")
+    parser.add_argument("-m", "--model", action="append", required=True, metavar="FILE", help="may be given again")
+    parser.add_argument("--llama", required=True, metavar="FOLDER", help="of llama.cpp's shared libraries")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=5, help="of which the medians count")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of decoding: .svg or .png")
+    parser.add_argument("--worker", choices=(HERE, THERE), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        try:
+            path, threads = options.model[0], options.threads
+            work(Here(path, threads) if options.worker == HERE else Peer(options.llama, path, threads, max(BATCHES)))
+        except OSError as error:
+            sys.exit(f"bench-llama: {error}")
+        return
+    print("| model | test | logitless, tokens/s | llama.cpp, tokens/s | ratio |\n|---|---|---|---|---|", flush=True)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for path in options.model:
+        curves |= compare(path, options)
+    if options.plot:
+        plot(options.plot, curves, "tokens per second, decoding", "sequences at once")
+
+
+if __name__ == "__main__":
+    main()
