@@ -37,7 +37,8 @@ class CPUBackend:
 
     def __init__(self, n_threads: int = 0) -> None:
         self.pool = Pool(n_threads or cores())
-        self._slabs, self._states = Slabs(), Slabs()
+        # Apart, because a slab stays until its last piece goes: weights and states come and go at different times.
+        self._weights, self._states = Slabs(), Slabs()
 
     def supports(self, t: Tensor) -> bool:
         return t.op in OPS
@@ -58,7 +59,7 @@ class CPUBackend:
     def load(self, t: Tensor, raw: Bytes) -> Memory:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
-        memory = Memory(self._slabs.take(self.constant_nbytes(t)), raw)
+        memory = Memory(self._weights.take(self.constant_nbytes(t)), raw)
         if packed(t):
             self.pool.run(Table(weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from backends.cpu.isa import isa
+from backends.cpu.kernels.layout import gemm_tile
 from backends.cpu.lower_basic import rows_of
-from backends.cpu.lower_gemm import tile_shape
 from backends.cpu.lower_train import ATTENTION_BLOCK
 from backends.cpu.lowering import At, lower
 from backends.cpu.pool import Instruction, bits
@@ -22,7 +23,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     q, k, _, count = t.src
     length = t.attrs["length"]
     args = (*map(at, t.src), at(t), length, q.shape[1], k.shape[1], q.shape[2], bits(t.attrs["scale"]))
-    mt, nr, kc = tile_shape()
+    mt, nr, kc = gemm_tile(isa())
     tiles = -(-ATTENTION_BLOCK // mt) * mt * (kc + 2)
     scratch = 4 * (ATTENTION_BLOCK * length + mt * nr + nr * kc + tiles + 64)
     return [Instruction("full_attention", args, count.shape[0] * q.shape[1], 1, scratch)]

@@ -24,24 +24,19 @@ THIN = 24  # rows or columns
 PART = 1024  # of K, at least, in a part of a thin product
 
 
-def tile_shape() -> tuple[int, int, int]:
-    """Rows, columns and k of kernels/gemm.py's tiles here."""
-    return gemm_tile(isa())
-
-
 def _tiled(t: Tensor, transposed: bool) -> Tensor:
     """A product with A packed once, by a node of its own that other products of it share."""
     a, b = t.src
-    if a.shape[0] < tile_shape()[0] or a.nbytes > PACKED_APART or _is_thin(t):
+    if a.shape[0] < gemm_tile(isa())[0] or a.nbytes > PACKED_APART or _is_thin(t):
         return t
-    tiles = packed_act(a, pack_tiles, rows=tile_shape()[0], transposed=False)
+    tiles = packed_act(a, pack_tiles, rows=gemm_tile(isa())[0], transposed=False)
     return tiled_product(tiles, b, m=a.shape[0], transposed=transposed, name=t.name)
 
 
 def _is_thin(t: Tensor) -> bool:
     """Whether A (M, K) is better read where it lies: few columns meet each number of it, or its rows are short."""
     (m, n), k = t.shape, t.src[0].shape[1]
-    return m >= tile_shape()[0] and (n <= THIN or k <= THIN) and not packed(t.src[1]) and m * k < 1 << 28
+    return m >= gemm_tile(isa())[0] and (n <= THIN or k <= THIN) and not packed(t.src[1]) and m * k < 1 << 28
 
 
 def tiled_linear(t: Tensor) -> Tensor:
@@ -65,12 +60,12 @@ def _(t: Tensor) -> Tensor:
         return sum_to(parts, shape=(m, n)) if parts.shape[0] > 1 else reshape(parts, shape=(m, n))
     if a.nbytes > PACKED_APART:
         return t
-    tiles = packed_act(a, pack_tiles, rows=tile_shape()[0], transposed=True)
+    tiles = packed_act(a, pack_tiles, rows=gemm_tile(isa())[0], transposed=True)
     return tiled_product(tiles, b, m=m, transposed=False, name=t.name)
 
 
 def _thin_blocks(m: int, n: int) -> int:
-    mt, nr, _ = tile_shape()
+    mt, nr, _ = gemm_tile(isa())
     return -(-m // (4 * mt)) * -(-n // (4 * nr))  # kernels/thin.py: ROWS, COLUMNS
 
 
@@ -138,7 +133,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 def _thin(b_layout: str, t: Tensor, at: At) -> Instruction:
     (m, n), k = t.shape, t.src[0].shape[1]
-    mt, nr, kc = tile_shape()
+    mt, nr, kc = gemm_tile(isa())
     rows = max(mt, min(-(-m // UNITS), (1 << 18) // (n + k)) // mt * mt)
     return Instruction(f"thin_rows:{b_layout}", (*map(at, t.src), at(t), m, n, k, rows), -(-m // rows), 1, 4 * nr * kc)
 
@@ -154,7 +149,7 @@ def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bo
     if packed(b):
         b_layout, group = f"{b_layout}:{b.dtype}", LAYOUTS[b.dtype].group_nbytes(b.shape[1])
     rows, columns = blocks(a_layout, m, n)
-    mt, nr, kc = tile_shape()
+    mt, nr, kc = gemm_tile(isa())
     tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2
     scratch = 4 * (STRIPS * nr * kc + mt * nr + mt * tiles) + 64
     args = (at(a), at(b), at(t), m, n, k, rows, columns, group, int(adding))
@@ -166,7 +161,7 @@ def blocks(a_layout: str, m: int, n: int) -> tuple[int, int]:
 
     B is packed once for each block of rows, and A, where it is not packed already, once for each block of columns.
     """
-    mt, nr, _ = tile_shape()
+    mt, nr, _ = gemm_tile(isa())
     if a_layout == "tiles":
         rows = _part(m, MOST_ROWS, mt)
         columns = _part(n, max(nr, min(MOST_COLUMNS, n * -(-m // rows) // UNITS)), nr)

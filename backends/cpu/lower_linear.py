@@ -17,11 +17,12 @@ from backends.cpu.kernels.layout import (
     MAX_TILE,
     expanded_nbytes,
     expanded_tile,
+    gemm_tile,
     panels,
     tile_for,
 )
 from backends.cpu.lower_basic import rows_of
-from backends.cpu.lower_gemm import tile_shape, tiled_linear
+from backends.cpu.lower_gemm import tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import packed, packed_act
 from backends.cpu.pool import Instruction, bits
@@ -42,7 +43,7 @@ def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
         return linear_q8(packed_act(x, quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
-    if x.shape[0] >= tile_shape()[0] * (2 if packed(w) else 1):
+    if x.shape[0] >= gemm_tile(isa())[0] * (2 if packed(w) else 1):
         return tiled_linear(t)
     return linear_f32(packed_act(x, pack_act), w, name=t.name)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from backends.cpu.isa import isa
+from backends.cpu.kernels.layout import gemm_tile
 from backends.cpu.lower_basic import flat, rows_of
 from backends.cpu.lower_broadcast import short_rows
-from backends.cpu.lower_gemm import sum_with, tile_shape
+from backends.cpu.lower_gemm import sum_with
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
 from graph.ops.linear import add_product
@@ -93,7 +95,7 @@ def _attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_block
     n, length = q.shape[0], t.attrs["length"]
     sizes = (n // length, length, q.shape[1], k.shape[1], q.shape[2])
     attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)))
-    mt, nr, kc = tile_shape()
+    mt, nr, kc = gemm_tile(isa())
     tiles = max(-(-ATTENTION_BLOCK // mt) * mt * (kc + 2), (length + mt) * (ATTENTION_BLOCK + 2))
     scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + mt * nr + nr * kc + tiles + 64)
     return Instruction(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)

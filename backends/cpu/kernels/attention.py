@@ -102,7 +102,7 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                         at = np.int64(table[2 * block + i]) * kv_heads + h
                         widen_keys(a[1] + at * key_page, wide_at + i * wide_page)
                     # The first rows' scores have time to fetch these values and the next keys; pages lie anywhere.
-                    k0 = k1 = v0 = v1 = wide_at
+                    k0 = k1 = v1 = wide_at  # which is near, so it costs nothing where there is no such page
                     v0 = a[2] + (np.int64(table[2 * block]) * kv_heads + h) * value_page
                     if n_pages == 2:
                         v1 = a[2] + (np.int64(table[2 * block + 1]) * kv_heads + h) * value_page
@@ -129,7 +129,7 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                             score1(x, wide_at, s, k0, k1, v0, v1)
                             weigh1(s, mr, lr, cr, sr, scale, cap)
                         row += alike
-                        k0 = k1 = v0 = v1 = wide_at  # which is near
+                        k0 = k1 = v0 = v1 = wide_at
                     for i in range(n_pages):  # in the keys' place: all stays in the first cache
                         at = np.int64(table[2 * block + i]) * kv_heads + h
                         widen_values(a[2] + at * value_page, wide_at + i * wide_page)

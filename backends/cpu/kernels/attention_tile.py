@@ -83,7 +83,7 @@ def widen(dtype, size, *, keys):
     return convert
 
 
-def scores(size, rows, ahead=(0, 0)):
+def scores(size, rows, ahead):
     """intrinsic f(q, k, out, k0, k1, v0, v1): out[r][32] = q[r]·k for rows of q that are `size` floats apart.
 
     Meanwhile the core fetches `ahead` bytes each of the two pages at k0 and k1 and of those at v0 and v1.
@@ -101,20 +101,20 @@ def scores(size, rows, ahead=(0, 0)):
 
             def fetch(d):
                 for page, lines in zip(pages, (parts[0], parts[0], parts[1], parts[1]), strict=True):
-                    first = b.mul(b.sdiv(d, e.i64(step)), e.i64(lines * LINE))
+                    done = b.mul(b.sdiv(d, e.i64(step)), e.i64(lines * LINE))
                     for line in range(lines):
-                        e.prefetch(b, e.at(b, page, b.add(first, e.i64(line * LINE))))
+                        e.prefetch(b, e.at(b, page, b.add(done, e.i64(line * LINE))))
 
-            def body(d, sums, first):
-                if first:
+            def body(d, sums, fetches):
+                if fetches:
                     fetch(d)
                 for element in range(0, step, ways):
                     result = []
                     for way in range(at_once):
                         at = b.add(d, e.i64(element + way))
-                        first = b.mul(at, e.i64(PAGE * 4))
+                        cells = b.mul(at, e.i64(PAGE * 4))
                         keys = [
-                            read(b, K, b.add(first, e.i64(page * size * PAGE * 4)), vector(PAGE)) for page in range(2)
+                            read(b, K, b.add(cells, e.i64(page * size * PAGE * 4)), vector(PAGE)) for page in range(2)
                         ]
                         for r in range(rows):
                             x = e.splat(b, read(b, Q, b.add(b.mul(at, e.i64(4)), e.i64(r * size * 4))), PAGE)
@@ -125,8 +125,8 @@ def scores(size, rows, ahead=(0, 0)):
 
             total = []
             for way in range(0, ways, at_once):
-                part = partial(body, first=way == 0)
-                sums = e.loop(b, e.i64(way), e.i64(size), [fill(PAGE, 0.0)] * (len(places) * at_once), part, step)
+                turn = partial(body, fetches=way == 0)
+                sums = e.loop(b, e.i64(way), e.i64(size), [fill(PAGE, 0.0)] * (len(places) * at_once), turn, step)
                 if way:  # the first sums wait in their place: registers are few
                     total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
                 for part in range(0, len(sums), len(places)):
