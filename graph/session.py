@@ -137,13 +137,12 @@ class Session:
                     held.loaded()
             else:
                 held.buffers[b] = backend.alloc(t.nbytes)
-                if t.attrs.get("by_host"):
+                if held.source is not None or held.initial is not None:
                     backend.upload(Place(held.buffers[b]), held.first_bytes())
-                elif held.source is not None or held.initial is not None:
-                    backend.upload(Place(held.buffers[b]), held.first_bytes())
-                    held.initial = held.source = None  # it lives nowhere else
-                    if held.loaded is not None:
-                        held.loaded()
+                    if not t.attrs.get("by_host"):
+                        held.initial = held.source = None  # it lives nowhere else
+                        if held.loaded is not None:
+                            held.loaded()
         return held.buffers[b]
 
     def arena(self, b: int, size: int, apart: str = "") -> Buffer | None:
