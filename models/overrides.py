@@ -10,7 +10,17 @@ from models.gguf_types import ValueType
 
 Value = int | float | bool | str
 _NEW = {bool: ValueType.BOOL, int: ValueType.INT64, float: ValueType.FLOAT32, str: ValueType.STRING}
-_FITS = range(1 << 31)  # every whole number's type but the smallest holds these
+_HOLDS = {  # the whole numbers of a type
+    ValueType.UINT8: range(1 << 8),
+    ValueType.INT8: range(-1 << 7, 1 << 7),
+    ValueType.UINT16: range(1 << 16),
+    ValueType.INT16: range(-1 << 15, 1 << 15),
+    ValueType.UINT32: range(1 << 32),
+    ValueType.INT32: range(-1 << 31, 1 << 31),
+    ValueType.UINT64: range(1 << 64),
+    ValueType.INT64: range(-1 << 63, 1 << 63),
+}
+_FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 
 
 @dataclass(frozen=True)
@@ -39,11 +49,11 @@ NONE = Overrides()
 
 def type_of(value: Value, old: tuple[ValueType, ValueType | None] | None) -> tuple[ValueType, ValueType | None]:
     """How a file would have the value: as it has the one that it stands in for, if that can be."""
-    new = _NEW[type(value)]
-    if old is None or (isinstance(value, int) and value not in _FITS):
-        return new, None
-    floats = (ValueType.FLOAT32, ValueType.FLOAT64)
-    return (new, None) if isinstance(value, float) and old[0] not in floats else old
+    if old is None:
+        return _NEW[type(value)], None
+    if isinstance(value, bool | str) or old[0] in _FLOATS:
+        return old
+    return old if isinstance(value, int) and value in _HOLDS[old[0]] else (_NEW[type(value)], None)
 
 
 def _kind(value: object) -> str:

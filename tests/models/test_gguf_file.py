@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile, TensorInfo
+from models.gguf_write import copied_keys, write_gguf
+from models.overrides import Overrides
 
 STRINGS = [
     "",
@@ -154,6 +156,19 @@ def test_types_of_values(tmp_path: Path) -> None:
         assert not file.bytes_of("token_embd.weight").flags.writeable
         assert "llama.nothing" not in file.metadata
         assert (file.version, file.alignment, file.size) == (3, 32, os.path.getsize(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5, 10, 11])
+@pytest.mark.parametrize("value", [7, 70_000, 3_000_000_000, -5])
+def test_what_stands_in_for_a_number_is_written_again(tmp_path: Path, kind: int, value: int) -> None:
+    """A type of whole numbers in the file may be too small for the value that stands in."""
+    old, new = tmp_path / "old.gguf", tmp_path / "new.gguf"
+    nbytes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 10: 8, 11: 8}[kind]
+    old.write_bytes(gguf(key(b"a.n", kind, bytes(nbytes)), keys=1))
+    with GGUFFile.open(old, Overrides((("a.n", value),))) as file:
+        write_gguf(new, "llama", copied_keys(file.metadata), [])
+    with GGUFFile.open(new) as file:
+        assert file.metadata["a.n"] == value
 
 
 @given(
