@@ -11,7 +11,7 @@ from models.tokenizer import Tokenizer
 from models.tool_calls import Style
 from server.adapters import Adapters
 from server.config import ServerConfig
-from server.errors import ExceedsContext, InvalidRequest
+from server.errors import ExceedsContext
 from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
 from server.parse_grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from server.parse_lora import model_adapter, parse_lora
@@ -74,7 +74,7 @@ class RequestParser:
         fields = Fields(body)
         _refuse_tools(fields)
         top = fields.integer("n_probs", "logprobs", default=0, low=0, high=MAX_TOP)
-        prompts, many = self.prompts(body)
+        prompts, many = self.prompts(body.get("prompt"))
         return self.job(fields, [self.tokens(prompt) for prompt in prompts], many=many, top=top or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
@@ -95,7 +95,7 @@ class RequestParser:
         echo = fields.boolean("echo")
         if echo and top is not None and fields.boolean("stream"):
             refuse("echo", "with logprobs cannot be streamed: the prompt's are known when it has been evaluated")
-        prompts, many = self.prompts(body)
+        prompts, many = self.prompts(body.get("prompt"))
         tokens = [self.tokens(prompt) for prompt in prompts]
         suffix = fields.text("suffix")
         if suffix:
@@ -191,27 +191,27 @@ class RequestParser:
 
     # -- prompts
 
-    def prompts(self, body: Mapping[str, Any]) -> tuple[list[object], bool]:
-        """The prompts of `prompt`, and whether it was a list of them."""
-        value = body.get("prompt")
+    def prompts(self, value: object, name: str = "prompt") -> tuple[list[object], bool]:
+        """The prompts in the value of the field `name`, and whether it was a list of them."""
         if value is None:
-            raise InvalidRequest("field 'prompt': is required")
+            refuse(name, "is required")
         if not isinstance(value, list):
             return [value], False
         if not value:
-            refuse("prompt", "must not be an empty array")
+            refuse(name, "must not be an empty array")
         flat = not any(isinstance(item, list | dict) for item in value)
         if flat and any(not isinstance(item, str) for item in value):  # tokens, or tokens and texts: one prompt
             return [value], False
         return value, True
 
-    def tokens(self, prompt: object) -> tuple[int, ...]:
-        """The token ids of one prompt; an empty one becomes the BOS where the vocabulary has it."""
+    def tokens(self, prompt: object, name: str = "prompt") -> tuple[int, ...]:
+        """The token ids of one prompt, which stands in the field `name`; an empty one becomes the BOS where the
+        vocabulary has it."""
         ids: list[int] = []
         if isinstance(prompt, dict):
             if prompt.get("multimodal_data"):
-                unsupported("prompt", "multimodal_data needs a model with media, which this is not")
-            prompt = as_text("prompt", prompt.get("prompt_string"))
+                unsupported(name, "multimodal_data needs a model with media, which this is not")
+            prompt = as_text(name, prompt.get("prompt_string"))
         if isinstance(prompt, str):
             ids = self.encode(prompt, add_special=True, parse_special=True)
         elif isinstance(prompt, list):
@@ -219,16 +219,16 @@ class RequestParser:
                 if isinstance(item, str):
                     ids += self.encode(item, add_special=i == 0, parse_special=True)
                     continue
-                id = as_integer("prompt", item)
+                id = as_integer(name, item)
                 if not 0 <= id < self.tokenizer.n_vocab:
-                    refuse("prompt", f"token {str(id)[:20]} is outside the vocabulary of {self.tokenizer.n_vocab}")
+                    refuse(name, f"token {str(id)[:20]} is outside the vocabulary of {self.tokenizer.n_vocab}")
                 ids.append(id)
         else:
-            refuse("prompt", f"expected a string or an array of tokens, got {article(prompt)}")
+            refuse(name, f"expected a string or an array of tokens, got {article(prompt)}")
         if not ids and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id]
         if not ids:
-            refuse("prompt", "must not be empty: this vocabulary has no BOS token to start with")
+            refuse(name, "must not be empty: this vocabulary has no BOS token to start with")
         return tuple(ids)
 
     def _gap(self, before: tuple[int, ...], after: Sequence[int]) -> tuple[int, ...]:

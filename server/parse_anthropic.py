@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from server.fields import Fields, article, refuse, unsupported
+from server.fields import Fields, article, as_text, refuse, unsupported
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
 _RENAMED = (
@@ -36,7 +36,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     if not body.get("messages"):
         refuse("messages", "must be a non-empty array")
     if body.get("stop_sequences") is not None:
-        chat["stop"] = fields.array("stop_sequences")
+        chat["stop"] = [as_text("stop_sequences", word) for word in fields.array("stop_sequences") or ()]
     chat["reasoning_format"] = "auto"  # reasoning has blocks of its own
     if body.get("tools") is not None:
         chat["tools"] = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(fields.array("tools") or ())]

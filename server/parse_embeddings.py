@@ -39,12 +39,10 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     """POST /v1/embeddings and /embedding."""
     fields = Fields(body)
     name, value = fields.find("input", "content")
-    if value is None:
-        refuse("input", "is required")
-    prompts, _ = parser.prompts({"prompt": value})
+    prompts, _ = parser.prompts(value, name)
     if len(prompts) > MAX_RESULTS:
         refuse(name, f"one request has at most {MAX_RESULTS} texts, not {len(prompts)}")
-    texts = tuple(parser.tokens(prompt) for prompt in prompts)
+    texts = tuple(parser.tokens(prompt, name) for prompt in prompts)
     for ids in texts:
         _fits(ids, embedder)
     encoding = fields.text("encoding_format", "float")

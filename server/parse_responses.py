@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.fields import Fields, article, refuse, unsupported
+from server.fields import Fields, article, as_text, refuse, unsupported
 
 _RENAMED = (
     "store",
@@ -83,6 +83,7 @@ def _add(messages: list[dict[str, Any]], given: object) -> None:
             refuse(f"input[{i}]", f"expected an object, got {article(item)}")
         kind = item.get("type", "message")
         if kind == "message":
+            as_text(f"input[{i}].role", item.get("role"))
             _add_message(messages, item)
         elif kind == "function_call":
             call = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}

@@ -29,7 +29,7 @@ def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[in
     if known is not None:
         prompt = known
     else:
-        prompts, many = parser.prompts(body)
+        prompts, many = parser.prompts(body.get("prompt"))
         if many:
             refuse("prompt", "a draft is verified after one prompt")
         prompt = parser.tokens(prompts[0])

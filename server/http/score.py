@@ -128,7 +128,7 @@ def _example(context: Context, item: object, name: str) -> Example:
     if isinstance(item, str):
         ids = tokenizer.encode(item)
     elif isinstance(item, list):
-        ids = list(context.parser.tokens(item))
+        ids = list(context.parser.tokens(item, name))
     else:
         refuse(name, f"expected a text, token ids or a row, got {article(item)}")
     learn = np.ones(len(ids), np.bool_)

@@ -71,7 +71,7 @@ def test_what_cannot_be_scored_is_refused(serve: ServerFactory, shared_data: Pat
         ({"input": [True]}, "field 'input[0]'"),
         ({"input": {"prompt": "a"}}, "field 'completion' must be a string"),
         ({"input": [1]}, "field 'input[0]': needs at least two tokens"),
-        ({"input": [[1, 10**9]]}, "outside the vocabulary"),
+        ({"input": [[1, 10**9]]}, "field 'input[0]': token 1000000000 is outside the vocabulary"),
     ):
         with pytest.raises(urllib.error.HTTPError) as refused:
             server.post("/v1/score", body)

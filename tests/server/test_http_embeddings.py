@@ -126,9 +126,10 @@ async def test_rerank(bert: Model):
 
 BAD: list[tuple[dict[str, Any], int, str]] = [
     ({}, 400, "'input'"),
-    ({"input": []}, 400, "'prompt'"),
-    ({"input": 1}, 400, "'prompt'"),
-    ({"input": [[99999]]}, 400, "vocabulary"),
+    ({"input": []}, 400, "'input'"),
+    ({"input": 1}, 400, "'input'"),
+    ({"content": [1.5]}, 400, "'content'"),
+    ({"input": [[99999]]}, 400, "'input': token 99999 is outside the vocabulary"),
     ({"input": "cat " * N_CTX}, 400, "exceeds the available context size"),
     ({"input": "cat", "encoding_format": "hex"}, 400, "encoding_format"),
     ({"input": "cat", "dimensions": 3}, 400, "dimensions"),

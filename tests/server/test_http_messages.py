@@ -159,6 +159,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),
     ({"thinking": {"type": "hard"}}, 400, "thinking"),
     ({"stop_sequences": "x"}, 400, "stop_sequences"),
+    ({"stop_sequences": [1]}, 400, "stop_sequences"),
     ({"n": 2}, 400, "'n'"),
 ]
 

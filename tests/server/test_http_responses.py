@@ -224,6 +224,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": None}, 400, "'input'"),
     ({"input": []}, 400, "'input'"),
     ({"input": [1]}, 400, "input[0]"),
+    ({"input": [{}]}, 400, "input[0].role"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, 501, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 501, "content[0]"),
     ({"input": [{"type": "function_call", "name": "f"}]}, 400, "input[0].call_id"),
