@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
 SWITCH = 0.0005  # seconds that one thread lets the other wait for Python's lock, which each write to a socket gives up
-PAUSE = 0.2  # seconds without work before each plan that is made ahead
+PAUSE = 0.2  # seconds without work before each thing that is made ahead
 ALONE = 0.02  # seconds of training at a time while nobody else needs the device
 RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
 
@@ -53,6 +53,14 @@ class Served:
     train_share: float = 0.5  # of the device's time while requests run
     embedder: Embedder | None = None
     sleep: Sleep | None = None
+
+    def prepare_ahead(self) -> bool:
+        """Make one more thing that requests would otherwise wait for. False: all is made."""
+        from models.grammar import vocabulary
+
+        if self.info.generates and vocabulary.prepare_ahead(self.tokenizer):
+            return True
+        return self.engine is not None and self.engine.prepare_ahead()
 
 
 @dataclass(slots=True)
@@ -296,8 +304,8 @@ class Service:
     def _wait(self, served: Served) -> None:
         """Until there is something to do; the model goes to sleep when that takes too long."""
         sleep, scheduler = self._sleep, served.scheduler
-        if served.engine is not None and scheduler.idle:
-            while not self._wake.wait(PAUSE) and (sleep is None or sleep.left()) and served.engine.prepare_ahead():
+        if scheduler.idle:
+            while not self._wake.wait(PAUSE) and (sleep is None or sleep.left()) and served.prepare_ahead():
                 pass
         if sleep is None or not scheduler.idle:
             self._wake.wait()

@@ -42,15 +42,14 @@ class _Pieces:
         return []
 
 
-def prepare(tokenizer: Tokenizer) -> threading.Thread | None:
-    """Begin to make the view of a large vocabulary, beside what takes longer when a model is loaded: llguidance holds
-    the GIL for 5 µs a token in one call, which would be a pause of every stream at the first grammar. Of a small one
-    nobody would notice; it is made when it is asked for."""
-    if tokenizer.n_vocab < LARGE:
-        return None
-    thread = threading.Thread(target=vocabulary_of, args=(tokenizer,), name="vocabulary", daemon=True)
-    thread.start()
-    return thread
+def prepare_ahead(tokenizer: Tokenizer) -> bool:
+    """Make the view of a large vocabulary while nobody waits: llguidance holds the GIL for 5 µs a token in one call,
+    which would be a pause of every stream at the first grammar. False: it is made, or so small that nobody would notice
+    when it is made for a request."""
+    if tokenizer.n_vocab < LARGE or tokenizer in _made:
+        return False
+    vocabulary_of(tokenizer)
+    return True
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> LLTokenizer:

@@ -99,13 +99,10 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
 
     def build() -> Served:
         from backends.cpu import warm
-        from models.grammar.vocabulary import prepare
 
         show_compiling()
         warm.begin()
         engine = load.make_engine(path, wanted)
-        if hparams.causal:
-            prepare(vocabulary)
         load.load_weights(engine)
         speculator = speculation.make_speculator(options, engine, vocabulary)
         scheduler = load.make_scheduler(engine, vocabulary, options, speculator)

@@ -10,6 +10,7 @@ import pytest
 from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer
 
 from backends.cpu.backend import CPUBackend
+from models.grammar import vocabulary
 from models.synth import synthesize
 from server import service as service_module
 from server.cli.bench import greedy
@@ -87,12 +88,14 @@ class Ahead:
 
 async def test_an_idle_server_makes_them_all_and_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "PAUSE", 0.0)
-    engine, service = Ahead(5), Service()
-    served = Served(FakeScheduler(), FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
+    monkeypatch.setattr(vocabulary, "LARGE", FakeTokenizer.n_vocab)
+    engine, service, tokenizer = Ahead(5), Service(), FakeTokenizer()
+    served = Served(FakeScheduler(), tokenizer, FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
     service.start(lambda: served)
     await service.loaded()
     assert await asyncio.to_thread(engine.done.wait, 60)
     assert not engine.left
+    assert not vocabulary.prepare_ahead(tokenizer)  # type: ignore[arg-type]  # the view of a large one is made too
     events = [event async for _, event in await service.submit([CompletionRequest((97,))])]
     assert isinstance(events[-1], Finished)
     await service.stop()
