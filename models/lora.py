@@ -162,6 +162,8 @@ def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams
         keys["general.name"] = text(name)
     for key, value in adapter.metadata.items():
         keys[f"adapter.lora.{key}"] = text(value)
+    if EMBEDDING in adapter.pairs and "output.weight" not in base.tensors:
+        log.warning("%s: llama.cpp ends when it uses an adapter of an embedding that is the output, too", path)
     tensors = []
     for source, pair in fused(_with_one_alpha(adapter), base, h).items():
         tensors += [(f"{source}.lora_a", tensor(pair.a)), (f"{source}.lora_b", tensor(pair.b))]

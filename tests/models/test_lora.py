@@ -199,7 +199,7 @@ def refusals(adapter: Path, base: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("arch", ["llama-gqa-F32", "llama-untied-bias-F32", "phi3-F32", "gemma2-F32", "llama-gqa-Q6_K"])
-def test_the_file_is_llama_cpps(arch: str, shared_data: Path, tmp_path: Path) -> None:
+def test_the_file_is_llama_cpps(arch: str, shared_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = shared_data / "models" / f"arch-{arch}.gguf"
     with GGUFFile.open(path) as base:
         adapter = random_adapter(base, 1, alpha=8.0)
@@ -209,6 +209,7 @@ def test_the_file_is_llama_cpps(arch: str, shared_data: Path, tmp_path: Path) ->
             tmp_path / "a.gguf", Adapter({**adapter.pairs, EMBEDDING: embedding}, 8.0), base, hparams_of(base)
         )
     assert refusals(tmp_path / "a.gguf", path) == []
+    assert ("llama.cpp ends when it uses" in caplog.text) == (arch not in ("llama-untied-bias-F32", "phi3-F32"))
     reader = GGUFReader(tmp_path / "a.gguf")
     assert reader.fields["adapter.lora.alpha"].contents() == 8.0
     names = {t.name for t in reader.tensors}

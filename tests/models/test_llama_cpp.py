@@ -1,0 +1,146 @@
+"""llama.cpp itself as the oracle of adapters: what we write is loaded there, what its converter writes is loaded here,
+and both give the same tokens and log-probabilities. It runs in a process of its own, which it may end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from models.gguf_file import GGUFFile
+from models.lora import Adapter, Pair, fused, read_adapter, write_adapter
+from models.low_rank import EMBEDDING, NORMS
+from models.merge import merge
+from models.model import hparams_of
+from server.engine import Engine, EngineOptions
+from server.ubatch import UBatch
+from tests.models.test_lora import random_adapter
+
+pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+TEXT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315]
+FIRST = 4  # of the prefixes that are asked
+LLAMA_CPP = """
+import json, sys
+import xllamacpp
+for path, adapters, mixes, prompts in json.load(sys.stdin):
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = path, 256, 1
+    params.warmup, params.fit_params, params.verbosity, params.cpuparams.n_threads = False, False, -1, 1
+    params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(file, 1.0) for file in adapters]
+    server = xllamacpp.Server(params)
+    for mix in mixes:
+        lora, found = [{"id": i, "scale": scale} for i, scale in enumerate(mix)], []
+        for prompt in prompts:
+            body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 4, "lora": lora}
+            told = server.handle_completions({**body, "ignore_eos": True})["choices"][0]["logprobs"]
+            found.append([(t["id"], t["logprob"]) for t in told["content"][0]["top_logprobs"]] if told else [])
+        print(json.dumps(found))
+"""
+Likeliest = list[list[tuple[int, float]]]  # ids and log-probabilities after each prefix; none where a byte is no text
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Path
+    adapters: list[Path]
+    mixes: list[list[float]]  # a scale for each adapter
+
+
+def theirs(cases: list[Case]) -> list[list[Likeliest]]:
+    prompts = [TEXT[: i + 1] for i in range(FIRST, len(TEXT))]
+    given = json.dumps([(str(c.model), [str(a) for a in c.adapters], c.mixes, prompts) for c in cases])
+    done = subprocess.run([sys.executable, "-c", LLAMA_CPP], input=given, capture_output=True, text=True, timeout=60)
+    if done.returncode == -signal.SIGILL:
+        pytest.skip("the package of llama.cpp is not built for this processor")
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = map(json.loads, done.stdout.splitlines())
+    return [[next(lines) for _ in case.mixes] for case in cases]
+
+
+def ours(case: Case) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    """Log-probabilities of all tokens after each prefix, for each mixture."""
+    engine = Engine(case.model, EngineOptions(n_ctx=256, n_slots=1, n_ubatch=64))
+    handles = [engine.adapters.put(read_adapter(a, engine.gguf, hparams_of(engine.gguf))) for a in case.adapters]
+    n, n_vocab, got = len(TEXT), hparams_of(engine.gguf).n_vocab, []
+    for mix in case.mixes:
+        rows = list(range(n))
+        batch = UBatch(TEXT, rows, [0] * n, rows, rows, [None] * n, [0] * n, n_top=1 + n_vocab)
+        batch.tables[0] = [0]
+        batch.mixes[0] = tuple((handle, scale) for handle, scale in zip(handles, mix, strict=True) if scale)
+        result = engine.step(batch)
+        assert result.top_ids is not None
+        assert result.logprobs is not None
+        values = np.full((n, n_vocab), -np.inf)
+        for row, ids, of_ids in zip(values, result.top_ids, result.logprobs[:, 1:], strict=True):
+            row[ids[ids >= 0]] = of_ids[ids >= 0]
+        got.append(values[FIRST:])
+    engine.close()
+    return got
+
+
+def adapter_for(
+    base: GGUFFile, seed: int, names: list[str] | None = None, rank: int = 4, alpha: float = 0.0
+) -> Adapter:
+    """Pairs of all matrices of the blocks, which llama.cpp uses, and of `names`."""
+    found = random_adapter(base, seed, rank, alpha, size=0.2)
+    pairs = {name: pair for name, pair in found.pairs.items() if not NORMS.fullmatch(name)}
+    rng = np.random.default_rng(seed)
+    for name in names or []:
+        n_out, n_in = base.tensors[name].shape
+        shapes = ((n_out, 3), (n_in, 3)) if name == EMBEDDING else ((3, n_in), (n_out, 3))
+        pairs[name] = Pair(*(rng.normal(size=s).astype(np.float32) * np.float32(0.2) for s in shapes))
+    return Adapter(pairs, alpha)
+
+
+def converted(path: Path, adapter: Adapter, base: GGUFFile) -> None:
+    """As convert_lora_to_gguf.py writes it: f16, and beside the pairs a norm as a whole."""
+    h = hparams_of(base)
+    writer = GGUFWriter(path, h.arch)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", adapter.alpha)
+    for name, pair in fused(adapter, base, h).items():
+        writer.add_tensor(f"{name}.lora_a", pair.a.astype(np.float16))
+        writer.add_tensor(f"{name}.lora_b", pair.b.astype(np.float16))
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(h.n_embd, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path) -> None:
+    """Several ranks and alphas, the embedding and the output, both writers, merged; fused matrices, quantised ones."""
+    cases: list[Case] = []
+    for name in ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0"):
+        path = shared_data / "models" / f"{name}.gguf"
+        written, by_converter, merged = (tmp_path / f"{name}.{which}" for which in ("written", "converted", "merged"))
+        with GGUFFile.open(path) as base:
+            h = hparams_of(base)
+            more = [EMBEDDING, "output.weight"] if name == "stories260K" else []
+            write_adapter(written, adapter_for(base, 1, more), base, h)  # ranks 4 and 3 with an alpha of 4
+            converted(by_converter, adapter_for(base, 2, rank=8, alpha=12.0), base)
+            merge(merged, base, h, [(read_adapter(written, base, h), 0.5)])
+        mixes = [[1.0, 0.0], [0.5, 0.0], [0.0, 1.0], [1.0, -0.5], [0.0, 0.0]]
+        cases += [Case(path, [written, by_converter], mixes), Case(merged, [], [[]])]
+    for case, of_mixes in zip(cases, theirs(cases), strict=True):
+        rounding = 0.12 if "Q8_0" in case.model.name else 0.03  # of activations (0.07, 0.01), without adapters, too
+        got = ours(case)
+        for values, likeliest in zip(got, of_mixes, strict=True):
+            pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
+            assert len(pairs) >= 4 * len(values) / 2
+            assert _rms(np.subtract(*np.transpose(pairs))) < rounding
+        for i, values in enumerate(got):  # and the mixtures differ by more than that
+            assert all(_rms(values - other) > 2 * rounding for other in got[:i])
+
+
+def _rms(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    return float(np.sqrt(np.mean(x * x)))
