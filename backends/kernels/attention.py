@@ -10,6 +10,7 @@ turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a he
 
 from __future__ import annotations
 
+from backends.kernels.attention_soft import SIZES, SUBGROUPS, WORDS
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, n_elements
 from graph.ops.attention import PAGE
@@ -18,7 +19,6 @@ from graph.tensor import Tensor
 CACHE_TYPES = ("f32", "f16", "q8_0")
 ELEMENT = {"f32": "f32", "f16": "u16", "q8_0": "u8"}
 HEADS = 4  # of a token that share a group, where a lane is a thread
-SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes
 
 
 def page_elements(dtype: str, size: int) -> int:
@@ -80,20 +80,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
             Arg("A", "f32"),
             Arg("Y", "f32", "w"),
         ],
-        [
-            "uint n_heads",
-            "uint n_kv",
-            "uint size",
-            "uint table_pages",
-            "uint window",
-            "uint key_page",
-            "uint value_page",
-            "float factor",
-            "float cap",
-            "uint half_n",
-            "uint interleaved",
-            "float direction",
-        ],
+        WORDS,
         f"""
   uint own = SUB, t = GY;
   uint head = GX * HEADS + own, h = min(head, n_heads - 1u), kv = h / (n_heads / n_kv);
@@ -193,6 +180,8 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     )
     per_group = HEADS if shape.name == "simt" else 1
     room = next(n for n in SIZES if n >= size)
+    if shape.lanes in SUBGROUPS and k.dtype == v.dtype == "f16" and size % 4 == 0:
+        return [dispatch(f"attention_soft_{shape.lanes}", shape, bufs, words, (heads, tokens), MAX_SIZE=room)]
     groups = (-(-heads // per_group), tokens)
     return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, words, groups, MAX_SIZE=room)]
 

@@ -21,16 +21,18 @@ KERNELS: dict[str, Kernel] = {}
 @dataclass(frozen=True)
 class Shape:
     """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
-    that have integer dot products, and are to use them (linear_dot.py)."""
+    that have integer dot products, and are to use them (linear_dot.py). `lanes`: threads of a subgroup where a CPU runs
+    Vulkan, 0 elsewhere."""
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
     dot: bool = False
+    lanes: int = 0
 
 
 SIMT = Shape("simt")
 CPU = Shape("cpu", 8)
-SOFT = Shape("soft")
+SOFT = Shape("soft", lanes=16)
 
 
 @dataclass(frozen=True)

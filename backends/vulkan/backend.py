@@ -143,7 +143,7 @@ def _shape(info: DeviceInfo) -> Shape:
     if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
         return replace(SIMT, dot=True)
     soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
-    return SOFT if soft else SIMT
+    return replace(SOFT, lanes=info.subgroup) if soft else SIMT
 
 
 class VulkanProgram:

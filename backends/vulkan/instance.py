@@ -61,6 +61,7 @@ class DeviceInfo:
     queue_family: int
     fast_dots: bool  # integer dot products of packed bytes are instructions of the device
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
+    subgroup: int  # threads
     max_shared_bytes: int
     max_invocations: int
     identity: bytes  # of device and driver version: caches are kept under it
@@ -169,6 +170,7 @@ class Instance:
             queue_family=able[0] if able else 0,
             fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
+            subgroup=int(p11.subgroupSize),
             max_shared_bytes=core.limits.maxComputeSharedMemorySize,
             max_invocations=core.limits.maxComputeWorkGroupInvocations,
             identity=bytes(core.pipelineCacheUUID)
