@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.errors import ModelFileError
 from server.stats import TrainingStats
 from server.store import Row, Store, new_id
 from server.tuning_job import ENDED, RUNNING, Hyperparameters, Prepared, prepare, set_status
@@ -127,7 +126,7 @@ class Tuning:
                     began = now
         except Exception as error:
             log.error("job %s failed: %s", self._job, error, exc_info=log.isEnabledFor(logging.DEBUG))
-            self._end("failed", error)
+            self._fail(error)
             self.on_change()
 
     def _goes_on(self) -> bool:
@@ -222,6 +221,7 @@ class Tuning:
             self._save({"id": self._job})
 
     def _told(self, job: Row, event: Event) -> None:
+        from training.errors import TrainingError
         from training.trainer import Finished, Save, Settled, Step, Validated
 
         trainer = self._trainer
@@ -260,7 +260,7 @@ class Tuning:
             self._publish(job)
         elif isinstance(event, Finished):
             if event.reason == "the loss is not finite":
-                raise ValueError(event.reason)
+                raise TrainingError(event.reason)
             self._finish(job)
 
     def _finish(self, job: Row) -> None:
@@ -361,15 +361,17 @@ class Tuning:
         self.on_change()
         return job
 
-    def _end(self, status: str, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """The job failed; the next one gets its chance."""
+        from training.errors import TrainingError
+
         id = self._job
         job = self.store.get("jobs", id) if id is not None else None
         if job is not None:
             message = " ".join(str(error).split()) or type(error).__name__
-            known = isinstance(error, (ValueError, OSError, ModelFileError))
-            detail = {"code": "invalid_training_file" if known else "server_error", "message": message, "param": None}
-            self._update(job, status=status, finished_at=int(time.time()), error=detail)
+            code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
+            detail = {"code": code, "message": message, "param": None}
+            self._update(job, status="failed", finished_at=int(time.time()), error=detail)
             self.store.add_event(job["id"], f"The job failed: {message}", level="error")
         self._leave()
 

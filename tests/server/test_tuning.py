@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from backends.cpu.backend import CPUBackend
+from backends.errors import DeviceLost
 from models import tokenizer
+from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from server.adapters import Adapters
 from server.cli.bench import greedy
@@ -19,6 +23,7 @@ from server.store import Store
 from server.tuning import Tuning
 from server.tuning_job import new_job
 from server.ubatch import UBatch
+from training.errors import TrainingError
 
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
 HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learning_rate_multiplier": 5.0}
@@ -75,6 +80,27 @@ class Job:
             with GGUFFile.open(path) as file:
                 found |= {f"{'@' in path.name} {name}": bytes(file.bytes_of(name)) for name in file.tensors}
         return found
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainingError("rows.jsonl:3: no text"), "invalid_training_file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "server_error"),
+        (DeviceLost("vulkan:0: gone"), "server_error"),
+        (ModelFileError("checkpoint.gguf", "is empty"), "server_error"),
+    ],
+)
+def test_who_is_to_blame_for_a_job_that_fails(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+) -> None:
+    monkeypatch.setattr("training.trainable.lora", Mock(side_effect=error))
+    job = Job(tmp_path, engine, full=False)
+    while job.status in ("queued", "running"):
+        job.turn(0.0)
+    row = job.store.get("jobs", job.id)
+    assert row is not None
+    assert (row["status"], row["error"]["code"], row["error"]["message"]) == ("failed", code, str(error))
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])
