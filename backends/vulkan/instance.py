@@ -62,7 +62,6 @@ class DeviceInfo:
     fast_dots: bool  # integer dot products of packed bytes are instructions of the device
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     subgroup: int  # threads
-    max_shared_bytes: int
     max_invocations: int
     identity: bytes  # of device and driver version: caches are kept under it
     missing: str
@@ -171,7 +170,6 @@ class Instance:
             fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
             subgroup=int(p11.subgroupSize),
-            max_shared_bytes=core.limits.maxComputeSharedMemorySize,
             max_invocations=core.limits.maxComputeWorkGroupInvocations,
             identity=bytes(core.pipelineCacheUUID)
             + b"".join(n.to_bytes(4, "little") for n in (core.vendorID, core.deviceID, core.driverVersion)),

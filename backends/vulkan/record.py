@@ -72,7 +72,6 @@ class Recording:
         weakref.finalize(self, device.discard_commands, self.handle)
         self._hazards = Hazards()
         self._bound: Any = None
-        self.n_dispatches = self.n_barriers = 0
         everything = api.SHADER_READ | api.SHADER_WRITE | api.TRANSFER_READ | api.TRANSFER_WRITE
         writes = api.SHADER_WRITE | api.TRANSFER_WRITE
         self._keep = keep
@@ -91,7 +90,6 @@ class Recording:
         ffi, lib = self._api
         null, stages = ffi.NULL, api.STAGE_COMPUTE | api.STAGE_TRANSFER
         lib.vkCmdPipelineBarrier(self.handle[0], stages, stages, 0, 1, self._between, 0, null, 0, null)
-        self.n_barriers += 1
 
     def _order(self, reads: list[Range], writes: list[Range]) -> None:
         if self._hazards.meets(reads, writes):
@@ -108,7 +106,6 @@ class Recording:
             self._bound = pipeline.handle
         lib.vkCmdPushConstants(commands, pipeline.layout, api.COMPUTE, 0, len(push), ffi.from_buffer(push))
         lib.vkCmdDispatch(commands, *groups)
-        self.n_dispatches += 1
 
     def copy(self, source: Any, source_at: int, destination: Any, destination_at: int, nbytes: int) -> None:
         """Between two `Memory`s."""

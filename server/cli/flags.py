@@ -198,7 +198,7 @@ def number(low: float = -3.4e38, high: float = 3.4e38) -> Callable[[str], float]
         except ValueError:
             x = float("nan")
         if not low <= x <= high:
-            if low > -1e38 and high < 1e38:
+            if low > -1e38 and (high < 1e38 or x > high):
                 raise ValueError(f"is not a number from {low:g} to {high:g}")
             raise ValueError(f"is not a number of at least {low:g}" if low > -1e38 else "is not a number")
         return x

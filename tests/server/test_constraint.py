@@ -145,7 +145,7 @@ class LateSampler(FakeSampler):
 
     def __init__(self, params: SamplingParams, n_ctx: int) -> None:
         super().__init__(params, n_ctx)
-        self.n_asked = self.waits = self.problem_at = 0
+        self.n_asked = self.waits = 0
         self.is_late = params.seed == 1
         self.fails = params.seed == 2
 

@@ -127,6 +127,11 @@ def test_kinds(kind: object, good: list[str], bad: list[str]) -> None:
             kind(value)
 
 
+def test_a_number_beyond_the_devices_type() -> None:
+    with pytest.raises(ValueError, match=r"is not a number from 0 to 3\.4e\+38"):
+        number(0)("1e308")
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
 def test_tables(command: object) -> None:
     """Names are unique within a command, and the help mentions every flag in lines of at most 100 columns."""

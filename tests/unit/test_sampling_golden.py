@@ -22,7 +22,6 @@ EXPECTED = {
     "stories260K": "stories260K.gguf.json",
     "prometheus-shakespeare-2.3M-F32": "prometheus-shakespeare-2.3M-F32.gguf.json",
 }
-N_CASES = 24
 
 
 class Llama:
