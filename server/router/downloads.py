@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from server.errors import InvalidRequest, TooManyRequests
@@ -60,6 +61,7 @@ class Downloads:
             raise TooManyRequests(f"{AT_ONCE} models are being downloaded; try again when one of them is there")
         download = self.running[name] = Download(name, asked)
         task = download.task = asyncio.create_task(self._run(download))
+        task.add_done_callback(partial(self._cancelled, download))
         begun = asyncio.create_task(download.begun.wait())
         try:
             await asyncio.wait([begun, task], return_when=asyncio.FIRST_COMPLETED)
@@ -96,19 +98,27 @@ class Downloads:
             download.begun.set()
             self.tell(download.name, "download_progress", download.progress)
 
-        event = "download_failed"
+        error = ""
         try:
             await self._fetch(download.asked, report)
             await self._landed()
-            event = "download_finished"
-        except asyncio.CancelledError:
-            download.error = "it was cancelled"
-        except DownloadFailed as error:
-            download.error = " ".join(str(error).split())
-        except Exception as error:
-            download.error = f"internal error: {type(error).__name__}"
-            log.error("%s: %s: %s", download.name, type(error).__name__, " ".join(str(error).split()))
-        finally:
-            del self.running[download.name]
-            log.info("%s: %s", download.name, download.error or "downloaded")
-            self.tell(download.name, event, {"error": download.error} if download.error else None)
+        except DownloadFailed as failed:
+            error = " ".join(str(failed).split())
+        except Exception as failed:
+            error = f"internal error: {type(failed).__name__}"
+            log.error("%s: %s: %s", download.name, type(failed).__name__, " ".join(str(failed).split()))
+        self._end(download, error)
+
+    def _cancelled(self, download: Download, running: asyncio.Task[None]) -> None:
+        """Not a part of `_run`: a task that is cancelled before it has begun runs nothing of its own."""
+        if running.cancelled():
+            self._end(download, "it was cancelled")
+
+    def _end(self, download: Download, error: str) -> None:
+        download.error = error
+        del self.running[download.name]
+        log.info("%s: %s", download.name, error or "downloaded")
+        if error:
+            self.tell(download.name, "download_failed", {"error": error})
+        else:
+            self.tell(download.name, "download_finished")

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
@@ -237,6 +238,7 @@ class Fleet(Generic[C]):
             model.state = LOADING
             self._touch(model)
             model.task = asyncio.create_task(self._load(model))
+            model.task.add_done_callback(partial(self._cancelled, model))
             running.append(model)
         n_missing = len(self._queue) - sum(m.state == UNLOADING for m in running)
         may_go = [m for m in running if m.state == LOADED and not m.wanted]
@@ -253,8 +255,6 @@ class Fleet(Generic[C]):
         log.info("%s: loading", model.entry.name)
         try:
             model.child = await self._start(model.entry)
-        except asyncio.CancelledError:
-            self._failed(model, "it was unloaded while it was loading", None)
         except Exception as error:
             self._failed(model, str(error) or type(error).__name__, getattr(error, "exit_code", None))
         else:
@@ -263,6 +263,11 @@ class Fleet(Generic[C]):
             log.info("%s: loaded", model.entry.name)
             model.task = asyncio.create_task(self._watch(model, model.child))
             self._tell()
+
+    def _cancelled(self, model: Model[C], loading: asyncio.Task[None]) -> None:
+        """Not a part of `_load`: a task that is cancelled before it has begun runs nothing of its own."""
+        if loading.cancelled():
+            self._failed(model, "it was unloaded while it was loading", None)
 
     async def _watch(self, model: Model[C], child: C) -> None:
         code = await child.ended()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+from server.router.downloads import Downloads
 from server.router.fleet import CRASHED, LOADED, LOADING, UNLOADED, Entry, Fleet, StartFailed
 
 
@@ -180,6 +181,26 @@ async def test_unknown_names_and_autoload():
     house.fleet.load("a")
     await house.use("a")
     assert (await house.use("a", autoload=False)).name == "a"
+
+
+async def test_a_model_that_is_unloaded_before_its_loading_began():
+    """Both requests may come in one round of the event loop, and a task that has not begun runs nothing of its own."""
+    house = House("ab", 1)
+    house.fleet.load("a")
+    house.fleet.unload("a")
+    await settle()
+    assert house.fleet.models["a"].state == UNLOADED
+    assert (await house.use("b")).name == "b"  # the place is free
+
+
+async def test_a_download_that_is_cancelled_before_it_began():
+    async def nothing() -> None:
+        raise AssertionError
+
+    downloads = Downloads(lambda asked, report: nothing(), nothing, lambda: None)
+    refused, _ = await asyncio.gather(downloads.begin("m", "m"), downloads.cancel("m"), return_exceptions=True)
+    assert str(refused) == "it was cancelled"
+    assert (downloads.running, [event["event"] for event in downloads.since(0)]) == ({}, ["download_failed"])
 
 
 async def test_loading_and_unloading_by_hand():
