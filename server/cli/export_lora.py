@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-from server.cli.flags import CliError, UsageError
+from server.cli.flags import UsageError
 
 
 def run(options: SimpleNamespace) -> int:
@@ -15,15 +14,14 @@ def run(options: SimpleNamespace) -> int:
     from models.merge import merge
     from models.model import hparams_of
     from server.cli.lora import scaled
+    from server.cli.outputs import check_output
 
     if not options.model or not options.output:
         raise UsageError("export-lora: -m FILE and -o FILE are required")
     given = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
     if not given:
         raise UsageError("export-lora: --lora FILE or --lora-scaled FILE:SCALE is required")
-    folder = Path(options.output).absolute().parent
-    if not folder.is_dir():
-        raise CliError(f"{folder}: no such folder")
+    check_output(options.output)
     with GGUFFile.open(options.model) as base:
         h = hparams_of(base)
         changed = merge(options.output, base, h, [(read_adapter(path, base, h), scale) for path, scale in given])

@@ -35,6 +35,8 @@ def run(options: SimpleNamespace) -> int:
     elif options.only_write_lora:
         raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
     output = options.lora_out or options.output
+    if kind == LORA and Path(output).resolve() == path.resolve():
+        raise CliError(f"--lora-out: {output} is the model itself")
 
     def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
         return trainable(session, gguf, h, lora, options)

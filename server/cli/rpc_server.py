@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from types import SimpleNamespace
 
@@ -58,7 +57,7 @@ def run(options: SimpleNamespace) -> int:
     try:
         sock = socket.create_server((options.host, options.port), family=family)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
         raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
     with sock:
         log.info("listening on %s:%d, lending %s", options.host, sock.getsockname()[1], backend.name)

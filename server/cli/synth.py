@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-from server.cli.flags import CliError, UsageError
+from server.cli.flags import UsageError
+from server.cli.outputs import check_output
 
 
 def run(options: SimpleNamespace) -> int:
@@ -29,9 +29,7 @@ def run(options: SimpleNamespace) -> int:
         parse_dtype(options.type)
     except ValueError as error:
         raise UsageError(f"--type: {error}") from None
-    folder = Path(options.output).absolute().parent
-    if not folder.is_dir():
-        raise CliError(f"{folder}: no such folder")
+    check_output(options.output)
     synthesize(options.output, shape, options.type, options.seed, progress=_progress if sys.stderr.isatty() else None)
     print(f"{options.output}: {shape} {options.type.upper()}, seed {options.seed}", file=sys.stderr)
     return 0

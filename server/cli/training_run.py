@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from server.cli import load
 from server.cli.flags import CliError, UsageError
+from server.cli.outputs import check_output
 from server.cli.progress import COMPILING, show_compiling
 
 if TYPE_CHECKING:
@@ -123,11 +124,11 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
 
     if not o.file:
         raise UsageError("--file FILE is required: the text or the .jsonl file to learn from")
-    for path in (output, o.checkpoint_out):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise CliError(f"{Path(path).parent}: no such folder")
     if o.plot and (reason := refusal(o.plot)):
         raise UsageError(f"--plot: {reason}")
+    for path in (output, o.checkpoint_out, o.plot):
+        if path:
+            check_output(path)
     began = time.monotonic()
     with GGUFFile.open(model) as gguf, open_session(o) as session:
         h = load.hparams_of_writer(gguf, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -205,6 +206,12 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("finetune -m M", "finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model"),
         ("finetune -m M --lora-out L", "--file FILE is required"),
         ("finetune -m M --lora-out /no/such/L --file T", "/no/such: no such folder"),
+        ("finetune -m M --lora-out DIR --file T", "DIR: is not a regular file"),
+        ("finetune -m M --lora-out M --file T", "--lora-out: m.gguf is the model itself"),
+        ("finetune -m M -o PIPE --file T", "PIPE: is not a regular file"),
+        ("finetune -m M -o O --file T --checkpoint-out /proc/1/C", "/proc/1/C: cannot be written: "),
+        ("finetune -m M -o O --file T --plot /no/such/x.svg", "/no/such: no such folder"),
+        ("synth --shape tiny -o PIPE", "PIPE: is not a regular file"),
         ("finetune -m M --lora-out L --file NONE", "NONE: No such file or directory"),
         ("finetune -m M --lora-out L --file T -c 100000", "fewer than the 100001 that one window of 100000 needs"),
         ("finetune -m M --lora-out L --file T --plot x.gif", "--plot: 'x.gif' does not end in .svg or .png"),
@@ -214,11 +221,23 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("train --file T", "train: -o FILE is required"),
         ("train --file T -o O --embd 30 --head 4 -c 16", "heads must be of an even, equal size"),
         ("export-lora -m M -o O", "--lora FILE or --lora-scaled FILE:SCALE is required"),
+        ("export-lora -m M -o DIR --lora M", "DIR: is not a regular file"),
         ("export-lora -m M -o O --lora M", "is not a LoRA adapter"),
     ],
 )
 def test_what_is_wrong_is_one_line(words: str, told: str, given: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {"M": "m.gguf", "T": "a.txt", "L": "out.gguf", "O": "out.gguf", "NONE": "NONE"}
+    names = {
+        "M": "m.gguf",
+        "T": "a.txt",
+        "L": "out.gguf",
+        "O": "out.gguf",
+        "NONE": "NONE",
+        "DIR": "DIR",
+        "PIPE": "PIPE",
+    }
+    (given / "DIR").mkdir(exist_ok=True)
+    if not (given / "PIPE").exists():
+        os.mkfifo(given / "PIPE")
     code, err = run(capsys, *(str(given / names[w]) if w in names else w for w in words.split()))
     assert code in (1, 2)
     assert told in err.replace(str(given) + "/", "")

@@ -247,4 +247,5 @@ def test_wrong_flags(words: str, line: str, capsys: pytest.CaptureFixture[str]) 
     assert main.main(words.split()) in (1, 2)
     error = capsys.readouterr().err
     assert error.startswith(f"logitless: {line}")
+    assert "Unknown error" not in error
     assert error.count("\n") == 1

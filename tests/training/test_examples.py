@@ -138,8 +138,11 @@ def test_one_logical_batch_is_its_physical_ones(session: Session, shared_data: P
 
 
 def test_files_that_are_not_digits_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="is not an IDX file"):
+    with pytest.raises(FileNotFoundError):
         mnist.load(tmp_path)
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(struct.pack(">4I", 0x803, 2, 28, 28)))
-    with pytest.raises(TrainingError, match="wrong header"):
-        mnist.load(tmp_path)
+    header = gzip.compress(struct.pack(">4I", 0x803, 2, 28, 28))
+    damaged = header[:12] + bytes([255]) + header[13:]
+    for raw, told in ((b"no gzip", "Not a gzipped file"), (damaged, "Error -3"), (header, "wrong header")):
+        (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(raw)
+        with pytest.raises(TrainingError, match=f"is not an IDX file of 3 dimensions: {told}"):
+            mnist.load(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -40,14 +41,15 @@ def load(folder: str | Path) -> dict[str, tuple[F32, I32]]:
 
 
 def _idx(path: Path, n_dims: int) -> npt.NDArray[np.uint8]:
+    packed = path.read_bytes()
     try:
-        raw = gzip.decompress(path.read_bytes())
+        raw = gzip.decompress(packed)
         magic, *shape = struct.unpack_from(f">{1 + n_dims}I", raw)
         values = np.frombuffer(raw, np.uint8, offset=4 + 4 * n_dims)
         if magic != 0x800 + n_dims or values.size != np.prod(shape):
             raise ValueError("wrong header")
         return values.reshape(shape)
-    except (OSError, EOFError, struct.error, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, struct.error, ValueError) as error:
         raise TrainingError(f"{path}: is not an IDX file of {n_dims} dimensions: {error}") from None
 
 
