@@ -227,7 +227,7 @@ class Session:
         arena = self._arenas.get((apart, b))
         return arena.nbytes if arena is not None else 0
 
-    def device_bytes(self, *measured: tuple[Placement, Layout]) -> list[DeviceBytes]:
+    def device_bytes(self, measured: Iterable[tuple[Placement, Layout]]) -> list[DeviceBytes]:
         """What measured graphs need on each device when they are planned in this order."""
         n = len(self.backends)
         weights: list[dict[str, int]] = [{} for _ in range(n)]
@@ -254,18 +254,22 @@ class Session:
     def planned_bytes(self, builds: Iterable[Build]) -> tuple[list[DeviceBytes], list[Program]]:
         """What plans of these graphs will take, made in this order, with nothing allocated.
 
-        And their programs, which cannot run: what they hold besides, of kernels and tables, is in the process.
+        And their programs, which cannot run: what they hold besides, of kernels and tables, is in the process. As with
+        plans, a graph is there only until its programs are made.
         """
-        homes, measured, programs = dict(self._homes), [], []
-        for build in builds:
-            measured.append(self.measure(build, homes=homes))
-            placement = measured[-1][0]
+        homes = dict(self._homes)
+        programs: list[Program] = []
+
+        def made(build: Build) -> tuple[Placement, Layout]:
+            placement, lying = self.measure(build, homes=homes)
             homes.update(placement.homes)
             for segment in placement.segments:
                 if segment.nodes[0].op != TRANSFER:
                     backend = self.backends[segment.backend]
                     programs.append(backend.compile(segment.nodes, _Nowhere(backend)))
-        return self.device_bytes(*measured), programs
+            return placement, lying
+
+        return self.device_bytes(map(made, builds)), programs
 
     def reserve(self, build: Build) -> None:
         """Get the arenas that this graph needs, so that smaller plans share them, and decide where its states live."""

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +167,9 @@ class Engine:
             self.embedder.load()
             self.gguf.release()
             return
-        everything = Shape(self.options.n_ubatch, 64, n_top=1)
-        self._examine(self._build(everything), self._build_copies())
-        prepare(self.session.placed(self._build(everything)).order)
-        self.session.reserve(lambda: self._build(Shape(self.options.n_ubatch, 64)))
+        self._examine(self._everything(), self._build_copies())
+        prepare(self.session.placed(self._everything()).order)
+        self.session.reserve(self._reserved)
         trash = np.full(self.table_pages, self.n_pages, np.int32)
         self._write_table(self.options.n_slots, trash)
         largest = Shape(self.options.n_ubatch, 1)
@@ -224,7 +223,7 @@ class Engine:
     def _fits(self, places: Places | None) -> bool:
         """Whether the devices' memory is enough for layers in these places."""
         self.session.prefer = places
-        sizes = self.session.device_bytes(self.session.measure(self._largest))
+        sizes = self.session.device_bytes([self.session.measure(self._largest)])
         return fit(sizes, self.session.backends)
 
     def _fall_back(self, error: DeviceLost) -> None:
@@ -278,7 +277,29 @@ class Engine:
         """What the largest ordinary step needs on each device, and what runs where; nothing is allocated."""
         self._place()
         placement, arenas = self.session.measure(self._largest)
-        return placement, self.session.device_bytes((placement, arenas))
+        return placement, self.session.device_bytes([(placement, arenas)])
+
+    def rehearse(self) -> tuple[list[DeviceBytes], object]:
+        """What each device holds of a server that writes, with all slots busy; nothing is allocated there.
+
+        What it takes of the process is in the process as long as the second result is: kernels, and the programs of
+        the plans that requests of all slots ask for.
+        """
+        from backends.cpu.warm import prepare
+
+        self._place()
+        prepare(self.session.placed(self._everything()).order)
+        shapes = [Shape(1, 1), *usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots)]
+        steps = [partial(self._build, shape) for shape in shapes]
+        return self.session.planned_bytes([self._reserved, self._build_copies, *steps])
+
+    def _everything(self) -> list[Tensor]:
+        """A graph with every op of a step."""
+        return self._build(Shape(self.options.n_ubatch, 64, n_top=1))
+
+    def _reserved(self) -> list[Tensor]:
+        """The graph whose memory all steps share: one with as many rows as a step may have."""
+        return self._build(Shape(self.options.n_ubatch, 64))
 
     def _largest(self) -> list[Tensor]:
         """The graph of the largest ordinary step."""

@@ -59,14 +59,14 @@ def _rows(n: int) -> int:
     return power_of_two(n, 2) if n <= 2 * USUAL_STREAMS else bucket(n)
 
 
-def usual(n_slots: int, n_ubatch: int) -> list[Shape]:
-    """What most servers will need, first what is likelier: a few streams, these with prompts, prompts alone."""
-    n_streams = min(n_slots, USUAL_STREAMS)
+def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS) -> list[Shape]:
+    """What most servers will need, first what is likelier: up to `most` streams, these with prompts, prompts alone."""
+    n_streams = min(n_slots, most)
     beside = [n for n in (8, 16, 32, 64, 128) if n <= n_ubatch]
-    rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + USUAL_STREAMS // 2))})
+    rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
     return [
-        *(Shape(n, n) for n in range(2, n_streams + 1)),
+        *(Shape(n, n) for n in sorted({bucket(n) for n in range(2, n_streams + 1)})),
         *(Shape(n, min(n, r)) for r in rows for n in beside),
         *(Shape(n, 1) for n in alone),
     ]

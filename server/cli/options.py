@@ -449,6 +449,7 @@ PLAN = (
         ),
     ),
     CONTEXT,
+    CACHE,
     MODEL_KEYS,
     PLACE,
 )

@@ -1,4 +1,8 @@
-"""`logitless plan`: the memory that serving a model takes, and what runs where, with nothing allocated."""
+"""`logitless plan`: the memory that serving a model takes, and what runs where, with nothing allocated on a device.
+
+Of the process it is measured: this one gets all that a server's has (what it imports, the vocabulary, kernels, the
+programs of its plans), but no memory of devices.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +21,8 @@ from server.cli import load
 
 if TYPE_CHECKING:
     from graph.partition import Placement
+    from graph.session import DeviceBytes
+    from server.engine import Engine
 
 
 def run(options: SimpleNamespace) -> int:
@@ -25,9 +33,13 @@ def run(options: SimpleNamespace) -> int:
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device, and the ops that each runs in the largest ordinary step."""
+    from server.cli.cache_options import cache_ram_bytes
+    from server.cli.devices import total_memory
+
     path = load.model_path(options, "plan")
     engine = load.open_engine(path, options)
-    placement, sizes = engine.measure()
+    placement, _ = engine.measure()
+    sizes, process = rehearse(options, engine, path)
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
     for segment in placement.segments:
@@ -39,7 +51,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
             "kv": d.states,
             "arena": d.arena,
             "feeds": d.feeds,
-            "total": d.weights + d.states + d.arena + d.feeds,
+            "total": d.total,
             "parts": of_model,
             "ops": dict(sorted(ops[d.device].items())),
         }
@@ -54,10 +66,41 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "type_k": opts.type_k,
         "type_v": opts.type_v,
         "devices": devices,
+        "process": process,
+        "total": process + sum(d.total for d in sizes),
+        "prompts": cache_ram_bytes(options.cache_ram, total_memory()),
         "segments": len(placement.segments),
         "seams": len(placement.seams),
         "crossings": crossings(placement, names),
     }
+
+
+def rehearse(options: SimpleNamespace, engine: Engine, path: str) -> tuple[list[DeviceBytes], int]:
+    """Bytes of each device, and of the process of a server whose slots are all busy."""
+    from models import tokenizer
+    from models.chat_template import from_metadata
+    from models.grammar import vocabulary
+    from server.cli.serve import import_http
+
+    numbers = import_module("numpy.random")  # which the first request imports
+    with ThreadPoolExecutor(1) as own, ThreadPoolExecutor(1) as engines:  # a server's threads, each with its own heap
+        http = own.submit(import_http)
+        metadata = engine.gguf.metadata
+        words = tokenizer.from_metadata(metadata, path=path)
+        template = from_metadata(metadata, words)
+        scheduler = engines.submit(load.make_scheduler, engine, words, options)
+        sizes, programs = engines.submit(engine.rehearse).result()
+        engines.submit(vocabulary.prepare_ahead, words).result()
+        process = own_bytes() + sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes)
+    del http, numbers, template, scheduler, programs  # they had to be there until now
+    return sizes, process
+
+
+def large_pages(device: str, weights: int, others: int) -> int:
+    """What the last large pages of the CPU's weights, and of all else, have beyond them (backends/cpu/memory.py)."""
+    from backends.cpu.memory import LARGE_PAGE
+
+    return -weights % LARGE_PAGE + -others % LARGE_PAGE if device == "cpu" else 0
 
 
 def parts(placement: Placement, n_devices: int) -> list[list[str]]:
@@ -116,6 +159,9 @@ def as_text(report: dict[str, Any]) -> str:
     for d in report["devices"]:
         columns = (mib(d[key]) for key in ("weights", "kv", "arena", "feeds", "total"))
         lines.append(f"{d['device']:<10}" + "".join(f"{text:>14}" for text in columns))
+    lines.append(f"the process itself, with its code, its tables and the vocabulary: {mib(report['process'])}")
+    lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
+    lines.append(f"prompts that have left the cache (--cache-ram): up to {mib(report['prompts'])} more")
     lines.append("")
     for d in report["devices"]:
         lines.append(f"{d['device']} has {', '.join(d['parts']) or 'nothing of the model'}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.cli import finetune, load, training_run
 from server.cli.flags import CliError, UsageError
-from server.cli.plan import mib, own_bytes
+from server.cli.plan import large_pages, mib, own_bytes
 
 if TYPE_CHECKING:
     from training.step import Footprint
@@ -47,30 +47,26 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
-    from graph.session import Session
     from models import tokenizer
     from models.chat_template import from_metadata
     from models.gguf_file import GGUFFile
-    from server.engine import open_backends
+    from training import checkpoint, plot, progress, save
     from training.trainer import steps_of
 
     wanted = training_run.settings(o)
-    session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
-    try:
-        with GGUFFile.open(path) as gguf:
-            h = load.hparams_of_writer(gguf, path)
-            vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
-            template = from_metadata(gguf.metadata, vocabulary)
-            data = training_run.prepare(o, vocabulary, template) if o.file else None
-            trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
-            steps = steps_of(trainable, wanted)
-            devices = steps.footprint(wanted.grad_acc, validates=o.val_split > 0)
-            saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
-            process = own_bytes() + saved
-            del template, data, steps  # the process of a run has them too
-            return _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices, process)
-    finally:
-        session.close()
+    with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
+        h = load.hparams_of_writer(gguf, path)
+        vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
+        template = from_metadata(gguf.metadata, vocabulary)
+        data = training_run.prepare(o, vocabulary, template) if o.file else None
+        trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
+        steps = steps_of(trainable, wanted)
+        devices = steps.footprint(wanted.grad_acc, validates=o.val_split > 0)
+        saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
+        pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
+        process = own_bytes() + saved + pages
+        del template, data, steps, checkpoint, plot, progress, save  # the process of a run has them too
+        return _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices, process)
 
 
 def _told(name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footprint], process: int) -> dict[str, Any]:

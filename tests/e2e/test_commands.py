@@ -75,7 +75,7 @@ def test_generate_refuses(mini_model: str, flags: list[str], words: list[str]) -
 
 
 def test_plan_counts_every_byte(mini_model: str) -> None:
-    flags = ("plan", "-m", mini_model, "--json", "-c", "1024", "-ctk", "f32", "-ctv", "f16")
+    flags = ("plan", "-m", mini_model, "--json", "-ub", "32", "-c", "1024", "-ctk", "f32", "-ctv", "f16")
     plan = json_of(*flags)
     (cpu,) = plan["devices"]
     assert cpu["device"] == "cpu"
@@ -84,10 +84,13 @@ def test_plan_counts_every_byte(mini_model: str) -> None:
     assert cpu["kv"] >= cells * 2 * 2 * 64 * (4 + 2)  # layers × KV heads × head × bytes
     assert cpu["kv"] < 1.1 * cells * 2 * 2 * 64 * (4 + 2)
     assert cpu["ops"]["attention"] == 2
-    assert json_of(*flags[:-4])["devices"][0]["kv"] < cpu["kv"]
-    assert json_of(*flags, "--no-alloc") == plan
-    assert json_of("plan", "-m", mini_model, "--json", "-np", "3", "--kv-unified-per-slot", "64")["n_ctx"] == 192
-    assert "MiB" in run("plan", "-m", mini_model).stdout.decode()
+    assert json_of(*flags[:-4], "--no-alloc")["devices"][0]["kv"] < cpu["kv"]
+    assert plan["total"] == plan["process"] + cpu["total"]
+    per_slot = json_of(
+        "plan", "-m", mini_model, "--json", "-np", "3", "--kv-unified-per-slot", "64", "--cache-ram", "7"
+    )
+    assert (per_slot["n_ctx"], per_slot["prompts"]) == (192, 7 << 20)
+    assert "up to 7.0 MiB more" in run(*few).stdout.decode()
 
 
 def test_a_context_that_cannot_fit_is_refused(mini_model: str) -> None:

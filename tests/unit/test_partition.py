@@ -210,7 +210,7 @@ def test_constants_are_on_every_backend_that_reads_them() -> None:
     session = Session(pair)
     w = session.define("w", (3, 4), source=lambda: X["x"].reshape(-1).view(np.uint8), constant=True)
     placement, arenas = session.measure(lambda: [add(silu(w), w)])
-    assert [d.weights for d in session.device_bytes((placement, arenas))] == [48, 48]
+    assert [d.weights for d in session.device_bytes([(placement, arenas)])] == [48, 48]
     expected = evaluate([add(silu(w), w)], {}, {"w": X["x"]}, np.float32)[0]
     assert session.plan(lambda: [add(silu(w), w)]).run({})[0].tobytes() == expected.tobytes()
 
@@ -226,7 +226,7 @@ def test_measuring_reports_sizes_and_allocates_nothing() -> None:
     big = pad_rows(silu(x), before=0, after=61)
     graph = [add(sum_to(big, shape=(1, 4)), copy_pages(kv, feed("pairs", (1, 2), "i32")))]
     placement, arenas = session.measure(lambda: graph)
-    need = session.device_bytes((placement, arenas))
+    need = session.device_bytes([(placement, arenas)])
     assert [backend.allocated for backend in pair] == [[], []]
     assert [(d.device, d.weights, d.states, d.feeds) for d in need] == [("first", 0, 48, 32), ("second", 0, 0, 64)]
     session.plan(lambda: graph)
