@@ -86,9 +86,8 @@ def test_plan_counts_every_byte(mini_model: str) -> None:
     assert cpu["ops"]["attention"] == 2
     assert json_of(*flags[:-4], "--no-alloc")["devices"][0]["kv"] < cpu["kv"]
     assert plan["total"] == plan["process"] + cpu["total"]
-    per_slot = json_of(
-        "plan", "-m", mini_model, "--json", "-np", "3", "--kv-unified-per-slot", "64", "--cache-ram", "7"
-    )
+    few = ("plan", "-m", mini_model, "-ub", "32", "-np", "3", "--kv-unified-per-slot", "64", "--cache-ram", "7")
+    per_slot = json_of(*few, "--json")
     assert (per_slot["n_ctx"], per_slot["prompts"]) == (192, 7 << 20)
     assert "up to 7.0 MiB more" in run(*few).stdout.decode()
 
