@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import EDQUOT, EFBIG, ENOSPC
 from typing import Any
 
 
@@ -48,6 +49,18 @@ class TooManyRequests(RequestError):
 
 class ServerFault(RequestError):
     code, type = 500, "server_error"
+
+
+class DiskFull(ServerFault):
+    """507: there is no room for what is to be kept."""
+
+    code = 507
+
+
+def unkept(what: str, error: OSError) -> ServerFault:
+    """What to say where something cannot be written."""
+    fault = DiskFull if error.errno in (ENOSPC, EDQUOT, EFBIG) else ServerFault
+    return fault(f"{what}: {error.strerror or error}")
 
 
 class BadGateway(RequestError):

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from errno import EDQUOT, EFBIG, ENOENT, ENOSPC
+from errno import ENOENT
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +28,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from server.errors import InvalidRequest, NotFound, ServerFault
+from server.errors import InvalidRequest, NotFound, ServerFault, unkept
 from server.pages import n_pages_for
 
 MAGIC = b"logitless slot\0\0"
@@ -63,12 +63,6 @@ class SlotState:
     adapters: AdapterNames = ()
 
 
-class DiskFull(ServerFault):
-    """507: there is no room for the file."""
-
-    code = 507
-
-
 def file_name(name: str) -> str:
     """A name inside the folder of slots, or 400."""
     bad = any(ord(c) < 32 or ord(c) == 127 or c in '/\\:*?"<>|' for c in name)
@@ -100,9 +94,7 @@ def save(folder: Path, name: str, kind: CacheKind, state: SlotState) -> int:
         if temporary:
             with suppress(OSError):
                 os.unlink(temporary)
-        reason = error.strerror or str(error)
-        fault = DiskFull if error.errno in (ENOSPC, EDQUOT, EFBIG) else ServerFault
-        raise fault(f"cannot write slot file '{name}': {reason}") from None
+        raise unkept(f"cannot write slot file '{name}'", error) from None
 
 
 def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotState, int]:

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,12 @@ class Store:
             try:
                 return self._db.execute(sql, values).fetchall()
             except sqlite3.Error as error:
-                raise OSError(f"{self.folder}: {error}") from None
+                raise self._refused(error) from None
+
+    def _refused(self, error: sqlite3.Error) -> OSError:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            return OSError(ENOSPC, str(error), str(self.folder))
+        return OSError(f"{self.folder}: {error}")
 
     # -- files and jobs: rows that change
 
@@ -87,10 +93,12 @@ class Store:
                     row = change(json.loads(found[0])) if found else None
                     if row is not None:
                         self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
-                finally:
                     self._db.execute("commit")
+                finally:
+                    if self._db.in_transaction:  # or no other could ever begin
+                        self._db.execute("rollback")
             except sqlite3.Error as error:
-                raise OSError(f"{self.folder}: {error}") from None
+                raise self._refused(error) from None
         return row
 
     @property
@@ -121,9 +129,14 @@ class Store:
             "status": "processed",
             "status_details": None,
         }
-        with unfinished(self.file_path(row["id"])) as part:
+        path = self.file_path(row["id"])
+        with unfinished(path) as part:
             part.write_bytes(content)
-        self.put("files", row)
+        try:
+            self.put("files", row)
+        except OSError:
+            path.unlink()
+            raise
         return row
 
     # -- events and checkpoints: rows that only come

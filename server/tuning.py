@@ -57,6 +57,7 @@ class Tuning:
         self._prepared: Prepared | Exception | None = None
         self._trainer: Trainer | None = None
         self._work: Generator[Event, None, None] | None = None
+        self._left_alone: set[str] = set()  # jobs whose end could not be kept
         self._saved_at = 0.0
         self._settled = True  # the trainer is between two optimizer steps
         for job in self._jobs():
@@ -81,7 +82,7 @@ class Tuning:
         with self._lock:
             if self._job is not None:
                 return
-            waiting = [job for job in self._jobs() if job["status"] in RUNNING]
+            waiting = [job for job in self._jobs() if job["status"] in RUNNING and job["id"] not in self._left_alone]
             if not waiting:
                 return
             self._job = waiting[0]["id"]
@@ -356,6 +357,7 @@ class Tuning:
         if job is None:
             return None
         if status == "queued":
+            self._left_alone.discard(id)
             self._choose()
         self.wake()
         self.on_change()
@@ -371,8 +373,12 @@ class Tuning:
             message = " ".join(str(error).split()) or type(error).__name__
             code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
             detail = {"code": code, "message": message, "param": None}
-            self._update(job, status="failed", finished_at=int(time.time()), error=detail)
-            self.store.add_event(job["id"], f"The job failed: {message}", level="error")
+            try:
+                self._update(job, status="failed", finished_at=int(time.time()), error=detail)
+                self.store.add_event(job["id"], f"The job failed: {message}", level="error")
+            except OSError as refused:  # it still counts as running, and must not be tried again at once
+                log.error("that job %s failed cannot be kept: %s", id, refused)
+                self._left_alone.add(job["id"])
         self._leave()
 
     def _leave(self, *, save: bool = False) -> None:

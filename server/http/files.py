@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from server.errors import InvalidRequest, NotFound, RequestError
+from server.errors import InvalidRequest, NotFound, RequestError, unkept
 from server.http.context import beside, json_response
 from server.http.listing import listed
 from server.http.tuning_context import Desk, desk_of
@@ -60,7 +60,7 @@ def _keep(desk: Desk, content: bytes, filename: str, purpose: str) -> Row:
     except TrainingError as error:
         raise InvalidRequest(f"field 'file': {error}") from None
     except OSError as error:
-        raise RequestError(f"the file cannot be kept: {error.strerror or error}") from None
+        raise unkept("the file cannot be kept", error) from None
 
 
 async def _read(part: BodyPartReader, name: str, limit: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from server.errors import InvalidRequest, NotFound
+from server.errors import InvalidRequest, NotFound, unkept
 from server.http.context import CONTEXT, encode_json, json_response
 from server.http.listing import listed
 from server.http.tuning_context import LISTENERS, desk_of, tuning_of
@@ -25,8 +25,11 @@ async def create(request: web.Request) -> web.Response:
     names = {config.model, config.model_path, tuning.base, *config.aliases}
     n_ctx = tuning.engine.hparams.n_ctx_train
     job = await context.parsed(request, lambda body: new_job(body, tuning.store, tuning.base, names, n_ctx))
-    tuning.store.put("jobs", job)
-    tuning.store.add_event(job["id"], f"Created fine-tuning job: {job['id']}")
+    try:
+        tuning.store.put("jobs", job)
+        tuning.store.add_event(job["id"], f"Created fine-tuning job: {job['id']}")
+    except OSError as error:
+        raise unkept("the job cannot be kept", error) from None
     tuning.created()
     return json_response(_shown(job))
 

@@ -41,6 +41,7 @@ _FAILURES = {
     "500": "The device, or this program, failed.",
     "501": "Not supported, or switched off.",
     "503": "The model is loading, or the server is full.",
+    "507": "There is no room on the server's disk.",
 }
 _FREE: Schema = {"type": "object"}
 _CONTENT_TYPES = {"/metrics": "text/plain", "/v1/files/{id}/content": "application/octet-stream"}

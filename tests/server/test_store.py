@@ -1,11 +1,18 @@
-"""What the store keeps is what clients get to see, so it must be JSON."""
+"""What the store keeps is what clients get to see, so it must be JSON; and what happens when there is no room."""
 
 from __future__ import annotations
 
 import math
+from errno import ENOSPC
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from server.errors import DiskFull
 from server.http.context import encode_json
+from server.http.files import _keep
 from server.store import Store
 
 
@@ -27,4 +34,24 @@ def test_numbers_that_are_not_finite_are_kept_as_null(tmp_path: Path):
     assert store.checkpoints("job") == [{"id": "c", "metrics": {"full_valid_loss": None}}]
     assert store.get("jobs", "job") == {"id": "job", "loss": None}
     assert "null" in encode_json(event)
+    store.close()
+
+
+def test_a_full_disk(tmp_path: Path):
+    """Nothing half done stays, and when there is room all goes on."""
+    store = Store(tmp_path)
+    store.put("jobs", {"id": "j", "n": 0})
+    (n_pages,) = store._db.execute("pragma page_count").fetchone()
+    store._db.execute(f"pragma max_page_count = {n_pages}")
+    large = "x" * 100_000
+    with pytest.raises(OSError, match="disk is full") as refused:
+        store.change("jobs", "j", lambda row: {**row, "n": large})
+    assert refused.value.errno == ENOSPC
+    desk: Any = SimpleNamespace(store=store, check=lambda content, filename: None)
+    with pytest.raises(DiskFull, match=r"^the file cannot be kept: database or disk is full$"):
+        _keep(desk, b"text", large, "fine-tune")
+    assert list((tmp_path / "files").iterdir()) == []
+    assert store.change("jobs", "j", lambda row: {**row, "n": 1}) == {"id": "j", "n": 1}
+    store._db.execute("pragma max_page_count = 1000")
+    assert _keep(desk, b"text", large, "fine-tune")["bytes"] == 4
     store.close()

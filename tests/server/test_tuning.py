@@ -103,6 +103,26 @@ def test_who_is_to_blame_for_a_job_that_fails(
     assert (row["status"], row["error"]["code"], row["error"]["message"]) == ("failed", code, str(error))
 
 
+def test_a_job_whose_end_cannot_be_kept_is_left_alone(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: requests go on, the job is not tried again at once, and goes on when somebody says so."""
+    job = Job(tmp_path, engine, full=False)
+    full = Mock(side_effect=OSError(errno.ENOSPC, "database or disk is full"))
+    with monkeypatch.context() as patch:
+        for name in ("put", "change", "add_event"):
+            patch.setattr(job.store, name, full)
+        job.turn(0.0)
+        job.tuning.created()
+        assert not job.tuning.ready
+        assert job.tuning.stats.jobs_running == 0
+    assert job.tuning.set_status(job.id, ("queued",), "paused")
+    assert job.tuning.set_status(job.id, ("paused",), "queued")
+    job.turn(0.0)
+    assert job.status == "running"
+    job.tuning.close()
+
+
 @pytest.mark.parametrize("full", [False, True], ids=["adapter", "all weights"])
 def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(engine: Engine, tmp_path: Path, full: bool) -> None:
     """Requests' steps run in between, and it is paused whatever it is doing. A batch is two device runs for an adapter:
