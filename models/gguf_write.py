@@ -112,7 +112,10 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
 
 @contextmanager
 def unfinished(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to; what lies there when the block ends takes the name in one step."""
+    """A path beside `path` to write to; what lies there when the block ends takes the name in one step.
+
+    OSError names `path`: nobody knows the other.
+    """
     path = Path(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -120,6 +123,10 @@ def unfinished(path: str | Path) -> Iterator[Path]:
         _sync(part)
         part.replace(path)
         _sync(path.parent)
+    except OSError as error:
+        if error.errno is None:  # a device's, from which the data came
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -71,6 +71,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     try:
         return _dispatch(words)
     except CliError as error:
@@ -80,10 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit fails no more
         return 141
-    except MemoryError:
-        return _fail("out of memory", 1)
+    except MemoryError as error:
+        return _fail(f"out of memory{f' ({error})' if str(error) else ''}", 1)
     except Exception as error:
         return _fail(_explain(error, verbose="-v" in words or "--verbose" in words), 1)
+
+
+def _open_streams() -> None:
+    """Who started us may have closed them, and then Python has none (and the first socket would be standard input)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (for as long as we run)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -155,7 +163,8 @@ def _explain(error: Exception, verbose: bool) -> str:
     if isinstance(error, DeviceError | ModelFileError | RequestError):
         return str(error)
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {reason}" if error.filename else reason
     if verbose:
         traceback.print_exception(error, file=sys.stderr)
     frames = traceback.extract_tb(error.__traceback__)

@@ -191,3 +191,10 @@ def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
     command = f'"{sys.executable}" -m server.cli tokenize -m "{tiny_model}" | true'
     got = subprocess.run(command, shell=True, input=b"a " * 100_000, capture_output=True, cwd=ROOT, timeout=60)
     assert got.stderr == b""
+
+
+def test_closed_streams_are_empty_ones(tiny_model: Path) -> None:
+    command = [sys.executable, "-m", "server.cli", "tokenize", "-m", str(tiny_model)]
+    words = ["sh", "-c", 'exec "$0" "$@" <&- >&-', *command]
+    got = subprocess.run(words, stderr=subprocess.PIPE, timeout=120, cwd=ROOT)
+    assert (got.returncode, got.stderr) == (0, b"")

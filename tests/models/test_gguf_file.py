@@ -171,6 +171,13 @@ def test_what_stands_in_for_a_number_is_written_again(tmp_path: Path, kind: int,
         assert file.metadata["a.n"] == value
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """And not the one beside it, which is there until the end."""
+    with pytest.raises(IsADirectoryError) as refused:
+        write_gguf(tmp_path, "llama", {}, [])
+    assert refused.value.filename == str(tmp_path)
+
+
 @given(
     st.lists(st.one_of(st.binary(max_size=12), st.sampled_from([b"", b"\0" * 9, b"w" * 300]), st.binary(max_size=2)))
 )
