@@ -21,12 +21,13 @@ KERNELS: dict[str, Kernel] = {}
 @dataclass(frozen=True)
 class Shape:
     """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
-    that have integer dot products, and are to use them (linear_dot.py). `lanes`: threads of a subgroup where a CPU runs
-    Vulkan, 0 elsewhere."""
+    that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, for
+    many rows (linear_coop.py). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere."""
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
     dot: bool = False
+    coop: bool = False
     lanes: int = 0
 
 
@@ -53,7 +54,8 @@ class Kernel:
 
     `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device classes: dicts of the
     constants, `WG` (threads a group) among them. `functions` is text before the kernel: device functions and macros.
-    `extensions` of GLSL are those that this kernel needs beside the usual ones.
+    `extensions` of GLSL are those that this kernel needs beside the usual ones. `special` are constants that a Vulkan
+    device gives when it compiles the kernel (specialisation constants), with values that are valid.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class Kernel:
         local: Sequence[tuple[str, str, str]] = (),
         functions: str = "",
         extensions: Sequence[str] = (),
+        special: Mapping[str, int] | None = None,
     ) -> None:
         self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
-        self.extensions = tuple(extensions)
+        self.extensions, self.special = tuple(extensions), dict(special or {})
         self.choices = tuple(a for a in args if a.of > 1)
         # One a buffer: those to choose from are numbered.
         self.args = tuple(b for a in args for b in ([a] if a.of == 1 else _numbered(a)))
@@ -159,9 +162,13 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
     members += [f"{kind} {name};" for kind, name in kernel.words]
     chosen = "".join(f"B_{a.dtype}_{a.access} {a.name}_;\n#define {a.name} {a.name}_.v\n" for a in kernel.choices)
     local = "".join(f"shared {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
+    special = "".join(
+        f"layout(constant_id = {i}) const uint {name} = {value}u;\n"
+        for i, (name, value) in enumerate(kernel.special.items())
+    )
     extensions = "".join(f"#extension {name} : require\n" for name in kernel.extensions)
     return (
-        f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{_constants(defines)}"
+        f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{_constants(defines)}{special}"
         f"layout(local_size_x = WG) in;\n{''.join(blocks)}"
         f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{''.join(names)}{chosen}{local}"
         f"{prelude.GL}{prelude.COMMON}{kernel.functions}{_choose(kernel, '_')}\nvoid main() {{\n{kernel.body}\n}}\n"

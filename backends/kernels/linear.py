@@ -11,6 +11,7 @@ from backends.kernels import layout, product, weights
 from backends.kernels.chunked import CHUNKS, FRAME, SIMT_TILES, UNIT
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
 from backends.kernels.gemm import gemm
+from backends.kernels.linear_coop import LEAST_ROWS, coop_product
 from backends.kernels.linear_dot import dot_product
 from backends.kernels.linear_soft import soft_product
 from backends.kernels.lowering import Dispatch, is_packed, lower
@@ -99,7 +100,8 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
     if shape.name == "soft":
         return [soft_product(t, shape, parts)]
     if shape.dot and dtype in weights.BLOCKS:
-        return dot_product(t, shape, parts)
+        many = shape.coop and t.src[0].shape[0] >= LEAST_ROWS
+        return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)
     m = t.src[0].shape[0]
     mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
     split = 1 if shape.name == "cpu" or m > 16 else CHUNKS

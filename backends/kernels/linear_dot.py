@@ -92,14 +92,22 @@ for _dtype in weights.BLOCKS:
     )
 
 
-def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
-    """The rounding of t's activations, into the scratch, and the product."""
-    x = t.src[0]
+def rounding(x: Tensor, shape: Shape) -> Dispatch:
+    """The launch that rounds activations, into the scratch."""
     m, k = x.shape
     n = m * (k // 32)
-    scratch = n * WORDS * 4
-    rounding = dispatch("round_rows", shape, (x, None), (n,), groups_for(n, shape, 64), scratch)
+    return dispatch("round_rows", shape, (x, None), (n,), groups_for(n, shape, 64), n * WORDS * 4)
+
+
+def of_rounded(made: Dispatch, first: Dispatch) -> list[Dispatch]:
+    """A product of what `first` rounds."""
+    return [first, replace(made, buffers=((None, 0), *made.buffers[1:]), scratch=first.scratch)]
+
+
+def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
+    """The rounding of t's activations and the product."""
+    m = t.src[0].shape[0]
     mt, split = (1 if m == 1 else 8), (1 if m > 16 else CHUNKS)
     tile = product.Tile(mt, 1, 1 if split > 1 else 64 // LANES)
     made = product.launch(t, parts, shape, f"linear_dot_{parts[0].dtype}", tile, SPLIT=split)
-    return [rounding, replace(made, buffers=((None, 0), *made.buffers[1:]), scratch=scratch)]
+    return of_rounded(made, rounding(t.src[0], shape))

@@ -28,6 +28,7 @@ ORDINARY = 15  # all of these; memory types with other flags are protected, unca
 ALLOCATE_DEVICE_ADDRESS = 2
 QUEUE_COMPUTE = 2
 RESETTABLE = 2  # command buffers of a pool, one by one
+FULL_SUBGROUPS = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
 TIMELINE = 1
 TIMEOUT_NS = 600 * 10**9  # of one submission
 
@@ -70,6 +71,7 @@ TYPES = {  # VkStructureType
     "ValidationFeaturesEXT": 1000247000,
     "PhysicalDeviceCooperativeMatrixFeaturesKHR": 1000506000,
     "CooperativeMatrixPropertiesKHR": 1000506001,
+    "PipelineShaderStageRequiredSubgroupSizeCreateInfo": 1000225001,
 }
 
 
@@ -119,12 +121,17 @@ class Keep(list[Any]):
         return self.new("char *[]", [self.new("char[]", v.encode()) for v in values])
 
 
-def listed(call: Any, ctype: str, *before: Any) -> list[Any]:
-    """What a Vulkan function of the form f(…, &count, array) enumerates. The items point into memory they keep."""
+def listed(call: Any, ctype: str, *before: Any, struct: str = "") -> list[Any]:
+    """What a Vulkan function of the form f(…, &count, array) enumerates. The items point into memory they keep.
+
+    `struct`: the name in TYPES, where items have an sType.
+    """
     ffi, _ = binding()
     count = ffi.new("uint32_t *")
     call(*before, count, ffi.NULL)
     array = ffi.new(f"{ctype}[]", max(count[0], 1))
+    for i in range(count[0] if struct else 0):
+        array[i].sType = TYPES[struct]
     call(*before, count, array)
     return _Items((array[i] for i in range(count[0])), array)
 

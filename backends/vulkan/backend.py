@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,10 +10,11 @@ import numpy as np
 
 from backends.errors import DeviceError
 from backends.kernels import device as shared
-from backends.kernels.dialect import KERNELS, SIMT, SOFT, Shape
+from backends.kernels.dialect import KERNELS
 from backends.kernels.lowering import Dispatch
+from backends.vulkan import choice
 from backends.vulkan.device import Device, Memory
-from backends.vulkan.instance import DeviceInfo, all_devices
+from backends.vulkan.instance import all_devices
 from backends.vulkan.pipelines import Pipelines
 from backends.vulkan.record import Range, Recording
 from graph.backend import Bytes, Place
@@ -38,11 +38,14 @@ class VulkanBackend:
             raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
         self.device, self.memory_bytes = Device(found[index], mapped=mapped), found[index].memory_bytes
         self.pipelines = Pipelines(self.device)
-        self.shape = _shape(found[index])
+        self.shape = choice.class_of(found[index])
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies = Recording(self.device)
+        matrices = (choice.known(found[index]) or choice.measure(self)).used
+        self.shape = replace(self.shape, coop=matrices)
         self.identity = f"{found[index].name} {found[index].driver}{' with dot products' * self.shape.dot}"
+        self.identity += f" and matrices of {found[index].matrices}" * matrices
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
@@ -135,15 +138,6 @@ class VulkanBackend:
         if self.device.open:
             self.pipelines.close()
             self.device.close()
-
-
-def _shape(info: DeviceInfo) -> Shape:
-    """The class of a device. LOGITLESS_VULKAN_DOT=1 takes integer dot products where they are slow, too, 0 nowhere."""
-    wish = os.environ.get("LOGITLESS_VULKAN_DOT", "")
-    if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
-        return replace(SIMT, dot=True)
-    soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
-    return replace(SOFT, lanes=info.subgroup) if soft else SIMT
 
 
 class VulkanProgram:

@@ -10,6 +10,7 @@ from typing import Any
 from backends import cache
 from backends.cpu.isa import has_512_bits
 from backends.errors import DeviceError
+from backends.vulkan import matrices
 from backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
 
 VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
@@ -23,6 +24,7 @@ FEATURES = {  # a device's features by struct; all that it has of these are enab
         "timelineSemaphore",
         "storageBuffer8BitAccess",
         "shaderFloat16",
+        "shaderInt8",
         "vulkanMemoryModel",
         "vulkanMemoryModelDeviceScope",
     ),
@@ -60,6 +62,7 @@ class DeviceInfo:
     extensions: frozenset[str]
     queue_family: int
     fast_dots: bool  # integer dot products of packed bytes are instructions of the device
+    matrices: matrices.Matrices | None  # what the kernels with cooperative matrices use on this device
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     subgroup: int  # threads
     max_invocations: int
@@ -168,6 +171,7 @@ class Instance:
             extensions=extensions & {COOPERATIVE_MATRIX},
             queue_family=able[0] if able else 0,
             fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
+            matrices=matrices.find(self.handle, handle, features, core, p11.subgroupSize, p13),
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
             subgroup=int(p11.subgroupSize),
             max_invocations=core.limits.maxComputeWorkGroupInvocations,

@@ -11,7 +11,7 @@ from typing import Any
 
 from backends import cache
 from backends.kernels.dialect import Defines, Kernel
-from backends.vulkan.api import COMPUTE, Keep, binding, check
+from backends.vulkan.api import COMPUTE, FULL_SUBGROUPS, Keep, binding, check
 from backends.vulkan.device import Device
 
 SHADERS = Path(__file__).parent / "shaders"
@@ -75,6 +75,8 @@ class Pipelines:
             info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes))
             stage = keep.struct("PipelineShaderStageCreateInfo", stage=COMPUTE, module=module[0])
             stage.pName = keep.new("char[]", b"main")
+            if kernel.special:
+                self._specialise(stage, kernel, keep)
             info.stage = stage[0]
             made = ffi.new("VkPipeline *")
             result = lib.vkCreateComputePipelines(self.device.handle, self._cache, 1, info, ffi.NULL, made)
@@ -82,6 +84,23 @@ class Pipelines:
         finally:
             lib.vkDestroyShaderModule(self.device.handle, module[0], ffi.NULL)
         return Pipeline(made[0], info.layout, push_bytes)
+
+    def _specialise(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
+        """Give a kernel the constants of this device's cooperative matrices, and subgroups as large as those say."""
+        ffi, _ = binding()
+        sizes = self.device.info.matrices
+        if sizes is None:
+            raise OSError(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")
+        values = [sizes.constants[name] for name in kernel.special]
+        data = keep.new("uint32_t[]", values)
+        entries = keep.new("VkSpecializationMapEntry[]", [(i, 4 * i, 4) for i in range(len(values))])
+        stage.pSpecializationInfo = keep.new(
+            "VkSpecializationInfo *", (len(values), entries, 4 * len(values), ffi.cast("void *", data))
+        )
+        stage.flags = FULL_SUBGROUPS
+        stage.pNext = keep.struct(
+            "PipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=sizes.subgroup
+        )
 
     def _layout(self, push_bytes: int) -> Any:
         """All arguments are push constants, so a layout is a size."""

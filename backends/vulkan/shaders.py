@@ -3,13 +3,15 @@
     scripts/build-shaders            compile what changed
     scripts/build-shaders --check    compare only
 
-Needs glslc and spirv-val, on the machine of whoever changes a kernel and nowhere else.
+Needs glslc and spirv-val, on the machine of whoever changes a kernel and nowhere else. What is shipped was made with
+shaderc 2026.4 (SPIRV-Tools 2026.4); older ones lack cooperative matrices (glslang before 13) or forget `precise`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,17 @@ from backends.vulkan.pipelines import MANIFEST, SHADERS, manifest, shader_name
 
 COMPILE = ["glslc", "--target-env=vulkan1.2", "-O", "-fshader-stage=comp"]
 VALIDATE = ["spirv-val", "--target-env", "vulkan1.2"]
+
+PROBE = """#version 460
+#extension GL_EXT_control_flow_attributes : require
+layout(local_size_x = 1) in;
+layout(binding = 0) buffer B { float x[]; };
+void main() {
+  [[unroll]] for (uint i = 0u; i < 4u; i++) { precise float y = x[i] * x[i + 4u] + x[i + 8u]; x[i] = y; }
+}
+"""
+DECORATE, NO_CONTRACTION = 71, 42
+TOO_OLD = "glslc is too old: it forgets `precise` where it unrolls a loop (shaderc 2026.4 is known to be right)"
 
 
 class ShaderError(RuntimeError):
@@ -59,6 +72,7 @@ def outdated() -> Iterator[str]:
 
 def build() -> list[str]:
     """Compile what is outdated; the names of what changed. ShaderError says why one cannot be compiled."""
+    check_compiler()
     SHADERS.mkdir(exist_ok=True)
     wanted, changed = sources(), list(dict.fromkeys(outdated()))
     for name in changed:
@@ -74,6 +88,25 @@ def build() -> list[str]:
     MANIFEST.write_text(f'{{\n  "shaders": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
     manifest.cache_clear()
     return changed
+
+
+def check_compiler() -> None:
+    """ShaderError when glslc loses what keeps the bits of a row the same in an unrolled kernel as in another."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "probe.spv"
+        compile_shader(PROBE, made)
+        exact = sum(op == DECORATE and words[1] == NO_CONTRACTION for op, words in instructions(made.read_bytes()))
+    if exact != 8:  # a product and a sum, four times
+        raise ShaderError(TOO_OLD)
+
+
+def instructions(code: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Opcode and operands of each instruction of a SPIR-V file."""
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    at = 5
+    while at < len(words):
+        yield words[at] & 0xFFFF, words[at + 1 : at + (words[at] >> 16)]
+        at += words[at] >> 16
 
 
 def compile_shader(source: str, target: Path) -> None:

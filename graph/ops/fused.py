@@ -165,10 +165,10 @@ def _turned_case(types: str, size: int, *, interleaved: bool, **attrs: float) ->
 for _i, (_dtype, _k) in enumerate(
     {"f16": 50, **{name: 512 for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")}}.items()
 ):
-    linear_parts.case(_weights_case(_dtype, 1 + _i % 3 * 4, _k, (33, 16)))
+    linear_parts.case(_weights_case(_dtype, (1, 5, 35)[_i % 3], _k, (33, 16)))
     linear_add.case(_add_case(_dtype, 1 + _i % 4 * 3, _k, whole=_i % 2 == 0))
-    linear_glu.case(_glu_case(_dtype, 1 + _i % 3 * 4, _k, ("silu", "gelu")[_i % 2]))
-for _t in (1, 3, 20):
+    linear_glu.case(_glu_case(_dtype, (1, 5, 35)[_i % 3], _k, ("silu", "gelu")[_i % 2]))
+for _t in (1, 3, 35):
     linear_parts.case(_weights_case("q8_0", _t, 96, (70, 17, 64)))
     linear_glu.case(_glu_case("q8_0", _t, 96, "silu"))
 for _dtype in ("f32", "f16"):

@@ -56,6 +56,7 @@ def opencl_devices() -> list[dict[str, Any]]:
 
 def vulkan_devices() -> list[dict[str, Any]]:
     from backends.errors import DeviceError
+    from backends.vulkan.choice import class_of, known
     from backends.vulkan.instance import all_devices
 
     try:
@@ -72,6 +73,12 @@ def vulkan_devices() -> list[dict[str, Any]]:
             "api": ".".join(map(str, d.api)),
             "features": sorted(d.features),
             "memory_bytes": d.memory_bytes,
+            "products": {
+                "integer_dots": class_of(d).dot,
+                "matrices": str(d.matrices or "") or None,
+                "matrices_used": choice.used if (choice := known(d)) else None,
+                "why": choice.why if choice else "timed when the device is first opened",
+            },
         }
         for d in found
     ]
@@ -87,8 +94,19 @@ def as_text(found: list[dict[str, Any]]) -> str:
                 lines.append(f"{'':<10}{d['cores']} cores, {memory}, kernels: {d['isa']}")
             else:
                 lines.append(f"{'':<10}{d['type']}, {memory}, driver: {d['driver']}")
+            if products := d.get("products"):
+                lines.append(f"{'':<10}{products_as_text(products)}")
             lines.append(f"{'':<10}features: {', '.join(d['features']) or 'none'}")
     return "\n".join(lines)
+
+
+def products_as_text(products: dict[str, Any]) -> str:
+    """How a Vulkan device multiplies quantised weights."""
+    dots = f"integer dot products: {'used' if products['integer_dots'] else 'not used'}"
+    if not products["matrices"]:
+        return f"{dots}; cooperative matrices: none"
+    used = {True: "used", False: "not used", None: "not yet known"}[products["matrices_used"]]
+    return f"{dots}; cooperative matrices ({products['matrices']}): {used} ({products['why']})"
 
 
 def cpu_name() -> str:

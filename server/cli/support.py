@@ -23,8 +23,9 @@ and `no bytes` is a name for memory of the source. OpenCL and Vulkan share their
 every case against the float64 reference.
 
 Products with quantised weights use integer dot products where a Vulkan device reports that it accelerates them
-(`LOGITLESS_VULKAN_DOT=1`: wherever it has them, `0`: nowhere). Cooperative matrices are not used: no device that the
-tests run on has them, and no kernel is shipped that never ran.
+(`LOGITLESS_VULKAN_DOT=1`: wherever it has them, `0`: nowhere). For many rows cooperative matrices of bytes give the
+same bits; where a device has both, the faster is found by a short trial when it is first opened
+(`LOGITLESS_VULKAN_MATRICES=1`: always matrices, `0`: never). `logitless devices` tells what is used.
 
 | op | cases | gradient | writes | cpu | opencl | vulkan |
 |---|---|---|---|---|---|---|

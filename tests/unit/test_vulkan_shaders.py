@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ CAPABILITIES = {1: "Shader", 5347: "PhysicalStorageBufferAddresses", 4433: "Stor
 CAPABILITIES |= {4448: "StorageBuffer8BitAccess", 22: "Int16", 39: "Int8"}
 SOFT_ONLY = {61: "GroupNonUniform", 64: "GroupNonUniformBallot", 11: "Int64"}  # only where a CPU runs Vulkan
 DOTS_ONLY = {6018: "DotProductInput4x8BitPacked", 6019: "DotProduct"}  # only where a device has them
-OP_CAPABILITY = 17
+COOP_ONLY = {6022: "CooperativeMatrixKHR", 5345: "VulkanMemoryModel", 61: "GroupNonUniform"}  # the same
+MORE = {"_soft_": SOFT_ONLY, "_dot_": DOTS_ONLY, "_coop_": COOP_ONLY}
+OP_CAPABILITY, OP_CONSTANT, OP_MULTIPLY = 17, 43, 133
+CUBIC = struct.unpack("<I", struct.pack("<f", 0.044715))[0]
 
 
 def test_shaders_are_those_of_the_sources() -> None:
@@ -56,11 +60,29 @@ def shaders_with(changed: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", sorted(SHADERS.glob("*.spv")), ids=lambda p: p.stem)
 def test_capabilities(path: Path) -> None:
-    words = struct.unpack(f"<{path.stat().st_size // 4}I", path.read_bytes())
-    at, found = 5, set()
-    while at < len(words) and words[at] & 0xFFFF == OP_CAPABILITY:
-        found.add(words[at + 1])
-        at += words[at] >> 16
-    assert words[0] == 0x07230203
-    more = SOFT_ONLY if "_soft_" in path.name else DOTS_ONLY if "_dot_" in path.name else {}
+    code = path.read_bytes()
+    found = {words[0] for op, words in takewhile(lambda i: i[0] == OP_CAPABILITY, shaders.instructions(code))}
+    assert struct.unpack("<I", code[:4]) == (0x07230203,)
+    more = next((c for part, c in MORE.items() if part in path.name), {})
     assert found <= {*CAPABILITIES, *more}
+
+
+def test_what_is_precise_stays_so_in_unrolled_loops() -> None:
+    """GELU's first product and its sum: merged in some copies of it, a row's bits would depend on the batch's size."""
+    n = 0
+    for path in [*SHADERS.glob("linear_*-PAIR1-*.spv"), *SHADERS.glob("glu-*.spv")]:
+        code = list(shaders.instructions(path.read_bytes()))
+        exact = {w[0] for op, w in code if op == shaders.DECORATE and w[1] == shaders.NO_CONTRACTION}
+        factor = next(w[1] for op, w in code if op == OP_CONSTANT and w[2:] == (CUBIC,))
+        uses = [(op, w[1]) for op, w in code if factor in w[2:] and op != OP_CONSTANT]
+        assert {op for op, _ in uses} == {OP_MULTIPLY}, path.name
+        assert {made for _, made in uses} <= exact, path.name
+        n += len(uses)
+    assert n > 100
+
+
+def test_a_compiler_that_forgets_precise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = next(SHADERS.glob("add_rows-*.spv")).read_bytes()  # has none of the eight
+    monkeypatch.setattr(shaders, "compile_shader", lambda source, target: target.write_bytes(kept))
+    with pytest.raises(shaders.ShaderError, match="too old"):
+        shaders.check_compiler()

@@ -1,0 +1,193 @@
+"""Which cooperative matrices are taken, and when: no device is needed for that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.errors import DeviceLost
+from backends.kernels.dialect import SIMT
+from backends.vulkan import choice
+from backends.vulkan.choice import Choice, known, measure
+from backends.vulkan.instance import DeviceInfo
+from backends.vulkan.matrices import F32, I8, I32, Entry, Matrices, choose
+from graph.backend import Place
+from graph.tensor import Tensor
+from server.cli.devices import as_text, vulkan_devices
+
+F16 = 0
+BYTES, FLOATS = (I8, I8, I32, I32), (F16, F16, F32, F32)
+
+
+def entries(sizes: Sequence[tuple[int, int, int]], types: tuple[int, int, int, int]) -> list[Entry]:
+    return [Entry(s, types) for s in sizes]
+
+
+@pytest.mark.parametrize(
+    ("found", "subgroup", "taken"),
+    [
+        (entries([(16, 16, 16), (16, 8, 16)], FLOATS) + entries([(16, 16, 32), (16, 8, 32)], BYTES), 32, "16x16x32"),
+        (entries([(16, 16, 16)], FLOATS) + entries([(16, 16, 16)], BYTES), 64, "16x16x16"),
+        (entries([(8, 16, 16)], FLOATS) + entries([(8, 16, 32)], BYTES), 32, "8x16x32"),
+        (entries([(8, 8, 8)], (F32, F32, F32, F32)) + entries([(8, 8, 8)], BYTES), 8, "8x8x8"),
+        (entries([(16, 16, 32)], BYTES), 32, None),  # scales cannot be applied without f32 of the same size
+        (entries([(16, 16, 16)], FLOATS), 32, None),
+        (entries([(16, 16, 16)], FLOATS) + entries([(16, 16, 64)], BYTES), 32, None),  # a block has 32 k
+        (entries([(32, 32, 8)], FLOATS) + entries([(32, 32, 16)], BYTES), 8, None),  # 4 tiles for 16 subgroups
+        ([], 32, None),
+    ],
+)
+def test_the_largest_size_that_fits(found: list[Entry], subgroup: int, taken: str | None) -> None:
+    matrices = choose(found, subgroup)
+    assert (str(matrices) if matrices else None) == taken
+    assert matrices is None or matrices.constants["SG"] == subgroup
+
+
+INFO = DeviceInfo(
+    index=0,
+    name="a device",
+    kind="discrete",
+    driver="1",
+    api=(1, 3, 0),
+    memory_bytes=1 << 30,
+    features=frozenset({"shaderIntegerDotProduct"}),
+    extensions=frozenset(),
+    queue_family=0,
+    fast_dots=True,
+    matrices=Matrices(16, 16, 32, 32),
+    broadcasts=True,
+    subgroup=32,
+    max_invocations=1024,
+    identity=b"device and driver",
+    missing="",
+    handle=None,
+    instance=None,  # type: ignore[arg-type]
+)
+
+
+@pytest.fixture(autouse=True)
+def no_wishes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
+    for name in (choice.DOTS, choice.MATRICES):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Device:
+    """A backend whose products take the time that it is told; `right` whether matrices give what dots give."""
+
+    name = "vulkan:0"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dots: float, matrices: float, *, right: bool = True) -> None:
+        self.shape, self.seconds, self.right = replace(SIMT, dot=True), {False: dots, True: matrices}, right
+        self.device: Any = type("Device", (), {"info": INFO})
+        self.now, self.last, self.n_sizes = 0.0, False, 0
+        monkeypatch.setattr(choice.time, "perf_counter", lambda: self.now)
+
+    def alloc(self, nbytes: int) -> None: ...
+    def load(self, t: Tensor, raw: np.ndarray) -> None: ...
+    def wait(self) -> None: ...
+
+    def upload(self, place: Place, data: np.ndarray) -> None:
+        self.n_sizes += 1
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+        coop = self.shape.coop
+
+        def run() -> None:
+            self.now += self.seconds[coop]
+            self.last = coop
+
+        return type("Program", (), {"run": staticmethod(run)})
+
+    def download(self, place: Place, nbytes: int) -> np.ndarray:
+        return np.full(4, 0 if self.right else self.last, np.uint8)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    return lambda *seconds, **how: Device(monkeypatch, *seconds, **how)
+
+
+def test_the_faster_kernel_is_taken_and_remembered(device: Callable[..., Any]) -> None:
+    assert known(INFO) is None
+    assert measure(device(3e-4, 1e-4)) == Choice(True, "3.00 times as fast as integer dot products")
+    kept = known(INFO)
+    assert kept is not None
+    assert kept.used
+    assert known(replace(INFO, identity=b"device and another driver")) is None
+    assert known(replace(INFO, matrices=Matrices(16, 16, 16, 32))) is None
+    assert measure(device(1e-4, 3e-4)) == Choice(False, "integer dot products are 3.00 times as fast")
+    assert known(INFO) == Choice(False, "integer dot products are 3.00 times as fast")
+
+
+def test_a_slow_device_is_not_kept_waiting(device: Callable[..., Any]) -> None:
+    """At most 0.3 s for both, where a large product takes 64 times as long as a small one."""
+    slow = device(0.06, 0.05)
+    assert measure(slow).used
+    assert slow.now < 0.3
+    assert slow.n_sizes == 1
+    quick = device(1e-4, 2e-4)
+    assert not measure(quick).used
+    assert quick.n_sizes == 2
+
+
+def test_wrong_bits_are_not_used_however_fast(device: Callable[..., Any]) -> None:
+    assert measure(device(1, 1e-6, right=False)) == Choice(False, "the driver computes them wrongly")
+
+
+def test_a_driver_that_refuses_or_dies_is_not_asked_again(
+    device: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = device(1e-4, 1e-4)
+    before = backend.shape
+
+    def refuse(nodes: object, place: object) -> None:
+        raise OSError("Vulkan: compiling it failed")
+
+    monkeypatch.setattr(backend, "compile", refuse)
+    with caplog.at_level(logging.INFO, "logitless.devices"):
+        assert measure(backend) == Choice(False, "Vulkan: compiling it failed")
+    assert "not used: Vulkan: compiling it failed" in caplog.text
+    assert backend.shape == before
+
+    def die(nodes: object, place: object) -> None:
+        raise DeviceLost("Vulkan: the device was lost")
+
+    monkeypatch.setattr(backend, "compile", die)
+    with pytest.raises(DeviceLost):
+        measure(backend)
+    assert known(INFO) == Choice(False, "the driver did not survive the trial")
+
+
+def test_wishes_and_devices_that_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known(replace(INFO, matrices=None)) == Choice(False, "the device has none that fit")
+    without = known(replace(INFO, fast_dots=False))
+    assert without is not None
+    assert not without.used
+    for wish, used in (("1", True), ("0", False)):
+        monkeypatch.setenv(choice.MATRICES, wish)
+        assert known(INFO) == Choice(used, f"LOGITLESS_VULKAN_MATRICES={wish}")
+    monkeypatch.setenv(choice.DOTS, "0")
+    without = known(INFO)
+    assert without is not None
+    assert not without.used
+
+
+@pytest.mark.parametrize(
+    ("info", "wish", "told"),
+    [
+        (INFO, "1", "integer dot products: used; cooperative matrices (16x16x32): used (LOGITLESS_VULKAN_MATRICES=1)"),
+        (INFO, "", "cooperative matrices (16x16x32): not yet known (timed when the device is first opened)"),
+        (replace(INFO, fast_dots=False, matrices=None), "", "products: not used; cooperative matrices: none"),
+    ],
+)
+def test_devices_tells_what_is_used(info: DeviceInfo, wish: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(choice.MATRICES, wish)
+    monkeypatch.setattr("backends.vulkan.instance.all_devices", lambda: [info])
+    assert told in as_text(vulkan_devices())
