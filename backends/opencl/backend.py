@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.cpu.memory import Slabs
 from backends.errors import DeviceLost
 from backends.kernels import device as kernels
 from backends.kernels.dialect import CPU, KERNELS, Shape
@@ -50,6 +51,7 @@ class OpenCLBackend:
         self._queue = cl.CommandQueue(self._context)
         self.identity = f"{found.description} {found.driver}"
         self.programs = Programs(self._context, found.device, self.identity, self.shape)
+        self._slabs = Slabs() if found.kind == "cpu" else None  # this process' memory is the device's
         self._scratch: Memory | None = None
         self._sending: list[Any] = []  # what uploads still read
         self.refused: set[str] = set()  # ops that a self-test found wrong
@@ -64,9 +66,14 @@ class OpenCLBackend:
         return kernels.fuse(fetches, mine, self.refused)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
-        size = -(-nbytes // 4) * 4 + SLACK
+        size, flags = -(-nbytes // 4) * 4 + SLACK, self._cl.mem_flags
         try:
-            buffer = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, size)
+            if self._slabs is not None:  # in large pages, which drivers do not ask for, and zero already
+                held = self._slabs.take(size)
+                return Memory(
+                    self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=held), nbytes
+                )
+            buffer = self._cl.Buffer(self._context, flags.READ_WRITE, size)
             self._cl.enqueue_fill_buffer(self._queue, buffer, np.zeros(1, np.uint32), 0, size)
             return Memory(buffer, nbytes)
         except self._cl.Error as error:
