@@ -18,7 +18,7 @@ from typing import Protocol
 from backends import cache
 from backends.errors import DeviceLost
 from graph.backend import Backend
-from graph.conformance import OK, Problem, problems, register_all, run
+from graph.conformance import OK, UNSUPPORTED, Problem, problems, register_all, run
 from graph.op import OPS
 from graph.session import Session
 from graph.tensor import ALIASES, Tensor, toposort
@@ -35,12 +35,27 @@ class Examined(Backend, Protocol):
     identity: str
 
 
+class Elsewhere(Protocol):
+    """A device of another machine, which has it examined there."""
+
+    def examine(self, kinds: Sequence[Kind]) -> dict[str, str]: ...
+
+
 def examine(backend: Backend, nodes: Iterable[Tensor], seconds: float = SECONDS) -> dict[str, str]:
     """Ops of these nodes that the device gets wrong, and how; from now on it refuses them."""
+    computed = [t for t in nodes if not t.is_leaf and t.op not in ALIASES]
+    if hasattr(backend, "examine"):
+        elsewhere: Elsewhere = backend  # type: ignore[assignment]
+        return elsewhere.examine(sorted(set(map(_kind, computed))))
+    return examine_kinds(backend, {_kind(t) for t in computed if backend.supports(t)}, seconds)
+
+
+def examine_kinds(backend: Backend, wanted: Iterable[Kind], seconds: float = SECONDS) -> dict[str, str]:
+    """The same of kinds of nodes; those that the device does not have are not wrong."""
     if not hasattr(backend, "refused"):
         return {}
     device: Examined = backend  # type: ignore[assignment]
-    kinds = sorted({_kind(t) for t in nodes if not t.is_leaf and t.op not in ALIASES and device.supports(t)})
+    kinds = sorted(wanted)
     path = cache.cache_folder() / "trust" / _digest(device, kinds)
     wrong = _kept(path) if device.identity else None
     if wrong is None:
@@ -102,7 +117,7 @@ def _try(device: Examined, kinds: list[Kind], end: float) -> tuple[dict[str, str
             except Exception as error:
                 wrong[problem.op] = f"{problem.label}: {type(error).__name__}: {error}".replace("\n", " ")
             else:
-                if outcome.status != OK:
+                if outcome.status not in (OK, UNSUPPORTED):
                     wrong[problem.op] = f"{outcome.case}: {outcome.detail or outcome.status}"
     return wrong, True
 

@@ -104,6 +104,13 @@ class RemoteBackend:
             self._supported[key] = bool(self._ask({"do": "supports", "graph": wire})[0]["supported"])
         return self._supported[key]
 
+    def examine(self, kinds: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, str]:
+        """Have the server try ops on its device (backends/trust.py): what is wrong, and how; it then refuses them."""
+        wrong: dict[str, str] = self._ask({"do": "examine", "kinds": kinds})[0]["wrong"]
+        if wrong:
+            self._supported.clear()
+        return wrong
+
     def rewrite(self, t: Tensor) -> Tensor:
         return t  # with all others, in `fuse`
 

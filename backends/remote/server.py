@@ -11,6 +11,7 @@ from typing import Any
 
 from backends.errors import DeviceError
 from backends.remote.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
+from backends.trust import examine_kinds
 from graph.backend import Backend, Buffer, Bytes, Place, Program
 from graph.conformance import register_all
 from graph.dtype import DTYPES
@@ -225,6 +226,10 @@ class Client:
     def _supports(self, header: Header) -> Answer:
         return {"supported": self.backend.supports(decode(header["graph"])[-1])}, None
 
+    def _examine(self, header: Header) -> Answer:
+        kinds = {(str(op), tuple(map(str, dtypes))) for op, dtypes in header["kinds"]}
+        return {"wrong": examine_kinds(self.backend, (kind for kind in kinds if kind[0] in OPS))}, None
+
     def _fuse(self, header: Header) -> Answer:
         given = decode(header["graph"])
         made: dict[int, Tensor] = {}
@@ -302,6 +307,7 @@ _COMMANDS: dict[str, Callable[[Client, Header], Answer]] = {
     "upload": Client._upload,
     "download": Client._download,
     "supports": Client._supports,
+    "examine": Client._examine,
     "fuse": Client._fuse,
     "compile": Client._compile,
     "run": Client._run,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends import trust
 from backends.cpu.backend import CPUBackend
 from backends.errors import DeviceError
 from backends.remote import server as rpc
@@ -30,6 +31,7 @@ from server.engine import Engine, EngineOptions
 from server.placement import PlacementOptions
 from server.ubatch import DeviceFailed
 from tests.conformance.test_placements import continued
+from tests.server.test_device_engine import Wrong, nodes
 from tests.unit.numpy_backend import NumpyBackend
 
 MIB = 1 << 20
@@ -95,6 +97,16 @@ def test_a_text_of_llama_cpp_and_a_server_that_dies(
     assert engine.devices == ("cpu",)
     assert continued(engine, expected["prompt_ids"], 6) == expected["greedy_ids"][:6]
     engine.close()
+
+
+def test_a_lent_device_is_tried_where_it_is(lend: Callable[..., Lender]) -> None:
+    backend, tried = RemoteBackend(lend(lambda: Wrong("silu")).name), nodes()
+    assert all(map(backend.supports, tried))
+    why = trust.examine(backend, tried)
+    assert set(why) == {"silu", "softmax"}
+    assert "the driver has no idea" in why["softmax"]
+    assert [backend.supports(t) for t in tried] == [False, True, False]
+    backend.close()
 
 
 @pytest.mark.parametrize("op", ["linear_parts", "attention", "store_k", "slice_rows", "adamw_step"])
