@@ -171,7 +171,8 @@ def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
     (backend,) = dots.backends
     assert isinstance(backend, VulkanBackend)
     if backend.device.info.matrices is None:
-        pytest.skip(f"{backend.device.info.name} has no cooperative matrices of bytes that fit (lavapipe: Mesa 26)")
+        name = backend.device.info.name
+        pytest.skip(f"{name} has no cooperative matrices that fit (lavapipe 26.2 does, LP_NATIVE_VECTOR_WIDTH=256)")
     draw = np.random.default_rng(1)
     x, e = draw.normal(size=(70, 768)).astype(np.float32), draw.normal(size=(70, 130)).astype(np.float32)
     x[3, :40], x[5] = 0, 1e-30
