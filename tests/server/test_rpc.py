@@ -160,6 +160,10 @@ X = ["feed", [], [2, 3], "f32", {}, "x"]
 ROOM = frame({"do": "alloc", "id": 1, "nbytes": 8})
 
 
+WEIGHT = ["state", [], [2], "f32", {"constant": True}, "w"]
+LOADED = frame({"do": "load", "id": 1, "graph": [WEIGHT]}, bytes(8))
+
+
 def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
     return HELLO + frame({"do": do, "graph": nodes, **more})
 
@@ -180,6 +184,8 @@ def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
         (HELLO + frame({"do": "alloc", "id": 1, "nbytes": -1}), "'alloc': ValueError"),
         (HELLO + ROOM + frame({"do": "upload", "at": [1, 4]}, bytes(8)), "8 bytes at 4 of 8"),
         (HELLO + ROOM + frame({"do": "download", "at": [1, -4], "nbytes": 4}), "4 bytes at -4 of 8"),
+        (HELLO + LOADED + frame({"do": "upload", "at": [1, 0]}, bytes(8)), "a weight where none is"),
+        (HELLO + LOADED + frame({"do": "download", "at": [1, 0], "nbytes": 8}), "a weight where none is"),
         (graph(X, ["silu", [1], [2, 3], "f32", {}, ""]), "no such node"),
         (graph(X, ["silu", [0], [2, 4], "f32", {}, ""]), "is said to be"),
         (graph(X, ["__import__", [0], [2, 3], "f32", {}, ""]), "KeyError"),

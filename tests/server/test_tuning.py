@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -80,6 +81,21 @@ class Job:
             with GGUFFile.open(path) as file:
                 found |= {f"{'@' in path.name} {name}": bytes(file.bytes_of(name)) for name in file.tensors}
         return found
+
+
+def test_a_turn_ends_before_a_part_that_would_not_fit(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part takes a second: of two and a half, the third would end too late."""
+    job = Job(tmp_path, engine, full=False)
+    job.turn(0.0)  # it begins
+    seconds, part = itertools.count(), Mock(return_value=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(job.tuning, "_part", part)
+        patch.setattr("server.tuning.time.perf_counter", lambda: float(next(seconds)))
+        job.tuning.run(2.5)
+    assert part.call_count == 2
+    job.tuning.close()
 
 
 @pytest.mark.parametrize(
