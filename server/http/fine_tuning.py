@@ -24,7 +24,14 @@ async def create(request: web.Request) -> web.Response:
     config, _ = context.config, context.writer
     names = {config.model, config.model_path, tuning.base, *config.aliases}
     n_ctx = tuning.engine.hparams.n_ctx_train
-    job = await context.parsed(request, lambda body: new_job(body, tuning.store, tuning.base, names, n_ctx))
+
+    def parse(body: dict[str, Any]) -> Row:
+        name = body.get("model")
+        if config.behind_router and isinstance(name, str) and not name.startswith("ft:"):
+            body = {**body, "model": tuning.base}  # a router has found this server by a name that only it knows
+        return new_job(body, tuning.store, tuning.base, names, n_ctx)
+
+    job = await context.parsed(request, parse)
     try:
         tuning.store.put("jobs", job)
         tuning.store.add_event(job["id"], f"Created fine-tuning job: {job['id']}")

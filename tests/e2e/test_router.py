@@ -30,7 +30,22 @@ def router(serve_module: Any, shared_data: Path, tmp_path_factory: pytest.TempPa
     for name in ("a", "b"):
         shutil.copy(shared_data / "models" / "stories260K-conv-Q8_0.gguf", folder / f"{name}.gguf")
     (folder / "broken.gguf").write_text("no model")
-    flags = ("--models-dir", str(folder), "--models-max", "1", "--api-key", KEY, "-c", "1024", "-t", "1")
+    presets = tmp_path_factory.mktemp("presets") / "presets.ini"
+    presets.write_text("[a]\nalias = first\n")
+    flags = (
+        "--models-dir",
+        str(folder),
+        "--models-preset",
+        str(presets),
+        "--models-max",
+        "1",
+        "--api-key",
+        KEY,
+        "-c",
+        "1024",
+        "-t",
+        "1",
+    )
     return serve_module(None, *flags, "--data-dir", str(tmp_path_factory.mktemp("data")))
 
 
@@ -179,7 +194,9 @@ def test_files_and_jobs_belong_to_all_models(client: openai.OpenAI) -> None:
     assert client.fine_tuning.jobs.resume(job.id).status == "queued"
     assert status(client, "a")["value"] == "loaded"
     assert client.fine_tuning.jobs.cancel(job.id).status == "cancelled"
-    job = client.fine_tuning.jobs.create(model="a", training_file=file.id, hyperparameters=wanted | {"n_epochs": 1})
+    once = wanted | {"n_epochs": 1}
+    job = client.fine_tuning.jobs.create(model="first", training_file=file.id, hyperparameters=once)  # an alias of a
+    assert job.model == "a"
     url = f"{client.base_url}fine_tuning/jobs/{job.id}/events?stream=true"
     with client._client.stream("GET", url, headers=client.auth_headers, timeout=60) as events:
         messages = [json.loads(line[6:])["message"] for line in events.iter_lines() if line.startswith("data: {")]
