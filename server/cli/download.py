@@ -134,6 +134,7 @@ def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: in
                     out.write(data)
                     progress.show(out.tell(), size)
         except urllib.error.HTTPError as error:
+            error.close()  # it is the reply, and holds the connection
             if error.code != 416:
                 raise Refused(f"{name}: the server answers {error.code} {error.reason}", error.code) from None
             out.truncate(0)  # it has changed, and is shorter than what we have of it

@@ -120,6 +120,7 @@ def _version(address: str) -> str:
         with urllib.request.urlopen(request, timeout=30) as reply:
             return str(reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "")
     except urllib.error.HTTPError as error:
+        error.close()  # it is the reply, and holds the connection
         if error.code in (403, 405, 501):  # it may answer GET all the same
             return ""
         raise CliError(f"{shown(address)}: the server answers {error.code} {error.reason}") from None
