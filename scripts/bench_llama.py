@@ -77,12 +77,11 @@ class Worker:
         self.process.wait()
 
 
-def compare(path: str, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
-    """Print a line for each test; the curves of decoding, tokens per second by sequences at once."""
+def compare(path: str, options: argparse.Namespace) -> list[tuple[float, float]]:
+    """Print a line for each test; how many times as fast decoding is here, by sequences at once."""
     base = ["--threads", str(options.threads), "--llama", options.llama, "-m", path]
     workers = {who: Worker("--worker", who, *base) for who in (HERE, THERE)}
-    name = Path(path).stem
-    curves: dict[str, list[tuple[float, float]]] = {f"{name}, {who}": [] for who in workers}
+    curve: list[tuple[float, float]] = []
     for n_batch, n in [(0, PROMPT), *((b, N_GEN) for b in BATCHES)]:
         speeds: dict[str, list[float]] = {who: [] for who in workers}
         for turn in range(options.turns + 1):
@@ -93,13 +92,12 @@ def compare(path: str, options: argparse.Namespace) -> dict[str, list[tuple[floa
         here, there = (statistics.median(speeds[who]) for who in (HERE, THERE))
         ratio = statistics.median(a / b for a, b in zip(speeds[HERE], speeds[THERE], strict=True))
         test = f"{n_batch} at once" if n_batch else f"prompt of {n}"
-        print(f"| {name} | {test} | {here:.0f} | {there:.0f} | {ratio:.1f} |", flush=True)
-        for who, speed in ((HERE, here), (THERE, there)):
-            if n_batch:
-                curves[f"{name}, {who}"].append((n_batch, speed))
+        print(f"| {Path(path).stem} | {test} | {here:.0f} | {there:.0f} | {ratio:.1f} |", flush=True)
+        if n_batch:
+            curve.append((n_batch, ratio))
     for worker in workers.values():
         worker.close()
-    return curves
+    return curve
 
 
 def main() -> None:
@@ -119,11 +117,9 @@ def main() -> None:
             sys.exit(f"bench-llama: {error}")
         return
     print("| model | test | logitless, tokens/s | llama.cpp, tokens/s | ratio |\n|---|---|---|---|---|", flush=True)
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for path in options.model:
-        curves |= compare(path, options)
+    curves = {Path(path).stem: compare(path, options) for path in options.model}
     if options.plot:
-        plot(options.plot, curves, "tokens per second, decoding", "sequences at once")
+        plot(options.plot, curves, "decoding: times as fast as llama.cpp", "sequences at once")
 
 
 if __name__ == "__main__":
