@@ -41,11 +41,11 @@ _LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)
 _SILENT = _LOG(lambda level, text, data: None)
 
 
-def _library(folder: str) -> tuple[C.CDLL, C.CDLL]:
-    """libllama and libggml of the folder, with the backend for this processor loaded. OSError without them."""
+def _library(folder: str) -> C.CDLL:
+    """libllama of the folder, with the backend for this processor loaded. OSError without them."""
     found = []
     for name in ("libggml-base", "libggml", "libllama"):
-        files = sorted(Path(folder).glob(f"{name}.*so*")) or sorted(Path(folder).glob(f"{name}.so*"))
+        files = sorted(Path(folder).glob(f"{name}.*so*"))  # a version may stand before or after .so
         if not files:
             raise OSError(f"--llama: {folder} has no {name}.so")
         found.append(C.CDLL(str(files[0]), mode=C.RTLD_GLOBAL))
@@ -67,14 +67,14 @@ def _library(folder: str) -> tuple[C.CDLL, C.CDLL]:
     llama.llama_get_memory.argtypes = [C.c_void_p]
     llama.llama_get_memory.restype = C.c_void_p
     llama.llama_memory_clear.argtypes = [C.c_void_p, C.c_bool]
-    return llama, ggml
+    return llama
 
 
 class Peer:
     """llama.cpp with one model; what it does starts from an empty context."""
 
     def __init__(self, folder: str, path: str, threads: int, n_seqs: int) -> None:
-        self.llama, _ = _library(folder)
+        self.llama = _library(folder)
         self.llama.llama_backend_init()
         model = self.llama.llama_model_load_from_file(path.encode(), self.llama.llama_model_default_params())
         params = self.llama.llama_context_default_params()

@@ -10,7 +10,7 @@ turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a he
 
 from __future__ import annotations
 
-from backends.kernels.attention_soft import SIZES, SUBGROUPS, WORDS
+from backends.kernels.attention_soft import AFTER_CACHES, SIZES, SUBGROUPS, WORDS
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, n_elements
 from graph.ops.attention import PAGE
@@ -71,15 +71,7 @@ def _value(dtype: str) -> str:
 def _attention(dtype_k: str, dtype_v: str) -> None:
     Kernel(
         f"attention_{dtype_k}_{dtype_v}",
-        [
-            Arg("Q", "f32"),
-            *_caches(dtype_k, dtype_v),
-            Arg("TABLE", "i32"),
-            Arg("SLOT", "i32"),
-            Arg("POS", "i32"),
-            Arg("A", "f32"),
-            Arg("Y", "f32", "w"),
-        ],
+        [Arg("Q", "f32"), *_caches(dtype_k, dtype_v), *AFTER_CACHES],
         WORDS,
         f"""
   uint own = SUB, t = GY;

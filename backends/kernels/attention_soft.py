@@ -11,7 +11,8 @@ from backends.kernels.dialect import Arg, Kernel
 
 SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes
 SUBGROUPS = (8, 16)  # threads
-WORDS = [
+AFTER_CACHES = [Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32"), Arg("A", "f32"), Arg("Y", "f32", "w")]
+WORDS = [  # these and the arguments are those of every kernel of attention, for one launch makes them all
     "uint n_heads",
     "uint n_kv",
     "uint size",
@@ -109,16 +110,7 @@ def _page(threads: int) -> str:
 for _threads in SUBGROUPS:
     Kernel(
         f"attention_soft_{_threads}",
-        [
-            Arg("Q", "f32"),
-            Arg("K", "u64"),
-            Arg("V", "u64"),
-            Arg("TABLE", "i32"),
-            Arg("SLOT", "i32"),
-            Arg("POS", "i32"),
-            Arg("A", "f32"),
-            Arg("Y", "f32", "w"),
-        ],
+        [Arg("Q", "f32"), Arg("K", "u64"), Arg("V", "u64"), *AFTER_CACHES],
         WORDS,
         QUERY + _page(_threads),
         simt=(),
