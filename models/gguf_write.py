@@ -120,15 +120,20 @@ def unfinished(path: str | Path) -> Iterator[Path]:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
-        _sync(part)
-        part.replace(path)
-        _sync(path.parent)
+        settle(part, path)
     except OSError as error:
         if error.errno is None:  # a device's, from which the data came
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def settle(part: Path, path: Path) -> None:
+    """Bring what lies under `part` to the disk and give it the name `path` in one step."""
+    _sync(part)
+    part.replace(path)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -12,14 +12,16 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
-from models.gguf_write import unfinished
+from models.gguf_write import settle
 
 VERSION = 1
+ABANDONED = 86400  # seconds in which nobody has written to an unfinished file
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
 create table if not exists jobs (id text primary key, data text not null, seq integer unique);
@@ -39,6 +41,7 @@ class Store:
         self.folder = Path(folder)
         for name in ("files", "checkpoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+            _clean(self.folder / name)
         self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(self.folder / "logitless.sqlite", check_same_thread=False, isolation_level=None)
@@ -116,12 +119,27 @@ class Store:
     def file_path(self, id: str) -> Path:
         return self.folder / "files" / id
 
+    @contextmanager
+    def incoming(self) -> Iterator[Path]:
+        """A path to write a file to that may be kept. Nothing is left there when the block ends."""
+        part = self.file_path(f"{new_id('file')}.part")
+        try:
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+
     def add_file(self, content: bytes, filename: str, purpose: str) -> Row:
-        """Keep a file; it is on the disk before it is known."""
+        """Keep a file of a few bytes."""
+        with self.incoming() as part:
+            part.write_bytes(content)
+            return self.keep_file(part, filename, purpose)
+
+    def keep_file(self, part: Path, filename: str, purpose: str) -> Row:
+        """Keep what was written to an `incoming` path; it is on the disk before it is known."""
         row: Row = {
             "id": new_id("file"),
             "object": "file",
-            "bytes": len(content),
+            "bytes": part.stat().st_size,
             "created_at": int(time.time()),
             "expires_at": None,
             "filename": filename,
@@ -130,8 +148,7 @@ class Store:
             "status_details": None,
         }
         path = self.file_path(row["id"])
-        with unfinished(path) as part:
-            part.write_bytes(content)
+        settle(part, path)
         try:
             self.put("files", row)
         except OSError:
@@ -185,6 +202,14 @@ class Store:
         """Of a job, the newest first."""
         found = self._run("select data from checkpoints where job = ? order by step desc", job)
         return [json.loads(data) for (data,) in found]
+
+
+def _clean(folder: Path) -> None:
+    """Remove what a kill has left half written: what nobody touches any more, since other processes write here, too."""
+    for part in folder.glob("*.part"):
+        with suppress(OSError):
+            if part.stat().st_mtime < time.time() - ABANDONED:
+                part.unlink()
 
 
 def _json(row: Mapping[str, Any]) -> str:

@@ -97,12 +97,14 @@ class Tuning:
             self._prepared = error
         self.wake()
 
-    def check(self, content: bytes, filename: str) -> None:
+    def check(self, path: Path, filename: str) -> None:
         """TrainingError names the line of a file that cannot be trained on."""
         from training.records import read_records
-        from training.tokens import examples_of
+        from training.tokens import texts_of
 
-        examples_of(read_records(content, filename), self._tokenizer, self._template, filename)
+        with path.open("rb") as file:
+            for _ in texts_of(read_records(file, filename), self._template, filename):
+                pass
 
     @property
     def ready(self) -> bool:

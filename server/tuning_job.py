@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from training.order import Order
     from training.tokens import I32
     from training.trainer import Settings
+    from training.windows import PackedExamples
 
 RUN_TOKENS = 128  # of a device run of an adapter's training, or one window
 _METHODS = ("supervised", "dpo", "reinforcement")
@@ -175,19 +176,17 @@ def prepare(job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate
     h = Hyperparameters(**job["hyperparameters"])
     options = DataOptions(n_ctx=h.context_length)
 
-    def rows(id: str) -> bytes:
+    def rows(id: str) -> PackedExamples:
         try:
-            return store.file_path(id).read_bytes()
+            return jsonl_dataset(store.file_path(id), id, tokenizer, template, options)
         except FileNotFoundError:
             raise TrainingError(f"the file {id} is gone") from None
 
-    raw = rows(job["training_file"])
-    dataset = jsonl_dataset(raw, job["training_file"], tokenizer, template, options)
+    dataset = rows(job["training_file"])
     n_train = len(dataset)
     validation = np.arange(0, dtype=np.int32)
     if job["validation_file"]:
-        held_out = jsonl_dataset(rows(job["validation_file"]), job["validation_file"], tokenizer, template, options)
-        dataset = dataset.joined(held_out)
+        dataset = dataset.joined(rows(job["validation_file"]))
         validation = np.arange(n_train, len(dataset), dtype=np.int32)
     n_steps = math.ceil(h.n_epochs * n_train / h.batch_size)
     at_once = h.batch_size if h.full else _windows_of_run(h.batch_size, h.context_length)

@@ -31,21 +31,22 @@ class DataOptions:
 def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions) -> Dataset:
     """The windows of a file; `.jsonl` files are rows, all others one text. TrainingError says what is wrong with it."""
     path = Path(path)
-    raw = path.read_bytes()
     if path.suffix.lower() in (".jsonl", ".ndjson"):
-        return jsonl_dataset(raw, str(path), tokenizer, template, o)
+        return jsonl_dataset(path, str(path), tokenizer, template, o)
     try:
-        text = raw.decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise TrainingError(f"{path}: byte {error.start} is not UTF-8") from None
     return text_dataset(text, str(path), tokenizer, o)
 
 
 def jsonl_dataset(
-    raw: bytes, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
+    path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
 ) -> PackedExamples:
-    examples = examples_of(read_records(raw, name), tokenizer, template, name)
-    return PackedExamples(examples, o.n_ctx, pack=o.pack, name=name)
+    """`name`: what messages call the file. It is read line by line; the tokens are what is kept of it."""
+    with path.open("rb") as file:
+        examples = examples_of(read_records(file, name), tokenizer, template, name)
+        return PackedExamples(examples, o.n_ctx, pack=o.pack, name=name)
 
 
 def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> Dataset:

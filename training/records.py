@@ -6,7 +6,7 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from training.errors import TrainingError
 
@@ -24,23 +24,24 @@ class Record:
     tools: tuple[dict[str, Any], ...] = ()
 
 
-def read_records(raw: bytes, name: str) -> list[Record]:
-    """Every row of a JSONL file. TrainingError names the file, the line, and the field at fault."""
-    records = list(_records(raw, name))
-    if not records:
-        raise TrainingError(f"{name}: has no rows")
-    return records
-
-
-def _records(raw: bytes, name: str) -> Iterator[Record]:
-    for number, line in enumerate(raw.removeprefix(BOM_UTF8).split(b"\n"), 1):
+def read_records(file: BinaryIO, name: str) -> Iterator[Record]:
+    """Every row of a JSONL file, of which no more than a line is held. TrainingError names the file, the line, and the
+    field at fault."""
+    number = n_rows = 0
+    while line := file.readline(MAX_LINE + len(BOM_UTF8) + 2):  # more than the longest line has with what is around it
+        number += 1
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)
+        if len(line.removesuffix(b"\n")) > MAX_LINE:
+            raise TrainingError(f"{name}: line {number}: is longer than {MAX_LINE} bytes")
         if line.strip():
+            n_rows += 1
             yield _record(line, number, f"{name}: line {number}")
+    if not n_rows:
+        raise TrainingError(f"{name}: has no rows")
 
 
 def _record(line: bytes, number: int, where: str) -> Record:
-    if len(line) > MAX_LINE:
-        raise TrainingError(f"{where}: is longer than {MAX_LINE} bytes")
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
         json.dumps(row, ensure_ascii=False).encode("utf-8")  # a lone surrogate has no UTF-8

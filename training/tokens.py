@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,21 +28,25 @@ class Example:
 
 
 def examples_of(
-    records: Sequence[Record], tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
-) -> list[Example]:
+    records: Iterable[Record], tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
+) -> Iterator[Example]:
     """One example a record; a conversation whose template rewrites earlier turns becomes one per turn of the assistant.
 
     TrainingError names the line whose conversation the template refuses.
     """
-    examples = []
+    for record, parts in texts_of(records, template, name):
+        where, chat = f"{name}: line {record.line}", bool(record.messages)
+        yield _example(_without_bos(parts, tokenizer) if chat else parts, tokenizer, where, end=not chat)
+
+
+def texts_of(
+    records: Iterable[Record], template: ChatTemplate | None, name: str = ""
+) -> Iterator[tuple[Record, Sequence[Part]]]:
+    """The texts of each example, which is all that can be wrong with it; errors as `examples_of`."""
     for record in records:
-        where = f"{name}: line {record.line}"
-        if record.messages:
-            for parts in _turns(record, template, where):
-                examples.append(_example(_without_bos(parts, tokenizer), tokenizer, where, end=False))
-        else:
-            examples.append(_example(record.parts, tokenizer, where, end=True))
-    return examples
+        turns = _turns(record, template, f"{name}: line {record.line}") if record.messages else [record.parts]
+        for parts in turns:
+            yield record, parts
 
 
 def _example(parts: Sequence[Part], tokenizer: Tokenizer, where: str, *, end: bool) -> Example:
@@ -52,7 +56,8 @@ def _example(parts: Sequence[Part], tokenizer: Tokenizer, where: str, *, end: bo
         tokens, learn = [tokenizer.bos_id, *tokens], [False, *learn]
     if end and tokenizer.eos_id is not None:
         tokens, learn = [*tokens, tokenizer.eos_id], [*learn, True]
-    learn[0] = False  # nothing precedes it
+    if learn:
+        learn[0] = False  # nothing precedes it
     return Example(np.array(tokens, np.int32), np.array(learn, np.bool_), where)
 
 
@@ -122,7 +127,7 @@ def _last_turn(before: str, after: str) -> list[Part]:
     return [(after[:n], False), (after[n:], True)]
 
 
-def _without_bos(parts: list[Part], tokenizer: Tokenizer) -> list[Part]:
+def _without_bos(parts: Sequence[Part], tokenizer: Tokenizer) -> Sequence[Part]:
     if not tokenizer.add_bos or tokenizer.bos_id is None:
         return parts
     text, learn = parts[0]

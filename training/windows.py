@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -73,35 +75,44 @@ class TextWindows:
 class PackedExamples:
     """Examples in windows of T tokens, several in one where they fit, in the order given; longer ones are cut.
 
-    The sequences of a window do not see each other, so a packed example has the loss that it has alone.
+    The sequences of a window do not see each other, so a packed example has the loss that it has alone. Five bytes a
+    token are kept, and each example only for as long as it is packed.
     """
 
     def __init__(
-        self, examples: Sequence[Example], n_window: int, *, pack: bool = True, name: str = "the data"
+        self, examples: Iterable[Example], n_window: int, *, pack: bool = True, name: str = "the data"
     ) -> None:
         self.n_window = n_window
-        pieces: list[Example] = []
+        tokens, learn = array("i"), bytearray()  # of all pieces
+        bounds, rows = array("q", [0]), array("q")  # where each piece begins; the first piece of each window
+        room = 0
         for example in examples:
             for a in range(0, max(1, len(example.tokens) - 1), n_window):
-                piece = Example(example.tokens[a : a + n_window + 1], example.learn[a : a + n_window + 1])
-                if len(piece.tokens) > 1 and piece.learn[1:].any():
-                    pieces.append(piece)
-        if not pieces:
+                piece, learned = example.tokens[a : a + n_window + 1], example.learn[a : a + n_window + 1]
+                if len(piece) < 2 or not learned[1:].any():
+                    continue
+                n = len(piece) - 1
+                if n > room or not pack:
+                    rows.append(len(bounds) - 1)
+                    room = n_window
+                room -= n
+                tokens.frombytes(piece.tobytes())
+                learn += learned.tobytes()
+                bounds.append(len(tokens))
+        if not rows:
             raise TrainingError(f"{name}: has no token to learn")
-        self._rows: list[list[Example]] = []
-        room = 0
-        for piece in pieces:
-            n = len(piece.tokens) - 1
-            if n > room or not pack:
-                self._rows.append([])
-                room = n_window
-            self._rows[-1].append(piece)
-            room -= n
-        self._measure()
+        rows.append(len(bounds) - 1)
+        self._tokens, self._learn = np.frombuffer(tokens, np.int32), np.frombuffer(learn, np.bool_)
+        self._bounds, self._rows = np.frombuffer(bounds, np.int64), np.frombuffer(rows, np.int64)
 
-    def _measure(self) -> None:
-        self.sizes = np.array([sum(len(p.tokens) - 1 for p in row) for row in self._rows], np.int32)
-        self.begins = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int32)
+    @property
+    def sizes(self) -> I32:
+        return (np.diff(self._bounds[self._rows]) - np.diff(self._rows)).astype(np.int32)
+
+    @property
+    def begins(self) -> I32:
+        sizes = self.sizes
+        return np.cumsum(sizes, dtype=np.int32) - sizes
 
     @property
     def ends(self) -> I32:
@@ -110,21 +121,23 @@ class PackedExamples:
     def joined(self, other: PackedExamples) -> PackedExamples:
         """These windows, then the other's."""
         both = copy(self)
-        both._rows = self._rows + other._rows
-        both._measure()
+        both._tokens = np.concatenate([self._tokens, other._tokens])
+        both._learn = np.concatenate([self._learn, other._learn])
+        both._bounds = np.concatenate([self._bounds, other._bounds[1:] + self._bounds[-1]])
+        both._rows = np.concatenate([self._rows, other._rows[1:] + self._rows[-1]])
         return both
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) - 1
 
     def window(self, i: int, rng: np.random.Generator) -> Window:
         tokens, labels = np.zeros(self.n_window, np.int32), np.zeros(self.n_window, np.int32)
         weights = np.zeros(self.n_window, np.float32)
         starts, at = [], 0
-        for piece in self._rows[i]:
-            n = len(piece.tokens) - 1
-            tokens[at : at + n], labels[at : at + n] = piece.tokens[:-1], piece.tokens[1:]
-            weights[at : at + n] = piece.learn[1:]
+        for a, b in pairwise(self._bounds[self._rows[i] : self._rows[i + 1] + 1].tolist()):
+            n = b - a - 1
+            tokens[at : at + n], labels[at : at + n] = self._tokens[a : b - 1], self._tokens[a + 1 : b]
+            weights[at : at + n] = self._learn[a + 1 : b]
             starts.append(at)
             at += n
         if at < self.n_window:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aiohttp import BodyPartReader, web
@@ -16,6 +19,7 @@ from server.tuning_job import RUNNING
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
+PIECE = 1 << 20  # bytes that are written at once
 PURPOSES = ("fine-tune",)
 
 
@@ -26,51 +30,67 @@ class TooLarge(RequestError):
 
 
 async def upload(request: web.Request) -> web.Response:
-    """POST /v1/files: a multipart form of `purpose` and `file`."""
+    """POST /v1/files: a multipart form of `purpose` and `file`, which goes to the disk as it comes."""
     desk = desk_of(request)
     if not request.content_type.startswith("multipart/"):
         raise InvalidRequest("the body must be a multipart form with the fields 'file' and 'purpose'")
-    purpose = filename = ""
-    content: bytes | None = None
-    try:
-        async for part in await request.multipart():
-            if not isinstance(part, BodyPartReader):
-                continue
-            if part.name == "purpose":
-                purpose = (await _read(part, "purpose", MAX_FIELD)).decode("utf-8", "replace")
-            elif part.name == "file":
-                filename = part.filename or "file"
-                content = await _read(part, "file", MAX_BYTES)
-    except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
-        raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
-    if purpose not in PURPOSES:
-        raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")
-    if content is None:
-        raise InvalidRequest("field 'file': is required")
-    data, name = content, filename
-    return json_response(await beside(lambda: _keep(desk, data, name, purpose)))
+    with desk.store.incoming() as path:
+        try:
+            purpose, filename = await _receive(request, path)
+        except OSError as error:
+            raise unkept("the file cannot be kept", error) from None
+        except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
+            raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")
+        if filename is None:
+            raise InvalidRequest("field 'file': is required")
+        name = filename
+        return json_response(await beside(lambda: _keep(desk, path, name, purpose)))
 
 
-def _keep(desk: Desk, content: bytes, filename: str, purpose: str) -> Row:
+async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
+    """(purpose, the file's name, None if there is no file); the last one of the form is under `path` then."""
+    purpose, filename = "", None
+    async for part in await request.multipart():
+        if not isinstance(part, BodyPartReader):
+            continue
+        if part.name == "purpose":
+            purpose = b"".join([piece async for piece in _pieces(part, "purpose", MAX_FIELD)]).decode(
+                "utf-8", "replace"
+            )
+        elif part.name == "file":
+            filename = part.filename or "file"
+            with path.open("wb") as file:
+                async for piece in _pieces(part, "file", MAX_BYTES):
+                    await beside(partial(file.write, piece))
+    return purpose, filename
+
+
+async def _pieces(part: BodyPartReader, name: str, limit: int) -> AsyncIterator[bytes]:
+    """About a megabyte at a time. TooLarge: no more of it is read then."""
+    piece, n = bytearray(), 0
+    while chunk := await part.read_chunk(1 << 16):
+        piece += chunk
+        n += len(chunk)
+        if n > limit:
+            raise TooLarge(f"field '{name}': is larger than {limit} bytes")
+        if len(piece) >= PIECE:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+def _keep(desk: Desk, path: Path, filename: str, purpose: str) -> Row:
     from training.errors import TrainingError
 
     try:
-        desk.check(content, filename)
-        return desk.store.add_file(content, filename, purpose)
+        desk.check(path, filename)
+        return desk.store.keep_file(path, filename, purpose)
     except TrainingError as error:
         raise InvalidRequest(f"field 'file': {error}") from None
     except OSError as error:
         raise unkept("the file cannot be kept", error) from None
-
-
-async def _read(part: BodyPartReader, name: str, limit: int) -> bytes:
-    """TooLarge: no more of it is read then."""
-    content = bytearray()
-    while chunk := await part.read_chunk(1 << 16):
-        content += chunk
-        if len(content) > limit:
-            raise TooLarge(f"field '{name}': is larger than {limit} bytes")
-    return bytes(content)
 
 
 async def files(request: web.Request) -> web.Response:

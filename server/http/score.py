@@ -119,7 +119,8 @@ def _example(context: Context, item: object, name: str) -> Example:
     tokenizer = context.served.tokenizer
     if isinstance(item, dict):
         try:
-            found = examples_of([parse_row(item, 1, f"field '{name}'")], tokenizer, context.served.template, name)
+            rows = [parse_row(item, 1, f"field '{name}'")]
+            found = list(examples_of(rows, tokenizer, context.served.template, name))
         except TrainingError as error:
             raise InvalidRequest(str(error)) from None
         if len(found) != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from pathlib import Path
 from typing import Protocol
 
 from aiohttp import web
@@ -20,7 +21,7 @@ class Desk(Protocol):
     @property
     def store(self) -> Store: ...
 
-    def check(self, content: bytes, filename: str) -> None:
+    def check(self, path: Path, filename: str) -> None:
         """TrainingError names the line of a file that cannot be trained on."""
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from server.http.tuning_context import no_folder
 from server.store import Row, Store
@@ -28,11 +29,13 @@ class RouterDesk:
             raise no_folder()
         return self._store
 
-    def check(self, content: bytes, filename: str) -> None:
+    def check(self, path: Path, filename: str) -> None:
         """TrainingError names a line that is no record. Whether its text suits a model shows when a job begins."""
         from training.records import read_records
 
-        read_records(content, filename)
+        with path.open("rb") as file:
+            for _ in read_records(file, filename):
+                pass
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
         """Cancel or pause a job; its server notices between two steps."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import urllib.error
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> Non
         session = Session([backend])
         trainable = lora(session, define_model(session, gguf, h, 512), LoraOptions(rank=4))
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
-        examples = examples_of(read_records("\n".join(map(json.dumps, ROWS)).encode(), "rows"), vocabulary, None)
+        rows = BytesIO("\n".join(map(json.dumps, ROWS)).encode())
+        examples = list(examples_of(read_records(rows, "rows"), vocabulary, None))
         steps = Steps(trainable, OptimizerSettings(), n_batch=2, n_ctx=32)
         dataset = PackedExamples(examples, 32, pack=False)
         windows = [dataset.window(i, np.random.default_rng(0)) for i in range(2)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 from server.errors import DiskFull
 from server.http.context import encode_json
 from server.http.files import _keep
-from server.store import Store
+from server.store import ABANDONED, Store
 
 
 def test_numbers_that_are_not_finite_are_kept_as_null(tmp_path: Path):
@@ -47,11 +49,24 @@ def test_a_full_disk(tmp_path: Path):
     with pytest.raises(OSError, match="disk is full") as refused:
         store.change("jobs", "j", lambda row: {**row, "n": large})
     assert refused.value.errno == ENOSPC
-    desk: Any = SimpleNamespace(store=store, check=lambda content, filename: None)
-    with pytest.raises(DiskFull, match=r"^the file cannot be kept: database or disk is full$"):
-        _keep(desk, b"text", large, "fine-tune")
+    desk: Any = SimpleNamespace(store=store, check=lambda path, filename: None)
+    with store.incoming() as part:
+        part.write_bytes(b"text")
+        with pytest.raises(DiskFull, match=r"^the file cannot be kept: database or disk is full$"):
+            _keep(desk, part, large, "fine-tune")
     assert list((tmp_path / "files").iterdir()) == []
     assert store.change("jobs", "j", lambda row: {**row, "n": 1}) == {"id": "j", "n": 1}
     store._db.execute("pragma max_page_count = 1000")
-    assert _keep(desk, b"text", large, "fine-tune")["bytes"] == 4
+    with store.incoming() as part:
+        part.write_bytes(b"text")
+        assert _keep(desk, part, large, "fine-tune")["bytes"] == 4
     store.close()
+
+
+def test_what_a_kill_left_half_written_goes_when_nobody_can_be_writing_it(tmp_path: Path):
+    Store(tmp_path).close()
+    for name, age in (("files/old.part", ABANDONED + 60), ("files/young.part", 60), ("checkpoints/old.part", 1e6)):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    Store(tmp_path).close()
+    assert [path.name for path in tmp_path.glob("*/*")] == ["young.part"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,7 +111,13 @@ def test_packed_examples_do_not_see_each_other() -> None:
     assert w.starts == (0, 3, 5)
     assert packed.window(1, RNG).weights.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
     assert packed.window(2, RNG).tokens[:4].tolist() == [38, 39, 40, 41]
-    assert len(PackedExamples([example(4, 10), example(3, 20)], 8, pack=False)) == 2
+    single = PackedExamples([example(4, 10), example(3, 20)], 8, pack=False)
+    assert len(single) == 2
+    both = single.joined(packed)
+    assert (both.sizes.tolist(), both.begins.tolist()) == ([3, 2, 5, 8, 4], [0, 3, 5, 10, 18])
+    for i, same in ((1, single.window(1, RNG)), (2, w), (4, packed.window(2, RNG))):
+        for name in ("tokens", "labels", "weights", "starts"):
+            assert np.array_equal(getattr(both.window(i, RNG), name), getattr(same, name))
     with pytest.raises(TrainingError, match="data: has no token to learn"):
         PackedExamples([example(4, 0, learned=9)], 8, name="data")
 
@@ -191,7 +198,7 @@ def test_a_template_that_rewrites_turns_gives_an_example_a_turn(shared_data: Pat
         {"role": "user", "content": "2?"},
         {"role": "assistant", "content": f"{thought}two"},
     )
-    found = examples_of([Record(1, messages=messages)], v, template)
+    found = list(examples_of([Record(1, messages=messages)], v, template))
     learned = [v.decode(e.tokens[e.learn], special=True).decode() for e in found]
     assert [text.split("</think>")[-1].strip() for text in learned] == ["one<|im_end|>", "two<|im_end|>"]
 
@@ -228,13 +235,18 @@ def test_completions_follow_their_prompt_without_a_new_space(shared_data: Path) 
 )
 def test_bad_rows_are_named(row: str, told: str) -> None:
     with pytest.raises(TrainingError) as refused:
-        read_records(b'{"text": "fine"}\n' + row.encode(), "rows.jsonl")
+        list(read_records(BytesIO(b'{"text": "fine"}\n' + row.encode()), "rows.jsonl"))
     assert str(refused.value).startswith("rows.jsonl: ")
     assert told in str(refused.value)
 
 
 def test_encodings_and_empty_files() -> None:
-    assert read_records(b'\xef\xbb\xbf\r\n{"text": "a"}\r\n\n', "rows.jsonl") == [Record(2, (("a", True),))]
+    whole = b'\xef\xbb\xbf\r\n{"text": "a"}\r\n\n'
+    assert list(read_records(BytesIO(whole), "rows.jsonl")) == [Record(2, (("a", True),))]
+    longest = b'\xef\xbb\xbf{"text": "' + b"a" * (MAX_LINE - 12) + b'"}\r\n{"text": "b"}'
+    assert [record.line for record in read_records(BytesIO(longest.replace(b"\r", b"")), "rows.jsonl")] == [1, 2]
+    with pytest.raises(TrainingError, match="line 1: is longer"):
+        list(read_records(BytesIO(longest), "rows.jsonl"))
     for raw, told in (
         (b'{"text": "\xff"}', "line 1: byte 10 is not UTF-8"),
         ('{"text": "a"}'.encode("utf-16"), "line 1: byte 0 is not UTF-8"),
@@ -243,7 +255,7 @@ def test_encodings_and_empty_files() -> None:
         (b" \n\r\n\t\n", "has no rows"),
     ):
         with pytest.raises(TrainingError) as refused:
-            read_records(raw, "rows.jsonl")
+            list(read_records(BytesIO(raw), "rows.jsonl"))
         assert str(refused.value) == f"rows.jsonl: {told}"
 
 

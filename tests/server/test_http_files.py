@@ -1,0 +1,124 @@
+"""Uploads go to the disk as they come: memory, a client that leaves, and a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from server.config import ServerConfig
+from server.http import files
+from server.http.guard import Guard
+from server.http.tuning_context import DESK
+from server.keys import Keys
+from server.router.desk import RouterDesk
+
+LINE = b'{"text": "' + b"a" * 10_227 + b'"}\n'  # 10 KiB
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Path]]:
+    app = web.Application(middlewares=[Guard(ServerConfig(), Keys((), ""), ()).middleware])
+    desk = RouterDesk(str(folder))
+    app[DESK] = desk
+    app.add_routes([web.post("/v1/files", files.upload), web.get("/v1/files/{id}/content", files.content)])
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession() as session:
+        yield session, f"http://127.0.0.1:{runner.addresses[0][1]}/v1/files", folder / "files"
+    await runner.cleanup()
+    desk.store.close()
+
+
+def form(content: AsyncIterator[bytes]) -> aiohttp.FormData:
+    data = aiohttp.FormData()
+    data.add_field("purpose", "fine-tune")
+    data.add_field("file", content, filename="rows.jsonl")
+    return data
+
+
+async def lines(n: int, end: bytes = b"") -> AsyncIterator[bytes]:
+    for _ in range(n // 10):
+        yield LINE * 10
+    yield end
+
+
+def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
+    async def peak(n: int) -> int:
+        async with serving(tmp_path / str(n)) as (session, url, _):
+            tracemalloc.reset_peak()
+            async with session.post(url, data=form(lines(n))) as reply:
+                row = await reply.json()
+            got = 0
+            async with session.get(f"{url}/{row['id']}/content") as reply:
+                async for piece in reply.content.iter_any():
+                    got += len(piece)
+            assert got == row["bytes"] == n * len(LINE)
+            return tracemalloc.get_traced_memory()[1]
+
+    tracemalloc.start()
+    try:
+        asyncio.run(peak(10))
+        small, large = asyncio.run(peak(300)), asyncio.run(peak(1200))
+    finally:
+        tracemalloc.stop()
+    assert large < small + (1 << 20), (small, large)  # of 3 and 12 MB
+
+
+def test_a_client_that_leaves_and_a_bad_line_leave_nothing_behind(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as (session, url, folder):
+            here = asyncio.Event()
+
+            async def stuck() -> AsyncIterator[bytes]:
+                yield LINE * 300
+                here.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.create_task(session.post(url, data=form(stuck())))
+            await here.wait()
+            async with asyncio.timeout(20):
+                while not list(folder.iterdir()):
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                while list(folder.iterdir()):
+                    await asyncio.sleep(0.01)
+            async with session.post(url, data=form(lines(20, b"{}\n"))) as reply:
+                told = (await reply.json())["error"]["message"]
+            assert reply.status == 400
+            assert told.startswith("field 'file': rows.jsonl: line 21: must have one of 'text'")
+            assert list(folder.iterdir()) == []
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_gets_full(tmp_path: Path) -> None:
+    """The system refuses to write more than 3 MB to a file."""
+
+    async def run() -> None:
+        async with serving(tmp_path) as (session, url, folder):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, before[1]))
+            async with session.post(url, data=form(lines(500))) as reply:
+                assert (reply.status, (await reply.json())["error"]["message"]) == (
+                    507,
+                    "the file cannot be kept: File too large",
+                )
+            assert list(folder.iterdir()) == []
+            async with session.post(url, data=form(lines(10))) as reply:
+                assert reply.status == 200
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        asyncio.run(run())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
