@@ -108,7 +108,7 @@ def _numbered(a: Arg) -> list[Arg]:
     return [Arg(f"{a.name}{i}", a.dtype, a.access) for i in range(a.of)]
 
 
-def _choose(kernel: Kernel, end: str) -> str:
+def choose(kernel: Kernel, end: str) -> str:
     """The macro `CHOOSE(i)`; `end` is what the name of a buffer's variable ends with."""
     if not kernel.choices:
         return ""
@@ -122,7 +122,7 @@ def _sorted(variant: Mapping[str, int]) -> Defines:
     return tuple(sorted(variant.items()))
 
 
-def _constants(defines: Defines) -> str:
+def constants(defines: Defines) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in defines)
 
 
@@ -141,7 +141,7 @@ def render_opencl(kernel: Kernel, defines: Defines, shape: Shape) -> str:
     local = "".join(f"  __local {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
     lanes = prelude.CL_CPU if shape.name == "cpu" else prelude.CL_SIMT
     return (
-        f"{_constants(defines)}{prelude.CL}{lanes}{prelude.COMMON}{kernel.functions}{_choose(kernel, '')}\n"
+        f"{constants(defines)}{prelude.CL}{lanes}{prelude.COMMON}{kernel.functions}{choose(kernel, '')}\n"
         f"__attribute__((reqd_work_group_size(WG, 1, 1)))\n"
         f"__kernel void {kernel.name}({', '.join(params)}) {{\n{local}{''.join(views)}{kernel.body}\n}}\n"
     )
@@ -168,8 +168,8 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
     )
     extensions = "".join(f"#extension {name} : require\n" for name in kernel.extensions)
     return (
-        f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{_constants(defines)}{special}"
+        f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{constants(defines)}{special}"
         f"layout(local_size_x = WG) in;\n{''.join(blocks)}"
         f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{''.join(names)}{chosen}{local}"
-        f"{prelude.GL}{prelude.COMMON}{kernel.functions}{_choose(kernel, '_')}\nvoid main() {{\n{kernel.body}\n}}\n"
+        f"{prelude.GL}{prelude.COMMON}{kernel.functions}{choose(kernel, '_')}\nvoid main() {{\n{kernel.body}\n}}\n"
     )

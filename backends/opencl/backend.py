@@ -12,12 +12,13 @@ from backends.cpu.memory import Slabs
 from backends.errors import DeviceLost
 from backends.kernels import device as kernels
 from backends.kernels.dialect import CPU, KERNELS, Shape
-from backends.kernels.lowering import Dispatch
+from backends.kernels.lowering import At, Dispatch
 from backends.opencl.devices import Found, device_named
 from graph.backend import Bytes, Place
 from graph.tensor import Tensor
 
 if TYPE_CHECKING:
+    from backends.opencl.chain import Piece
     from backends.opencl.native import Launches
 
 ALIGNMENT = 128
@@ -25,12 +26,12 @@ SLACK = 64  # bytes after a buffer: lanes that are masked read there
 
 
 class Memory:
-    """A buffer of the device."""
+    """A buffer of the device. `address`: where it lies in this process, if it does."""
 
-    __slots__ = ("buffer", "nbytes")
+    __slots__ = ("address", "buffer", "nbytes")
 
-    def __init__(self, buffer: Any, nbytes: int) -> None:
-        self.buffer, self.nbytes = buffer, nbytes
+    def __init__(self, buffer: Any, nbytes: int, address: int = 0) -> None:
+        self.buffer, self.nbytes, self.address = buffer, nbytes, address
 
 
 class OpenCLBackend:
@@ -44,6 +45,8 @@ class OpenCLBackend:
         use_cache_of_pocl()
         import pyopencl as cl
 
+        from backends.opencl.chain import Chains
+
         found = device_named(name)
         self._cl, self.device, self.name, self.memory_bytes = cl, found, found.name, found.memory_bytes
         self.shape = _shape(found)
@@ -52,7 +55,8 @@ class OpenCLBackend:
         self.identity = f"{found.description} {found.driver}"
         self.programs = Programs(self._context, found.device, self.identity, self.shape)
         self._slabs = Slabs() if found.kind == "cpu" else None  # this process' memory is the device's
-        self._scratch: Memory | None = None
+        self.chains = Chains(self._context, self._queue, found.units) if found.kind == "cpu" else None
+        self._shared: dict[str, Memory] = {}  # by what for: memory of whichever program runs
         self._sending: list[Any] = []  # what uploads still read
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
@@ -70,9 +74,8 @@ class OpenCLBackend:
         try:
             if self._slabs is not None:  # in large pages, which drivers do not ask for, and zero already
                 held = self._slabs.take(size)
-                return Memory(
-                    self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=held), nbytes
-                )
+                buffer = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=held)
+                return Memory(buffer, nbytes, held.ctypes.data)
             buffer = self._cl.Buffer(self._context, flags.READ_WRITE, size)
             self._cl.enqueue_fill_buffer(self._queue, buffer, np.zeros(1, np.uint32), 0, size)
             return Memory(buffer, nbytes)
@@ -121,11 +124,12 @@ class OpenCLBackend:
         except self._cl.Error as error:
             raise self._translated(error) from error
 
-    def scratch(self, nbytes: int) -> Memory:
-        """Memory that every program may use while it runs."""
-        if self._scratch is None or self._scratch.nbytes < nbytes:
-            self._scratch = self.alloc(nbytes)
-        return self._scratch
+    def shared(self, what: str, nbytes: int) -> Memory:
+        """Memory that every program may use while it runs; zero at first."""
+        held = self._shared.get(what)
+        if held is None or held.nbytes < nbytes:
+            self._shared[what] = held = self.alloc(nbytes)
+        return held
 
     def launches(self) -> Launches:
         from backends.opencl.native import Launches
@@ -153,7 +157,7 @@ class OpenCLBackend:
     def close(self) -> None:
         self._queue.finish()
         self._sending.clear()
-        self._scratch = None
+        self._shared.clear()
 
 
 def _shape(found: Found) -> Shape:
@@ -170,23 +174,59 @@ class OpenCLProgram:
     ) -> None:
         self._backend = backend
         self._launches = backend.launches()
+        self._keep: dict[int, Memory] = {}
         scratch = max((d.scratch for d in dispatches), default=0)
-        held = Place(backend.scratch(scratch)) if scratch else None
-        self._keep: list[Memory] = [held.buffer] if held else []
-        places: dict[int, tuple[bytes, int]] = {}  # by tensor: the buffer as an argument, and where it begins there
-        for d in dispatches:
-            arguments: list[bytes] = []
-            for tensor, offset in d.buffers:
-                if id(tensor) not in places:
-                    at = held if tensor is None else place(tensor)
-                    assert at is not None
-                    self._keep.append(at.buffer)
-                    places[id(tensor)] = struct.pack("@P", at.buffer.buffer.int_ptr), at.offset
-                buffer, start = places[id(tensor)]
-                arguments += buffer, struct.pack("@Q", start + offset)
-            arguments += (struct.pack("@I", word) for word in d.words)
-            program, threads = backend.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
-            self._launches.add(program, d.kernel, arguments, d.groups, threads)
+        held = Place(backend.shared("scratch", scratch)) if scratch else None
+        places: dict[int, Place] = {}  # by tensor
+
+        def at(buffer: At) -> Place:
+            tensor, offset = buffer
+            if id(tensor) not in places:
+                found = held if tensor is None else place(tensor)
+                assert found is not None
+                places[id(tensor)] = found
+                self._keep[id(found.buffer)] = found.buffer
+            begin = places[id(tensor)]
+            return Place(begin.buffer, begin.offset + offset)
+
+        for pieces, part in backend.chains.parts(dispatches) if backend.chains else [((), dispatches)]:
+            if pieces:
+                self._add_chain(pieces, part, at)
+            else:
+                for d in part:
+                    self._add(d, at)
+
+    def _add(self, d: Dispatch, at: Callable[[At], Place]) -> None:
+        arguments: list[bytes] = []
+        for place in map(at, d.buffers):
+            arguments += struct.pack("@P", place.buffer.buffer.int_ptr), struct.pack("@Q", place.offset)
+        arguments += (struct.pack("@I", word) for word in d.words)
+        program, threads = self._backend.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
+        self._launches.add(program, d.kernel, arguments, d.groups, threads)
+
+    def _add_chain(self, pieces: tuple[Piece, ...], part: Sequence[Dispatch], at: Callable[[At], Place]) -> None:
+        """One launch that does what these would."""
+        from backends.opencl.chain import TRIES, table
+
+        def address(buffer: At) -> int:
+            place = at(buffer)
+            return int(place.buffer.address + place.offset)
+
+        backend, chains = self._backend, self._backend.chains
+        assert chains is not None
+        rows = table(pieces, part, address)
+        memory = backend.alloc(rows.nbytes)
+        backend.upload(Place(memory), rows.reshape(-1).view(np.uint8))
+        counters = backend.shared("counters", chains.counters_nbytes(len(part)))
+        self._keep |= {id(memory): memory, id(counters): counters}
+        arguments = [
+            struct.pack("@P", memory.buffer.int_ptr),
+            struct.pack("@I", len(part)),
+            struct.pack("@P", counters.buffer.int_ptr),
+        ]
+        for i in range(TRIES):
+            last = struct.pack("@I", i == TRIES - 1)
+            self._launches.add(chains.program(pieces), "chain", [*arguments, last], (chains.workers, 1, 1), 1)
 
     def run(self) -> None:
         self._backend.queue(self._launches)

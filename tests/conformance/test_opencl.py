@@ -6,10 +6,15 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 
 from backends.errors import DeviceLost
 from graph.backend import Backend, Place
+from graph.ops.elementwise import add, mul
+from graph.ops.norm import rms_norm
+from graph.session import Session
+from graph.tensor import Tensor, feed
 
 if TYPE_CHECKING:
     from backends.opencl.backend import OpenCLBackend
@@ -54,3 +59,36 @@ def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBack
     held = made.reference_count
     del launches
     assert (held, made.reference_count) == (before + 1, before)
+
+
+@pytest.mark.parametrize(("workers", "patience"), [(2, 1000), (3, 0)], ids=["two", "three that leave at once"])
+def test_many_launches_are_one_to_the_same_bits(
+    workers: int, patience: int, device: OpenCLBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of one group and of many, whose sums need all of the stage before."""
+    from backends.opencl import chain
+    from backends.opencl.backend import OpenCLBackend, OpenCLProgram
+
+    def build() -> list[Tensor]:
+        y, w = feed("x", (37, 96)), feed("w", (96,))
+        for i in range(20):
+            y = add(rms_norm(y, w, eps=1e-5), y) if i % 2 else mul(y, rms_norm(y, w, eps=1e-5))
+        return [y]
+
+    feeds = {
+        name: np.random.default_rng(3).normal(size=n).astype(np.float32) for name, n in (("x", (37, 96)), ("w", 96))
+    }
+    session = Session([device])
+    monkeypatch.setattr(chain, "LEAST", 1000)
+    (alone,) = session.plan(build).run(feeds)
+    monkeypatch.setattr(chain, "LEAST", 40)
+    monkeypatch.setattr(chain, "PATIENCE", patience)
+    other = OpenCLBackend("opencl:0")
+    assert other.chains is not None
+    other.chains.workers = workers
+    plan = Session([other]).plan(build)
+    (program,) = cast("list[OpenCLProgram]", plan.programs)
+    assert len(program._launches._rows) == chain.TRIES
+    for _ in range(3):  # what is counted begins with zeros again
+        assert plan.run(feeds)[0].tobytes() == alone.tobytes()
+    other.close()
