@@ -1,23 +1,72 @@
-"""Which variant of the integer dot product this machine runs: one name, chosen once."""
+"""What the processor offers: LLVM's name for it, its features, and the variant of integer dot products that it runs.
+
+LLVM is asked once a machine, because importing it costs a start 45 ms and a process 45 MB: its answer is kept under the
+cache folder, named by a hash of what the system says of the first processor.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.metadata as metadata
+import json
 import os
+from dataclasses import dataclass
+from itertools import takewhile
 
-import llvmlite.binding as llvm
+from backends import cache
 
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "plain")
+CHANGES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that differ from start to start
+
+
+@dataclass(frozen=True)
+class Host:
+    """`attributes`: all features that LLVM knows, as it writes them (`+avx2,-sse4a,...`)."""
+
+    name: str
+    attributes: str
+
+    def has(self, *features: str) -> bool:
+        return self._present.issuperset(features)
+
+    @functools.cached_property
+    def _present(self) -> frozenset[str]:
+        return frozenset(a[1:] for a in self.attributes.split(",") if a.startswith("+"))
+
+
+@functools.cache
+def host() -> Host:
+    """This machine's processor."""
+    try:
+        with open("/proc/cpuinfo") as f:
+            lines = [line for line in takewhile(str.strip, f) if not line.startswith(CHANGES)]
+    except OSError:  # no Linux
+        return _asked()
+    digest = hashlib.sha256("".join([metadata.version("llvmlite"), *lines]).encode()).hexdigest()
+    path = cache.cache_folder() / "cpu" / f"host-{digest[:16]}"
+    kept = cache.read(path)
+    if kept:
+        return Host(*json.loads(kept))
+    found = _asked()
+    cache.write(path, json.dumps([found.name, found.attributes]).encode())
+    return found
+
+
+def _asked() -> Host:
+    import llvmlite.binding as llvm
+
+    return Host(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
 @functools.cache
 def isa() -> str:
     """`LOGITLESS_ISA` (one of ISAS that the machine has), else the best that the processor offers."""
-    features = llvm.get_host_cpu_features()
+    here = host()
     has = {
-        "avx512_vnni": all(features.get(f) for f in ("avx512vnni", "avx512bw", "avx512vl")),
-        "avx_vnni": bool(features.get("avxvnni")),
-        "avx2": bool(features.get("avx2") and features.get("fma")),
+        "avx512_vnni": here.has("avx512vnni", "avx512bw", "avx512vl"),
+        "avx_vnni": here.has("avxvnni"),
+        "avx2": here.has("avx2", "fma"),
         "plain": True,
     }
     asked = os.environ.get("LOGITLESS_ISA")
@@ -30,8 +79,7 @@ def isa() -> str:
 
 def has_512_bits() -> bool:
     """Whether vectors of 512 bits are one register here."""
-    features = llvm.get_host_cpu_features()
-    return bool(features.get("avx512f") and features.get("avx512vl"))
+    return host().has("avx512f", "avx512vl")
 
 
 def cores() -> int:

@@ -1,30 +1,26 @@
-"""Compiled kernels, kept on disk as object code: `address("rms_norm")` is the entry of a native function.
+"""Compiled kernels, kept on disk as machine code: `address("rms_norm")` is the entry of a native function.
 
-A kernel is compiled once per machine: numba turns the function of `backends/cpu/kernels` into LLVM IR, LLVM into an
-object file, and the file is kept under the cache folder, named by hashes of what it depends on: numba, LLVM, the
-processor and its features, and the kernel's sources. It ends in a checksum: what is damaged is compiled again. A warm
-start reads those files in milliseconds and imports llvmlite only. Calling convention: numba's,
-`i32 f(ret*, exception*, a, begin, end, scratch)`.
+A kernel of `backends/cpu/kernels` is compiled once per machine (`compile.py`), and its code is kept under the cache
+folder, named by hashes of what it depends on: numba, LLVM, the processor and its features, and the kernel's sources. It
+ends in a checksum: what is damaged is compiled again. A warm start reads those files in milliseconds and imports
+neither numba nor LLVM (`image.py`). Calling convention: numba's, `i32 f(ret*, exception*, a, begin, end, scratch)`.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import importlib.metadata as metadata
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
-
-import llvmlite.binding as llvm
 
 from backends import cache
+from backends.cpu import image
 from backends.cpu.farm import Farm
-from backends.cpu.isa import isa
+from backends.cpu.isa import host, isa
 
 KERNEL_FOLDER = Path(__file__).parent / "kernels"
 _lock = threading.RLock()
@@ -41,10 +37,10 @@ class KernelError(RuntimeError):
 def _folder() -> Path:
     """One for each machine and compiler."""
     digest = hashlib.sha256()
-    for part in (metadata.version("numba"), metadata.version("llvmlite"), sys.version, llvm.get_host_cpu_name()):
+    versions = metadata.version("numba"), metadata.version("llvmlite"), sys.version
+    for part in (*versions, host().name, host().attributes, isa()):
         digest.update(part.encode())
-    digest.update(llvm.get_host_cpu_features().flatten().encode() + isa().encode())
-    for name in ("jit.py", "frontend.py", "isa.py"):
+    for name in ("compile.py", "frontend.py", "image.py"):
         digest.update((KERNEL_FOLDER.parent / name).read_bytes())
     return cache.cache_folder() / "cpu" / digest.hexdigest()[:16]
 
@@ -80,31 +76,13 @@ def _digest(module: str) -> str:
     return hashlib.sha256(b"".join(_sources()[name][0] for name in sorted(closure))).hexdigest()[:12]
 
 
-@functools.cache
-def _target() -> Any:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
-    )
-
-
-@functools.cache
-def _engine() -> Any:
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
-
-
 def _symbol(name: str) -> str:
     """The exported symbol of a kernel: `matmul:q8_0` → `logitless_matmul_q8_0`."""
     return "logitless_" + "".join(c if c.isalnum() else "_" for c in name)
 
 
 def _path(name: str) -> Path:
-    return _folder() / f"{_symbol(name)}-{_digest(_module_of(name.split(':')[0]))}.o"
+    return _folder() / f"{_symbol(name)}-{_digest(_module_of(name.split(':')[0]))}.kernel"
 
 
 def address(name: str) -> int:
@@ -131,17 +109,22 @@ def load(names: Iterable[str]) -> None:
         absent = [n for n, code in cached.items() if not code]
         if len(absent) >= MANY:
             _farm.add(absent)
-        engine = _engine()
-        for name in wanted:
-            code = _farm.take(name) or cached[name] or _compile_here(name)
-            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        for name in wanted:
-            found = engine.get_function_address(_symbol(name))
-            if not found:
-                _path(name).unlink(missing_ok=True)
-                raise KernelError(f"kernel {name}: the cached object has no such function (removed; start again)")
-            _addresses[name] = found
+        _addresses.update(_entries({n: _farm.take(n) or cached[n] or _compile_here(n) for n in wanted}))
+
+
+def _entries(codes: dict[str, bytes]) -> dict[str, int]:
+    images = [n for n, code in codes.items() if image.is_image(code)]
+    found = dict(zip(images, image.load([codes[n] for n in images]), strict=True))
+    objects = [n for n in codes if n not in found]
+    if objects:
+        from backends.cpu import compile as compiler
+
+        found |= zip(objects, compiler.load_objects([(_symbol(n), codes[n]) for n in objects]), strict=True)
+    for name, entry in found.items():
+        if not entry:
+            _path(name).unlink(missing_ok=True)
+            raise KernelError(f"kernel {name}: the cached object has no such function (removed; start again)")
+    return found
 
 
 def _report(name: str, n_waiting: int) -> None:
@@ -174,30 +157,7 @@ _farm = Farm(_report, _store)
 
 
 def compile_kernel(name: str) -> bytes:
-    """Object code of one kernel."""
-    family, *params = name.split(":")
-    importlib.import_module(f"backends.cpu.kernels.{_module_of(family)}")
-    registry = importlib.import_module("backends.cpu.kernels.registry")
-    from backends.cpu.frontend import ir_of
+    """The code of one kernel."""
+    from backends.cpu import compile as compiler  # imports LLVM, which a warm start does without
 
-    source, entry = ir_of(registry.KERNELS[family](*params))
-    return _object_code(source, entry, _symbol(name))
-
-
-def _object_code(source: str, entry: str, symbol: str) -> bytes:
-    """Optimised machine code. All but the entry becomes private, so that callees are inlined or dropped."""
-    module = llvm.parse_assembly(source)
-    for function in module.functions:
-        if not function.is_declaration and function.name != entry:
-            function.linkage = "internal"
-    for variable in module.global_variables:
-        if not variable.is_declaration:
-            variable.linkage = "internal"
-    main = module.get_function(entry)
-    main.linkage = "external"
-    main.name = symbol
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = True
-    builder = llvm.create_pass_builder(_target(), options)
-    builder.getModulePassManager().run(module, builder)
-    return bytes(_target().emit_object(module))
+    return compiler.compile_kernel(name, _module_of(name.split(":")[0]), _symbol(name))

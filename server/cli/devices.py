@@ -119,11 +119,10 @@ def cpu_name() -> str:
 
 def cpu_features() -> list[str]:
     """The extensions that matter to the kernels, by LLVM's names."""
-    import llvmlite.binding as llvm
+    from backends.cpu.isa import host
 
     wanted = ["avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm"]
-    present: dict[str, bool] = llvm.get_host_cpu_features()
-    return [name for name in wanted if present.get(name)]
+    return [name for name in wanted if host().has(name)]
 
 
 def total_memory() -> int:

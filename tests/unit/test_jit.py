@@ -11,19 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from backends.cpu import jit
+from backends.cpu import image, jit
 from backends.cpu.farm import ROOT, Farm
 from backends.cpu.pool import ENTRY, bits
 
 NAMES = ("copy_pages", "rms_norm")  # quick to compile
 PROGRAM = "import sys; from backends.cpu import jit; jit.prefetch(sys.argv[1:]); jit.load(sys.argv[1:]); print('fine')"
-ENGINES: list[Any] = []  # of `works`
 
 
 @pytest.fixture
@@ -32,10 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_addresses", {})
     monkeypatch.setattr(jit, "_farm", Farm(lambda name, left: None, jit._store))
-    monkeypatch.setattr(jit, "_engine", lambda: ENGINES[-1])
     jit._folder.cache_clear()
     yield tmp_path / "cache"
-    ENGINES.clear()
     jit._folder.cache_clear()
 
 
@@ -46,7 +41,6 @@ def code() -> bytes:
 
 def works() -> None:
     """A process that has loaded nothing gets the kernel, and it does its work."""
-    ENGINES.append(llvm.create_mcjit_compiler(llvm.parse_assembly(""), jit._target.__wrapped__()))
     jit._addresses.clear()
     run = ENTRY(jit.address("rms_norm"))
     x, w, y = np.full(8, 3.0, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32)
@@ -64,7 +58,28 @@ def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.Mo
     jit._store("rms_norm", code)
     monkeypatch.setattr(jit, "compile_kernel", no_compiler)
     works()
-    assert [path.suffix for path in cache.rglob("*") if path.is_file()] == [".o"]  # nothing else is left behind
+    assert [path.suffix for path in cache.rglob("*") if path.is_file()] == [".kernel"]  # nothing else is left behind
+
+
+def test_what_cannot_be_linked_is_loaded_by_llvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_machine(code: bytes, symbol: str) -> bytes:
+        raise image.NotLinkable("not an object file for x86-64")
+
+    monkeypatch.setattr(image, "link", other_machine)
+    jit._addresses.clear()
+    jit.load(["rms_norm", "copy_pages"])
+    assert not any(image.is_image(path.read_bytes()) for path in cache.rglob("*.kernel"))
+    monkeypatch.setattr(jit, "compile_kernel", no_compiler)
+    works()
+
+
+def test_a_warm_start_imports_no_compiler(cache: Path, code: bytes) -> None:
+    jit._store("rms_norm", code)
+    program = "import sys; from backends.cpu import jit, warm; jit.load(['rms_norm']); print('llvmlite' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]
+    assert told == [b"True\n", b"False\n"]  # the first asks LLVM for the processor's name
 
 
 @pytest.mark.parametrize(
@@ -105,12 +120,11 @@ def test_two_processes_fill_an_empty_cache_at_once(cache: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, *NAMES]
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate(timeout=120)[0] for process in both] == [b"fine\n"] * 2
-    assert len([path for path in cache.rglob("*") if path.is_file()]) == len(NAMES)
+    assert len(list(cache.rglob("*.kernel"))) == len(NAMES)
+    assert len([path for path in cache.rglob("*") if path.is_file()]) == len(NAMES) + 1  # and the processor's name
 
 
 def test_a_failure_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ENGINES.append(None)
-
     def broken(name: str) -> bytes:
         raise TypeError("cannot\nunify")
 

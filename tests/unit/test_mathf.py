@@ -7,18 +7,18 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 
-from backends.cpu import jit
+from backends.cpu import compile as compiler
+from backends.cpu import image
 from backends.cpu.frontend import ir_of
 from backends.cpu.kernels import emit_math, mathf
 from backends.cpu.kernels.registry import f32p
 
 
 @functools.cache
-def engine_of(name: str) -> tuple[Any, Any]:
-    """(engine, entry) of y = f(x) over n values, compiled like every kernel. a: x, y, n."""
+def entry_of(name: str) -> Any:
+    """The entry of y = f(x) over n values, compiled like every kernel. a: x, y, n."""
     if name.endswith("_exact"):
         function = getattr(mathf, name)
 
@@ -34,15 +34,13 @@ def engine_of(name: str) -> tuple[Any, Any]:
             vectors(a[0], a[1], a[2])
 
     source, entry = ir_of(run)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), jit._target())
-    engine.add_object_file(llvm.ObjectFileRef.from_data(jit._object_code(source, entry, "test_mathf")))
-    engine.finalize_object()
+    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_mathf"), "test_mathf")])
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
-    return engine, kind(engine.get_function_address("test_mathf"))
+    return kind(address)
 
 
 def compiled(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    _, entry = engine_of(name)
+    entry = entry_of(name)
 
     def apply(x: np.ndarray) -> np.ndarray:
         x = x.astype(np.float32)

@@ -1,0 +1,76 @@
+"""From a kernel's function to machine code: numba makes LLVM IR of it, LLVM an object file, which `image.py` links.
+
+Whoever imports this imports LLVM. An object of a kind that is not linked is kept as it is, and LLVM loads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from backends.cpu import image
+from backends.cpu.frontend import ir_of
+from backends.cpu.isa import host
+
+
+@functools.cache
+def target() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    here = host()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=here.name, features=here.attributes, opt=3, reloc="pic", codemodel="default"
+    )
+
+
+@functools.cache
+def _engine() -> Any:
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target())
+
+
+def compile_kernel(name: str, module: str, symbol: str) -> bytes:
+    """The code of a kernel of `module`, whose entry is to be called `symbol`: an image, or an object file."""
+    family, *params = name.split(":")
+    importlib.import_module(f"backends.cpu.kernels.{module}")
+    registry = importlib.import_module("backends.cpu.kernels.registry")
+    source, entry = ir_of(registry.KERNELS[family](*params))
+    return linked(object_code(source, entry, symbol), symbol)
+
+
+def linked(code: bytes, symbol: str) -> bytes:
+    try:
+        return image.link(code, symbol)
+    except image.NotLinkable:
+        return code
+
+
+def object_code(source: str, entry: str, symbol: str) -> bytes:
+    """Optimised machine code. All but the entry becomes private, so that callees are inlined or dropped."""
+    module = llvm.parse_assembly(source)
+    for function in module.functions:
+        if not function.is_declaration and function.name != entry:
+            function.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = "internal"
+    main = module.get_function(entry)
+    main.linkage = "external"
+    main.name = symbol
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = llvm.create_pass_builder(target(), options)
+    builder.getModulePassManager().run(module, builder)
+    return bytes(target().emit_object(module))
+
+
+def load_objects(objects: Sequence[tuple[str, bytes]]) -> list[int]:
+    """The addresses of (symbol, object file), all in LLVM's memory. 0 for a file that has no such symbol."""
+    engine = _engine()
+    for _, code in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return [engine.get_function_address(symbol) for symbol, _ in objects]

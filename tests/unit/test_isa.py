@@ -1,0 +1,68 @@
+"""The processor's name and features, asked of LLVM once a machine."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+
+from backends.cpu import isa
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Grows with each question, in a process and a folder that know nothing yet."""
+    calls, real = [], isa._asked
+    monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
+    monkeypatch.setattr(isa, "_asked", lambda: calls.append(1) or real())
+    isa.host.cache_clear()
+    yield calls
+    isa.host.cache_clear()
+
+
+def again() -> isa.Host:
+    isa.host.cache_clear()
+    return isa.host()
+
+
+def test_the_answer_is_kept(asked: list[int]) -> None:
+    first = isa.host()
+    assert (first.name, first.attributes) == (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    assert again() == first
+    assert len(asked) == 1
+    for feature, present in llvm.get_host_cpu_features().items():
+        assert first.has(feature) == present
+
+
+def test_another_processor_is_asked_anew(asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path("/proc/cpuinfo").read_text()
+    told = tmp_path / "cpuinfo"
+    real = open
+
+    def other(path: Any, *args: Any) -> Any:
+        return real(told if path == "/proc/cpuinfo" else path, *args)
+
+    monkeypatch.setattr(builtins, "open", other)
+    told.write_text(here)
+    isa.host()
+    told.write_text(here.replace("cpu MHz", "cpu MHz\t: 1.5\ncpu MHz"))  # the same one, at another speed
+    again()
+    assert len(asked) == 1
+    told.write_text(here.replace("flags\t", "flags\t: one_more\nflags\t"))
+    again()
+    assert len(asked) == 2
+    told.unlink()  # no Linux: asked at each start
+    again(), again()
+    assert len(asked) == 4
+
+
+def test_a_damaged_answer_is_asked_for_again(asked: list[int], tmp_path: Path) -> None:
+    first = isa.host()
+    (kept,) = (tmp_path / "cpu").iterdir()
+    kept.write_bytes(kept.read_bytes()[:20])
+    assert again() == first
+    assert len(asked) == 2
