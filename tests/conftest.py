@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from graph.backend import Backend
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
-# The same examples on every run: what fails here fails everywhere. `scripts/fuzz-api` and `scripts/soak` look further.
-settings.register_profile("fixed", derandomize=True, database=None)
+# The same examples on every run, however slow the machine is at that moment: what fails here fails everywhere.
+# `scripts/fuzz-api` and `scripts/soak` look further.
+settings.register_profile(
+    "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("fixed")
 # Here and in the servers that tests start, before numpy is loaded: its threads wait by spinning, on the cores that the
 # other worker needs.

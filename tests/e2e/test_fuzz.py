@@ -203,14 +203,14 @@ def judge(status: int, raw: bytes) -> None:
                 assert json.loads(line[6:]).get("error", {}).get("code") != 500, line
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(path=st.sampled_from(POSTS), body=bodies())
 def test_bodies(served: Any, path: str, body: Any) -> None:
     _, client = served
     judge(*client.ask("POST", path, json.dumps(body).encode("utf-8", "surrogatepass")))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     path=st.sampled_from(POSTS),
     raw=st.binary(max_size=40)
@@ -233,7 +233,7 @@ def test_what_is_no_json(served: Any, path: str, raw: bytes) -> None:
     judge(status, text)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     method=st.sampled_from(["GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "POST"]),
     path=st.sampled_from([*_GET, *_POST, "/v1/files", "/v1/nothing", "/"]),

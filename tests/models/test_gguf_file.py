@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @given(
     st.lists(st.one_of(st.binary(max_size=12), st.sampled_from([b"", b"\0" * 9, b"w" * 300]), st.binary(max_size=2)))
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_strings(tmp_path: Path, strings: list[bytes]) -> None:
     strings *= 5  # long enough for several walks between chains
     array = struct.pack("<IQ", 8, len(strings)) + b"".join(map(string, strings))
@@ -395,7 +395,7 @@ EDITS: list[st.SearchStrategy[Any]] = [
 
 
 @given(st.lists(st.one_of(EDITS), min_size=1, max_size=4), st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=400)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400)
 def test_corrupt_files_never_crash(tmp_path: Path, model: bytes, edits: list[tuple[str, int, Any]], head: bool) -> None:
     data = bytearray(model)
     for kind, where, what in edits:

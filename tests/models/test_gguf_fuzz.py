@@ -59,7 +59,7 @@ def load(path: Path) -> None:
         tokenizer.pieces(range(tokenizer.n_vocab))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_files(good: tuple[Path, bytes, list[int]], data: st.DataObject) -> None:
     path, raw, places = good

@@ -111,7 +111,7 @@ NODES = st.recursive(
 TEXTS = ["".join(t) for n in range(4) for t in itertools.product("abc", repeat=n)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(NODES, NODES, NODES)
 def test_a_grammar_allows_what_its_rules_say(root: Node, p: Node, q: Node) -> None:
     rules = {"root": root, "p": p, "q": q}

@@ -369,7 +369,7 @@ def test_pre_tokenizers_cut(name: str, text: str, pieces: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "qwen2", "mpt"])  # starcoder lacks some bytes
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text())
 def test_bpe_round_trip(name: str, text: str, vocabulary: Load) -> None:
     tokenizer = vocabulary(name)
@@ -377,14 +377,14 @@ def test_bpe_round_trip(name: str, text: str, vocabulary: Load) -> None:
 
 
 @pytest.mark.parametrize("name", ["vocabs/ggml-vocab-llama-spm.gguf", "models/prometheus-shakespeare-2.3M-F16.gguf"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text())
 def test_spm_round_trip(name: str, text: str, load: Load) -> None:
     tokenizer, text = load(name), text.replace("▁", "_")
     assert tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False)) == text.encode()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(alphabet="ab ▁é"))
 def test_spm_words_apart_equal_words_together(text: str, vocabulary: Load) -> None:
     tokenizer: Any = vocabulary("llama-spm")
@@ -392,7 +392,6 @@ def test_spm_words_apart_equal_words_together(text: str, vocabulary: Load) -> No
     assert tokenizer._encode_text(text) == (tokenizer._encode_word(escaped) if escaped else [])
 
 
-@settings(deadline=None)
 @given(pieces=st.lists(st.one_of(st.binary(max_size=5), st.text(max_size=2).map(str.encode))), cut=st.integers(1, 4))
 def test_stream_decoder_equals_decoding_the_whole(pieces: list[bytes], cut: int) -> None:
     whole = b"".join(pieces)

@@ -29,7 +29,7 @@ from models.tool_calls import (
 )
 from models.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan
 
-QUIET = settings(max_examples=150, deadline=None, derandomize=True)
+QUIET = settings(max_examples=150)
 THINK = ("<think>", "</think>")
 NAMES = frozenset({"add", "get_weather"})
 CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}\\""}]}}'

@@ -72,7 +72,7 @@ def test_a_trigger_begins_the_grammar(triggers: dict[str, Any], tokens: list[int
 WORDS = st.lists(st.sampled_from(ids("abcxy")), max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from(ids("abcxy")), max_size=6),
     st.lists(st.sampled_from(ids("abcxy")), max_size=6),

@@ -70,7 +70,7 @@ def test_indentation(texts: list[str], shown: list[str]) -> None:
 
 
 @given(st.lists(st.integers(1, len(PIECES) - 1), max_size=30), st.lists(st.text("abc\né ", min_size=1, max_size=4)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_is_lost_or_shown_twice(ids: list[int], stop: list[str]) -> None:
     decoder = Decoder(StreamDecoder(FakeVocab()), tuple(stop))  # type: ignore[arg-type]
     shown, found = "", None

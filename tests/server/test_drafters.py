@@ -35,7 +35,7 @@ def grown(drafter: Drafter, tokens: list[int], n_most: int, step: int) -> list[i
     return drafter.propose(tokens, n_most)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts, st.integers(1, 3), st.integers(1, 9), st.integers(1, 4))
 def test_ngram_simple_and_map_k_copy_what_followed_last_time(tokens: list[int], n: int, m: int, step: int) -> None:
     at = last_occurrence(tokens, n)
@@ -82,7 +82,7 @@ def test_map_k4v_drafts_a_continuation_that_leads_clearly() -> None:
     assert drafter.propose([*once, 1, 2], 9) == [5]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts, st.integers(1, 3), st.integers(1, 4))
 def test_ngram_mod_knows_the_latest_successor_of_each_ngram(tokens: list[int], n: int, step: int) -> None:
     successors = {tuple(tokens[i : i + n]): tokens[i + n] for i in range(len(tokens) - n)}

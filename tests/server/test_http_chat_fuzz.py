@@ -118,9 +118,7 @@ def test_no_body_gives_a_500() -> None:
                 if reply.status != 200:
                     assert "\n" not in (await reply.json())["error"]["message"]
 
-        @settings(
-            max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-        )
+        @settings(max_examples=60, suppress_health_check=list(HealthCheck))
         @given(st.sampled_from(PATHS), BODY)
         def fuzz(path: str, body: Any) -> None:
             runner.run(ask(path, body))

@@ -287,7 +287,7 @@ def test_no_body_breaks_the_server():
         started = running(n_predict=4)
         server = runner.run(started.__aenter__())
 
-        @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=80, suppress_health_check=list(HealthCheck))
         @given(ALMOST | st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6))
         def run(body: Any) -> None:
             runner.run(check(server, body))

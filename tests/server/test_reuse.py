@@ -39,7 +39,7 @@ def as_llama_server(old: list[int], new: list[int], at: int, n_least: int) -> li
 
 
 @given(old=TOKENS, new=TOKENS, at=st.integers(0, 5), n_least=st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_chunks_are_those_of_llama_server(old: list[int], new: list[int], at: int, n_least: int) -> None:
     assert list(chunks(old, new, at, at, n_least)) == as_llama_server(old, new, at, n_least)
 

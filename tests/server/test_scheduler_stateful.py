@@ -262,6 +262,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(
-    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+TestLife.settings = settings(max_examples=50, stateful_step_count=30, suppress_health_check=list(HealthCheck))

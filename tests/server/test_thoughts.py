@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from server.thoughts import ReasoningLimit, Thoughts
 
-QUIET = settings(max_examples=150, deadline=None, derandomize=True)
+QUIET = settings(max_examples=150)
 OPEN, CLOSE = b"<think>", b"</think>"
 
 

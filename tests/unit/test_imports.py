@@ -25,7 +25,12 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "aiohttp": ("server/http/", "server/router/"),
     "asyncio": ("server/",),
     "numba": ("backends/cpu/kernels/", "backends/cpu/frontend.py"),
-    "llvmlite": ("backends/cpu/", "backends/opencl/native.py", "server/cli/devices.py"),
+    "llvmlite": (
+        "backends/cpu/kernels/",
+        "backends/cpu/compile.py",
+        "backends/cpu/isa.py",
+        "backends/opencl/native.py",
+    ),
     "pyopencl": ("backends/opencl/",),
     "vulkan": ("backends/vulkan/",),
     "tokenizers": ("models/tokenizer/",),

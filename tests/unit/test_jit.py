@@ -58,7 +58,8 @@ def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.Mo
     jit._store("rms_norm", code)
     monkeypatch.setattr(jit, "compile_kernel", no_compiler)
     works()
-    assert [path.suffix for path in cache.rglob("*") if path.is_file()] == [".kernel"]  # nothing else is left behind
+    left = [path for path in cache.rglob("*") if path.is_file() and not path.name.startswith("host-")]
+    assert [path.suffix for path in left] == [".kernel"]
 
 
 def test_what_cannot_be_linked_is_loaded_by_llvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_what_cannot_be_linked_is_loaded_by_llvm(cache: Path, monkeypatch: pytes
 
 def test_a_warm_start_imports_no_compiler(cache: Path, code: bytes) -> None:
     jit._store("rms_norm", code)
-    program = "import sys; from backends.cpu import jit, warm; jit.load(['rms_norm']); print('llvmlite' in sys.modules)"
+    program = "import sys; from backends.cpu import jit; jit.load(['rms_norm']); print('llvmlite' in sys.modules)"
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     told = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]

@@ -145,7 +145,7 @@ def test_a_second_evaluation_after_a_split_is_right() -> None:
 
 
 @given(roots=graphs(), refused=st.lists(st.sets(st.sampled_from(OPS_OF_GRAPHS)), min_size=2, max_size=2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_graphs_on_random_backends_keep_their_bits(roots: list[Tensor], refused: list[set[str]]) -> None:
     feeds = feeds_of(roots)
     backends = [NumpyBackend(str(i), ops) for i, ops in enumerate([*refused, set()])]
@@ -311,7 +311,7 @@ class Refusing:
 
 
 @given(refused=st.lists(st.sets(st.sampled_from(LLAMA_OPS)), min_size=2, max_size=2))
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_llama_in_pieces(tiny: Path, oracle: np.ndarray[Any, Any], cpu: CPUBackend, refused: list[set[str]]) -> None:
     """The same kernels in any number of pieces give the same bits, and those are near the oracle's values."""
     whole = Tiny.open(tiny, [cpu]).logits()

@@ -60,7 +60,7 @@ def copies(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [a.copy() for a in arrays]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 65, 300, 2500]), st.booleans())
 @example(96948, 2500, False)  # two tokens that are equally typical
 def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool) -> None:
@@ -84,7 +84,7 @@ def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool
         assert np.allclose(ours[1], theirs[1], rtol=1e-3, equal_nan=True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1))
 def test_a_rows_result_does_not_depend_on_the_others(seed: int) -> None:
     arrays = rows_of(np.random.default_rng(seed), 5, 700)
@@ -99,7 +99,7 @@ def test_a_rows_result_does_not_depend_on_the_others(seed: int) -> None:
         assert run("sample", [np.ascontiguousarray(a) for a in alone])[0, 0] == together[r, 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1))
 def test_masked_rows_take_allowed_tokens_and_the_others_what_they_took(seed: int) -> None:
     r = np.random.default_rng(seed)
