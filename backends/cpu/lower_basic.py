@@ -158,7 +158,8 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     group = heads // kv_heads
     args = (*map(at, t.src), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
-    tokens = max(1, min(16, n, n * kv_heads // (UNITS * cores())))  # neighbours of a sequence share what is read
+    fit = n * kv_heads // (UNITS * cores())
+    tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))  # neighbours of a sequence share what is read
     units = -(-n // tokens) * kv_heads
-    scratch = tokens * group * (2 * size + 32 + 2 + 3) * 4 + 32 * size * 4 + 64
+    scratch = tokens * group * (2 * size + 32 + 16 + 2 + 1) * 4 + 32 * size * 4 + 64
     return [Instruction(f"attention:{k.dtype}:{v.dtype}:{size}:{group}", (*args, tokens), units, 1, scratch)]

@@ -79,11 +79,14 @@ def test_exp_of_vectors() -> None:
     assert np.isnan(exp(np.array([np.nan]))).all()
 
 
-def test_exp_of_negative_has_the_bits_of_exp() -> None:
-    x = np.concatenate([-np.abs(WIDE), np.linspace(-88, 0, 100_001).astype(np.float32), [-np.inf, -0.0]])
-    assert compiled("exp_of_negative")(x).tobytes() == compiled("exp")(x).tobytes()
+def test_exp2_of_vectors() -> None:
+    exp2 = compiled("exp2")
+    x = np.concatenate((np.linspace(-126, 127, 200_000), np.linspace(-1e-3, 1e-3, 1000))).astype(np.float32)
+    assert ulps(exp2(x), np.exp2(x.astype(np.float64))) <= 2.1
+    edges = exp2(np.array([-np.inf, -1e30, -126.5, -126.0, -1.0, 0.0, -0.0, 16.0]))
+    assert edges.tolist() == [2.0**-126] * 4 + [0.5, 1, 1, 65536]
     payload = np.array([0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
-    assert np.isnan(compiled("exp_of_negative")(payload)).all()
+    assert np.isnan(exp2(payload)).all()
 
 
 def test_log() -> None:

@@ -2,7 +2,7 @@
 
 A unit is a few neighbouring tokens of a batch and one key head. The tokens' query rows walk their sequence in blocks
 of 32 positions (two pages), which are turned to f32 once for all of them. A row's arithmetic is the same alone and in
-company, in a block that it sees wholly or in part: scores, the block's maximum, one rescaling, cells in order.
+company, in a block that it sees wholly or in part: scores, a new top where one is due, weights, cells in order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from backends.cpu.kernels.attention_tile import (
     BLOCK,
     LOWEST,
     PAGE,
+    divide,
     page_nbytes,
     scores,
     softmax_step,
@@ -35,39 +36,41 @@ from backends.cpu.kernels.registry import (
     u16p,
 )
 
+LOG2_E = np.float32(1.4426950408889634)
+
 
 @kernel("attention")
 def attention(key_dtype, value_dtype, head_size, group_size):
     """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits, tokens of a unit.
 
     Units of the last tokens come first, as they see most. Scratch per thread, with R = tokens · query heads of a key
-    head: a block's keys or values (32, D), scores (R, 32), q and sums (R, D), the cells that each row sees (R, 2), and
-    maximum, sum and correction (R each).
+    head: a block's keys or values (32, D), scores (R, 32), q and sums (R, D), sums of weights (R, 16), the cells that
+    each row sees (R, 2), and its top (R).
     """
     size, group = int(head_size), int(group_size)
     widen_keys, widen_values = widen(key_dtype, size, keys=True), widen(value_dtype, size, keys=False)
-    weigh8 = softmax_step(8, masked=False)
-    weigh4, weigh2, weigh1 = (softmax_step(n, masked=True) for n in (4, 2, 1))
+    weigh8 = softmax_step(size, 8, masked=False)
+    masked8, weigh4, weigh2, weigh1 = (softmax_step(size, n, masked=True) for n in (8, 4, 2, 1))
     whole4 = weighted_sum(size, 4, whole=True)
     sum4, sum2, sum1 = (weighted_sum(size, n, whole=False) for n in (4, 2, 1))
     key_page, value_page = page_nbytes(key_dtype, size), page_nbytes(value_dtype, size)
     score8, score4, score2, score1 = (scores(size, n, (key_page, value_page)) for n in (8, 4, 2, 1))
+    finish = divide(size)
     wide_page = PAGE * size * 4
 
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
-        scale, cap, tokens = bits_f32(a[11]), bits_f32(a[12]), a[13]
+        scale, cap, tokens = bits_f32(a[11]) * LOG2_E, bits_f32(a[12]) * LOG2_E, a[13]
         max_rows = tokens * group
         slot, pos = i32p(a[4]), i32p(a[5])
         wide_at = scratch
         s_at = wide_at + 2 * wide_page
         q_at = s_at + max_rows * BLOCK * 4
         o_at = q_at + max_rows * size * 4
-        seen_at = o_at + max_rows * size * 4
-        m_at = seen_at + max_rows * 8
-        l_at = m_at + max_rows * 4
-        c_at = l_at + max_rows * 4
-        q, o, m, l, seen = f32p(q_at), f32p(o_at), f32p(m_at), f32p(l_at), i32p(seen_at)
+        l_at = o_at + max_rows * size * 4
+        seen_at = l_at + max_rows * PAGE * 4
+        tops_at = seen_at + max_rows * 8
+        q, o, l, seen, tops = f32p(q_at), f32p(o_at), f32p(l_at), i32p(seen_at), f32p(tops_at)
         for unit in range(begin, end):
             h = unit % kv_heads
             first = ((n_tokens + tokens - 1) // tokens - 1 - unit // kv_heads) * tokens
@@ -83,11 +86,12 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                     lowest, highest = min(lowest, p), max(highest, p)
                     source = f32p(a[0] + ((first + t) * kv_heads + h) * group * size * 4)
                     for i in range(group * size):
-                        q[t * group * size + i] = source[i]
+                        q[t * group * size + i] = source[i] * scale
                         o[t * group * size + i] = np.float32(0)
                     for g in range(group):
-                        m[t * group + g] = np.float32(LOWEST)
-                        l[t * group + g] = np.float32(0)
+                        tops[t * group + g] = np.float32(LOWEST)
+                    for i in range(group * PAGE):
+                        l[t * group * PAGE + i] = np.float32(0)
                 table = i32p(a[3] + slot[first] * table_pages * 4)
                 start = max(0, lowest - window + 1) // BLOCK if window > 0 else 0
                 for block in range(start, highest // BLOCK + 1):
@@ -112,22 +116,25 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                         k1 = a[1] + (np.int64(table[2 * block + 3]) * kv_heads + h) * key_page
                     row = 0
                     while row < rows:
-                        alike = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
+                        alike = min(8, rows - row)
+                        alike = 4 if 4 <= alike < 8 else (2 if alike == 3 else alike)
                         x, s, sr = q_at + row * size * 4, s_at + row * BLOCK * 4, seen_at + row * 8
-                        mr, lr, cr = m_at + row * 4, l_at + row * 4, c_at + row * 4
-                        if whole and rows - row >= 8:
-                            alike = 8
+                        tr, lr, y = tops_at + row * 4, l_at + row * PAGE * 4, o_at + row * size * 4
+                        if alike == 8:
                             score8(x, wide_at, s, k0, k1, v0, v1)
-                            weigh8(s, mr, lr, cr, sr, scale, cap)
+                            if whole:
+                                weigh8(s, tr, lr, y, sr, cap)
+                            else:
+                                masked8(s, tr, lr, y, sr, cap)
                         elif alike == 4:
                             score4(x, wide_at, s, k0, k1, v0, v1)
-                            weigh4(s, mr, lr, cr, sr, scale, cap)
+                            weigh4(s, tr, lr, y, sr, cap)
                         elif alike == 2:
                             score2(x, wide_at, s, k0, k1, v0, v1)
-                            weigh2(s, mr, lr, cr, sr, scale, cap)
+                            weigh2(s, tr, lr, y, sr, cap)
                         else:
                             score1(x, wide_at, s, k0, k1, v0, v1)
-                            weigh1(s, mr, lr, cr, sr, scale, cap)
+                            weigh1(s, tr, lr, y, sr, cap)
                         row += alike
                         k0 = k1 = v0 = v1 = wide_at
                     for i in range(n_pages):  # in the keys' place: all stays in the first cache
@@ -135,7 +142,7 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                         widen_values(a[2] + at * value_page, wide_at + i * wide_page)
                     row = 0
                     while whole and rows - row >= 4:
-                        whole4(s_at + row * BLOCK * 4, wide_at, o_at + row * size * 4, c_at + row * 4, 0, BLOCK)
+                        whole4(s_at + row * BLOCK * 4, wide_at, o_at + row * size * 4, 0, BLOCK)
                         row += 4
                     while row < rows:
                         alike = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
@@ -144,20 +151,19 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                             if seen[2 * r] < seen[2 * r + 1]:
                                 lo, hi = min(lo, seen[2 * r]), max(hi, seen[2 * r + 1])
                         if lo < hi:
-                            s, y, cr = s_at + row * BLOCK * 4, o_at + row * size * 4, c_at + row * 4
+                            s, y = s_at + row * BLOCK * 4, o_at + row * size * 4
                             if alike == 4:
-                                sum4(s, wide_at, y, cr, lo, hi)
+                                sum4(s, wide_at, y, lo, hi)
                             elif alike == 2:
-                                sum2(s, wide_at, y, cr, lo, hi)
+                                sum2(s, wide_at, y, lo, hi)
                             else:
-                                sum1(s, wide_at, y, cr, lo, hi)
+                                sum1(s, wide_at, y, lo, hi)
                         row += alike
                 for t in range(n):
-                    out = f32p(a[6] + ((first + t) * kv_heads + h) * group * size * 4)
+                    out = a[6] + ((first + t) * kv_heads + h) * group * size * 4
                     for g in range(group):
                         r = t * group + g
-                        for i in range(size):
-                            out[g * size + i] = o[r * size + i] / l[r]
+                        finish(o_at + r * size * 4, l_at + r * PAGE * 4, out + g * size * 4)
                 first += n
 
     return run

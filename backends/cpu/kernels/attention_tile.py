@@ -3,6 +3,10 @@
 All take `rows` query rows at once, and a row's additions happen in the same order whatever `rows` is: scores in two
 partial sums over d modulo 2, values cell by cell. A cell that a row does not see weighs 0.
 
+Scores are powers of two (queries are multiplied by log2 e), and weights are taken against a row's *top*: the maximum of
+its first block, or of the last block that went beyond the top by more than HEADROOM. Only then are the row's sums made
+smaller, which nearly never happens: the maximum itself would have to be found in every block.
+
 Layout of one page of one head (D = head size, 16 cells), in the cache:
     f32, f16   keys [D][16 cells] · values [16 cells][D]
     q8_0       keys int8 [D][16], then f16 scales [D/32][16] · values int8 [16][D], then f16 scales [16][D/32]
@@ -18,12 +22,13 @@ from numba import types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.emit_math import exp_of_negative, fill, fma, larger, tanh, trees, vector
+from backends.cpu.kernels.emit_math import STRICT, exp2, fill, fma, larger, tanh, tree, vector
 
 PAGE = 16
-BLOCK = 32  # cells that share a maximum
+BLOCK = 32  # cells
 UNROLL = 4
 LINE = 64  # bytes that the processor fetches at a time
+HEADROOM = 16.0  # weights are at most 2^16
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
 F16 = ir.HalfType()
 BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
@@ -131,7 +136,7 @@ def scores(size, rows, ahead):
                     total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
                 for part in range(0, len(sums), len(places)):
                     new = sums[part : part + len(places)]
-                    total = [b.fadd(u, v) for u, v in zip(total, new, strict=True)] if total else new
+                    total = [b.fadd(u, v, flags=STRICT) for u, v in zip(total, new, strict=True)] if total else new
                 for (r, page), value in zip(places, total, strict=True):
                     write(b, value, OUT, (r * BLOCK + page * PAGE) * 4)
             return ctx.get_dummy_value()
@@ -142,25 +147,24 @@ def scores(size, rows, ahead):
 
 
 def weighted_sum(size, rows, *, whole):
-    """intrinsic f(p, v, out, corr, lo, hi): out[r] = out[r]·corr[r] + Σ p[r][cell]·v[cell] for cells lo…hi−1, in order.
+    """intrinsic f(p, v, out, lo, hi): out[r] += Σ p[r][cell]·v[cell] for cells lo…hi−1, in order.
 
-    Rows of p are 32 floats apart, rows of out `size` floats, rows of corr one float. lo < hi. `whole`: all cells.
+    Rows of p are 32 floats apart, rows of out `size` floats. lo < hi. `whole`: all cells.
     """
     width = next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
     n_chunks = size // width
     held = max(1, 16 // rows)  # chunks whose sums stay in registers
 
     @intrinsic
-    def tile(typingctx, p, v, out, corr, lo, hi):
+    def tile(typingctx, p, v, out, lo, hi):
         def codegen(ctx, b, sig, args):
-            P, V, OUT, CORR = (b.inttoptr(x, e.I8P) for x in args[:4])
+            P, V, OUT = (b.inttoptr(x, e.I8P) for x in args[:3])
             lanes = vector(width)
             for first in range(0, n_chunks, held):
                 chunks = range(first, min(n_chunks, first + held))
                 places = [(r, j) for r in range(rows) for j in chunks]
                 at = {(r, j): (r * size + j * width) * 4 for r, j in places}
-                shrink = [e.splat(b, read(b, CORR, 4 * r), width) for r in range(rows)]
-                start = [b.fmul(read(b, OUT, at[r, j], lanes), shrink[r]) for r, j in places]
+                start = [read(b, OUT, at[place], lanes) for place in places]
 
                 def body(cell, sums, chunks=chunks, places=places):
                     for step in range(UNROLL if whole else 1):
@@ -172,59 +176,126 @@ def weighted_sum(size, rows, *, whole):
                         sums = [fma(b, splats[r], values[j], acc) for (r, j), acc in zip(places, sums, strict=True)]
                     return sums
 
-                begin, end, by = (e.i64(0), e.i64(BLOCK), UNROLL) if whole else (*args[4:6], 1)
+                begin, end, by = (e.i64(0), e.i64(BLOCK), UNROLL) if whole else (*args[3:5], 1)
                 for place, value in zip(places, e.loop(b, begin, end, start, body, by), strict=True):
                     write(b, value, OUT, at[place])
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), codegen
+        return types.void(*[types.int64] * 5), codegen
 
     return tile
 
 
-def softmax_step(rows, *, masked):
-    """intrinsic f(s, m, l, corr, seen, scale, cap): a block's scores → weights, in place, for `rows` rows.
+def softmax_step(size, rows, *, masked):
+    """intrinsic f(s, tops, l, out, seen, cap): a block's scores → weights, in place, for `rows` rows.
 
     seen: i32 (first, last + 1) cell that each row sees, in the block; the others weigh 0. Not `masked`: all see all.
-    m, l and corr (a float per row) are the running maximum and sum, and the factor by which this block's maximum
-    shrinks what was summed before. cap 0 is none.
+    tops: a float a row. l: 16 floats a row, whose sum is the sum of the weights. cap 0 is none. Where a row's top
+    rises, its l and its `size` floats of out shrink.
     """
+    width = next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
+    parts = range(BLOCK // PAGE)
+    cells = [ir.Constant(ir.VectorType(e.I32, PAGE), list(range(i, i + PAGE))) for i in range(0, BLOCK, PAGE)]
 
     @intrinsic
-    def step(typingctx, s, m, l, corr, seen, scale, cap):
+    def step(typingctx, s, tops, l, out, seen, cap):
         def codegen(ctx, b, sig, args):
-            S, M, L, CORR, SEEN = (b.inttoptr(x, e.I8P) for x in args[:5])
-            scale, cap = e.splat(b, args[5], PAGE), e.splat(b, args[6], PAGE)
-            cells = [ir.Constant(ir.VectorType(e.I32, PAGE), list(range(i, i + PAGE))) for i in range(0, BLOCK, PAGE)]
-            parts = range(BLOCK // PAGE)
-            at = lambda r, part: (r * BLOCK + part * PAGE) * 4
-            with b.if_then(b.fcmp_ordered("!=", args[6], ir.Constant(e.F32, 0.0)), likely=False):
-                for r in range(rows):
-                    for part in parts:
-                        x = b.fmul(read(b, S, at(r, part), vector(PAGE)), scale)
-                        write(b, b.fdiv(b.fmul(cap, tanh(b, b.fdiv(x, cap))), scale), S, at(r, part))
-            xs = []  # of each row, side by side: one row's chain of operations is longer than the processor looks ahead
-            for r in range(rows):
-                xs.append([b.fmul(read(b, S, at(r, part), vector(PAGE)), scale) for part in parts])
-                if masked:
-                    lo, hi = (e.splat(b, read(b, SEEN, 8 * r + 4 * i, e.I32), PAGE) for i in range(2))
-                    inside = [b.and_(b.icmp_signed(">=", i, lo), b.icmp_signed("<", i, hi)) for i in cells]
-                    xs[-1] = [
-                        b.select(seen, x, fill(PAGE, float("-inf"))) for seen, x in zip(inside, xs[-1], strict=True)
-                    ]
-            old, total = read(b, M, 0, vector(rows)), read(b, L, 0, vector(rows))
-            new = larger(b, old, trees(b, [larger(b, *x) for x in xs], larger))
-            shrink = exp_of_negative(b, b.fsub(old, new))
-            tops = [e.splat(b, b.extract_element(new, ir.Constant(e.I32, r)), PAGE) for r in range(rows)]
-            weights = [[exp_of_negative(b, b.fsub(x, top)) for x in row] for row, top in zip(xs, tops, strict=True)]
-            for r in range(rows):
+            S, TOPS, L, OUT, SEEN = (b.inttoptr(x, e.I8P) for x in args[:5])
+
+            def of_row(r):  # a row's scores, and the masks of what it sees
+                x = [
+                    read(b, S, b.add(b.mul(r, e.i64(BLOCK * 4)), e.i64(part * PAGE * 4)), vector(PAGE))
+                    for part in parts
+                ]
+                if not masked:
+                    return x, []
+                ends = [b.add(b.mul(r, e.i64(8)), e.i64(4 * i)) for i in range(2)]
+                lo, hi = (e.splat(b, read(b, SEEN, at, e.I32), PAGE) for at in ends)
+                masks = [b.and_(b.icmp_signed(">=", i, lo), b.icmp_signed("<", i, hi)) for i in cells]
+                unseen = fill(PAGE, float("-inf"))
+                return [b.select(mask, score, unseen) for mask, score in zip(masks, x, strict=True)], masks
+
+            def bounded(r, _):
+                x, _ = of_row(r)
+                limit = e.splat(b, args[5], PAGE)
                 for part in parts:
-                    write(b, weights[r][part], S, at(r, part))
-            sums = trees(b, [b.fadd(*w) for w in weights], lambda b, u, v: b.fadd(u, v))
-            for base, value in ((M, new), (L, b.fadd(b.fmul(total, shrink), sums)), (CORR, shrink)):
-                write(b, value, base, 0)
+                    at = b.add(b.mul(r, e.i64(BLOCK * 4)), e.i64(part * PAGE * 4))
+                    write(b, b.fmul(limit, tanh(b, b.fdiv(x[part], limit))), S, at)
+                return []
+
+            def raised(r, _):
+                x, _ = of_row(r)
+                highest = tree(b, largest(x), larger)
+                at = b.mul(r, e.i64(4))
+                old = read(b, TOPS, at)
+                beyond = b.fcmp_ordered(">", b.fsub(highest, old, flags=STRICT), ir.Constant(e.F32, HEADROOM))
+                with b.if_then(beyond):
+                    write(b, highest, TOPS, at)
+                    shrink = exp2(b, e.splat(b, b.fsub(old, highest, flags=STRICT), PAGE))
+                    at = b.mul(r, e.i64(PAGE * 4))
+                    write(b, b.fmul(read(b, L, at, vector(PAGE)), shrink), L, at)
+                    factor = e.splat(b, b.extract_element(shrink, ir.Constant(e.I32, 0)), width)
+                    for j in range(0, size, width):
+                        at = b.add(b.mul(r, e.i64(size * 4)), e.i64(4 * j))
+                        write(b, b.fmul(read(b, OUT, at, vector(width)), factor), OUT, at)
+                return []
+
+            def largest(x):
+                while len(x) > 1:
+                    x = [larger(b, u, v) for u, v in zip(x[::2], x[1::2], strict=False)] + x[len(x) // 2 * 2 :]
+                return x[0]
+
+            def below_top(x):
+                tops = [e.splat(b, read(b, TOPS, 4 * r), PAGE) for r in range(rows)]
+                return [b.fsub(x[r][part], tops[r], flags=STRICT) for r in range(rows) for part in parts]
+
+            with b.if_then(b.fcmp_ordered("!=", args[5], ir.Constant(e.F32, 0.0)), likely=False):
+                e.loop(b, e.i64(0), e.i64(rows), [], bounded)
+            x, masks = zip(*(of_row(e.i64(r)) for r in range(rows)), strict=True)
+            z = below_top(x)  # of all rows, side by side: one row's chain is longer than the processor looks ahead
+            beyond = b.fcmp_unordered(">", largest(z), fill(PAGE, HEADROOM))  # NaN of one row hides no other
+            before = b.block
+            with b.if_then(b.icmp_signed("!=", b.bitcast(beyond, e.I16), ir.Constant(e.I16, 0)), likely=False):
+                e.loop(b, e.i64(0), e.i64(rows), [], raised)
+                e.keep_order(b)  # scores are read again, so that nobody keeps them in registers
+                again = below_top([of_row(e.i64(r))[0] for r in range(rows)])
+                after = b.block
+            weights = []
+            for first, second in zip(z, again, strict=True):
+                weights.append(b.phi(first.type))
+                weights[-1].add_incoming(first, before)
+                weights[-1].add_incoming(second, after)
+            weights = [exp2(b, z) for z in weights]
+            for r in range(rows):
+                total = read(b, L, r * PAGE * 4, vector(PAGE))
+                for part in parts:
+                    weight = weights[r * len(parts) + part]
+                    if masked:
+                        weight = b.select(masks[r][part], weight, fill(PAGE, 0.0))
+                    write(b, weight, S, (r * BLOCK + part * PAGE) * 4)
+                    total = b.fadd(total, weight, flags=STRICT)
+                write(b, total, L, r * PAGE * 4)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 5, types.float32, types.float32), codegen
+        return types.void(*[types.int64] * 5, types.float32), codegen
 
     return step
+
+
+def divide(size):
+    """intrinsic f(x, l, out): `size` floats of x by the sum of the 16 floats of l, which is 1 or more."""
+
+    @intrinsic
+    def row(typingctx, x, l, out):
+        def codegen(ctx, b, sig, args):
+            X, L, OUT = (b.inttoptr(v, e.I8P) for v in args)
+            total = tree(b, read(b, L, 0, vector(PAGE)), lambda b, u, v: b.fadd(u, v))
+            inverse = b.fdiv(ir.Constant(e.F32, 1.0), total)
+            width = next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
+            for j in range(0, size, width):
+                write(b, b.fmul(read(b, X, 4 * j, vector(width)), e.splat(b, inverse, width)), OUT, 4 * j)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
+    return row

@@ -14,6 +14,7 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit import F32, I32, I64, splat
 
 LANES = 16
+STRICT = ("nsz",)  # without any flag, numba allows an addition to be re-associated
 
 
 def vector(n):
@@ -53,14 +54,17 @@ def exp(b, x):
     return b.select(b.fcmp_ordered("<", x, fill(n, -87.3)), fill(n, 0.0), value)
 
 
-def exp_of_negative(b, x):
-    """The bits of `exp` where x is 0 or less, in two thirds of its instructions."""
+def exp2(b, x):
+    """2ˣ within 2.1 ulp, for x below 128; 2^-126 where x is less than -126, NaN for NaN. 11 instructions."""
     n = x.type.count
-    t = fma(b, x, fill(n, 1.4426950408889634), fill(n, 12582912.0))
-    p = _exp_of_rest(b, x, b.fsub(t, fill(n, 12582912.0)))
-    scaled = b.add(b.bitcast(p, ir.VectorType(I32, n)), b.shl(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 23)))
-    value = b.select(b.fcmp_ordered("==", x, x), b.bitcast(scaled, vector(n)), x)
-    return b.select(b.fcmp_ordered("<", x, fill(n, -87.3)), fill(n, 0.0), value)
+    x = b.select(b.fcmp_ordered("<", x, fill(n, -126.0)), fill(n, -126.0), x)
+    zero = fill(n, 12582912.0 + 127)  # the nearest integer, and the exponent's bias, in the low bits
+    t = b.fadd(x, zero, flags=STRICT)
+    r = b.fsub(x, b.fsub(t, zero, flags=STRICT), flags=STRICT)
+    p = fma(b, fill(n, 1.3264727e-3), r, fill(n, 9.6715128e-3))
+    for c in (5.5507337e-2, 2.4022242e-1, 6.9314698e-1, 1.0):
+        p = fma(b, p, r, fill(n, c))
+    return b.fmul(p, b.bitcast(b.shl(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 23)), vector(n)))
 
 
 def _exp_of_rest(b, x, k):
