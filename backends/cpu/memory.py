@@ -8,6 +8,7 @@ sequence's keys and values, which lie 2 KiB here and 2 KiB there, a 16th.
 from __future__ import annotations
 
 import mmap
+import weakref
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from graph.backend import Bytes
 ALIGNMENT = 64
 SLAB_BYTES = 32 << 20
 MOST_SHARED = SLAB_BYTES // 4  # a larger weight has pages of its own
+MOST_OPEN = 8  # slabs whose ends are still filled with what is small enough
 LARGE_PAGE = 2 << 20
 
 
@@ -43,29 +45,27 @@ class Slabs:
     """Hands out memory. A slab is given back when nothing that lies in it is used any more."""
 
     def __init__(self) -> None:
-        self._slab = np.zeros(0, np.uint8)
-        self._used = 0
+        self._open: list[tuple[weakref.ref[Bytes], int]] = []  # the latest slabs, and how much of each is taken
 
     def take(self, nbytes: int) -> Bytes:
         """Zeroed, at a multiple of 64. MemoryError when there is not enough."""
         if nbytes > MOST_SHARED:
             return aligned(nbytes)
-        if self._used + nbytes > self._slab.nbytes:
-            self._slab, self._used = _slab(), 0
-        taken = self._slab[self._used : self._used + nbytes]
-        self._used = -(-(self._used + nbytes) // ALIGNMENT) * ALIGNMENT
-        return taken
+        in_use = [(slab, at) for known, at in self._open if (slab := known()) is not None]
+        slab, at = next(((slab, at) for slab, at in in_use if at + nbytes <= SLAB_BYTES), None) or (_slab(), 0)
+        rest = [(weakref.ref(other), end) for other, end in in_use if other is not slab][-MOST_OPEN:]
+        self._open = [*rest, (weakref.ref(slab), -(-(at + nbytes) // ALIGNMENT) * ALIGNMENT)]
+        return slab[at : at + nbytes]
 
 
 def _slab() -> Bytes:
-    """Memory whose pages are taken when they are first written."""
+    """Memory whose pages are taken when they are first written. A slice of it holds it: it is no slice itself."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return aligned(SLAB_BYTES)
+        return np.frombuffer(aligned(SLAB_BYTES).data, np.uint8)
     try:
         pages = mmap.mmap(-1, SLAB_BYTES + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{SLAB_BYTES} bytes for tensors: {error.strerror}") from error
     pages.madvise(mmap.MADV_HUGEPAGE)
-    raw = np.frombuffer(pages, np.uint8)
-    start = -raw.ctypes.data % LARGE_PAGE
-    return raw[start : start + SLAB_BYTES]
+    start = -np.frombuffer(pages, np.uint8).ctypes.data % LARGE_PAGE
+    return np.frombuffer(pages, np.uint8, SLAB_BYTES, start)

@@ -30,3 +30,13 @@ def test_a_slab_goes_with_the_last_weight_in_it():
     assert slab() is not None
     del second
     assert slab() is None
+
+
+def test_the_end_of_a_slab_is_filled_with_what_fits():
+    slabs = Slabs()
+    most = [slabs.take(MOST_SHARED - ALIGNMENT) for _ in range(SLAB_BYTES // MOST_SHARED)]
+    other = slabs.take(MOST_SHARED)
+    assert other.base is not most[0].base
+    small = slabs.take(ALIGNMENT)
+    assert small.base is most[0].base
+    assert slabs.take(MOST_SHARED).base is other.base  # nor is the newer one forgotten
