@@ -51,6 +51,15 @@ def prefetch(b, pointer):
     b.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, 3, 1))])
 
 
+def again(b, pointer):
+    """The same pointer, which the compiler takes for another one.
+
+    A number that is loaded through each, once for each use, needs no instruction and no register of its own: the load
+    is an operand of what uses it, where the processor has such operands.
+    """
+    return b.call(ir.InlineAsm(ir.FunctionType(I8P, [I8P]), "", "=r,0"), [pointer])
+
+
 def smaller(b, x, y):
     return b.select(b.icmp_signed("<", x, y), x, y)
 

@@ -30,6 +30,7 @@ from backends.cpu.kernels.layout import (
 from backends.cpu.kernels.registry import f32p, kernel
 
 AHEAD = 4096  # bytes between what is read and what is fetched
+TWICE = 2  # rows of an expanded tile that are read for each group: fewer instructions against more loads, see LOG.md
 
 
 def quant_tile(dtype, mt, nt, form):
@@ -49,15 +50,19 @@ def quant_tile(dtype, mt, nt, form):
             for line in range(-(-mt * ACT_BLOCK // 64)):
                 e.prefetch(b, e.at(b, x, mt * ACT_BLOCK + 64 * line))
         xs = [e.at(b, x, ACT_BLOCK * j) for j in range(mt)]
+        xs_of = [xs] * nt  # for each group
+        if form is Expanded and nt > 1:
+            other = e.again(b, x)
+            xs_of[1:] = [[e.at(b, other, ACT_BLOCK * j) for j in range(TWICE)] + xs[TWICE:]] * (nt - 1)
         for part in range(layout.parts):
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
             starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
             dots = [start for start in starts for _ in blocks]
             for step in range(8 // layout.parts * part, 8 // layout.parts * (part + 1)):
                 u = [block.quants(step) for block in blocks]
-                for j, row in enumerate(xs):
-                    x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
+                for j in range(mt):
                     for n in range(nt):
+                        x4 = e.load(b, e.at(b, xs_of[n][j], 4 * step), e.I32, 4)
                         dots[j * nt + n] = e.dot(b, dots[j * nt + n], u[n], x4, biased)
             scales = [block.scale(part) for block in blocks]
             terms = [e.dot_times(b, dot, scales[i % nt]) for i, dot in enumerate(dots)]
