@@ -15,6 +15,10 @@ LANES = 16
 CL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
 GL_TYPES = {"u64": "uint64_t", "f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}
 GL_SIZES = {"u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
+TEXELS = "texels"
+VIEWS = """layout(set = 0, binding = 0) uniform utextureBuffer VIEWS[];
+#define TEXEL(name, i) texelFetch(VIEWS[name.x], int(i))
+"""
 KERNELS: dict[str, Kernel] = {}
 
 
@@ -22,13 +26,15 @@ KERNELS: dict[str, Kernel] = {}
 class Shape:
     """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
     that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, for
-    many rows (linear_coop.py). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere."""
+    many rows (linear_coop.py). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere; `texels`: whether
+    weights are read as such there (linear_texels.py)."""
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
     dot: bool = False
     coop: bool = False
     lanes: int = 0
+    texels: bool = False
 
 
 SIMT = Shape("simt")
@@ -40,6 +46,8 @@ SOFT = Shape("soft", lanes=16)
 class Arg:
     """A buffer of a kernel: name in capitals, element type, and whether it is read, written or both.
 
+    `dtype`: "texels" are four words each, which only GLSL reads, with `TEXEL(NAME, i)`: the argument is the number of
+    the buffer's view, in place of its address.
     `of`: so many buffers, one after the other, of which the body takes one: after `CHOOSE(i)` the name means buffer i.
     """
 
@@ -100,12 +108,21 @@ class Kernel:
                 return defines
         raise KeyError(f"kernel {self.name} has no variant {wanted} for {shape.name}")
 
+    @property
+    def texels(self) -> bool:
+        return any(a.dtype == TEXELS for a in self.args)
+
     def threads(self, defines: Defines) -> int:
         return dict(defines)["WG"]
 
 
 def _numbered(a: Arg) -> list[Arg]:
     return [Arg(f"{a.name}{i}", a.dtype, a.access) for i in range(a.of)]
+
+
+def _elements(a: Arg) -> str:
+    """What a GLSL variable of a buffer is followed by, where its elements are meant."""
+    return "" if a.dtype == TEXELS else ".v"
 
 
 def choose(kernel: Kernel, end: str) -> str:
@@ -151,6 +168,9 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
     """The whole shader, for Vulkan 1.2."""
     blocks, members, names = [], [], []
     for dtype, access in dict.fromkeys((a.dtype, a.access) for a in kernel.args):
+        if dtype == TEXELS:
+            blocks.append(f"{VIEWS}#define B_{dtype}_{access} uvec2\n")
+            continue
         qualifier = {"r": "readonly ", "w": "", "rw": ""}[access]
         blocks.append(
             f"layout(buffer_reference, std430, buffer_reference_align = {GL_SIZES[dtype]}) "
@@ -158,15 +178,18 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
         )
     for a in kernel.args:
         members.append(f"B_{a.dtype}_{a.access} {a.name}_;")
-        names.append(f"#define {a.name} {a.name}_.v\n")
+        names.append(f"#define {a.name} {a.name}_{_elements(a)}\n")
     members += [f"{kind} {name};" for kind, name in kernel.words]
-    chosen = "".join(f"B_{a.dtype}_{a.access} {a.name}_;\n#define {a.name} {a.name}_.v\n" for a in kernel.choices)
+    chosen = "".join(
+        f"B_{a.dtype}_{a.access} {a.name}_;\n#define {a.name} {a.name}_{_elements(a)}\n" for a in kernel.choices
+    )
     local = "".join(f"shared {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
     special = "".join(
         f"layout(constant_id = {i}) const uint {name} = {value}u;\n"
         for i, (name, value) in enumerate(kernel.special.items())
     )
-    extensions = "".join(f"#extension {name} : require\n" for name in kernel.extensions)
+    wanted = (*kernel.extensions, *["GL_EXT_nonuniform_qualifier"] * kernel.texels)
+    extensions = "".join(f"#extension {name} : require\n" for name in wanted)
     return (
         f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{constants(defines)}{special}"
         f"layout(local_size_x = WG) in;\n{''.join(blocks)}"

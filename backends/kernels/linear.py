@@ -14,6 +14,7 @@ from backends.kernels.gemm import gemm
 from backends.kernels.linear_coop import LEAST_ROWS, coop_product
 from backends.kernels.linear_dot import dot_product
 from backends.kernels.linear_soft import soft_product
+from backends.kernels.linear_texels import texels_product
 from backends.kernels.lowering import Dispatch, is_packed, lower
 from backends.kernels.matmul import rows_product
 from graph.tensor import Tensor
@@ -98,7 +99,8 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
     if not all(is_packed(w) and w.dtype == dtype for w in parts) or len(parts) > product.n_parts(dtype):
         return None
     if shape.name == "soft":
-        return [soft_product(t, shape, parts)]
+        one = shape.texels and dtype in weights.BLOCKS and t.src[0].shape[0] == 1
+        return [(texels_product if one else soft_product)(t, shape, parts)]
     if shape.dot and dtype in weights.BLOCKS:
         many = shape.coop and t.src[0].shape[0] >= LEAST_ROWS
         return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)

@@ -8,7 +8,7 @@ same activations. Sums over k run from the first block to the last, for any numb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backends.kernels import layout, product, weights
@@ -19,24 +19,24 @@ from graph.tensor import Tensor
 WG = 16
 TILES = [{"WG": WG, "MT": 1, "R": 3}, {"WG": WG, "MT": 4, "R": 2}]
 WIDER = {"u8": "u16", "u16": "u32", "u32": "u64", "f32": "u64"}
+LANES_ARE_THREADS = (
+    "LANE",
+    "LF",
+    "LU",
+    "LSPLAT",
+    "LTOF",
+    "LTOI",
+    "ITOF",
+    "LU2F",
+    "LLD",
+    "LLD8",
+    "LLDS8",
+    "LLD16",
+    "LLDH",
+)
+UNDEF = "".join(f"#undef {name}\n" for name in (*LANES_ARE_THREADS, "LSTN", "LROW", "LSILU", "LGELU"))
 MACROS = """
-#undef LANE
-#undef LF
-#undef LU
-#undef LSPLAT
-#undef LTOF
-#undef LTOI
-#undef ITOF
-#undef LU2F
-#undef LLD
-#undef LLD8
-#undef LLDS8
-#undef LLD16
-#undef LLDH
-#undef LSTN
-#undef LROW
-#undef LSILU
-#undef LGELU
+#define FIRST (unit * R)
 #define LANE (2u * LANE8)
 #define LF vec2
 #define LU uvec2
@@ -61,7 +61,7 @@ uvec2 both_halves(uint x) { return uvec2(x & 0xffffu, x >> 16u); }
 
 FRAME = """
   BEGIN
-  uint first = unit * R;
+  uint first = FIRST;
   uint xr[MT];
   UNROLL for (uint m = 0u; m < MT; m++) xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
 #if PAIR
@@ -108,8 +108,12 @@ def _floats(dtype: str) -> str:
   }}"""
 
 
-def _blocks(dtype: str) -> str:
-    """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
+def blocks(dtype: str, lanes: int) -> str:
+    """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum.
+
+    So many lanes load the activations of as many k and tell each other.
+    """
+    loads, words = 32 // lanes, lanes // 4
     lines = [weights.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
     halves = 2 if dtype == "q6_k" else 1
     minimum = weights.has_minimum(dtype)
@@ -119,7 +123,9 @@ def _blocks(dtype: str) -> str:
         )
         for j in range(half * 8 // halves, (half + 1) * 8 // halves):
             values = " ".join(f"LF v{t} = {weights.quant(dtype, j, t)};" for t in range(4))
-            xs = " ".join(f"float x{t} = FROM_LANE(xv[m * 4u + {j // 2}u], {4 * (j % 2) + t}u);" for t in range(4))
+            xs = " ".join(
+                f"float x{t} = FROM_LANE(xv[m * {loads}u + {j // words}u], {4 * (j % words) + t}u);" for t in range(4)
+            )
             steps = " ".join(f"{s}[m] = FMA(v{t}, LSPLAT(x{t}), {s}[m]);" for t, s in enumerate(("even", "odd") * 2))
             total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
             lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
@@ -133,9 +139,9 @@ def _blocks(dtype: str) -> str:
     return f"""
   uint n_blocks = n_k / 32u;
   for (uint b = 0u; b < n_blocks; b++) {{
-    float xv[MT * 4];
-    UNROLL for (uint m = 0u; m < MT; m++) UNROLL for (uint i = 0u; i < 4u; i++)
-      xv[m * 4u + i] = X[xr[m] + b * 32u + i * 8u + LANE8];
+    float xv[MT * {loads}];
+    UNROLL for (uint m = 0u; m < MT; m++) UNROLL for (uint i = 0u; i < {loads}u; i++)
+      xv[m * {loads}u + i] = X[xr[m] + b * 32u + i * {lanes}u + LANE{lanes}];
     UNROLL for (uint r = 0u; r < R; r++) {{
       uint g = min(first + r, groups - 1u);
       {body}
@@ -143,16 +149,16 @@ def _blocks(dtype: str) -> str:
   }}"""
 
 
-def _args(dtype: str) -> list[Arg]:
-    """Weights are read two elements at a time."""
-    return [replace(a, dtype=WIDER[a.dtype]) if a.of > 1 else a for a in product.args(dtype)]
+def args(dtype: str, wider: Mapping[str, str]) -> list[Arg]:
+    """Weights are read several elements at a time."""
+    return [replace(a, dtype=wider[a.dtype]) if a.of > 1 else a for a in product.args(dtype)]
 
 
 for _dtype in layout.PACKINGS:
-    _blocks_of = _floats(_dtype) if _dtype in weights.FLOATS else _blocks(_dtype)
+    _blocks_of = _floats(_dtype) if _dtype in weights.FLOATS else blocks(_dtype, 8)
     Kernel(
         f"linear_soft_{_dtype}",
-        _args(_dtype),
+        args(_dtype, WIDER),
         product.words(_dtype),
         FRAME.replace("BEGIN", product.begin(_dtype, "GY * (WG / 8u) + LID / 8u"))
         .replace("BLOCKS", _blocks_of)
@@ -160,7 +166,7 @@ for _dtype in layout.PACKINGS:
         simt=(),
         cpu=(),
         soft=[tile | {"PAIR": pair} for tile in TILES for pair in (0, 1)],
-        functions=product.MACROS + MACROS,
+        functions=product.MACROS + UNDEF + MACROS,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from backends.errors import DeviceError
 from backends.kernels import device as shared
-from backends.kernels.dialect import KERNELS
+from backends.kernels.dialect import KERNELS, TEXELS, Arg
 from backends.kernels.lowering import Dispatch
 from backends.vulkan import choice
 from backends.vulkan.device import Device, Memory
@@ -153,7 +153,7 @@ class VulkanProgram:
         self.recording = Recording(backend.device)
         self.recording.begin()
         self._keep: dict[int, Memory] = {}  # what the recording refers to
-        places: dict[int, tuple[int, Range | None]] = {}  # by tensor: address, and range where order matters
+        places: dict[int, tuple[Place, Range | None]] = {}  # by tensor; and the range where order matters
         for d in work:
             kernel = KERNELS[d.kernel]
             addresses, reads, writes = [], [], []
@@ -161,13 +161,13 @@ class VulkanProgram:
                 if t is None:
                     assert scratch is not None
                     self._keep[id(scratch)] = scratch
-                    address, span = scratch.address, (scratch.address, scratch.address + d.scratch)
+                    at, span = Place(scratch), (scratch.address, scratch.address + d.scratch)
                 else:
                     if id(t) not in places:
                         places[id(t)] = self._where(t, place(t))
-                    address, known = places[id(t)]
+                    at, known = places[id(t)]
                     span = known  # type: ignore[assignment]
-                addresses.append(address + offset)
+                addresses.append(_argument(backend.device, arg, at.buffer, at.offset + offset))
                 if span is not None:
                     if arg.access != "w":
                         reads.append(span)
@@ -177,12 +177,20 @@ class VulkanProgram:
             self.recording.dispatch(backend.pipelines.get(kernel, d.defines), push, d.groups, reads, writes)
         self.recording.finish()
 
-    def _where(self, t: Tensor, at: Place) -> tuple[int, Range | None]:
+    def _where(self, t: Tensor, at: Place) -> tuple[Place, Range | None]:
         memory: Memory = at.buffer
         self._keep[id(memory)] = memory
         start = memory.address + at.offset
         constant = t.op == "const" or (t.op == "state" and t.attrs["constant"])
-        return start, None if constant else (start, start + max(t.nbytes, 1))
+        return at, None if constant else (start, start + max(t.nbytes, 1))
 
     def run(self) -> None:
         self.recording.submit()
+
+
+def _argument(device: Device, arg: Arg, memory: Memory, offset: int) -> int:
+    """What a kernel is told of a buffer: its address, or the number of its view."""
+    if arg.dtype == TEXELS:
+        assert device.views is not None
+        return device.views.number(memory, offset)
+    return int(memory.address + offset)

@@ -52,7 +52,7 @@ def class_of(info: DeviceInfo) -> Shape:
     if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
         return replace(SIMT, dot=True)
     soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
-    return replace(SOFT, lanes=info.subgroup) if soft else SIMT
+    return replace(SOFT, lanes=info.subgroup, texels=info.texels) if soft else SIMT
 
 
 def known(info: DeviceInfo) -> Choice | None:

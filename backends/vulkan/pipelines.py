@@ -35,6 +35,7 @@ class Pipeline:
     handle: Any
     layout: Any
     push_bytes: int
+    texels: bool  # whether it wants the device's views
 
 
 class Pipelines:
@@ -44,7 +45,7 @@ class Pipelines:
         ffi, lib = binding()
         self.device = device
         self._made: dict[tuple[str, Defines], Pipeline] = {}
-        self._layouts: dict[int, Any] = {}
+        self._layouts: dict[tuple[int, bool], Any] = {}
         self._unsaved = False
         self._path = cache.cache_folder() / "vulkan" / f"{hashlib.sha256(device.info.identity).hexdigest()[:16]}.cache"
         keep, held = Keep(), cache.read(self._path)
@@ -72,7 +73,7 @@ class Pipelines:
         check(lib.vkCreateShaderModule(self.device.handle, wanted, ffi.NULL, module), f"shader {name}")
         try:
             push_bytes = 8 * len(kernel.args) + 4 * len(kernel.words)
-            info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes))
+            info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes, kernel.texels))
             stage = keep.struct("PipelineShaderStageCreateInfo", stage=COMPUTE, module=module[0])
             stage.pName = keep.new("char[]", b"main")
             if kernel.special:
@@ -83,7 +84,7 @@ class Pipelines:
             check(result, f"compiling {name} for {self.device.info.name}")
         finally:
             lib.vkDestroyShaderModule(self.device.handle, module[0], ffi.NULL)
-        return Pipeline(made[0], info.layout, push_bytes)
+        return Pipeline(made[0], info.layout, push_bytes, kernel.texels)
 
     def _specialise(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
         """Give a kernel the constants of this device's cooperative matrices, and subgroups as large as those say."""
@@ -102,17 +103,20 @@ class Pipelines:
             "PipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=sizes.subgroup
         )
 
-    def _layout(self, push_bytes: int) -> Any:
-        """All arguments are push constants, so a layout is a size."""
-        if push_bytes not in self._layouts:
+    def _layout(self, push_bytes: int, texels: bool) -> Any:
+        """All arguments are push constants, so a layout is a size, and whether there are views beside them."""
+        if (push_bytes, texels) not in self._layouts:
             ffi, lib = binding()
             keep = Keep()
             push = keep.new("VkPushConstantRange *", {"stageFlags": COMPUTE, "offset": 0, "size": push_bytes})
             info = keep.struct("PipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=push)
+            if texels:
+                assert self.device.views is not None
+                info.setLayoutCount, info.pSetLayouts = 1, self.device.views.layout
             made = ffi.new("VkPipelineLayout *")
             check(lib.vkCreatePipelineLayout(self.device.handle, info, ffi.NULL, made), "vkCreatePipelineLayout")
-            self._layouts[push_bytes] = made[0]
-        return self._layouts[push_bytes]
+            self._layouts[push_bytes, texels] = made[0]
+        return self._layouts[push_bytes, texels]
 
     def save(self) -> None:
         """Write the driver's cache when there is something new in it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ from graph.ops.elementwise import glu
 from graph.ops.fused import linear_add, linear_glu, linear_parts
 from graph.ops.linear import linear
 from graph.session import Session
-from graph.tensor import feed, state
+from graph.tensor import Tensor, feed, state
+
+if TYPE_CHECKING:
+    from backends.vulkan.backend import VulkanBackend
 
 register_all()
 
@@ -263,3 +267,33 @@ def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> No
     open_device("vulkan:0")
     with pytest.raises(DeviceError, match=r"vulkan:99 is not available: this machine has vulkan:0"):
         VulkanBackend("vulkan:99")
+
+
+def test_one_row_through_texels_has_the_bits_of_many(watched: Backend) -> None:
+    """Weights of which a subgroup's lanes have four groups, and one of which only some are there; views come back."""
+    device = cast("VulkanBackend", watched).device
+    if device.views is None:
+        pytest.skip("this device reads no texels")
+    free, rng, session = len(device.views._free), np.random.default_rng(5), Session([watched])
+
+    def weight(name: str, n: int) -> Tensor:
+        blocks = rng.integers(0, 256, (n * 3, 34), np.uint8)
+        blocks[:, :2] = rng.uniform(0.01, 0.02, (n * 3, 1)).astype(np.float16).view(np.uint8)
+        return session.define(name, (n, 96), "q8_0", lambda: blocks.reshape(-1), constant=True)
+
+    a, b, c = (weight(name, n) for name, n in (("a", 70), ("b", 16), ("c", 70)))
+
+    def build(rows: int) -> list[Tensor]:
+        x = feed("x", (rows, 96))
+        return [linear(x, a), linear(x, b), glu(linear(x, a), linear(x, c), activation="gelu")]
+
+    x = rng.normal(size=(5, 96)).astype(np.float32)
+    many, plan = session.plan(lambda: build(5)).run({"x": x}), session.plan(lambda: build(1))
+    assert len(device.views._free) < free
+    for i in range(5):
+        for one, whole in zip(plan.run({"x": x[i : i + 1]}), many, strict=True):
+            assert one[0].tobytes() == whole[i].tobytes()
+    session.release()
+    del plan
+    device.sweep()
+    assert len(device.views._free) == free

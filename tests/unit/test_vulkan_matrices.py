@@ -63,6 +63,7 @@ INFO = DeviceInfo(
     matrices=Matrices(16, 16, 32, 32),
     broadcasts=True,
     subgroup=32,
+    texels=False,
     max_invocations=1024,
     identity=b"device and driver",
     missing="",
