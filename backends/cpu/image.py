@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 
@@ -126,6 +127,7 @@ def load(images: Sequence[bytes]) -> list[int]:
             struct.pack_into("<q", memory, offset + at, address)
         entries.append(base + offset + told["entry"])
     if process.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(end), mmap.PROT_READ | mmap.PROT_EXEC):
-        raise OSError(ctypes.get_errno(), "memory for kernels cannot be made executable")
+        reason = os.strerror(ctypes.get_errno())
+        raise OSError(ctypes.get_errno(), f"memory cannot be made executable ({reason})")
     _kept.append(memory)
     return entries

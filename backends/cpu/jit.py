@@ -21,6 +21,7 @@ from backends import cache
 from backends.cpu import image
 from backends.cpu.farm import Farm
 from backends.cpu.isa import host, isa
+from backends.errors import DeviceError
 
 KERNEL_FOLDER = Path(__file__).parent / "kernels"
 _lock = threading.RLock()
@@ -100,7 +101,10 @@ def prefetch(names: Iterable[str]) -> None:
 
 
 def load(names: Iterable[str]) -> None:
-    """Make kernels ready: from the cache where possible, compiled (and kept) otherwise. KernelError names a failure."""
+    """Make kernels ready: from the cache where possible, compiled (and kept) otherwise.
+
+    KernelError names one that cannot be compiled; DeviceError: the system lets nobody run code that was made just now.
+    """
     with _lock:
         wanted = [n for n in dict.fromkeys(names) if n not in _addresses]
         if not wanted:
@@ -114,7 +118,10 @@ def load(names: Iterable[str]) -> None:
 
 def _entries(codes: dict[str, bytes]) -> dict[str, int]:
     images = [n for n, code in codes.items() if image.is_image(code)]
-    found = dict(zip(images, image.load([codes[n] for n in images]), strict=True))
+    try:
+        found = dict(zip(images, image.load([codes[n] for n in images]), strict=True))
+    except OSError as error:
+        raise DeviceError(f"cpu: this system runs no code that was made here: {error.strerror}") from None
     objects = [n for n in codes if n not in found]
     if objects:
         from backends.cpu import compile as compiler
@@ -138,6 +145,8 @@ def _compile_here(name: str) -> bytes:
         code = compile_kernel(name)
     except KernelError:
         raise
+    except PermissionError as error:  # numba may make no code either
+        raise DeviceError(f"cpu: this system runs no code that was made here: {error.strerror}") from None
     except Exception as error:
         reason = " ".join(str(error).split())
         raise KernelError(f"kernel {name} cannot be compiled: {type(error).__name__}: {reason}") from error

@@ -136,6 +136,21 @@ def test_a_failure_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
         jit.load(["nonsense"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to refuse")
+def test_a_system_that_runs_no_code_made_here_is_told_in_one_line(cache: Path, code: bytes) -> None:
+    """As services with MemoryDenyWriteExecute are."""
+    jit._store("rms_norm", code)
+    refuse = "import ctypes; refused = ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0"  # PR_SET_MDWE, Linux 6.3
+    program = (
+        f"{refuse}\nfrom backends.cpu import jit\ntry: jit.load(['rms_norm'])\nexcept jit.DeviceError as e: print(e)"
+    )
+    command = [sys.executable, "-c", f"{program}\nif not refused: print('cannot be made executable')"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, env=environment, capture_output=True, check=True).stdout.decode()
+    assert "cannot be made executable" in told
+    assert len(told.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "program",
     [
