@@ -253,6 +253,13 @@ def addresses(value: str) -> list[str]:
     return found
 
 
+def file_name(value: str) -> str:
+    """A path, which a variable of the shell that is not set is not."""
+    if not value:
+        raise ValueError("names no file")
+    return value
+
+
 def text(value: str) -> str:
     """Anything."""
     return value

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from server.cli.flags import Flag, Group, text, whole
+from server.cli.flags import Flag, Group, file_name, text, whole
 
 _REPO = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.-]+))?", re.ASCII)
 
@@ -42,7 +42,7 @@ def url(value: str) -> str:
     return value
 
 
-MODEL = Flag("-m --model", "the GGUF file", text, metavar="FILE", env="LLAMA_ARG_MODEL")
+MODEL = Flag("-m --model", "the GGUF file", file_name, metavar="FILE", env="LLAMA_ARG_MODEL")
 DOWNLOADS = (
     Flag(
         "-hf -hfr --hf-repo",
@@ -68,7 +68,7 @@ DOWNLOAD = (
         "Download",
         (
             *DOWNLOADS,
-            Flag("-m --model", "where --model-url's file is to be", text, metavar="FILE", env="LLAMA_ARG_MODEL"),
+            Flag("-m --model", "where --model-url's file is to be", file_name, metavar="FILE", env="LLAMA_ARG_MODEL"),
             Flag("--json", "print progress as a line of JSON each"),
             Flag("-h --help", "show this and leave"),
         ),

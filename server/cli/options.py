@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from server.cli.cache_options import CACHE, QUEUE
 from server.cli.compatible import COMPATIBLE
-from server.cli.flags import Flag, Group, choice, device_list, json_object, keys, number, text, whole, wholes, words
+from server.cli.flags import (
+    Flag,
+    Group,
+    choice,
+    device_list,
+    file_name,
+    json_object,
+    keys,
+    number,
+    text,
+    whole,
+    wholes,
+    words,
+)
 from server.cli.model_keys import MODEL_KEYS
 from server.cli.model_options import DOWNLOADS, MODEL, ROUTER
 from server.cli.placement import PLACEMENT
@@ -368,7 +381,7 @@ SERVE = (
             Flag(
                 "-m --model",
                 "the GGUF file; without it the demo is served, a small model of Shakespeare",
-                text,
+                file_name,
                 metavar="FILE",
                 env="LLAMA_ARG_MODEL",
             ),
@@ -458,7 +471,7 @@ SELFTEST = (
     Group(
         "Self-test",
         (
-            Flag("-m --model", "test the ops of this model's graph, at its shapes", text, metavar="FILE"),
+            Flag("-m --model", "test the ops of this model's graph, at its shapes", file_name, metavar="FILE"),
             Flag("--op", "test this op only; may be given again", text, None, "NAME", many=True),
             DEVICE,
             THREADS,

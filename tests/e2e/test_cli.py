@@ -110,6 +110,7 @@ def test_tokenize_imports_neither_kernels_nor_http(tiny_model: Path) -> None:
         (["--spec-replace", "x"], 1, ["not supported yet: --spec-replace"]),
         (["serve", "--log-file", "/no/such/folder/x"], 1, ["--log-file /no/such/folder/x: No such file"]),
         (["serve", "--media_path", "x"], 1, ["not supported yet: --media_path"]),
+        (["serve", "-m", ""], 2, ["-m", "names no file"]),
         (["serve", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
         (["generate", "-m", "/does/not/exist.gguf", "-p", "x"], 1, ["/does/not/exist.gguf"]),
         (["bench", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
