@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -85,3 +85,12 @@ class Backend(Protocol):
         """`place` gives the memory of any node, feed or state that the nodes touch."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Divides(Protocol):
+    """A backend whose programs can be cut anew, in the middle of a node, too."""
+
+    def divide(self, programs: Sequence[Any], seconds: Sequence[float], most: float) -> Sequence[Program]:
+        """Other programs for the same work, of at most about `most` seconds each; `programs` are its own, which
+        took `seconds`."""

@@ -82,19 +82,24 @@ def partition(
     for f in fetches:
         if _is_mutable(roots[id(f)][0]):
             home.setdefault(roots[id(f)][0].name, 0)  # a state that is fetched and nothing else
-    everywhere: set[int] = set()  # leaves are wherever they are read, and so are their aliases
-    produced: dict[int, int] = {}  # user's node → backend
-    variants: dict[tuple[int, int], Tensor] = {}
-    where: dict[int, int] = {}
-    depth: dict[int, int] = {}
-    layer: dict[int, int] = {}  # node → backend of its layer
+    placing = _Placing(backends, roots, home, pinned, _Wanted(roots, prefer) if prefer is not None else None)
+    placing.place(order)
+    placed, final = _fuse(tuple(map(placing.chosen, fetches)), backends, placing.where)
+    return Placement(placed, tuple(final), {id(t): placing.where[id(t)] for t in final if not t.is_leaf}, home)
 
-    def wanted(t: Tensor) -> int | None:
-        """Where `prefer` wants a node: because of what it reads, or to be with its sources."""
-        if prefer is None:
-            return None
+
+class _Wanted:
+    """Where `prefer` wants nodes: because of what they read, or to be with their sources. To be asked in order."""
+
+    def __init__(self, roots: Roots, prefer: Prefer) -> None:
+        self._roots, self._prefer = roots, prefer
+        self._depth: dict[int, int] = {}
+        self._layer: dict[int, int] = {}  # node → backend of its layer
+
+    def __call__(self, t: Tensor, produced: Mapping[int, int]) -> int | None:
+        depth, layer = self._depth, self._layer
         depth[id(t)] = 1 + max((depth.get(id(s), 0) for s in t.src), default=0)
-        wish = next(_wishes(t, roots, prefer), None)
+        wish = next(_wishes(t, self._roots, self._prefer), None)
         if wish is None:
             made = [s for s in t.src if id(s) in layer]
             if not made:
@@ -104,43 +109,77 @@ def partition(
         b, layer[id(t)] = wish
         return b
 
-    def on(t: Tensor, b: int) -> Tensor:
-        if id(t) in everywhere:
+
+class _Placing:
+    """The user's nodes one after the other: each gets a backend, and sources and a form that this one can run."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        roots: Roots,
+        home: Mapping[str, int],
+        pinned: Mapping[int, int],
+        wanted: _Wanted | None,
+    ) -> None:
+        self._backends, self._roots, self._home, self._pinned, self._wanted = backends, roots, home, pinned, wanted
+        self._everywhere: set[int] = set()  # leaves are wherever they are read, and so are their aliases
+        self._produced: dict[int, int] = {}  # user's node → backend
+        self._variants: dict[tuple[int, int], Tensor] = {}  # user's node and a backend → what stands for it there
+        self.where: dict[int, int] = {}  # what stands for it → backend
+
+    def place(self, order: Sequence[Tensor]) -> None:
+        everywhere, produced, variants, home = self._everywhere, self._produced, self._variants, self._home
+        for t in order:
+            if t.is_leaf or (t.op in ALIASES and all(id(s) in everywhere for s in t.src)):
+                everywhere.add(id(t))
+                if not t.is_leaf:
+                    self.where[id(t)] = home.get(self._roots[id(t)][0].name, 0)
+                continue
+            b = self._backend(t)
+            src = tuple([variants.get((id(s), b)) or self._on(s, b) for s in t.src])
+            node = t if src == t.src else Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
+            node = self._backends[b].rewrite(node)
+            self._belongs(node, b)
+            produced[id(t)] = b
+            variants[id(t), b] = node
+
+    def chosen(self, t: Tensor) -> Tensor:
+        """What stands for a node of the user's, where it was placed."""
+        return t if id(t) in self._everywhere else self._variants[id(t), self._produced[id(t)]]
+
+    def _backend(self, t: Tensor) -> int:
+        wish = self._wanted(t, self._produced) if self._wanted is not None else None
+        if t.op in ALIASES:  # of what was made, or of a leaf but after what was made
+            b = next(self._produced[id(s)] for s in t.src if id(s) in self._produced)
+            return self._home.get(self._roots[id(t)][0].name, b)
+        pinned = self._pinned.get(id(t))
+        return _first(t, self._backends, wish) if pinned is None else pinned
+
+    def _on(self, t: Tensor, b: int) -> Tensor:
+        """A node on backend b: a leaf as it is, what another backend makes as a transfer."""
+        if id(t) in self._everywhere:
             return t
-        found = variants.get((id(t), b))
-        if found is None:
-            source = variants[id(t), produced[id(t)]]
-            found = Tensor(TRANSFER, (source,), t.shape, t.dtype, {"to": b}, t.name)
-            where[id(found)] = b
-            variants[id(t), b] = found
+        source = self._variants[id(t), self._produced[id(t)]]
+        found = Tensor(TRANSFER, (source,), t.shape, t.dtype, {"to": b}, t.name)
+        self.where[id(found)] = b
+        self._variants[id(t), b] = found
         return found
 
-    for t in order:
-        if t.is_leaf or (t.op in ALIASES and all(id(s) in everywhere for s in t.src)):
-            everywhere.add(id(t))
-            if not t.is_leaf:
-                where[id(t)] = home.get(roots[id(t)][0].name, 0)
-            continue
-        wish = wanted(t)
-        if t.op in ALIASES:  # of what was made, or of a leaf but after what was made
-            b = next(produced[id(s)] for s in t.src if id(s) in produced)
-            b = home.get(roots[id(t)][0].name, b)
-        else:
-            b = pinned[id(t)] if id(t) in pinned else _first(t, backends, wish)
-        src = tuple([variants.get((id(s), b)) or on(s, b) for s in t.src])
-        node = t if src == t.src else Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
-        node = backends[b].rewrite(node)
-        stack = [node]
-        while stack:  # a rewrite may have made more than one node; `variants` keeps them all alive, so ids stay theirs
+    def _belongs(self, node: Tensor, b: int) -> None:
+        """A rewrite may have made more than one node; `_variants` keeps them all alive, so ids stay theirs."""
+        where, stack = self.where, [node]
+        while stack:
             new = stack.pop()
             if id(new) not in where and not new.is_leaf:
                 where[id(new)] = b
                 stack += new.src
-        produced[id(t)] = b
-        variants[id(t), b] = node
 
-    placed = tuple(f if id(f) in everywhere else variants[id(f), produced[id(f)]] for f in fetches)
-    alive = [toposort(placed)]  # what is replaced, so that ids stay theirs
+
+def _fuse(
+    placed: tuple[Tensor, ...], backends: Sequence[Backend], where: dict[int, int]
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """The fetches when every backend has fused its nodes, and the graph's order; `where` gets the new ones."""
+    alive: list[list[Tensor]] = []  # what is replaced, so that ids stay theirs
     for b, backend in enumerate(backends):
         placed = tuple(backend.fuse(placed, lambda t, b=b: where.get(id(t)) == b))  # type: ignore[misc]
         alive.append(toposort(placed))
@@ -151,8 +190,7 @@ def partition(
             # made by the device, or another device's node again because it reads what was made: that is where it runs
             made = next((s for s in t.src if not s.is_leaf and id(s) not in before), None)
             where[id(t)] = t.attrs["to"] if t.op == TRANSFER else b if made is None else where[id(made)]
-    final = alive[-1]
-    return Placement(placed, tuple(final), {id(t): where[id(t)] for t in final if not t.is_leaf}, home)
+    return placed, alive[-1]
 
 
 def _is_mutable(t: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Late = Callable[[], "Mapping[str, Array]"]
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-PART = 8  # nodes that run in one go where a run may be left in the middle
 
 
 def leaf_uses(placement: Placement, arenas: Layout) -> list[tuple[Tensor, int]]:
@@ -164,20 +163,18 @@ class Plan:
         self.states = frozenset(t.name for t in placement.order if t.op == "state")
         self.programs: list[Program] = []
         self.late: set[str] = set()
-        self._steps: list[Callable[[], None] | None] = []  # None: the late feeds
+        self._steps: list[tuple[int, Program] | None] = []  # a backend's (-1: a transfer); None: the late feeds
         for segment in placement.segments:
             if segment.late and not self.late:
                 self._steps.append(None)
             self.late.update(leaf.name for leaf in segment.late)
             if segment.nodes[0].op == TRANSFER:
-                self._steps.append(_transfer(session.backends, placement, places, segment.nodes[0]))
+                self._steps.append((-1, _Transfer(session.backends, placement, places, segment.nodes[0])))
             else:
                 b = segment.backend
-                most = PART if apart else len(segment.nodes)
-                for start in range(0, len(segment.nodes), most):
-                    nodes = segment.nodes[start : start + most]
+                for nodes in self._cut(segment.nodes):
                     self.programs.append(session.backends[b].compile(nodes, partial(places.place, b=b)))
-                    self._steps.append(self.programs[-1].run)
+                    self._steps.append((b, self.programs[-1]))
         self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
         self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
         self._fetches = [
@@ -188,6 +185,10 @@ class Plan:
     def _images(self, leaf: Tensor) -> list[Bytes]:
         places = self._feed_places[leaf.name].items()
         return [self._inputs[b][1][place.offset : place.offset + leaf.nbytes] for b, place in places]
+
+    def _cut(self, nodes: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """A segment's nodes as they become programs."""
+        return [nodes]
 
     @property
     def n_fetches(self) -> int:
@@ -201,22 +202,19 @@ class Plan:
         `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
         `late` is called for the late feeds when all that comes before them has been handed to the devices.
         """
-        for _ in self.parts(feeds, late):
-            pass
+        self._feed(feeds)
+        for step in self._steps:
+            if step is not None:
+                step[1].run()
+            else:
+                self._feed_late(late() if late is not None else {})
         return self.results(rows)
 
-    def parts(self, feeds: Mapping[str, Array], late: Late | None = None) -> Iterator[None]:
-        """A run that stops after each part. Plans that have another arena may run before it goes on."""
+    def _feed(self, feeds: Mapping[str, Array]) -> None:
         for name, feed in self._at_once:
             feed.set(feeds.get(name))
         for b, (place, image) in self._inputs.items():
             self._backends[b].upload(place, image)
-        for step in self._steps:
-            if step is not None:
-                step()
-            else:
-                self._feed_late(late() if late is not None else {})
-            yield
 
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
         """Values of the fetches after a run."""
@@ -231,12 +229,16 @@ class Plan:
                 self._backends[b].upload(place, image)
 
 
-def _transfer(backends: Sequence[Backend], placement: Placement, places: _Places, t: Tensor) -> Callable[[], None]:
-    """What copies a node's bytes to another backend."""
-    source_b, to = placement.backend_of[id(t.src[0])], t.attrs["to"]
-    source, destination, n = backends[source_b], backends[to], t.nbytes
-    start, end = places.place(t.src[0], source_b), places.place(t, to)
-    return lambda: destination.upload(end, source.download(start, n))
+class _Transfer:
+    """Copies a node's bytes to another backend."""
+
+    def __init__(self, backends: Sequence[Backend], placement: Placement, places: _Places, t: Tensor) -> None:
+        b, to = placement.backend_of[id(t.src[0])], t.attrs["to"]
+        self._source, self._start = backends[b], places.place(t.src[0], b)
+        self._destination, self._end, self._nbytes = backends[to], places.place(t, to), t.nbytes
+
+    def run(self) -> None:
+        self._destination.upload(self._end, self._source.download(self._start, self._nbytes))
 
 
 def values_of(raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from graph.allocate import Layout, layout
 from graph.backend import Backend, Buffer, Bytes, Place, Program
+from graph.divided import Divided
 from graph.dtype import DTYPES
 from graph.partition import TRANSFER, Placement, Prefer, partition
 from graph.plan import Array, Late, Plan, input_layout, leaf_uses, values_of
@@ -281,12 +282,12 @@ class Session:
     def plan(self, build: Build, apart: str = "") -> Plan:
         """A plan of its own, not kept.
 
-        `apart`: the name of an arena. Between its parts (`Plan.parts`), plans that have another arena may run.
+        `apart`: the name of an arena; the plan is Divided: between its parts, plans that have another arena may run.
         """
         placement, arenas = self.measure(build, held=apart)
         self._homes.update(placement.homes)
         self.n_plans_built += 1
-        return Plan(self, placement, arenas, apart)
+        return Divided(self, placement, arenas, apart) if apart else Plan(self, placement, arenas)
 
     def prepare(self, key: Hashable, build: Build, apart: str = "") -> Plan:
         """The plan kept under this key, built at first use; at the limit the least recently used one is dropped."""

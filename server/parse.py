@@ -119,7 +119,6 @@ class RequestParser:
     ) -> Job:
         """The requests for these prompts, with every field that all endpoints share."""
         refuse_unsupported(fields)
-        config = self.config
         n = self._n(fields)
         best_of = best_of or n
         if len(prompts) * best_of > MAX_RESULTS:
@@ -127,19 +126,26 @@ class RequestParser:
         n_probs = 0 if top is None else max(1, top)
         if best_of > n:
             n_probs = max(1, n_probs)
+        request = replace(self._request(fields, n_probs), prompt_logprobs=top if prompt_probs else None)
+        options = replace(self._reply(fields), many=many or n > 1, n=n, best_of=best_of, top=top, prefixes=prefixes)
+        speculation = parse_speculation(fields, self.config, self.tokenizer, self.n_ctx)
+        requests: list[CompletionRequest] = []
+        for prompt in prompts:
+            of_prompt = replace(request, prompt=prompt, speculation=speculation.after(prompt, self.tokenizer))
+            requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
+        return Job(tuple(requests), options)
+
+    def _request(self, fields: Fields, n_probs: int) -> CompletionRequest:
+        """What is to be generated, of a prompt that is to come."""
+        config = self.config
         sampling = parse_sampling(fields, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
         constraint = parse_constraint(fields, self.grammars)
         if constraint is not None or fields.body.get("grammar") == "":  # "" takes the server's default away
             sampling = replace(sampling, grammar=constraint)
-        n_predict = fields.integer(
-            "n_predict", "max_completion_tokens", "max_tokens", default=config.n_predict, low=-1, hard=True
-        )
-        if config.n_predict >= 0 and not 0 <= n_predict <= config.n_predict:
-            n_predict = config.n_predict
-        request = CompletionRequest(
+        return CompletionRequest(
             prompt=(),
             sampling=sampling,
-            n_predict=n_predict,
+            n_predict=self._n_predict(fields),
             stop=self._stop(fields),
             ignore_eos=fields.boolean("ignore_eos"),
             cache_prompt=fields.boolean("cache_prompt", config.cache_prompt),
@@ -150,44 +156,37 @@ class RequestParser:
             n_discard=fields.integer("n_discard", default=0, low=0, hard=True),
             n_indent=fields.integer("n_indent", default=0, low=0, hard=True),
             t_max_predict_ms=max(0.0, fields.number("t_max_predict_ms", default=0.0, low=-1, hard=True)),
-            prompt_logprobs=top if prompt_probs else None,
             return_progress=fields.boolean("return_progress"),
             lora=parse_lora(fields, self.adapters),
             special=config.special,
             preserved=preserved_ids(fields, self.tokenizer),
         )
-        options = ReplyOptions(
+
+    def _reply(self, fields: Fields) -> ReplyOptions:
+        """How it is to be shown, as far as that does not depend on the number of results."""
+        config = self.config
+        return ReplyOptions(
             stream=fields.boolean("stream"),
             model=model if model_adapter(model := fields.text("model"), self.adapters) is not None else "",
             include_usage=Fields(fields.object("stream_options")).boolean("include_usage"),
-            many=many or n > 1,
-            n=n,
-            best_of=best_of,
-            top=top,
             return_tokens=fields.boolean("return_tokens"),
             timings_per_token=fields.boolean("timings_per_token"),
-            return_progress=request.return_progress,
+            return_progress=fields.boolean("return_progress"),
             response_fields=tuple(as_text("response_fields", f) for f in fields.array("response_fields") or ()),
             verbose=fields.boolean("verbose", config.verbose),
             sse_ping_interval=fields.integer(
                 "sse_ping_interval", default=config.sse_ping_interval, low=-1, high=INT_MAX, hard=True
             ),
-            prefixes=prefixes,
             user=fields.text("safety_identifier") or fields.text("user"),
             settings={
                 "backend_sampling": fields.boolean("backend_sampling", config.backend_sampling),
             },
         )
-        speculation = parse_speculation(fields, config, self.tokenizer, self.n_ctx)
-        requests = []
-        for prompt in prompts:
-            request = replace(request, prompt=prompt, speculation=speculation.after(prompt, self.tokenizer))
-            for i in range(best_of):
-                varied = sampling  # the results of one prompt have seeds that count up, as llama-server's
-                if i and sampling.seed not in (-1, 0xFFFFFFFF):
-                    varied = replace(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF)
-                requests.append(replace(request, sampling=varied))
-        return Job(tuple(requests), options)
+
+    def _n_predict(self, fields: Fields) -> int:
+        most = self.config.n_predict
+        n = fields.integer("n_predict", "max_completion_tokens", "max_tokens", default=most, low=-1, hard=True)
+        return n if most < 0 or 0 <= n <= most else most
 
     # -- prompts
 
@@ -272,6 +271,14 @@ class RequestParser:
         if len(words) > MAX_STOPS:
             refuse("stop", f"at most {MAX_STOPS} are allowed, got {len(words)}")
         return tuple(text for word in words if (text := as_text("stop", word))) or self.config.reverse_prompts
+
+
+def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
+    """Result i of a prompt: the seeds count up, as llama-server's."""
+    sampling = request.sampling
+    if sampling.seed in (-1, 0xFFFFFFFF):
+        return request
+    return replace(request, sampling=replace(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF))
 
 
 def _refuse_tools(fields: Fields) -> None:

@@ -58,9 +58,11 @@ class Store:
         with self._lock:
             self._db.close()
 
-    def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    def _run(self, sql: str, *values: object, durable: bool = True) -> list[tuple[Any, ...]]:
+        """`durable`: not even a power failure takes it back, for which the disk is waited for."""
         with self._lock:
             try:
+                self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
                 return self._db.execute(sql, values).fetchall()
             except sqlite3.Error as error:
                 raise self._refused(error) from None
@@ -90,6 +92,7 @@ class Store:
         as it is, because `change` says so or because there is none."""
         with self._lock:
             try:
+                self._db.execute("pragma synchronous = full")
                 self._db.execute("begin immediate")
                 try:
                     found = self._db.execute(f"select data from {table} where id = ?", (id,)).fetchone()
@@ -177,7 +180,9 @@ class Store:
             "type": type,
             "data": data or {},
         }
-        self._run("insert into events (id, job, step, data) values (?, ?, ?, ?)", row["id"], job, step, _json(row))
+        sql = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
+        # streams wait for it after each optimizer step, which is done again after a power failure
+        self._run(sql, row["id"], job, step, _json(row), durable=type != "metrics")
         return row
 
     def events(self, job: str, after: int = 0) -> list[tuple[int, Row]]:

@@ -116,15 +116,16 @@ class Tuning:
     def run(self, seconds: float) -> None:
         """Parts of the job's device runs for about so long, or something that has to be done around them.
 
-        Requests wait for it, so it ends where another part like the last one would take too long.
+        Requests wait for it, so it ends where the next part would take too long: as long as it took before, or as the
+        last one where that is not known.
         """
         began = time.perf_counter()
         until = began + seconds
         try:
             if self._goes_on():
-                while self._part():
+                while (following := self._part()) is not None:
                     now = time.perf_counter()
-                    if now + (now - began) > until:
+                    if now + (following or now - began) > until:
                         break
                     began = now
         except Exception as error:
@@ -158,8 +159,9 @@ class Tuning:
             self._update(job, status="running")
         return True
 
-    def _part(self) -> bool:
-        """Go on to what the trainer tells next; whether it has only done a part of something."""
+    def _part(self) -> float | None:
+        """Go on to what the trainer tells next: seconds of the next part (0: not known), or None where that is more
+        than the end of a part."""
         from training.step import Part
         from training.trainer import Settled
 
@@ -169,12 +171,12 @@ class Tuning:
         self._settled = isinstance(event, Settled)
         if isinstance(event, Part):
             self.engine.session.wait()
-            return True
+            return event.following
         job = self.store.get("jobs", self._job)
         if job is not None:
             self._told(job, event)
             self.on_change()
-        return False
+        return None
 
     def _begin(self, job: Row, prepared: Prepared) -> None:
         from training.checkpoint import read_checkpoint

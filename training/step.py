@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from graph.divided import Divided
 from graph.ops.optim import (
     N_ADAMW,
     N_SGD,
@@ -36,11 +37,15 @@ Feeds = dict[str, npt.NDArray[Any]]
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class Part:
-    """A part of some device run is done: the device is free for other things, such as another model's step."""
+    """A part of some device run is done: the device is free for other things, such as another model's step.
+
+    `following`: seconds that the next part will take, 0 where that is not known."""
+
+    following: float = 0.0
 
 
-PART = Part()
 Parts = Generator[Part, None, T]
 
 
@@ -242,7 +247,7 @@ class Steps:
         for windows in batches:
             told = yield from self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_told)
             results.append(self._result(windows, told))
-            yield PART
+            yield Part()
         feeds = self._optimizer_feeds(n, rate)
         (norm,) = yield from self._run("update", self._step_of_totals, feeds, 0, norm=True)
         return results, float(norm)
@@ -261,10 +266,13 @@ class Steps:
         if norm:
             wanted += [*([0] * len(self.trainable.params)), None]
         wanted += [0] * (plan.n_fetches - len(wanted))
-        for _ in plan.parts(feeds):
-            if self._apart:
-                yield PART
-        return [value for value, n in zip(plan.results(wanted), wanted, strict=True) if n is None]
+        if isinstance(plan, Divided):
+            for following in plan.parts(feeds):
+                yield Part(following)
+            values = plan.results(wanted)
+        else:
+            values = plan.run(feeds, wanted)
+        return [value for value, n in zip(values, wanted, strict=True) if n is None]
 
     def _optimizer_feeds(self, n: int, rate: float) -> Feeds:
         o = self.optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -79,8 +80,26 @@ class CPUBackend:
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> CPUProgram:
         return CPUProgram(self.pool, nodes, place)
 
+    def divide(self, programs: Sequence[CPUProgram], seconds: Sequence[float], most: float) -> list[CPUProgram]:
+        """Programs that take longer become one a stage, instruction or range of units; those that take less than a
+        quarter are joined."""
+        groups: list[list[tuple[Part, CPUProgram]]] = [[]]
+        joined = 0.0
+        for program, took in zip(programs, seconds, strict=True):
+            parts = program.split(math.ceil(2 * took / most)) if took > most else program.parts
+            for part in parts:
+                joined += took / len(parts)
+                if joined > most / 4 and groups[-1]:
+                    groups.append([])
+                    joined = took / len(parts)
+                groups[-1].append((part, program))
+        return [CPUProgram.of(self.pool, group) for group in groups]
+
     def close(self) -> None:
         self.pool.close()
+
+
+Part = Table | Callable[[], None]
 
 
 class CPUProgram:
@@ -90,7 +109,7 @@ class CPUProgram:
         self.fallbacks: list[str] = []
         self._pool = pool
         self._keep: set[Memory] = set()  # what the instructions point into
-        self._parts: list[Callable[[], None]] = []
+        self.parts: list[Part] = []
         pending: list[Instruction] = []
 
         def address(t: Tensor) -> int:
@@ -107,16 +126,45 @@ class CPUProgram:
             self._flush(pending)
             pending = []
             self.fallbacks.append(t.op)
-            self._parts.append(partial(_reference, t, place))
+            self.parts.append(partial(_reference, t, place))
         self._flush(pending)
 
     def _flush(self, instructions: list[Instruction]) -> None:
         if instructions:
-            self._parts.append(partial(self._pool.run, Table(instructions)))
+            self.parts.append(Table(instructions))
+
+    @classmethod
+    def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]]) -> CPUProgram:
+        """What these parts of other programs do."""
+        made = cls(pool, (), lambda t: Place(None))
+        made._keep = set().union(*(program._keep for _, program in parts))
+        tables: list[Table] = []
+        for part, _ in parts:
+            if isinstance(part, Table):
+                tables.append(part)
+                continue
+            made.parts += [*_joined(tables), part]
+            tables = []
+        made.parts += _joined(tables)
+        return made
+
+    def split(self, n: int) -> list[Part]:
+        """Its parts in smaller ones: stages, instructions, or ranges of units, n at most."""
+        found: list[Part] = []
+        for part in self.parts:
+            found += part.split(n, self._pool.n_threads) if isinstance(part, Table) else [part]
+        return found
 
     def run(self) -> None:
-        for part in self._parts:
-            part()
+        for part in self.parts:
+            if isinstance(part, Table):
+                self._pool.run(part)
+            else:
+                part()
+
+
+def _joined(tables: Sequence[Table]) -> list[Part]:
+    return [Table.joined(tables)] if tables else []
 
 
 def _reference(t: Tensor, place: Callable[[Tensor], Place]) -> None:

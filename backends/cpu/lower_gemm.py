@@ -22,6 +22,8 @@ PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory
 UNITS = 12  # that a product should have
 THIN = 24  # rows or columns
 PART = 1024  # of K, at least, in a part of a thin product
+LONG = 1 << 14  # K
+MOST_MACS = 1 << 26  # of a part of a longer one: half a millisecond of two cores
 
 
 def _tiled(t: Tensor, transposed: bool) -> Tensor:
@@ -101,34 +103,34 @@ def _(t: Tensor) -> Tensor:
 
 @lower("accumulate_product")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_sum(t, at)]
+    return _sum(t, at)
 
 
 @lower("add_product")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, n = t.src[0], math.prod(t.shape)
     first = [] if at(x) == at(t) else [Instruction("copy", (at(x), at(t), n), -(-n // 4096), 8)]
-    return [*first, _sum(t, at)]
+    return [*first, *_sum(t, at)]
 
 
-def _sum(t: Tensor, at: At) -> Instruction:
+def _sum(t: Tensor, at: At) -> list[Instruction]:
     a = t.src[1]
     return _product("tiles" if len(a.shape) == 3 else "k", "k", t, a.shape[-2], at, adding=True)
 
 
 @lower("tiled_product")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_product("tiles", "n" if t.attrs["transposed"] else "k", t, t.src[0].shape[1], at)]
+    return _product("tiles", "n" if t.attrs["transposed"] else "k", t, t.src[0].shape[1], at)
 
 
 @lower("linear")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_thin("n", t, at) if _is_thin(t) else _product("m", "n", t, t.src[0].shape[1], at)]
+    return [_thin("n", t, at)] if _is_thin(t) else _product("m", "n", t, t.src[0].shape[1], at)
 
 
 @lower("matmul")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_thin("k", t, at) if _is_thin(t) else _product("m", "k", t, t.src[0].shape[1], at)]
+    return [_thin("k", t, at)] if _is_thin(t) else _product("m", "k", t, t.src[0].shape[1], at)
 
 
 def _thin(b_layout: str, t: Tensor, at: At) -> Instruction:
@@ -140,29 +142,34 @@ def _thin(b_layout: str, t: Tensor, at: At) -> Instruction:
 
 @lower("matmul_tn")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [_product("k", "k", t, t.src[0].shape[0], at)]
+    return _product("k", "k", t, t.src[0].shape[0], at)
 
 
-def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bool = False) -> Instruction:
+def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bool = False) -> list[Instruction]:
+    """A long K is summed in parts one after the other, to the same bits: what requests beside training wait for."""
     a, b = t.src[-2:]
     (m, n), group = t.shape, 0
     if packed(b):
         b_layout, group = f"{b_layout}:{b.dtype}", LAYOUTS[b.dtype].group_nbytes(b.shape[1])
-    rows, columns = blocks(a_layout, m, n)
+    rows, columns = blocks(a_layout, m, n, k)
     mt, nr, kc = gemm_tile(isa())
     tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2
     scratch = 4 * (STRIPS * nr * kc + mt * nr + mt * tiles) + 64
     args = (at(a), at(b), at(t), m, n, k, rows, columns, group, int(adding))
-    return Instruction(f"gemm:{a_layout}:{b_layout}", args, -(-m // rows) * -(-n // columns), 1, scratch)
+    kernel, n_units = f"gemm:{a_layout}:{b_layout}", -(-m // rows) * -(-n // columns)
+    part = k if k <= LONG else max(1, MOST_MACS // (m * n * kc)) * kc
+    return [Instruction(kernel, (*args, k0, min(k, k0 + part)), n_units, 1, scratch) for k0 in range(0, k, part)]
 
 
-def blocks(a_layout: str, m: int, n: int) -> tuple[int, int]:
+def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
     """Rows and columns of a unit's block: multiples of the tile's, and enough of them for a few threads.
 
     B is packed once for each block of rows, and A, where it is not packed already, once for each block of columns.
     """
     mt, nr, _ = gemm_tile(isa())
-    if a_layout == "tiles":
+    if k > LONG:
+        rows, columns = _part(m, 96, mt), _part(n, 96, nr)
+    elif a_layout == "tiles":
         rows = _part(m, MOST_ROWS, mt)
         columns = _part(n, max(nr, min(MOST_COLUMNS, n * -(-m // rows) // UNITS)), nr)
     else:

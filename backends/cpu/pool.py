@@ -13,9 +13,11 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from backends.cpu import jit
 
@@ -43,6 +45,9 @@ def bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
+Stage = tuple[npt.NDArray[np.int64], int]  # the rows of its instructions, and their chunks; 0: a serial one
+
+
 class Table:
     """Instructions in the form that the step reads (kernels/step.py): keep it alive while it may run."""
 
@@ -50,19 +55,19 @@ class Table:
         instructions = [i for i in instructions if i.n_units > 0]
         jit.load(i.kernel for i in instructions)
         starts = list(itertools.accumulate((len(i.args) for i in instructions), initial=0))
-        self.blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
-        self.n = len(instructions)
+        blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
+        self.blocks: object = blocks  # what the words point into
         self.scratch = max((i.scratch for i in instructions), default=0)
         words: list[tuple[int, ...]] = []
         stages: list[tuple[int, int, int]] = []  # first instruction, how many, chunks
-        block = self.blocks.ctypes.data
+        block = blocks.ctypes.data
         for i, ins in enumerate(instructions):
             grain = max(1, ins.grain, ins.n_units >> 22)  # a count of chunks has 24 bits
             n_chunks = -(-ins.n_units // grain)
             start, nbytes = ins.streams
             at = block + 8 * starts[i]
             words.append((jit.address(ins.kernel), at, ins.n_units, grain, n_chunks, start, nbytes * grain, 0))
-            following = i + 1 < self.n and instructions[i + 1].beside
+            following = i + 1 < len(instructions) and instructions[i + 1].beside
             if ins.beside and stages:
                 first, count, chunks = stages[-1]
                 stages[-1] = first, count + 1, chunks + n_chunks
@@ -72,14 +77,62 @@ class Table:
                 stages[-1] = stages[-1][0], stages[-1][1] + 1, 0
             else:
                 stages.append((i, 1, 0))
-        self.n_stages = len(stages)
+        self._lay(stages, np.array(words, np.int64).reshape(-1, 8))
+
+    def _lay(self, stages: Sequence[tuple[int, int, int]], rows: npt.NDArray[np.int64]) -> None:
+        self.n, self.n_stages = len(rows), len(stages)
         self.words = np.zeros((self.n_stages + self.n, 8), np.int64)
         if self.n:
-            self.words[self.n_stages :] = words
+            self.words[self.n_stages :] = rows
             self.words[: self.n_stages, :3] = stages
             self.words[: self.n_stages, 0] *= 64
             self.words[: self.n_stages, 0] += self.words.ctypes.data + 64 * self.n_stages
         self.address = self.words.ctypes.data
+
+    @classmethod
+    def _of(cls, stages: Sequence[Stage], blocks: object, scratch: int) -> Table:
+        table = cls.__new__(cls)
+        table.blocks, table.scratch = blocks, scratch
+        starts = itertools.accumulate((len(rows) for rows, _ in stages), initial=0)
+        laid = [(start, len(rows), chunks) for start, (rows, chunks) in zip(starts, stages, strict=False)]
+        table._lay(laid, np.concatenate([rows for rows, _ in stages]))
+        return table
+
+    def _stages(self) -> list[Stage]:
+        rows, found, at = self.words[self.n_stages :], [], 0
+        for _, count, chunks in self.words[: self.n_stages, :3].tolist():
+            found.append((rows[at : at + count], chunks))
+            at += count
+        return found
+
+    def split(self, n: int, n_threads: int) -> list[Table]:
+        """The same work in several tables: of the stages, of one stage's instructions, or of an instruction's units in
+        at most n parts, in which there is something to do for every thread."""
+        stages = self._stages()
+        if len(stages) == 1:
+            rows, chunks = stages[0]
+            if len(rows) > 1:
+                stages = [(rows[i : i + 1], chunks and int(rows[i, 4])) for i in range(len(rows))]
+            elif chunks > 1:
+                stages = [(part, int(part[0, 4])) for part in _split_units(rows, n, n_threads)]
+        return [Table._of([stage], self.blocks, self.scratch) for stage in stages]
+
+    @classmethod
+    def joined(cls, tables: Sequence[Table]) -> Table:
+        """One table of what these do one after the other."""
+        stages = [stage for table in tables for stage in table._stages()]
+        return cls._of(stages, [table.blocks for table in tables], max(table.scratch for table in tables))
+
+
+def _split_units(row: npt.NDArray[np.int64], n: int, n_threads: int) -> list[npt.NDArray[np.int64]]:
+    _, _, end, grain, chunks, streamed, nbytes, first = row[0].tolist()
+    parts = []
+    for at, stop in itertools.pairwise([*range(0, chunks, -(-chunks // (n * n_threads)) * n_threads), chunks]):
+        part = row.copy()
+        part[0, 2], part[0, 4] = min(end, first + stop * grain), stop - at
+        part[0, 5], part[0, 7] = streamed and streamed + at * nbytes, first + at * grain
+        parts.append(part)
+    return parts
 
 
 class Pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_fakes import Bench, prompt
 
-from server.pace import LEAST, Pace
+from server.pace import Pace
 from server.ubatch import StepResult, UBatch
 
 
@@ -59,10 +59,21 @@ def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
     assert pace.tokens(3) == 16  # 0.6 s are spare, for 15 tokens
     for _ in range(9):
         pace.observe(0, 3, 0.0)
-    assert pace.tokens(3) == LEAST
+    assert pace.tokens(3) == 8
     pace.observe(61, 64, 0.0)  # a clock that stands still
     assert pace.tokens(3) == 64
     assert Pace(1).tokens(3) == 4
+
+
+@pytest.mark.parametrize(("streams", "least"), [(1, 8), (4, 8), (5, 16), (12, 16), (13, 32)])
+def test_prompts_go_on_however_slow_they_are(streams: int, least: int) -> None:
+    """A step has room for eight tokens, and for four of prompts beside any number of streams."""
+    pace = Pace(128)
+    pace.observe(0, streams, 1.0)
+    for size in (64, 32, 16, 8):
+        pace.observe(size - streams, size, 1000.0)
+        assert pace.tokens(streams) >= least
+    assert pace.tokens(streams) == least
 
 
 def test_from_one_slow_step_it_recovers_at_once() -> None:
@@ -72,7 +83,7 @@ def test_from_one_slow_step_it_recovers_at_once() -> None:
     pace.observe(31, 32, 0.2)
     assert pace.tokens(1) == 32
     pace.observe(31, 32, 30.0)
-    assert pace.tokens(1) == LEAST
+    assert pace.tokens(1) == 8
     pace.observe(7, 8, 0.1 + 7 * 0.1 / 31)
     assert pace.tokens(1) == 16
     pace.observe(15, 16, 0.1 + 15 * 0.1 / 31)
@@ -87,9 +98,9 @@ def test_a_size_that_takes_as_long_as_half_of_it_is_kept() -> None:
     pace.observe(15, 16, 2.1)
     assert pace.tokens(1) == 16
     pace.observe(15, 16, 3.0)  # one slow step
-    assert pace.tokens(1) == LEAST
+    assert pace.tokens(1) == 8
     pace.observe(7, 8, 1.9)
-    assert pace.tokens(1) == LEAST
+    assert pace.tokens(1) == 8
     pace.observe(7, 8, 1.5)
     assert pace.tokens(1) == 16
     pace.observe(15, 16, 1.6)  # 1.2 times as much as 8 have added

@@ -86,15 +86,18 @@ class Job:
 def test_a_turn_ends_before_a_part_that_would_not_fit(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every part takes a second: of two and a half, the third would end too late."""
+    """Every part takes a second: of two and a half, the third would end too late, as one that is known to be long."""
     job = Job(tmp_path, engine, full=False)
     job.turn(0.0)  # it begins
-    seconds, part = itertools.count(), Mock(return_value=True)
+    seconds, part = itertools.count(), Mock(return_value=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(job.tuning, "_part", part)
         patch.setattr("server.tuning.time.perf_counter", lambda: float(next(seconds)))
         job.tuning.run(2.5)
-    assert part.call_count == 2
+        assert part.call_count == 2
+        part.side_effect = [0.5, 0.5, 2.0, 0.0]
+        job.tuning.run(4.5)
+    assert part.call_count == 2 + 3
     job.tuning.close()
 
 

@@ -31,9 +31,29 @@ def test_everything_may_be_trainings() -> None:
     assert turns.left == math.inf
 
 
-def test_time_is_not_saved_up() -> None:
+def test_little_is_saved_up() -> None:
     turns = Turns(0.5)
     for _ in range(1000):
         turns.stepped(1.0)
-    turns.ran(1.5)
-    assert turns.left == 0
+    taken = []
+    for _ in range(100):
+        taken.append(turns.left)
+        turns.ran(turns.left)
+        turns.stepped(1.0)
+    assert max(taken) == 1.25
+    assert 100 < sum(taken) <= 104
+
+
+def test_a_turn_comes_after_each_step_and_a_slow_step_is_paid_back_over_several() -> None:
+    """What a client waits for is a step and a turn: of steps of 1 s and one of 9 s, no turn is as long as that."""
+    turns = Turns(0.5)
+    taken = []
+    for i in range(80):
+        turns.stepped(9.0 if i == 20 else 1.0)
+        taken.append(turns.left)
+        turns.ran(turns.left - 0.25)  # it ends where its next part would not fit
+        assert turns.left == 0
+    assert taken[19] == taken[21] == 1.25
+    assert taken[:2] == [1.0, 1.25]
+    assert max(taken) == 1.25
+    assert sum(taken) - 0.25 * 80 == pytest.approx(80, abs=5)  # half of 88 s of steps but what is not saved up

@@ -13,11 +13,12 @@ import pytest
 
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
+from graph.divided import Divided
 from graph.evaluate import evaluate
 from graph.op import OPS, op
 from graph.ops.attention import attention, copy_pages, store_k
 from graph.ops.elementwise import add, glu, mul, scale, silu
-from graph.ops.linear import linear
+from graph.ops.linear import linear, matmul
 from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape, slice_rows
@@ -404,6 +405,36 @@ def test_plans_apart_may_be_left_at_every_part(make: Callable[[], Backend]) -> N
     session.forget(["w"], "apart")
     assert {name for name, _ in session._arenas} == {""}
     session.close()
+
+
+@pytest.mark.parametrize(("most", "n_parts"), [(1e-7, (45, 2000)), (60.0, (1, 1))])
+def test_parts_are_cut_anew_by_what_they_took(
+    monkeypatch: pytest.MonkeyPatch, most: float, n_parts: tuple[int, int]
+) -> None:
+    """In the middle of a node where one takes too long, to the same bits; short ones are joined."""
+    monkeypatch.setattr("graph.divided.MOST", most)
+    backend = CPUBackend(2)
+    session = Session([backend])
+    x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
+    feeds = {"x": x, "w": np.random.default_rng(0).normal(0, 0.1, (64, 64)).astype(np.float32)}
+
+    def chain() -> list[Tensor]:
+        t, w = feed("x", (64, 256)), feed("w", (64, 64))
+        for _ in range(9):
+            t = add(silu(t), matmul(w, t))
+        return [t]
+
+    (expected,) = session.plan(chain).run(feeds)
+    plan = session.plan(chain, "apart")
+    assert isinstance(plan, Divided)
+    for _ in range(9):
+        told = list(plan.parts(feeds))
+        np.testing.assert_array_equal(plan.results()[0], expected)
+    assert n_parts[0] <= len(told) <= n_parts[1]
+    assert told[-1] == 0
+    assert all(0 < seconds < 1 for seconds in told[:-1])
+    session.close()
+    backend.close()
 
 
 def test_plans_share_one_arena_and_a_reserved_one_is_not_replaced() -> None:

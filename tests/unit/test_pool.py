@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,31 @@ def test_every_instruction_sees_what_came_before(pool: Pool) -> None:
             pool.run(table)
             for got, expected in zip(rows, want, strict=True):
                 assert np.array_equal(got, expected)
+
+
+def test_a_table_cut_into_small_ones_and_joined_again_does_the_same(pool: Pool) -> None:
+    rng = np.random.default_rng(1)
+    start = [rng.integers(-8, 8, (40, 33)).astype(np.float32) for _ in range(3)]
+    rows = [r.copy() for r in start]
+    instructions, want = fibonacci(rng, rows, 12)
+    instructions[5:5] = [replace(instructions[4], beside=True)]  # the same rows once more: a stage of two
+    whole = Table(instructions)
+    stages = whole.split(1, 1)
+    assert len(stages) == whole.n_stages < whole.n
+    single = [one for stage in stages for one in stage.split(1, 1)]
+    units = [part for one in single for part in one.split(7, 2)]
+    assert len(single) == whole.n
+    assert len(units) > 2 * len(single)
+    del whole, stages, single
+    again = Table.joined([Table.joined(units[:9]), *units[9:]])
+    assert again.n == len(units)
+    for tables in (units, [again], again.split(3, pool.n_threads)):
+        for row, first in zip(rows, start, strict=True):
+            row[:] = first
+        for table in tables:
+            pool.run(table)
+        for got, expected in zip(rows, want, strict=True):
+            assert np.array_equal(got, expected)
 
 
 def test_tables_of_any_length_in_turn(pool: Pool) -> None:

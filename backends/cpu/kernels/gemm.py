@@ -307,7 +307,8 @@ def widened(dtype):
 
 @kernel("gemm")
 def gemm(a_layout, b_layout, dtype=""):
-    """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group, whether C is added to.
+    """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group, whether C is added to; begin
+    and end of the part of K to be summed now, multiples of KC but for the last: the parts come one after the other.
 
     Scratch: NR·KC numbers for each of STRIPS of B, a tile, MT·(KC+2) for each tile of a block's rows (A unpacked).
     """
@@ -325,7 +326,7 @@ def gemm(a_layout, b_layout, dtype=""):
         for unit in range(begin, end):
             m0, n0 = unit % m_blocks * m_block, unit // m_blocks * n_block
             m1, n1 = min(m, m0 + m_block), min(n, n0 + n_block)
-            for k0 in range(0, k, KC):
+            for k0 in range(a[10], a[11], KC):
                 steps = min(KC, k - k0)
                 tile_nbytes = k * MT * 4 if tiled else steps * MT * 4
                 tiles = a[0] + (m0 // MT * k + k0) * MT * 4 if tiled else tiles_at

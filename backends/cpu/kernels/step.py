@@ -2,8 +2,8 @@
 
 A stage is work that needs what the stages before it made, and nothing of its own. It is 8 words: address of its first
 instruction, their number, chunks of them all (0: a serial stage). An instruction is 8 words: function, argument block,
-n_units, grain, n_chunks, address and bytes of what its first chunk streams from memory (the next chunk's follows; 0:
-nothing to speak of). Its units are handed out in chunks of `grain`.
+end of its units, grain, n_chunks, address and bytes of what its first chunk streams from memory (the next chunk's
+follows; 0: nothing to speak of), first unit. Its units are handed out in chunks of `grain`.
 
 A thread has a stretch of a stage's chunks of its own, so that it reads weights one after the other, and counts what it
 has taken of it in a line of its own, so that taking costs nothing. When it is through it takes from the other threads'
@@ -191,7 +191,7 @@ def _walk():
     def do_serial(stage, scratch):
         first, n = i64p(stage)[0], i64p(stage)[1]
         for ins in range(first, first + n * 64, 64):
-            call(i64p(ins)[0], i64p(ins)[1], 0, i64p(ins)[2], scratch)
+            call(i64p(ins)[0], i64p(ins)[1], i64p(ins)[7], i64p(ins)[2], scratch)
 
     @njit(forceinline=True)
     def do_chunk(stage, chunk, scratch):
@@ -199,7 +199,8 @@ def _walk():
         while chunk >= i64p(at)[4]:
             chunk, at = chunk - i64p(at)[4], at + 64
         ins = i64p(at)
-        call(ins[0], ins[1], chunk * ins[3], min(ins[2], (chunk + 1) * ins[3]), scratch)
+        begin = ins[7] + chunk * ins[3]
+        call(ins[0], ins[1], begin, min(ins[2], begin + ins[3]), scratch)
 
     @njit(forceinline=True)
     def walk(ctl, generation, thread):
