@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.cli import finetune, load, training_run
 from server.cli.flags import CliError, UsageError
-from server.cli.plan import large_pages, mib, own_bytes
+from server.cli.plan import large_pages, measured, mib, own_bytes
 
 if TYPE_CHECKING:
     from training.step import Footprint
@@ -24,7 +24,7 @@ def run(options: SimpleNamespace) -> int:
     from training.errors import TrainingError
 
     try:
-        report = make(options)
+        report = measured(make, options)
     except TrainingError as error:
         raise CliError(str(error)) from None
     print(json.dumps(report, indent=2) if options.json else as_text(report))

@@ -156,6 +156,14 @@ def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, mon
     engine.close()
 
 
+def test_a_plan_is_made_again_where_compilers_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = "__import__('os').getpid()"
+    assert plan.measured(eval, pid) == os.getpid()
+    monkeypatch.setattr(plan.COMPILING, "n_kernels", 1)
+    assert plan.measured(eval, pid) != os.getpid()
+    assert plan.COMPILING.n_kernels == 0
+
+
 def test_a_plan_tells_what_crosses_between_devices(fake: dict[str, Flaky], model: Path) -> None:
     engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:1", "cpu")))
     placement, sizes = engine.measure()
