@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.cli.cache_options import CACHE, QUEUE
+from server.cli.cache_options import CACHE, CONTEXT, KV_TYPES, QUEUE
 from server.cli.compatible import COMPATIBLE
 from server.cli.flags import (
     Flag,
@@ -24,7 +24,6 @@ from server.cli.placement import PLACEMENT
 from server.cli.speculation import speculation_group
 
 INT_MAX = 2**31 - 1
-KV_TYPES = ("f32", "f16", "q8_0")
 
 HELP = Flag("-h --help", "show this and leave")
 JSON = Flag("--json", "print JSON instead of text")
@@ -43,58 +42,6 @@ THREADS = Flag(
     whole(1, 256, or_minus_one="all cores"),
     -1,
     env="LLAMA_ARG_THREADS",
-)
-
-CONTEXT = Group(
-    "Context and batches",
-    (
-        Flag(
-            "-c --ctx-size",
-            "tokens of the KV cache that all slots share; 0: as many as the model was trained for",
-            whole(0, 2**30),
-            0,
-            env="LLAMA_ARG_CTX_SIZE",
-        ),
-        Flag(
-            "-np --parallel",
-            "slots: sequences that run at once; -1: automatic, 4",
-            whole(1, 256, or_minus_one="automatic"),
-            4,
-            env="LLAMA_ARG_N_PARALLEL",
-        ),
-        Flag(
-            "-kvu --kv-unified",
-            "share the cache between slots, so that one sequence may use all of it; off: each slot has an equal part",
-            default=True,
-            env="LLAMA_ARG_KV_UNIFIED",
-            off="-no-kvu --no-kv-unified",
-        ),
-        Flag(
-            "--kv-unified-per-slot",
-            "most tokens of one slot; without --ctx-size the cache has room for as many in each; 0: all of its part",
-            whole(0, 2**30),
-            0,
-            env="LLAMA_ARG_KV_UNIFIED_PER_SLOT",
-        ),
-        Flag("-b --batch-size", "most tokens of a prompt in work", whole(1, 2**20), 2048, env="LLAMA_ARG_BATCH"),
-        Flag("-ub --ubatch-size", "most tokens of one step", whole(1, 2**16), 512, env="LLAMA_ARG_UBATCH"),
-        Flag(
-            "-ctk --cache-type-k",
-            f"number type of cached keys: {', '.join(KV_TYPES)}",
-            choice(*KV_TYPES),
-            "f16",
-            "TYPE",
-            env="LLAMA_ARG_CACHE_TYPE_K",
-        ),
-        Flag(
-            "-ctv --cache-type-v",
-            f"number type of cached values: {', '.join(KV_TYPES)}",
-            choice(*KV_TYPES),
-            "f16",
-            "TYPE",
-            env="LLAMA_ARG_CACHE_TYPE_V",
-        ),
-    ),
 )
 
 PLACE = Group(
