@@ -38,10 +38,7 @@ def compile_kernel(name: str, module: str, symbol: str) -> bytes:
     importlib.import_module(f"backends.cpu.kernels.{module}")
     registry = importlib.import_module("backends.cpu.kernels.registry")
     source, entry = ir_of(registry.KERNELS[family](*params))
-    return linked(object_code(source, entry, symbol), symbol)
-
-
-def linked(code: bytes, symbol: str) -> bytes:
+    code = object_code(source, entry, symbol)
     try:
         return image.link(code, symbol)
     except image.NotLinkable:

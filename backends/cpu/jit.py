@@ -121,7 +121,7 @@ def _entries(codes: dict[str, bytes]) -> dict[str, int]:
     try:
         found = dict(zip(images, image.load([codes[n] for n in images]), strict=True))
     except OSError as error:
-        raise DeviceError(f"cpu: this system runs no code that was made here: {error.strerror}") from None
+        raise _refused(error) from None
     objects = [n for n in codes if n not in found]
     if objects:
         from backends.cpu import compile as compiler
@@ -132,6 +132,10 @@ def _entries(codes: dict[str, bytes]) -> dict[str, int]:
             _path(name).unlink(missing_ok=True)
             raise KernelError(f"kernel {name}: the cached object has no such function (removed; start again)")
     return found
+
+
+def _refused(error: OSError) -> DeviceError:
+    return DeviceError(f"cpu: this system runs no code that was made here: {error.strerror}")
 
 
 def _report(name: str, n_waiting: int) -> None:
@@ -146,7 +150,7 @@ def _compile_here(name: str) -> bytes:
     except KernelError:
         raise
     except PermissionError as error:  # numba may make no code either
-        raise DeviceError(f"cpu: this system runs no code that was made here: {error.strerror}") from None
+        raise _refused(error) from None
     except Exception as error:
         reason = " ".join(str(error).split())
         raise KernelError(f"kernel {name} cannot be compiled: {type(error).__name__}: {reason}") from error
