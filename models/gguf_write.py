@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from models.gguf_metadata import Metadata
-from models.gguf_types import ValueType
+from models.gguf_types import TENSOR_TYPES, ValueType
+
+TYPE_NUMBERS = {kind.name.lower(): number for number, kind in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Data:
 
     @property
     def nbytes(self) -> int:
-        n, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.dtype.upper()]]
-        return prod(self.shape) // n * size
+        kind = TENSOR_TYPES[TYPE_NUMBERS[self.dtype]]
+        return prod(self.shape) // kind.block * kind.nbytes
 
     def pieces(self) -> Iterator[Numbers]:
         """Arrays whose bytes, one after the other, are the tensor's."""
@@ -81,7 +82,7 @@ def tensor(array: npt.NDArray[Any]) -> Data:
 def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: Iterable[tuple[str, Data]]) -> None:
     """The same arguments give the same bytes. OSError when the disk is full; then nothing has changed under `path`."""
     from gguf import GGUFWriter
-    from gguf.constants import GGUFValueType
+    from gguf.constants import GGMLQuantizationType, GGUFValueType
 
     with unfinished(path) as part:
         writer = GGUFWriter(part, arch)
@@ -93,7 +94,7 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
                 writer.add_key_value(name, key.value, GGUFValueType(int(key.type)), item)
             held = list(tensors)
             for name, data in held:
-                kind = GGMLQuantizationType[data.dtype.upper()]
+                kind = GGMLQuantizationType(TYPE_NUMBERS[data.dtype])
                 writer.add_tensor_info(name, data.shape, np.dtype(np.float32), data.nbytes, raw_dtype=kind)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()

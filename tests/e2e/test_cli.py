@@ -95,6 +95,15 @@ def test_tokenize_imports_neither_kernels_nor_http(tiny_model: Path) -> None:
     assert got.stdout.decode().splitlines()[-1] == "[]"
 
 
+def test_a_server_imports_neither_compilers_nor_what_writes_files() -> None:
+    code = (
+        "import sys, server.http.app, server.cli.serve; "
+        "print([m for m in ('numba', 'llvmlite', 'gguf', 'yaml', 'sentencepiece') if m in sys.modules])"
+    )
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=True, timeout=60)
+    assert got.stdout.decode().splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
