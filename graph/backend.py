@@ -87,6 +87,20 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+class TimedProgram(Program, Protocol):
+    @property
+    def seconds(self) -> Sequence[float]:
+        """What each program took in the last run."""
+
+
+@runtime_checkable
+class Times(Protocol):
+    """A backend that can look at a clock between programs without leaving the device."""
+
+    def timed(self, programs: Sequence[Any]) -> TimedProgram:
+        """These programs of its own, one after the other."""
+
+
 @runtime_checkable
 class Divides(Protocol):
     """A backend whose programs can be cut anew, in the middle of a node, too."""

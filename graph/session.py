@@ -14,6 +14,7 @@ from graph.dtype import DTYPES
 from graph.partition import TRANSFER, Placement, Prefer, partition
 from graph.plan import Array, Late, Plan, input_layout, leaf_uses, values_of
 from graph.tensor import Tensor, state, toposort
+from graph.timed import Observer, Timed
 
 Build = Callable[[], Sequence[Tensor]]
 
@@ -81,6 +82,7 @@ class Session:
         self._plans: dict[Hashable, Plan] = {}
         self._max_plans = max_plans
         self.n_plans_built = 0
+        self.observer: Observer | None = None  # of the plans made from now on
         self._closed = False
 
     def define(
@@ -287,7 +289,11 @@ class Session:
         placement, arenas = self.measure(build, held=apart)
         self._homes.update(placement.homes)
         self.n_plans_built += 1
-        return Divided(self, placement, arenas, apart) if apart else Plan(self, placement, arenas)
+        if apart:
+            return Divided(self, placement, arenas, apart)
+        if self.observer is not None:
+            return Timed(self, placement, arenas, self.observer)
+        return Plan(self, placement, arenas)
 
     def prepare(self, key: Hashable, build: Build, apart: str = "") -> Plan:
         """The plan kept under this key, built at first use; at the limit the least recently used one is dropped."""

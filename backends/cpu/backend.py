@@ -16,6 +16,7 @@ import backends.cpu.lower_select
 import backends.cpu.lower_train
 import backends.cpu.lower_window  # noqa: F401  (they register their rules)
 from backends.cpu import weights
+from backends.cpu.clock import Clock
 from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
 from backends.cpu.isa import cores
@@ -94,6 +95,9 @@ class CPUBackend:
                     joined = took / len(parts)
                 groups[-1].append((part, program))
         return [CPUProgram.of(self.pool, group) for group in groups]
+
+    def timed(self, programs: Sequence[CPUProgram]) -> Clock:
+        return Clock(self.pool, programs)
 
     def close(self) -> None:
         self.pool.close()

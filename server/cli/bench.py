@@ -11,8 +11,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +22,11 @@ import numpy as np
 
 from server.cli import load
 from server.cli.flags import UsageError
-from server.cli.work import Work, decode_work, prompt_work
+from server.cli.profile import Ops, Profile, profiled, table_of
+from server.cli.work import decode_work, prompt_work
 
 if TYPE_CHECKING:
+    from graph.cost import Cost
     from server.engine import Engine
     from server.sampling import Row
     from server.ubatch import UBatch
@@ -54,21 +58,20 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
         bench = Bench(path, options, n_threads)
         seen = [bench.limits()]
         for n_batch in options.batch:
-            for name, work, warm_up, once in bench.tests(options.n_prompt, options.n_gen, n_batch):
-                warm_up()
-                seconds = median_seconds(once, options.repetitions)
+            for test in bench.tests(options.n_prompt, options.n_gen, n_batch):
+                test.warm_up()
+                seconds, ops = bench.measured(test.once, options.repetitions)
                 seen.append(bench.limits())
                 around = mean(seen[-2:])  # just before and just after: a shared machine drifts
-                rows.append(
-                    {
-                        "test": name,
-                        "batch": n_batch,
-                        "threads": n_threads,
-                        "tok_s": round(work.n_tokens / seconds, 2),
-                        "limit_fraction": round(work.least_seconds(around) / seconds, 4),
-                    }
-                )
-                note(f"{name} batch {n_batch} threads {n_threads}: {work.n_tokens / seconds:.1f} tokens/s")
+                row = {
+                    "test": test.name,
+                    "batch": n_batch,
+                    "threads": n_threads,
+                    "tok_s": round(test.n_tokens / seconds, 2),
+                    "limit_fraction": round(max(test.cost.seconds(around)) / seconds, 4),
+                }
+                rows.append(row | ({"ops": profiled(ops, seconds, around)} if ops else {}))
+                note(f"{test.name} batch {n_batch} threads {n_threads}: {test.n_tokens / seconds:.1f} tokens/s")
         machines[n_threads] = mean(seen)
         bench.engine.close()
     return {"machine": machines[max(machines)], "rows": rows}
@@ -78,13 +81,15 @@ def mean(seen: list[Machine]) -> Machine:
     return {key: round(statistics.fmean(m[key] for m in seen), 2) for key in seen[0]}
 
 
-def median_seconds(once: Callable[[], None], repetitions: int) -> float:
-    times: list[float] = []
-    while len(times) < repetitions and sum(times) < LONG:
-        began = time.perf_counter()
-        once()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+@dataclass(frozen=True)
+class Test:
+    """A function that makes the plans, and one that does the work once."""
+
+    name: str
+    n_tokens: int
+    cost: Cost
+    warm_up: Run
+    once: Run
 
 
 class Bench:
@@ -94,7 +99,8 @@ class Bench:
         from server.ubatch import PAGE
 
         n_slots = max(options.batch)
-        self.n_pages = max(options.n_prompt, options.n_gen) // PAGE + 1  # of each slot
+        self.depth: int = options.n_depth
+        self.n_pages = (self.depth + max(options.n_prompt, options.n_gen)) // PAGE + 1  # of each slot
         settings = {
             "ctx_size": n_slots * self.n_pages * PAGE,
             "parallel": n_slots,
@@ -104,6 +110,10 @@ class Bench:
         }
         self.row = greedy()
         self.engine: Engine = load.open_engine(path, SimpleNamespace(**(vars(options) | settings)))
+        self.profile: Profile | None = None
+        if options.ops:
+            self.profile = Profile()
+            self.engine.session.observer = self.profile.add
         load.load_weights(self.engine)
 
     def limits(self) -> Machine:
@@ -112,39 +122,51 @@ class Bench:
 
         return peaks.measure(self.engine.session.backends[-1].pool)  # type: ignore[attr-defined]
 
-    def tests(self, n_prompt: int, n_gen: int, n_batch: int) -> list[tuple[str, Work, Run, Run]]:
-        """(name, work, a function that makes the plans, one that does the work once) for this batch."""
-        found: list[tuple[str, Work, Run, Run]] = []
-        if n_prompt:
-            work, size = prompt_work(self.engine, n_prompt, n_batch), self.engine.options.n_ubatch
-            warm = min(n_batch, -(-size // n_prompt))  # one full step; a shorter one at the end has its own plan
-            runs = partial(self.prompts, n_prompt, warm), partial(self.prompts, n_prompt, n_batch)
-            found.append((f"pp{n_prompt}", work, *runs))
-        if n_gen:
-            work = decode_work(self.engine, n_gen, n_batch)
-            few = min(n_gen, 4)
-            runs = partial(self.decode, few, n_batch), partial(self.decode, n_gen, n_batch)
-            found.append((f"tg{n_gen}", work, *runs))
-        return found
+    def measured(self, once: Run, repetitions: int) -> tuple[float, Ops]:
+        """Seconds of the run in the middle, and where they went, if that is asked for."""
+        found: list[tuple[float, Ops]] = []
+        while len(found) < repetitions and sum(seconds for seconds, _ in found) < LONG:
+            if self.profile is not None:
+                self.profile.take()
+            began = time.perf_counter()
+            once()
+            seconds = time.perf_counter() - began
+            found.append((seconds, self.profile.take() if self.profile is not None else {}))
+        return sorted(found, key=itemgetter(0))[(len(found) - 1) // 2]
 
-    def prompts(self, n_prompt: int, n_batch: int) -> None:
-        """Evaluate prompts of random tokens, in steps as large as they may be."""
-        todo = [(slot, pos) for slot in range(n_batch) for pos in range(n_prompt)]
+    def tests(self, n_prompt: int, n_gen: int, n_batch: int) -> Iterator[Test]:
+        """Those of this batch; before the first one the context is filled as deep as it is wanted."""
+        if self.depth:
+            self.prompts(self.depth, n_batch)
+        behind = f" @ d{self.depth}" if self.depth else ""
+        if n_prompt:
+            cost, size = prompt_work(self.engine, n_prompt, n_batch, self.depth), self.engine.options.n_ubatch
+            warm = min(n_batch, -(-size // n_prompt))  # one full step; a shorter one at the end has its own plan
+            runs = [partial(self.prompts, n_prompt, n, self.depth) for n in (warm, n_batch)]
+            yield Test(f"pp{n_prompt}{behind}", n_prompt * n_batch, cost, *runs)
+        if n_gen:
+            cost = decode_work(self.engine, n_gen, n_batch, self.depth)
+            runs = [partial(self.decode, n, n_batch, self.depth) for n in (min(n_gen, 4), n_gen)]
+            yield Test(f"tg{n_gen}{behind}", n_gen * n_batch, cost, *runs)
+
+    def prompts(self, n_prompt: int, n_batch: int, depth: int = 0) -> None:
+        """Evaluate prompts of random tokens behind `depth` others, in steps as large as they may be."""
+        todo = [(slot, depth + pos) for slot in range(n_batch) for pos in range(n_prompt)]
         size = self.engine.options.n_ubatch
         for start in range(0, len(todo), size):
             part = todo[start : start + size]
-            last = [i for i, (_, pos) in enumerate(part) if pos == n_prompt - 1]
+            last = [i for i, (_, pos) in enumerate(part) if pos == depth + n_prompt - 1]
             tokens = [(7919 * (i + start)) % self.engine.hparams.n_vocab for i in range(len(part))]
             self.engine.step(self.ubatch(tokens, part, last, first=start == 0))
 
-    def decode(self, n_gen: int, n_batch: int) -> None:
-        """Generate greedily from an empty context, one token of every sequence a step."""
+    def decode(self, n_gen: int, n_batch: int, depth: int = 0) -> None:
+        """Generate greedily behind `depth` tokens, one token of every sequence a step."""
         from graph.ops.samplers import ID
 
         tokens = [(7919 * slot) % self.engine.hparams.n_vocab for slot in range(n_batch)]
-        for pos in range(n_gen):
+        for pos in range(depth, depth + n_gen):
             part = [(slot, pos) for slot in range(n_batch)]
-            result = self.engine.step(self.ubatch(tokens, part, list(range(n_batch)), first=pos == 0))
+            result = self.engine.step(self.ubatch(tokens, part, list(range(n_batch)), first=pos == depth))
             tokens = [int(word) & ID for word in result.ids[:n_batch]]
 
     def ubatch(self, tokens: list[int], part: list[tuple[int, int]], out: list[int], *, first: bool) -> UBatch:
@@ -197,3 +219,6 @@ def show(report: dict[str, Any]) -> None:
         share = f"{100 * r['limit_fraction']:.1f} %"
         table.add_row(r["test"], str(r["batch"]), str(r["threads"]), f"{r['tok_s']:.1f}", share)
     console.print(table)
+    for r in report["rows"]:
+        if "ops" in r:
+            console.print(table_of(r))

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from graph.cost import Cost
 
 if TYPE_CHECKING:
     from models.gguf_file import TensorInfo
     from server.engine import Engine
 
 FLOATS = ("f32", "f16", "bf16")
-
-
-@dataclass(frozen=True)
-class Work:
-    """Tokens that count, bytes that are read, and multiply-adds by the type that they can be done in."""
-
-    n_tokens: int
-    nbytes: float
-    int8_macs: float
-    f32_macs: float
-
-    def least_seconds(self, machine: Mapping[str, float]) -> float:
-        """At the machine's limits (giga per second): bytes or multiply-adds, whichever takes longer."""
-        reading = self.nbytes / machine["read_gb_s"]
-        computing = self.int8_macs / machine["int8_gmac_s"] + self.f32_macs / machine["f32_gmac_s"]
-        return max(reading, computing) / 1e9
 
 
 @dataclass(frozen=True)
@@ -81,25 +66,24 @@ def _attention_macs(engine: Engine, cells: int) -> int:
     return 2 * engine.hparams.n_head * engine.hparams.head_dim * cells
 
 
-def prompt_work(engine: Engine, n_prompt: int, n_batch: int) -> Work:
-    """Prompts of n tokens, with logits for the last token of each. Each step reads the weights once."""
+def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> Cost:
+    """Prompts of n tokens after `depth` others, with logits for the last token of each. Each step reads the weights
+    once."""
     w, n = _weights(engine), n_prompt * n_batch
     steps = -(-n // engine.options.n_ubatch)
-    attention = n_batch * _attention_macs(engine, _cells_read(engine, n_prompt))
-    return Work(
-        n_tokens=n,
+    cells = n_batch * (_cells_read(engine, depth + n_prompt) - _cells_read(engine, depth))
+    return Cost(
         nbytes=steps * w.layer_bytes + w.output_bytes,
         int8_macs=n * w.layer_int8 + n_batch * w.output_int8,
-        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + attention,
+        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + _attention_macs(engine, cells),
     )
 
 
-def decode_work(engine: Engine, n_gen: int, n_batch: int) -> Work:
-    """n steps of one token of each sequence, from an empty context: every step reads all weights and cells."""
+def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
+    """n steps of one token of each sequence after `depth` others: every step reads all weights and cells."""
     w, n = _weights(engine), n_gen * n_batch
-    cells = n_batch * _cells_read(engine, n_gen)
-    return Work(
-        n_tokens=n,
+    cells = n_batch * (_cells_read(engine, depth + n_gen) - _cells_read(engine, depth))
+    return Cost(
         nbytes=n_gen * (w.layer_bytes + w.output_bytes) + cells * _cell_bytes(engine),
         int8_macs=n * (w.layer_int8 + w.output_int8),
         f32_macs=n * (w.layer_f32 + w.output_f32) + _attention_macs(engine, cells),

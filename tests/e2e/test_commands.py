@@ -134,3 +134,15 @@ def test_bench(mini_model: str) -> None:
         assert set(row) == {"test", "batch", "threads", "tok_s", "limit_fraction"}
         assert row["tok_s"] > 0
         assert row["limit_fraction"] > 0  # may exceed 1: these weights stay in the cache (see tests/unit/test_work.py)
+
+
+def test_bench_of_ops(mini_model: str) -> None:
+    (row,) = json_of("bench", "-m", mini_model, "-p", "16", "-d", "20", "-n", "0", "-r", "1", "--ops", "--json")["rows"]
+    assert row["test"] == "pp16 @ d20"
+    ops = {r["op"]: r for r in row["ops"]}
+    assert set(row["ops"][0]) == {"op", "calls", "ms", "share", "bandwidth_fraction", "peak_fraction"}
+    assert sum(r["share"] for r in row["ops"]) == pytest.approx(1, abs=0.01)
+    assert ops["attention"]["calls"] == 2
+    assert ops["attention"]["peak_fraction"] > 0
+    assert ops["between ops"]["ms"] > 0
+    assert any(name.startswith("linear_q8 q8_0 ") for name in ops)

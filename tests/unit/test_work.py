@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.cli.work import Work, decode_work, prompt_work
+from graph.cost import Cost
+from server.cli.work import decode_work, prompt_work
 
 MACHINE = {"read_gb_s": 10.0, "int8_gmac_s": 100.0, "f32_gmac_s": 20.0}
 
@@ -31,7 +32,6 @@ def engine(window: int = 0, untied: bool = False) -> Any:
 def test_decode() -> None:
     work = decode_work(engine(), n_gen=3, n_batch=2)
     cells = 2 * 2 * (1 + 2 + 3)  # sequences × layers × cells seen by each token
-    assert work.n_tokens == 6
     assert work.nbytes == 3 * (2 * (2176 + 640) + 3400) + cells * 2 * 8 * (4 + 2)
     assert work.int8_macs == 6 * (2 * 64 * 32 + 100 * 32)
     assert work.f32_macs == 6 * 2 * 32 * 10 + 2 * 4 * 8 * cells
@@ -39,10 +39,15 @@ def test_decode() -> None:
 
 def test_prompt_has_logits_for_last_tokens_only() -> None:
     work = prompt_work(engine(untied=True), n_prompt=6, n_batch=2)
-    assert work.n_tokens == 12
     assert work.nbytes == 3 * 2 * (2176 + 640) + 12800  # 12 tokens in steps of 4
     assert work.int8_macs == 12 * 2 * 64 * 32
     assert work.f32_macs == 12 * 2 * 32 * 10 + 2 * 100 * 32 + 2 * 4 * 8 * (2 * 2 * 21)
+
+
+def test_tokens_before_are_seen_by_all_and_counted_once() -> None:
+    deep, flat = (prompt_work(engine(), n_prompt=4, n_batch=1, depth=d) for d in (10, 0))
+    assert deep.f32_macs - flat.f32_macs == 2 * 4 * 8 * 2 * 4 * 10  # layers × tokens × depth
+    assert deep.nbytes == flat.nbytes
 
 
 def test_a_window_bounds_what_a_layer_reads() -> None:
@@ -54,12 +59,12 @@ def test_a_window_bounds_what_a_layer_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "seconds"),
+    ("cost", "seconds"),
     [
-        (Work(1, 20e9, 0, 0), 2.0),
-        (Work(1, 0, 100e9, 40e9), 3.0),
-        (Work(1, 50e9, 100e9, 40e9), 5.0),  # reading and computing may overlap: the longer counts
+        (Cost(20e9, 0, 0), (2.0, 0.0)),
+        (Cost(0, 100e9, 40e9), (0.0, 3.0)),
+        (Cost(50e9, 100e9, 40e9), (5.0, 3.0)),
     ],
 )
-def test_least_seconds(work: Work, seconds: float) -> None:
-    assert work.least_seconds(MACHINE) == pytest.approx(seconds)
+def test_seconds_at_the_limits(cost: Cost, seconds: tuple[float, float]) -> None:
+    assert cost.seconds(MACHINE) == pytest.approx(seconds)

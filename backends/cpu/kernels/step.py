@@ -1,7 +1,8 @@
 """The step: walk a table of stages on several threads, without Python and without locks.
 
 A stage is work that needs what the stages before it made, and nothing of its own. It is 8 words: address of its first
-instruction, their number, chunks of them all (0: a serial stage). An instruction is 8 words: function, argument block,
+instruction, their number, chunks of them all (0: a serial stage), and in the last two when it was done (seconds and
+nanoseconds of the monotonic clock; only `step:timed` looks at it). An instruction is 8 words: function, argument block,
 end of its units, grain, n_chunks, address and bytes of what its first chunk streams from memory (the next chunk's
 follows; 0: nothing to speak of), first unit. Its units are handed out in chunks of `grain`.
 
@@ -29,6 +30,8 @@ finished chunks, and one for each thread's stretch), 41 n_threads ·
 
 from __future__ import annotations
 
+import time
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -44,6 +47,8 @@ PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets oth
 NEAR = 6  # stages: what streams later is not next, and tables of training have none among thousands
 REACH = 1 << 16  # bytes that a thread asks for at most before they are due
 FETCHES = 4  # cache lines asked for between two looks at a counter
+CLOCK = time.CLOCK_MONOTONIC
+DONE = 48  # bytes into a stage
 HELP = 100  # looks before the other threads take a serial stage from thread 0
 
 
@@ -126,12 +131,14 @@ def call(typingctx, function, block, begin, end, scratch):
     return types.void(*[types.int64] * 5), codegen
 
 
+read_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 yield_cpu = types.ExternalFunction("sched_yield", types.int32())
 read_fd = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
 write_fd = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
 
 
-def _walk():
+def _walk(timed=False):
+    """`timed`: thread 0 writes into each stage when it was done."""
     from numba import njit
 
     @njit(forceinline=True)
@@ -247,14 +254,17 @@ def _walk():
             complete = stamp + max(chunks, 1)
             if wait(done, complete, generation, -1, streamed_next(stages, i + 1, n, thread, n_threads)) < 0:
                 return
+            if timed and thread == 0:
+                read_clock(CLOCK, stage + DONE)
 
     return walk, do_serial
 
 
 @kernel("step")
-def step():
+def step(clock=""):
     """f(ctl, n_threads, pipes): run the published table as thread 0; `pipes` holds each worker's write end."""
-    walk, do_serial = _walk()
+    timed = clock == "timed"
+    walk, do_serial = _walk(timed)
 
     def run(ctl, n_threads, pipes, _unused):
         c = i64p(ctl)
@@ -262,6 +272,8 @@ def step():
         if n_threads == 1:
             for i in range(n):
                 do_serial(table + i * 64, c[SCRATCH])
+                if timed:
+                    read_clock(CLOCK, table + i * 64 + DONE)
             return
         generation = atomic_load(ctl) + 1
         atomic_store(ctl + TABLE * 8, table)

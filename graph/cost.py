@@ -1,0 +1,104 @@
+"""What a node must move and multiply at the least: bytes, and multiply-adds by the type that they can be done in.
+
+Every source is read once and the result written once, unless the op's rule here says otherwise; what touches elements
+one by one (a norm, a rotation) multiplies next to nothing and counts as nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graph.backend import Rules
+from graph.dtype import DTYPES, nbytes
+from graph.op import destination
+from graph.tensor import Tensor
+
+Feeds = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Products with weights of block types can be done in int8, all others in f32."""
+
+    nbytes: float = 0
+    int8_macs: float = 0
+    f32_macs: float = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.nbytes + other.nbytes, self.int8_macs + other.int8_macs, self.f32_macs + other.f32_macs)
+
+    def seconds(self, machine: Mapping[str, float]) -> tuple[float, float]:
+        """For its bytes and for its multiply-adds, at a machine's limits (billions a second)."""
+        computing = self.int8_macs / machine["int8_gmac_s"] + self.f32_macs / machine["f32_gmac_s"]
+        return self.nbytes / machine["read_gb_s"] / 1e9, computing / 1e9
+
+
+COSTS = Rules[Callable[[Tensor, Feeds], Cost]]()
+
+
+def cost(t: Tensor, feeds: Feeds) -> Cost:
+    """`feeds`: the values of the run, for what depends on them (how many cells attention sees)."""
+    rule = COSTS.get(t.op)
+    return rule(t, feeds) if rule else Cost(_moved(t))
+
+
+def _moved(t: Tensor) -> int:
+    written = destination(t)
+    return t.nbytes * (written is None) + sum(s.nbytes for s in t.src if s is not written)
+
+
+# Which sources are matrices whose every element meets every row.
+MATRICES = {
+    **dict.fromkeys(("linear", "linear_q8", "linear_f32", "linear_add", "matmul", "tiled_product"), slice(1, 2)),
+    **dict.fromkeys(("linear_glu", "linear_glu_act"), slice(1, 3)),
+    "linear_parts": slice(1, None),
+}
+
+
+def _product(t: Tensor, _: Feeds) -> Cost:
+    rows = t.shape[0] if len(t.shape) == 2 else t.src[0].shape[0]
+    macs = [0, 0]
+    for w in t.src[MATRICES[t.op]]:
+        macs[DTYPES[w.dtype].quantised] += rows * math.prod(w.shape)
+    return Cost(_moved(t), int8_macs=macs[True], f32_macs=macs[False])
+
+
+COSTS.update(dict.fromkeys(MATRICES, _product))
+
+
+@COSTS.of("get_rows")
+def _(t: Tensor, _: Feeds) -> Cost:
+    table, ids = t.src
+    return Cost(nbytes(table.dtype, t.shape) + ids.nbytes + t.nbytes)
+
+
+def _store(t: Tensor, _: Feeds) -> Cost:
+    cache, *others = t.src
+    return Cost(sum(s.nbytes for s in others) + math.prod(others[0].shape) * _element(cache))
+
+
+COSTS.update(dict.fromkeys(("store_k", "store_v", "store_k_rope"), _store))
+
+
+def _attention(t: Tensor, feeds: Feeds) -> Cost:
+    """The cells that a token sees up to its own; tokens of a sequence share what is read."""
+    q, k, v, _, slot, pos = t.src[:6]
+    last, window = feeds[pos.name].astype(np.int64), t.attrs.get("window") or np.iinfo(np.int64).max
+    first = np.maximum(last - window, -1)  # the cell before those that it sees
+    slots = feeds[slot.name]
+    read = sum(int(last[slots == s].max() - first[slots == s].min()) for s in np.unique(slots))
+    cell = k.shape[1] * k.shape[2] * (_element(k) + _element(v))
+    return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
+
+
+COSTS.update(dict.fromkeys(("attention", "attention_rope"), _attention))
+
+
+def _element(t: Tensor) -> float:
+    return t.nbytes / math.prod(t.shape)
