@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import backends.kernels.attention_back
 import backends.kernels.causal
+import backends.kernels.chain_texels
 import backends.kernels.conv
 import backends.kernels.elementwise
 import backends.kernels.encoder

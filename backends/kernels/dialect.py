@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,7 +63,8 @@ class Kernel:
     `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device classes: dicts of the
     constants, `WG` (threads a group) among them. `functions` is text before the kernel: device functions and macros.
     `extensions` of GLSL are those that this kernel needs beside the usual ones. `special` are constants that a Vulkan
-    device gives when it compiles the kernel (specialisation constants), with values that are valid.
+    device gives when it compiles the kernel (specialisation constants), with values that are valid. `texels`: whether
+    it reads views of which no argument tells.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Kernel:
         functions: str = "",
         extensions: Sequence[str] = (),
         special: Mapping[str, int] | None = None,
+        texels: bool = False,
     ) -> None:
         self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
         self.extensions, self.special = tuple(extensions), dict(special or {})
@@ -87,6 +89,7 @@ class Kernel:
         # One a buffer: those to choose from are numbered.
         self.args = tuple(b for a in args for b in ([a] if a.of == 1 else _numbered(a)))
         self.words = [(w.split()[0], w.split()[1]) for w in words]
+        self.texels = texels or any(a.dtype == TEXELS for a in self.args)
         self._variants = {
             "simt": [_sorted(v) for v in simt],
             "cpu": [_sorted(v) for v in cpu],
@@ -108,10 +111,6 @@ class Kernel:
                 return defines
         raise KeyError(f"kernel {self.name} has no variant {wanted} for {shape.name}")
 
-    @property
-    def texels(self) -> bool:
-        return any(a.dtype == TEXELS for a in self.args)
-
     def threads(self, defines: Defines) -> int:
         return dict(defines)["WG"]
 
@@ -120,9 +119,28 @@ def _numbered(a: Arg) -> list[Arg]:
     return [Arg(f"{a.name}{i}", a.dtype, a.access) for i in range(a.of)]
 
 
-def _elements(a: Arg) -> str:
-    """What a GLSL variable of a buffer is followed by, where its elements are meant."""
-    return "" if a.dtype == TEXELS else ".v"
+def glsl_type(a: Arg) -> str:
+    return f"B_{a.dtype}_{a.access}"
+
+
+def glsl_name(a: Arg) -> str:
+    """The macro for a buffer's elements; the variable's name is the buffer's and a `_`."""
+    return f"#define {a.name} {a.name}_{'' if a.dtype == TEXELS else '.v'}\n"
+
+
+def glsl_types(args: Iterable[Arg]) -> str:
+    """What these buffers' variables are declared with."""
+    text = ""
+    for dtype, access in dict.fromkeys((a.dtype, a.access) for a in args):
+        if dtype == TEXELS:
+            text += f"{VIEWS}#define B_{dtype}_{access} uvec2\n"
+            continue
+        qualifier = {"r": "readonly ", "w": "", "rw": ""}[access]
+        text += (
+            f"layout(buffer_reference, std430, buffer_reference_align = {GL_SIZES[dtype]}) "
+            f"{qualifier}buffer B_{dtype}_{access} {{ {GL_TYPES[dtype]} v[]; }};\n"
+        )
+    return text
 
 
 def choose(kernel: Kernel, end: str) -> str:
@@ -166,23 +184,9 @@ def render_opencl(kernel: Kernel, defines: Defines, shape: Shape) -> str:
 
 def render_glsl(kernel: Kernel, defines: Defines) -> str:
     """The whole shader, for Vulkan 1.2."""
-    blocks, members, names = [], [], []
-    for dtype, access in dict.fromkeys((a.dtype, a.access) for a in kernel.args):
-        if dtype == TEXELS:
-            blocks.append(f"{VIEWS}#define B_{dtype}_{access} uvec2\n")
-            continue
-        qualifier = {"r": "readonly ", "w": "", "rw": ""}[access]
-        blocks.append(
-            f"layout(buffer_reference, std430, buffer_reference_align = {GL_SIZES[dtype]}) "
-            f"{qualifier}buffer B_{dtype}_{access} {{ {GL_TYPES[dtype]} v[]; }};\n"
-        )
-    for a in kernel.args:
-        members.append(f"B_{a.dtype}_{a.access} {a.name}_;")
-        names.append(f"#define {a.name} {a.name}_{_elements(a)}\n")
-    members += [f"{kind} {name};" for kind, name in kernel.words]
-    chosen = "".join(
-        f"B_{a.dtype}_{a.access} {a.name}_;\n#define {a.name} {a.name}_{_elements(a)}\n" for a in kernel.choices
-    )
+    members = [f"{glsl_type(a)} {a.name}_;" for a in kernel.args] + [f"{kind} {name};" for kind, name in kernel.words]
+    names = "".join(map(glsl_name, kernel.args))
+    chosen = "".join(f"{glsl_type(a)} {a.name}_;\n{glsl_name(a)}" for a in kernel.choices)
     local = "".join(f"shared {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
     special = "".join(
         f"layout(constant_id = {i}) const uint {name} = {value}u;\n"
@@ -192,7 +196,7 @@ def render_glsl(kernel: Kernel, defines: Defines) -> str:
     extensions = "".join(f"#extension {name} : require\n" for name in wanted)
     return (
         f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{constants(defines)}{special}"
-        f"layout(local_size_x = WG) in;\n{''.join(blocks)}"
-        f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{''.join(names)}{chosen}{local}"
+        f"layout(local_size_x = WG) in;\n{glsl_types(kernel.args)}"
+        f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{names}{chosen}{local}"
         f"{prelude.GL}{prelude.COMMON}{kernel.functions}{choose(kernel, '_')}\nvoid main() {{\n{kernel.body}\n}}\n"
     )

@@ -13,12 +13,12 @@ from backends.errors import DeviceLost
 from backends.kernels import device as kernels
 from backends.kernels.dialect import CPU, KERNELS, Shape
 from backends.kernels.lowering import At, Dispatch
+from backends.kernels.stages import Piece, table
 from backends.opencl.devices import Found, device_named
 from graph.backend import Bytes, Place
 from graph.tensor import Tensor
 
 if TYPE_CHECKING:
-    from backends.opencl.chain import Piece
     from backends.opencl.native import Launches
 
 ALIGNMENT = 128
@@ -206,15 +206,12 @@ class OpenCLProgram:
 
     def _add_chain(self, pieces: tuple[Piece, ...], part: Sequence[Dispatch], at: Callable[[At], Place]) -> None:
         """One launch that does what these would."""
-        from backends.opencl.chain import TRIES, table
-
-        def address(buffer: At) -> int:
-            place = at(buffer)
-            return int(place.buffer.address + place.offset)
+        from backends.opencl.chain import TRIES
 
         backend, chains = self._backend, self._backend.chains
         assert chains is not None
-        rows = table(pieces, part, address)
+        addresses = [[int(p.buffer.address + p.offset) for p in map(at, d.buffers)] for d in part]
+        rows = table(pieces, part, addresses)
         memory = backend.alloc(rows.nbytes)
         backend.upload(Place(memory), rows.reshape(-1).view(np.uint8))
         counters = backend.shared("counters", chains.counters_nbytes(len(part)))

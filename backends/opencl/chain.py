@@ -17,24 +17,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyopencl as cl
 
 from backends.kernels import prelude
 from backends.kernels.dialect import CL_TYPES, CPU, KERNELS, Defines, Kernel, choose, constants
-from backends.kernels.lowering import At, Dispatch
+from backends.kernels.lowering import Dispatch
+from backends.kernels.stages import HEAD, LINE, Piece, row_words
 
-Piece = tuple[str, Defines]
 LEAST = 40  # launches of a plan that are worth a program: it takes seconds to compile, once
 PATIENCE = 1000  # looks at a count, some 50 µs, that a worker takes before it leaves
 TRIES = 16  # launches of a chain: each goes on where the one before stopped, because a worker had left
-LINE = 16  # words of a cache line: what different workers count lies apart
-HEAD = 3  # words of a row before the arguments: which piece, how many groups, how many of them side by side
 # What steps are made of. Not samplers, which are one launch and take longest to compile.
 CHAINED = re.compile(
     r"linear_.*|rms_norm|layer_norm|rope.*|store_.*|attention_(f32|f16|q8_0)_.*|get_rows.*|(unary|binary|broadcast)_.*"
@@ -164,28 +161,11 @@ def _chained(d: Dispatch) -> bool:
     return CHAINED.fullmatch(d.kernel) is not None
 
 
-def _row_words(pieces: Sequence[Piece]) -> int:
-    return HEAD + max(len(KERNELS[name].args) + len(KERNELS[name].words) for name, _ in pieces)
-
-
-def table(
-    pieces: Sequence[Piece], dispatches: Sequence[Dispatch], address: Callable[[At], int]
-) -> npt.NDArray[np.uint64]:
-    """A row for each launch. `address` tells where a buffer of it begins."""
-    rows = np.zeros((len(dispatches), _row_words(pieces)), np.uint64)
-    number = {piece: i for i, piece in enumerate(pieces)}
-    for row, d in zip(rows, dispatches, strict=True):
-        gx, gy, _ = d.groups
-        words = [number[d.kernel, d.defines], gx * gy, gx, *map(address, d.buffers), *d.words]
-        row[: len(words)] = words
-    return rows
-
-
 def render(pieces: Sequence[Piece]) -> str:
     """The program: a function for each piece, and the kernel `chain`."""
     functions = (_function(KERNELS[name], defines, i) for i, (name, defines) in enumerate(pieces))
     cases = " ".join(f"case {i}u: piece_{i}(row + {HEAD}, gx, gy, across); break;" for i in range(len(pieces)))
-    sizes = f"#define ROW {_row_words(pieces)}u\n#define LINE {LINE}u\n#define PATIENCE {PATIENCE}u\n"
+    sizes = f"#define ROW {row_words(pieces)}u\n#define LINE {LINE}u\n#define PATIENCE {PATIENCE}u\n"
     text = prelude.CL + prelude.CL_CPU + prelude.COMMON + PLACE + "".join(functions)
     return text + ATOMICS + sizes + CHAIN.replace("CASES", cases)
 

@@ -10,9 +10,11 @@ import numpy as np
 
 from backends.errors import DeviceError
 from backends.kernels import device as shared
+from backends.kernels.chain_texels import PIECES, TRIES, counts_nbytes
 from backends.kernels.dialect import KERNELS, TEXELS, Arg
 from backends.kernels.lowering import Dispatch
-from backends.vulkan import choice
+from backends.kernels.stages import table
+from backends.vulkan import chain, choice
 from backends.vulkan.device import Device, Memory
 from backends.vulkan.instance import all_devices
 from backends.vulkan.pipelines import Pipelines
@@ -150,37 +152,68 @@ class VulkanProgram:
         place: Callable[[Tensor], Place],
         scratch: Memory | None,
     ) -> None:
+        self._backend, self._place, self._scratch = backend, place, scratch
         self.recording = Recording(backend.device)
         self.recording.begin()
         self._keep: dict[int, Memory] = {}  # what the recording refers to
-        places: dict[int, tuple[Place, Range | None]] = {}  # by tensor; and the range where order matters
-        for d in work:
-            kernel = KERNELS[d.kernel]
-            addresses, reads, writes = [], [], []
-            for arg, (t, offset) in zip(kernel.args, d.buffers, strict=True):
-                if t is None:
-                    assert scratch is not None
-                    self._keep[id(scratch)] = scratch
-                    at, span = Place(scratch), (scratch.address, scratch.address + d.scratch)
-                else:
-                    if id(t) not in places:
-                        places[id(t)] = self._where(t, place(t))
-                    at, known = places[id(t)]
-                    span = known  # type: ignore[assignment]
-                addresses.append(_argument(backend.device, arg, at.buffer, at.offset + offset))
-                if span is not None:
-                    if arg.access != "w":
-                        reads.append(span)
-                    if arg.access != "r":
-                        writes.append(span)
-            push = struct.pack(f"<{len(addresses)}Q{len(d.words)}I", *addresses, *d.words)
-            self.recording.dispatch(backend.pipelines.get(kernel, d.defines), push, d.groups, reads, writes)
+        self._places: dict[int, tuple[Place, Range | None]] = {}  # by tensor; and the range where order matters
+        for together, part in chain.parts(work, backend.shape):
+            if together:
+                self._chain(part)
+            else:
+                for d in part:
+                    self._launch(d)
         self.recording.finish()
 
-    def _where(self, t: Tensor, at: Place) -> tuple[Place, Range | None]:
-        memory: Memory = at.buffer
+    def _arguments(self, d: Dispatch) -> tuple[list[int], list[Range], list[Range]]:
+        """What its kernel is told of its buffers, and the ranges that it reads and writes."""
+        arguments, reads, writes = [], [], []
+        for arg, (t, offset) in zip(KERNELS[d.kernel].args, d.buffers, strict=True):
+            span: Range | None
+            if t is None:
+                assert self._scratch is not None
+                at, span = Place(self._hold(self._scratch)), (self._scratch.address, self._scratch.address + d.scratch)
+            else:
+                if id(t) not in self._places:
+                    self._places[id(t)] = self._where(t, self._place(t))
+                at, span = self._places[id(t)]
+            arguments.append(_argument(self._backend.device, arg, at.buffer, at.offset + offset))
+            if span is not None:
+                if arg.access != "w":
+                    reads.append(span)
+                if arg.access != "r":
+                    writes.append(span)
+        return arguments, reads, writes
+
+    def _launch(self, d: Dispatch) -> None:
+        addresses, reads, writes = self._arguments(d)
+        push = struct.pack(f"<{len(addresses)}Q{len(d.words)}I", *addresses, *d.words)
+        pipeline = self._backend.pipelines.get(KERNELS[d.kernel], d.defines)
+        self.recording.dispatch(pipeline, push, d.groups, reads, writes)
+
+    def _chain(self, part: Sequence[Dispatch]) -> None:
+        """One launch that does what these would, and those that go on if its workers leave."""
+        backend, found = self._backend, [self._arguments(d) for d in part]
+        rows = table(PIECES, part, (arguments for arguments, _, _ in found))
+        stages = self._hold(backend.device.memory(rows.nbytes))
+        backend.upload(Place(stages), rows.reshape(-1).view(np.uint8))
+        counts = self._hold(backend.device.memory(counts_nbytes(len(part))))
+        self.recording.fill_zero(counts)
+        own = (counts.address, counts.address + counts.nbytes)
+        reads = [own, *(span for _, spans, _ in found for span in spans)]
+        writes = [own, *(span for _, _, spans in found for span in spans)]
+        (variant,) = chain.KERNEL.variants(backend.shape)
+        pipeline = backend.pipelines.get(chain.KERNEL, variant, chain.special(part))
+        for i in range(TRIES):
+            push = struct.pack("<2Q3I", stages.address, counts.address, len(part), i, i == TRIES - 1)
+            self.recording.dispatch(pipeline, push, (chain.WORKERS, 1, 1), reads, writes)
+
+    def _hold(self, memory: Memory) -> Memory:
         self._keep[id(memory)] = memory
-        start = memory.address + at.offset
+        return memory
+
+    def _where(self, t: Tensor, at: Place) -> tuple[Place, Range | None]:
+        start = self._hold(at.buffer).address + at.offset
         constant = t.op == "const" or (t.op == "state" and t.attrs["constant"])
         return at, None if constant else (start, start + max(t.nbytes, 1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from backends.vulkan.device import Device
 
 SHADERS = Path(__file__).parent / "shaders"
 MANIFEST = SHADERS / "manifest.json"
+Special = tuple[int, ...]
 
 
 @functools.cache
@@ -44,7 +46,7 @@ class Pipelines:
     def __init__(self, device: Device) -> None:
         ffi, lib = binding()
         self.device = device
-        self._made: dict[tuple[str, Defines], Pipeline] = {}
+        self._made: dict[tuple[str, Defines, Special], Pipeline] = {}
         self._layouts: dict[tuple[int, bool], Any] = {}
         self._unsaved = False
         self._path = cache.cache_folder() / "vulkan" / f"{hashlib.sha256(device.info.identity).hexdigest()[:16]}.cache"
@@ -54,15 +56,18 @@ class Pipelines:
         check(lib.vkCreatePipelineCache(device.handle, info, ffi.NULL, made), "vkCreatePipelineCache")
         self._cache = made[0]
 
-    def get(self, kernel: Kernel, defines: Defines) -> Pipeline:
-        """Compiled now if it never was. OSError names a kernel that the driver refuses."""
-        found = self._made.get((kernel.name, defines))
+    def get(self, kernel: Kernel, defines: Defines, special: Special = ()) -> Pipeline:
+        """Compiled now if it never was. `special`: values of its special constants, if they are not the device's.
+
+        OSError names a kernel that the driver refuses.
+        """
+        found = self._made.get((kernel.name, defines, special))
         if found is None:
-            found = self._made[kernel.name, defines] = self._make(kernel, defines)
+            found = self._made[kernel.name, defines, special] = self._make(kernel, defines, special)
             self._unsaved = True
         return found
 
-    def _make(self, kernel: Kernel, defines: Defines) -> Pipeline:
+    def _make(self, kernel: Kernel, defines: Defines, special: Special) -> Pipeline:
         ffi, lib = binding()
         keep, name = Keep(), shader_name(kernel, defines)
         code = (SHADERS / name).read_bytes()
@@ -76,8 +81,10 @@ class Pipelines:
             info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes, kernel.texels))
             stage = keep.struct("PipelineShaderStageCreateInfo", stage=COMPUTE, module=module[0])
             stage.pName = keep.new("char[]", b"main")
-            if kernel.special:
-                self._specialise(stage, kernel, keep)
+            if special:
+                _specialise(stage, special, keep)
+            elif kernel.special:
+                self._fit_matrices(stage, kernel, keep)
             info.stage = stage[0]
             made = ffi.new("VkPipeline *")
             result = lib.vkCreateComputePipelines(self.device.handle, self._cache, 1, info, ffi.NULL, made)
@@ -86,18 +93,12 @@ class Pipelines:
             lib.vkDestroyShaderModule(self.device.handle, module[0], ffi.NULL)
         return Pipeline(made[0], info.layout, push_bytes, kernel.texels)
 
-    def _specialise(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
+    def _fit_matrices(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
         """Give a kernel the constants of this device's cooperative matrices, and subgroups as large as those say."""
-        ffi, _ = binding()
         sizes = self.device.info.matrices
         if sizes is None:
             raise OSError(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")
-        values = [sizes.constants[name] for name in kernel.special]
-        data = keep.new("uint32_t[]", values)
-        entries = keep.new("VkSpecializationMapEntry[]", [(i, 4 * i, 4) for i in range(len(values))])
-        stage.pSpecializationInfo = keep.new(
-            "VkSpecializationInfo *", (len(values), entries, 4 * len(values), ffi.cast("void *", data))
-        )
+        _specialise(stage, [sizes.constants[name] for name in kernel.special], keep)
         stage.flags = FULL_SUBGROUPS
         stage.pNext = keep.struct(
             "PipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=sizes.subgroup
@@ -140,3 +141,12 @@ class Pipelines:
         lib.vkDestroyPipelineCache(self.device.handle, self._cache, ffi.NULL)
         self._made.clear()
         self._layouts.clear()
+
+
+def _specialise(stage: Any, values: Sequence[int], keep: Keep) -> None:
+    """Give a kernel its special constants, in the order in which it declares them."""
+    data = keep.new("uint32_t[]", list(values))
+    entries = keep.new("VkSpecializationMapEntry[]", [(i, 4 * i, 4) for i in range(len(values))])
+    stage.pSpecializationInfo = keep.new(
+        "VkSpecializationInfo *", (len(values), entries, 4 * len(values), binding()[0].cast("void *", data))
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from graph.op import OPS
 from graph.ops.elementwise import glu
 from graph.ops.fused import linear_add, linear_glu, linear_parts
 from graph.ops.linear import linear
+from graph.ops.norm import rms_norm
 from graph.session import Session
 from graph.tensor import Tensor, feed, state
 
@@ -297,3 +298,50 @@ def test_one_row_through_texels_has_the_bits_of_many(watched: Backend) -> None:
     del plan
     device.sweep()
     assert len(device.views._free) == free
+
+
+@pytest.mark.parametrize("watched", ["copied"], indirect=True)
+@pytest.mark.parametrize(("workers", "patience"), [(2, 1000), (3, 0)], ids=["two", "three that leave at once"])
+def test_many_launches_are_one_to_the_same_bits(
+    workers: int, patience: int, watched: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of one group and of several, whose sums need all of the stage before; what was counted is forgotten."""
+    from backends.vulkan import backend, chain
+
+    device = cast("VulkanBackend", watched)
+    if not (device.shape.texels and device.shape.lanes == chain.LANES):
+        pytest.skip("this device has no chains")
+    rng, session = np.random.default_rng(5), Session([watched])
+
+    def weight(name: str) -> Tensor:
+        raw = encode(rng.normal(size=(256, 256)).astype(np.float32), "q8_0")
+        return session.define(name, (256, 256), "q8_0", lambda: raw, constant=True)
+
+    a, b, c = map(weight, "abc")
+    norm = session.define("n", (256,), "f32", lambda: np.ones(256, np.float32).view(np.uint8), constant=True)
+
+    def build() -> list[Tensor]:
+        y = feed("x", (1, 256))
+        for _ in range(20):
+            y = linear(rms_norm(y, norm, eps=1e-5), a)
+            y = glu(linear(y, b), linear(y, c), activation="silu")
+        return [y]
+
+    xs = [rng.normal(size=(1, 256)).astype(np.float32) for _ in range(3)]
+    monkeypatch.setattr(chain, "LEAST", 1000)
+    alone = session.plan(build)
+    expected = [alone.run({"x": x})[0].tobytes() for x in xs]
+    monkeypatch.setattr(chain, "LEAST", 40)
+    monkeypatch.setattr(chain, "WORKERS", workers)
+    monkeypatch.setattr(chain, "PATIENCE", patience)
+    launched: list[tuple[int, int, int]] = []
+    record = backend.Recording.dispatch
+
+    def dispatch(self: backend.Recording, *arguments: Any) -> None:
+        launched.append(arguments[2])
+        record(self, *arguments)
+
+    monkeypatch.setattr(backend.Recording, "dispatch", dispatch)
+    together = session.plan(build)
+    assert launched == [(workers, 1, 1)] * chain.TRIES
+    assert [together.run({"x": x})[0].tobytes() for x in xs] == expected

@@ -19,7 +19,7 @@ DOTS_ONLY = {6018: "DotProductInput4x8BitPacked", 6019: "DotProduct"}  # only wh
 COOP_ONLY = {6022: "CooperativeMatrixKHR", 5345: "VulkanMemoryModel", 61: "GroupNonUniform"}  # the same
 TEXELS_ONLY = {**SOFT_ONLY, 46: "SampledBuffer", 5302: "RuntimeDescriptorArray"}  # the same
 TEXELS_ONLY |= {5304: "UniformTexelBufferArrayDynamicIndexing"}
-MORE = {"_soft_": SOFT_ONLY, "_texels_": TEXELS_ONLY, "_dot_": DOTS_ONLY, "_coop_": COOP_ONLY}
+MORE = {"_soft_": SOFT_ONLY, "_texels": TEXELS_ONLY, "_dot_": DOTS_ONLY, "_coop_": COOP_ONLY}
 OP_CAPABILITY, OP_CONSTANT, OP_MULTIPLY = 17, 43, 133
 CUBIC = struct.unpack("<I", struct.pack("<f", 0.044715))[0]
 
