@@ -25,7 +25,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     args = (*map(at, t.src), at(t), length, q.shape[1], k.shape[1], q.shape[2], bits(t.attrs["scale"]))
     mt, nr, kc = gemm_tile(isa())
     tiles = -(-ATTENTION_BLOCK // mt) * mt * (kc + 2)
-    scratch = 4 * (ATTENTION_BLOCK * length + mt * nr + nr * kc + tiles + 64)
+    scratch = 4 * (ATTENTION_BLOCK * length + nr * kc + tiles + 64)
     return [Instruction("full_attention", args, count.shape[0] * q.shape[1], 1, scratch)]
 
 

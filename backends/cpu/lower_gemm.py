@@ -16,8 +16,7 @@ from graph.ops.linear import accumulate_product, pack_tiles, product_parts, tile
 from graph.ops.shape import reshape
 from graph.tensor import Tensor
 
-MOST_ROWS = 264  # of A in a block: with 288 k they are a third of the second-level cache
-MOST_COLUMNS = 160
+MOST_ROWS = 528  # of A in a block: with 288 k they are half of the second-level cache
 PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory of its own
 UNITS = 12  # that a product should have
 THIN = 24  # rows or columns
@@ -154,7 +153,7 @@ def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bo
     rows, columns = blocks(a_layout, m, n, k)
     mt, nr, kc = gemm_tile(isa())
     tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2
-    scratch = 4 * (STRIPS * nr * kc + mt * nr + mt * tiles) + 64
+    scratch = 4 * (STRIPS * nr * kc + mt * tiles) + 64
     args = (at(a), at(b), at(t), m, n, k, rows, columns, group, int(adding))
     kernel, n_units = f"gemm:{a_layout}:{b_layout}", -(-m // rows) * -(-n // columns)
     part = k if k <= LONG else max(1, MOST_MACS // (m * n * kc)) * kc
@@ -170,8 +169,7 @@ def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
     if k > LONG:
         rows, columns = _part(m, 96, mt), _part(n, 96, nr)
     elif a_layout == "tiles":
-        rows = _part(m, MOST_ROWS, mt)
-        columns = _part(n, max(nr, min(MOST_COLUMNS, n * -(-m // rows) // UNITS)), nr)
+        rows, columns = _part(m, MOST_ROWS, mt), nr
     else:
         rows = _part(m, 144, mt)
         least = 96 if a_layout == "k" else 288  # (M, K) costs more to pack: its rows are far apart

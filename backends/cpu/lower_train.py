@@ -97,7 +97,7 @@ def _attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_block
     attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)))
     mt, nr, kc = gemm_tile(isa())
     tiles = max(-(-ATTENTION_BLOCK // mt) * mt * (kc + 2), (length + mt) * (ATTENTION_BLOCK + 2))
-    scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + mt * nr + nr * kc + tiles + 64)
+    scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + nr * kc + tiles + 64)
     return Instruction(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)
 
 

@@ -251,7 +251,7 @@ for _dtype in (
 
 
 def _tiles(r: np.random.Generator) -> list[Array]:
-    return [r.normal(size=(3, 300, 12)), r.normal(size=(300, 70))]
+    return [r.normal(size=(4, 300, 8)), r.normal(size=(300, 70))]
 
 
 for _make in (_tiles, lambda r: [r.normal(size=(300, 31)), r.normal(size=(300, 70))]):

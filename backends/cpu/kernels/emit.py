@@ -187,3 +187,19 @@ def loop(b, begin, end, start, body, step=1):
     b.cbranch(b.icmp_signed("<", following, end), block, done)
     b.position_at_end(done)
     return out
+
+
+def loop_from_zero(b, n, start, body):
+    """`loop` over 0…n, which may be none."""
+    entry, some, done = b.block, b.append_basic_block("some"), b.append_basic_block("none")
+    b.cbranch(b.icmp_signed(">", n, i64(0)), some, done)
+    b.position_at_end(some)
+    out = loop(b, i64(0), n, start, body)
+    end = b.block
+    b.branch(done)
+    b.position_at_end(done)
+    phis = [b.phi(v.type) for v in start]
+    for phi, first, last in zip(phis, start, out, strict=True):
+        phi.add_incoming(first, entry)
+        phi.add_incoming(last, end)
+    return phis

@@ -21,55 +21,13 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.layout import LAYOUTS, STRIPS, gemm_tile
+from backends.cpu.kernels.layout import LAYOUTS, STRIPS
 from backends.cpu.kernels.registry import f32p, kernel
 from backends.cpu.kernels.rows import strip
+from backends.cpu.kernels.tile import KC, MT, NR, put_tile
 
-MT, NR, KC = gemm_tile(isa())
 PACK_STEPS = 16
-
-
-@intrinsic
-def tile(typingctx, a, b, c, row_nbytes, steps, fresh):
-    """MT × NR of C: + Σ over `steps` of a[k][MT] · b[k][NR], from zero where fresh. C's rows are `row_nbytes` apart."""
-
-    def codegen(ctx, builder, sig, args):
-        bl = builder
-        pa, pb, pc = (bl.inttoptr(x, e.I8P) for x in args[:3])
-        vectors = NR // 16
-        places = [e.at(bl, e.at(bl, pc, bl.mul(args[3], e.i64(r))), 64 * v) for r in range(MT) for v in range(vectors)]
-        for place in places:
-            e.prefetch(bl, place)  # C is far away, and wanted only after all steps
-        start = [e.each(0.0)] * len(places)
-        entry, load, begin = bl.block, bl.append_basic_block("old"), bl.append_basic_block("begin")
-        bl.cbranch(bl.icmp_signed("==", args[5], e.i64(0)), load, begin)
-        bl.position_at_end(load)
-        old = [e.load(bl, p, e.V16F, 4) for p in places]
-        bl.branch(begin)
-        bl.position_at_end(begin)
-        phis = []
-        for zero, value in zip(start, old, strict=True):
-            phi = bl.phi(e.V16F)
-            phi.add_incoming(zero, entry)
-            phi.add_incoming(value, load)
-            phis.append(phi)
-
-        def step(i, sums):
-            at_a, at_b = e.at(bl, pa, bl.mul(i, e.i64(4 * MT))), e.at(bl, pb, bl.mul(i, e.i64(4 * NR)))
-            columns = [e.load(bl, e.at(bl, at_b, 64 * v), e.V16F, 4) for v in range(vectors)]
-            out = []
-            for r in range(MT):
-                x = e.splat(bl, e.load(bl, e.at(bl, at_a, 4 * r), e.F32, 4))
-                out += [e.fma(bl, columns[v], x, sums[r * vectors + v]) for v in range(vectors)]
-            return out
-
-        for value, place in zip(e.loop(bl, e.i64(0), args[4], phis, step), places, strict=True):
-            e.store(bl, value, place, 4)
-        return ctx.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), codegen
 
 
 def transpose_16(b, rows):
@@ -197,10 +155,9 @@ move_tile_row = moved(MT)
 def product(a, a_nbytes, a_of_k, b, b_nbytes, b_of_k, c, c_nbytes, m, n, k, adding, work):
     """c (m, n) = or (adding) += A · B, rows `…_nbytes` apart; `…_of_k`: rows of k numbers, else k rows.
 
-    For a kernel's own small products. work: MT·NR + NR·KC numbers, and MT·(KC+2) for each tile of m.
+    For a kernel's own small products. work: NR·KC numbers, and MT·(KC+2) for each tile of m.
     """
-    edge, strip_at = f32p(work), work + MT * NR * 4
-    tiles_at = strip_at + NR * KC * 4
+    tiles_at = work + NR * KC * 4
     for k0 in range(0, k, KC):
         steps = min(KC, k - k0)
         fresh = 1 if k0 == 0 and adding == 0 else 0
@@ -212,39 +169,12 @@ def product(a, a_nbytes, a_of_k, b, b_nbytes, b_of_k, c, c_nbytes, m, n, k, addi
         for q in range(0, n, NR):
             columns = min(NR, n - q)
             if b_of_k != 0:
-                pack_columns(b + q * b_nbytes + k0 * 4, b_nbytes, columns, steps, strip_at)
+                pack_columns(b + q * b_nbytes + k0 * 4, b_nbytes, columns, steps, work)
             else:
-                copy_columns(b + k0 * b_nbytes + q * 4, b_nbytes, columns, steps, strip_at)
+                copy_columns(b + k0 * b_nbytes + q * 4, b_nbytes, columns, steps, work)
             for r in range(0, m, MT):
-                put_tile(
-                    tiles_at + r * steps * 4,
-                    strip_at,
-                    c + r * c_nbytes + q * 4,
-                    c_nbytes,
-                    steps,
-                    fresh,
-                    min(MT, m - r),
-                    columns,
-                    edge,
-                    work,
-                )
-
-
-@njit(forceinline=True)
-def put_tile(x, b, y, row_nbytes, steps, fresh, rows, columns, edge, edge_at):
-    """`tile`, also where only part of it is C: then by way of `edge`."""
-    if rows == MT and columns == NR:
-        tile(x, b, y, row_nbytes, steps, fresh)
-    else:
-        for i in range(rows):
-            out = f32p(y + i * row_nbytes)
-            for j in range(columns):
-                edge[i * NR + j] = np.float32(0) if fresh != 0 else out[j]
-        tile(x, b, edge_at, NR * 4, steps, 0)
-        for i in range(rows):
-            out = f32p(y + i * row_nbytes)
-            for j in range(columns):
-                out[j] = edge[i * NR + j]
+                x, y = tiles_at + r * steps * 4, c + r * c_nbytes + q * 4
+                put_tile(x, work, y, c_nbytes, steps, fresh, min(MT, m - r), columns)
 
 
 @kernel("pack_tiles")
@@ -310,7 +240,7 @@ def gemm(a_layout, b_layout, dtype=""):
     """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group, whether C is added to; begin
     and end of the part of K to be summed now, multiples of KC but for the last: the parts come one after the other.
 
-    Scratch: NR·KC numbers for each of STRIPS of B, a tile, MT·(KC+2) for each tile of a block's rows (A unpacked).
+    Scratch: NR·KC numbers for each of STRIPS of B, MT·(KC+2) for each tile of a block's rows (A unpacked).
     """
     tiled, rows_of_k, columns_of_k, packed = a_layout == "tiles", a_layout == "m", b_layout == "n", dtype != ""
     widen = widened(dtype) if packed and columns_of_k else None
@@ -320,9 +250,7 @@ def gemm(a_layout, b_layout, dtype=""):
         m, n, k, m_block, n_block, group_nbytes = a[3], a[4], a[5], a[6], a[7], a[8]
         m_blocks = (m + m_block - 1) // m_block
         strip_at = scratch
-        edge_at = strip_at + STRIPS * NR * KC * 4
-        tiles_at = edge_at + MT * NR * 4
-        edge = f32p(edge_at)
+        tiles_at = strip_at + STRIPS * NR * KC * 4
         for unit in range(begin, end):
             m0, n0 = unit % m_blocks * m_block, unit // m_blocks * n_block
             m1, n1 = min(m, m0 + m_block), min(n, n0 + n_block)
@@ -341,7 +269,7 @@ def gemm(a_layout, b_layout, dtype=""):
                     if packed and columns_of_k:
                         widen(a[1] + c // 16 * group_nbytes, (n - c - 1) // 16, group_nbytes, k0, steps, strip_at)
                     elif packed:
-                        decode(a[1], group_nbytes, n, k0, steps, c, columns, strip_at, edge_at)
+                        decode(a[1], group_nbytes, n, k0, steps, c, columns, strip_at)
                     elif columns_of_k:
                         pack_columns(a[1] + (c * k + k0) * 4, k * 4, columns, steps, strip_at)
                     else:
@@ -352,6 +280,6 @@ def gemm(a_layout, b_layout, dtype=""):
                     for r in range(m0, m1, MT):
                         x, y = tiles + (r - m0) // MT * tile_nbytes, a[2] + (r * n + c) * 4
                         fresh = 1 if k0 == 0 and a[9] == 0 else 0
-                        put_tile(x, strip_at, y, n * 4, steps, fresh, min(MT, m1 - r), columns, edge, edge_at)
+                        put_tile(x, strip_at, y, n * 4, steps, fresh, min(MT, m1 - r), columns)
 
     return run

@@ -120,7 +120,7 @@ def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
 
 def gemm_tile(isa: str) -> tuple[int, int, int]:
     """Rows, columns and k of gemm.py's tiles."""
-    return (12, 32, 288) if isa == "avx512_vnni" else (6, 16, 288)
+    return (8, 48, 288) if isa == "avx512_vnni" else (6, 16, 288)
 
 
 def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:

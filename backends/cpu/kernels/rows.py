@@ -58,13 +58,14 @@ def float_rows(dtype):
 
 
 def decoded(layout):
-    """f(group, lane, i, n_blocks, out): block i of 32 numbers of a row of a packed group → f32 at out."""
+    """f(group, lane, i, n_blocks, first, last, out): of block i of 32 numbers of a row of a packed group those of steps
+    `first`…`last`, four each → f32 at out."""
     block, quants, high, fine, coarse = layout.block, layout.quants, layout.high, layout.fine, layout.coarse
     mins = layout.mins
     offset = 0 if mins else 128 >> layout.shift
 
     @njit(forceinline=True)
-    def decode(group, lane, i, n_blocks, out):
+    def decode(group, lane, i, n_blocks, first, last, out):
         y = f32p(out)
         q = u8p(group + i * quants + lane * 4)
         h = u8p(group + n_blocks * quants + i * high + lane * 4)
@@ -77,7 +78,7 @@ def decoded(layout):
             if fine:
                 d *= np.float32(u8p(f)[0])
                 m *= -np.float32(u8p(f)[16])
-        for step in range(8):
+        for step in range(first, last):
             scale = d * np.float32(i8p(f)[step // 4 * 16]) if high == 128 else d
             for e in range(4):
                 if quants == 512:
@@ -88,7 +89,7 @@ def decoded(layout):
                         v |= (np.int32(h[e]) >> step & 1) << 4
                     elif high == 128:
                         v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
-                y[step * 4 + e] = scale * np.float32(v - offset) + m
+                y[(step - first) * 4 + e] = scale * np.float32(v - offset) + m
 
     return decode
 
@@ -101,7 +102,7 @@ def quantised_rows(layout):
         for t in range(begin, end):
             row = np.int64(i32p(a[1])[t])
             for i in range(k // 32):
-                decode(a[0] + row // 16 * group_nbytes, row % 16, i, k // 32, a[2] + (t * k + i * 32) * 4)
+                decode(a[0] + row // 16 * group_nbytes, row % 16, i, k // 32, 0, 8, a[2] + (t * k + i * 32) * 4)
 
     return run
 
@@ -117,7 +118,7 @@ def unpack(dtype):
         k = a[2]
         for row in range(begin, end):
             for i in range(k // 32):
-                decode(a[0] + row // 16 * a[3], row % 16, i, k // 32, a[1] + (row * k + i * 32) * 4)
+                decode(a[0] + row // 16 * a[3], row % 16, i, k // 32, 0, 8, a[1] + (row * k + i * 32) * 4)
 
     def floats(a, begin, end, scratch):
         k = a[2]
@@ -130,14 +131,14 @@ def unpack(dtype):
 
 
 def strip(dtype, width):
-    """f(table, group_nbytes, n, row, rows, column, columns, target, spare): a part of a packed table (…, n) →
-    target[rows][width], zeros beyond `columns`. `spare`: 128 bytes. Columns begin at multiples of width."""
+    """f(table, group_nbytes, n, row, rows, column, columns, target): a part of a packed table (…, n) →
+    target[rows][width], zeros beyond `columns` of floats. Width and column are multiples of 16."""
     layout = LAYOUTS[dtype]
     if layout.block == 1:
         get = element(dtype)
 
         @njit(forceinline=True)
-        def floats(table, group_nbytes, n, row, rows, column, columns, target, spare):
+        def floats(table, group_nbytes, n, row, rows, column, columns, target):
             for r in range(rows):
                 group, out = table + (row + r) // 16 * group_nbytes, f32p(target + r * width * 4)
                 for c in range(width):
@@ -147,14 +148,11 @@ def strip(dtype, width):
     decode = decoded(layout)
 
     @njit(forceinline=True)
-    def blocks(table, group_nbytes, n, row, rows, column, columns, target, spare):
+    def blocks(table, group_nbytes, n, row, rows, column, columns, target):
         for r in range(rows):
             group = table + (row + r) // 16 * group_nbytes
-            if width == 32:
-                decode(group, (row + r) % 16, column // 32, n // 32, target + r * 128)
-            else:
-                decode(group, (row + r) % 16, column // 32, n // 32, spare)
-                for c in range(width):
-                    f32p(target + r * width * 4)[c] = f32p(spare)[column % 32 + c]
+            for c in range(column, column + columns, 16):
+                first = c % 32 // 4
+                decode(group, (row + r) % 16, c // 32, n // 32, first, first + 4, target + (r * width + c - column) * 4)
 
     return blocks
