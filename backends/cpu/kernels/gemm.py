@@ -22,12 +22,14 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_mask import lanes_below, masked_load, masked_store
 from backends.cpu.kernels.layout import LAYOUTS, STRIPS
 from backends.cpu.kernels.registry import f32p, kernel
 from backends.cpu.kernels.rows import strip
 from backends.cpu.kernels.tile import KC, MT, NR, put_tile
 
 PACK_STEPS = 16
+AHEAD = 12  # rows of k that are asked for while one is copied
 
 
 def transpose_16(b, rows):
@@ -109,46 +111,57 @@ def pack_columns(source, row_nbytes, columns, steps, target):
 
 
 def moved(width):
-    """intrinsic f(source, target): `width` numbers."""
-    row = ir.VectorType(e.F32, width)
+    """intrinsics f(source, target, ahead): `width` numbers, those `ahead` bytes further on are asked for; and
+    f(source, target, n): n of them, zeros for the rest."""
+    places = [(64 * i, min(16, width - 16 * i)) for i in range((width + 15) // 16)]
 
     @intrinsic
-    def move(typingctx, source, target):
+    def move(typingctx, source, target, ahead):
         def codegen(ctx, b, sig, args):
-            e.store(b, e.load(b, b.inttoptr(args[0], e.I8P), row, 4), b.inttoptr(args[1], e.I8P), 4)
+            x, y = b.inttoptr(args[0], e.I8P), b.inttoptr(args[1], e.I8P)
+            for place, n in places:
+                e.prefetch(b, e.at(b, e.at(b, x, args[2]), place))
+                e.store(b, e.load(b, e.at(b, x, place), ir.VectorType(e.F32, n), 4), e.at(b, y, place), 4)
             return ctx.get_dummy_value()
 
-        return types.void(types.int64, types.int64), codegen
+        return types.void(*[types.int64] * 3), codegen
 
-    return move
+    @intrinsic
+    def move_part(typingctx, source, target, n):
+        def codegen(ctx, b, sig, args):
+            x, y = b.inttoptr(args[0], e.I8P), b.inttoptr(args[1], e.I8P)
+            for place, most in places:
+                value = masked_load(b, e.at(b, x, place), lanes_below(b, b.sub(args[2], e.i64(place // 4))))
+                masked_store(b, value, e.at(b, y, place), lanes_below(b, e.i64(most)))
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
+    return move, move_part
 
 
 def copied(width):
-    """f(source, row_nbytes, columns, steps, target): panels of `width` numbers of each row → target[panel][k][width].
+    """f(source, row_nbytes, columns, steps, target, panel_nbytes): panels of `width` numbers of each row →
+    target[panel][k][width].
 
     Zeros where the last panel has no column. Rows are read from end to end, because they lie pages apart.
     """
-    move = moved(width)
+    move, move_part = moved(width)
 
     @njit(forceinline=True)
-    def copy(source, row_nbytes, columns, steps, target):
+    def copy(source, row_nbytes, columns, steps, target, panel_nbytes):
         whole, rest = columns // width, columns % width
         for k in range(steps):
             x, y = source + k * row_nbytes, target + k * width * 4
             for p in range(whole):
-                move(x + p * width * 4, y + p * steps * width * 4)
-        if rest > 0:
-            out = f32p(target + whole * steps * width * 4)
-            for k in range(steps):
-                x = f32p(source + k * row_nbytes + whole * width * 4)
-                for c in range(width):
-                    out[k * width + c] = x[c] if c < rest else np.float32(0)
+                move(x + p * width * 4, y + p * panel_nbytes, AHEAD * row_nbytes)
+            if rest > 0:
+                move_part(x + whole * width * 4, y + whole * panel_nbytes, rest)
 
     return copy
 
 
 copy_rows, copy_columns = copied(MT), copied(NR)
-move_tile_row = moved(MT)
 
 
 @njit
@@ -165,13 +178,13 @@ def product(a, a_nbytes, a_of_k, b, b_nbytes, b_of_k, c, c_nbytes, m, n, k, addi
             for r in range(0, m, MT):
                 pack_rows(a + r * a_nbytes + k0 * 4, a_nbytes, min(MT, m - r), steps, tiles_at + r * steps * 4)
         else:
-            copy_rows(a + k0 * a_nbytes, a_nbytes, m, steps, tiles_at)
+            copy_rows(a + k0 * a_nbytes, a_nbytes, m, steps, tiles_at, steps * MT * 4)
         for q in range(0, n, NR):
             columns = min(NR, n - q)
             if b_of_k != 0:
                 pack_columns(b + q * b_nbytes + k0 * 4, b_nbytes, columns, steps, work)
             else:
-                copy_columns(b + k0 * b_nbytes + q * 4, b_nbytes, columns, steps, work)
+                copy_columns(b + k0 * b_nbytes + q * 4, b_nbytes, columns, steps, work, 0)
             for r in range(0, m, MT):
                 x, y = tiles_at + r * steps * 4, c + r * c_nbytes + q * 4
                 put_tile(x, work, y, c_nbytes, steps, fresh, min(MT, m - r), columns)
@@ -180,22 +193,11 @@ def product(a, a_nbytes, a_of_k, b, b_nbytes, b_of_k, c, c_nbytes, m, n, k, addi
 @kernel("pack_tiles")
 def pack_tiles(layout):
     """a: x (M, K) or with `k` (K, M), y (tiles, K, MT), M, K. A unit is a tile, or PACK_STEPS rows of x."""
-    if layout == "k":
 
-        def columns(a, begin, end, scratch):
-            m, k = a[2], a[3]
-            k0, k1 = begin * PACK_STEPS, min(k, end * PACK_STEPS)
-            for p in range((m + MT - 1) // MT):
-                rows = min(MT, m - p * MT)
-                for i in range(k0, k1):
-                    x, y = a[0] + (i * m + p * MT) * 4, a[1] + (p * k + i) * MT * 4
-                    if rows == MT:
-                        move_tile_row(x, y)
-                    else:
-                        for r in range(MT):
-                            f32p(y)[r] = f32p(x)[r] if r < rows else np.float32(0)
-
-        return columns
+    def columns(a, begin, end, scratch):
+        m, k = a[2], a[3]
+        k0, k1 = begin * PACK_STEPS, min(k, end * PACK_STEPS)
+        copy_rows(a[0] + k0 * m * 4, m * 4, m, k1 - k0, a[1] + k0 * MT * 4, k * MT * 4)
 
     def rows(a, begin, end, scratch):
         m, k = a[2], a[3]
@@ -207,7 +209,7 @@ def pack_tiles(layout):
             for r in range(MT):
                 last[r] = f32p(x + r * k * 4)[k - 1] if r < rows else np.float32(0)
 
-    return rows
+    return columns if layout == "k" else rows
 
 
 def widened(dtype):
@@ -250,7 +252,7 @@ def gemm(a_layout, b_layout, dtype=""):
         m, n, k, m_block, n_block, group_nbytes = a[3], a[4], a[5], a[6], a[7], a[8]
         m_blocks = (m + m_block - 1) // m_block
         strip_at = scratch
-        tiles_at = strip_at + STRIPS * NR * KC * 4
+        tiles_at = scratch + STRIPS * NR * KC * 4
         for unit in range(begin, end):
             m0, n0 = unit % m_blocks * m_block, unit // m_blocks * n_block
             m1, n1 = min(m, m0 + m_block), min(n, n0 + n_block)
@@ -263,7 +265,7 @@ def gemm(a_layout, b_layout, dtype=""):
                         at = tiles_at + (r - m0) // MT * tile_nbytes
                         pack_rows(a[0] + (r * k + k0) * 4, k * 4, min(MT, m1 - r), steps, at)
                 elif not tiled:
-                    copy_rows(a[0] + (k0 * m + m0) * 4, m * 4, m1 - m0, steps, tiles_at)
+                    copy_rows(a[0] + (k0 * m + m0) * 4, m * 4, m1 - m0, steps, tiles_at, tile_nbytes)
                 for c in range(n0, n1, NR):
                     columns = min(NR, n1 - c)
                     if packed and columns_of_k:
@@ -275,7 +277,8 @@ def gemm(a_layout, b_layout, dtype=""):
                     else:
                         place = (c - n0) // NR % STRIPS
                         if place == 0:
-                            copy_columns(a[1] + (k0 * n + c) * 4, n * 4, min(STRIPS * NR, n1 - c), steps, scratch)
+                            at = a[1] + (k0 * n + c) * 4
+                            copy_columns(at, n * 4, min(STRIPS * NR, n1 - c), steps, scratch, steps * NR * 4)
                         strip_at = scratch + place * steps * NR * 4
                     for r in range(m0, m1, MT):
                         x, y = tiles + (r - m0) // MT * tile_nbytes, a[2] + (r * n + c) * 4
