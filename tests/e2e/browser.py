@@ -7,6 +7,7 @@ import base64
 import contextlib
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -130,6 +131,7 @@ async def tab(program: str, folder: Path) -> AsyncIterator[Tab]:
         *_FLAGS,
         f"--user-data-dir={folder}",
         "about:blank",
+        env=os.environ | {"TMPDIR": str(folder)},  # it leaves folders there when it is ended
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
