@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from graph.cost import Cost, cost
+from graph.tensor import Tensor
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from graph.tensor import Tensor
 
 STEP = "between ops"  # Python, feeds and results
 
@@ -27,26 +26,30 @@ class Spent:
 
 
 Ops = dict[str, Spent]
+Run = tuple[Sequence[Tensor], Sequence[float], Mapping[str, npt.NDArray[Any]]]
 
 
 class Profile:
-    """An observer of a session's plans (graph/timed.py) that adds up nodes of a kind."""
+    """An observer of a session's plans (graph/timed.py). What it is told is added up later: that takes time, too."""
 
     def __init__(self) -> None:
-        self._found: Ops = defaultdict(Spent)
+        self._runs: list[Run] = []
 
-    def add(self, nodes: Sequence[Tensor], seconds: Sequence[float], feeds: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._found[STEP].calls += 1
-        for t, s in zip(nodes, seconds, strict=True):
-            spent = self._found[kind(t)]
-            spent.calls += 1
-            spent.seconds += s
-            spent.cost += cost(t, feeds)
+    def add(self, *run: *Run) -> None:
+        self._runs.append(run)
 
     def take(self) -> Ops:
-        """What was added since the last time."""
-        found, self._found = self._found, defaultdict(Spent)
-        return dict(found)
+        """What was added since the last time, by kind."""
+        runs, self._runs = self._runs, []
+        found: Ops = defaultdict(Spent)
+        found[STEP].calls = len(runs)
+        for nodes, seconds, feeds in runs:
+            for t, s in zip(nodes, seconds, strict=True):
+                spent = found[kind(t)]
+                spent.calls += 1
+                spent.seconds += s
+                spent.cost += cost(t, feeds)
+        return found
 
 
 def kind(t: Tensor) -> str:
