@@ -55,7 +55,9 @@ def _moved(t: Tensor) -> int:
 
 # Which sources are matrices whose every element meets every row.
 MATRICES = {
-    **dict.fromkeys(("linear", "linear_q8", "linear_f32", "linear_add", "matmul", "tiled_product"), slice(1, 2)),
+    **dict.fromkeys(
+        ("linear", "linear_q8", "linear_f32", "linear_add", "linear_q8_add", "matmul", "tiled_product"), slice(1, 2)
+    ),
     **dict.fromkeys(("linear_glu", "linear_glu_act"), slice(1, 3)),
     "linear_parts": slice(1, None),
 }

@@ -1,4 +1,5 @@
-"""Rounded activations of prompts and what makes them as one node, for what lies between would go to memory and back.
+"""Nodes of prompts that are one, for what lies between would go to memory and back: rounded activations and what makes
+them, products and the sums that they go to.
 
 A rule is for the last of its nodes, as this backend's rewriting left them. What is fused gets the bits that it gets
 alone, for any number of rows (rule 6), so a rule is free to look at how many there are.
@@ -13,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from backends.cpu.isa import isa
-from backends.cpu.kernels.layout import expanded_tile, tile_for
+from backends.cpu.kernels.layout import LANES, expanded_tile, tile_for
 from graph.backend import Rules
-from graph.ops.fused import linear_glu_act, rms_norm_act
+from graph.ops.fused import linear_glu_act, linear_q8_add, rms_norm_act
 from graph.tensor import Tensor, toposort, with_sources
 
 Alone = Callable[[Tensor, str], bool]
@@ -37,17 +38,31 @@ def _(t: Tensor, alone: Alone) -> Tensor | None:
     gate, up = y.src
     if gate is up or not (alone(gate, "linear_q8") and alone(up, "linear_q8")) or gate.src[0] is not up.src[0]:
         return None
-    dtype = gate.src[1].dtype
-    tile = tile_for(dtype, isa(), t.shape[0])
-    if dtype != up.src[1].dtype or tile[1] != 2 or tile != expanded_tile(dtype, isa()):
+    if gate.src[1].dtype != up.src[1].dtype or not _tiles_of_two(gate):
         return None
     return linear_glu_act(gate.src[0], gate.src[1], up.src[1], activation=y.attrs["activation"], name=t.name)
+
+
+@fusion("add")
+def _(t: Tensor, alone: Alone) -> Tensor | None:
+    """A product that is added to what went past it."""
+    x, y = t.src
+    if x.shape != y.shape or x is y or t.shape[0] < MANY_ROWS or not alone(y, "linear_q8"):
+        return None
+    return linear_q8_add(*y.src, x, name=t.name) if _tiles_of_two(y) and t.shape[1] % (2 * LANES) == 0 else None
+
+
+def _tiles_of_two(product: Tensor) -> bool:
+    """Whether it is made in tiles of two groups of its expanded weight."""
+    dtype = product.src[1].dtype
+    tile = tile_for(dtype, isa(), product.shape[0])
+    return tile[1] == 2 and tile == expanded_tile(dtype, isa())
 
 
 def fuse_rounding(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
     """The same values from fewer nodes."""
     order = toposort(fetches)
-    if not any(t.op in FUSIONS and t.shape[0] >= MANY_ROWS for t in order):
+    if not any(t.op in FUSIONS and len(t.shape) == 2 and t.shape[0] >= MANY_ROWS for t in order):
         return fetches
     readers = Counter(id(s) for t in order for s in t.src)
     readers.update(id(f) for f in fetches)

@@ -90,6 +90,15 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
 
 
+@lower("linear_q8_add")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, w, y = t.src
+    n = t.shape[0] * t.shape[1]
+    first = [] if at(y) == at(t) else [Instruction("copy", (at(y), at(t), n), -(-n // 4096), 8)]
+    (product,) = matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
+    return [*first, replace(product, kernel=f"{product.kernel}:add")]
+
+
 @lower("linear_parts")
 def _(t: Tensor, at: At) -> list[Instruction] | None:
     x, *ws = t.src

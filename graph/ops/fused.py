@@ -77,6 +77,22 @@ def _(xq: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str
 
 
 @op
+def linear_q8_add(xq: Array, w: Array, y: Array) -> Array:
+    """y (T, N) + `linear_q8` of xq (T, K) and w (N, K)."""
+    return y + linear_q8.reference(xq, w)
+
+
+@linear_q8_add.shape
+def _(xq: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
+    shape, dtype = linear_q8.shape_rule(xq, w)
+    require((y.shape, y.dtype) == (shape, dtype), "linear_q8_add", "y is not what w makes of xq", xq, w, y)
+    return shape, dtype
+
+
+linear_q8_add.inplace = (2,)
+
+
+@op
 def rms_norm_act(x: Array, w: Array, *, eps: float, group: int = ACT_BLOCK) -> Array:
     """`quantize_act` of `rms_norm`."""
     return quantize_act.reference(rms_norm.reference(x, w, eps=eps), group=group)

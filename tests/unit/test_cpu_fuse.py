@@ -10,7 +10,7 @@ import pytest
 from backends.cpu.backend import CPUBackend
 from backends.cpu.isa import isa
 from graph.conformance import encode
-from graph.ops.elementwise import gelu, mul, silu
+from graph.ops.elementwise import add, gelu, mul, silu
 from graph.ops.linear import linear
 from graph.ops.norm import rms_norm
 from graph.session import Session
@@ -100,6 +100,24 @@ def test_a_norm_of_many_rows_is_rounded_at_once(backends: list[CPUBackend], dtyp
     (y,), ops = run(backends[0], build, values, feeds)
     (expected,), _ = run(backends[1], build, values, feeds)
     assert ops == ["rms_norm_act", "linear_q8"]
+    assert y.tobytes() == expected.tobytes()
+
+
+@wide
+@pytest.mark.parametrize(("dtype", "rows"), [("q8_0", 64), ("q4_0", 77), ("q6_k", 535)])
+def test_a_product_is_added_in_its_own_stage(backends: list[CPUBackend], dtype: str, rows: int) -> None:
+    values = {name: (RNG.normal(size=(256, 256)), dtype) for name in ("a", "b", "c")}
+    feeds = {"x": RNG.normal(size=(rows, 256)).astype(np.float32)}
+
+    def build(w: dict[str, Tensor]) -> list[Tensor]:
+        x = feed("x", (rows, 256))  # which cannot be overwritten
+        y = add(x, linear(x, w["a"]))
+        return [add(y, linear(mul(linear(y, w["b"]), y), w["c"]))]  # here y can
+
+    (y,), ops = run(backends[0], build, values, feeds)
+    (expected,), _ = run(backends[1], build, values, feeds)
+    first = ["quantize_act", "linear_q8_add"]
+    assert ops == [*first, "quantize_act", "linear_q8", "mul", *first]
     assert y.tobytes() == expected.tobytes()
 
 

@@ -33,7 +33,7 @@ AHEAD = 4096  # bytes between what is read and what is fetched
 TWICE = 2  # rows of an expanded tile that are read for each group: fewer instructions against more loads, see LOG.md
 
 
-def quant_tile(dtype, mt, nt, form):
+def quant_tile(dtype, mt, nt, form, *, adding=False):
     """A tile of quantised weights, packed or expanded: a loop over blocks of 32."""
     layout = LAYOUTS[dtype]
     biased = not layout.mins
@@ -76,7 +76,7 @@ def quant_tile(dtype, mt, nt, form):
             acc = [e.fma(b, mins[i % nt], sums[i // nt], a) for i, a in enumerate(acc)]
         return acc
 
-    return tile_of(block_of, mt, nt)
+    return tile_of(block_of, mt, nt, adding=adding)
 
 
 def float_tile(dtype, mt, nt):
@@ -95,10 +95,11 @@ def float_tile(dtype, mt, nt):
     return tile_of(element_of, mt, nt)
 
 
-def tile_of(body, mt, nt):
+def tile_of(body, mt, nt, *, adding=False):
     """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
 
-    They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y.
+    They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, where
+    they are `adding` to what is there.
     """
 
     @intrinsic
@@ -110,11 +111,15 @@ def tile_of(body, mt, nt):
             fresh = b.icmp_signed("==", a[8], e.i64(0))
             start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
 
+            ends = [e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))) for i in range(mt * nt)]
+            for place in ends if adding else ():
+                e.prefetch(b, place, write=True)
+
             def step(i, acc):
                 return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[10], a[1])
 
-            for i, value in enumerate(e.loop(b, a[8], a[9], start, step)):
-                e.store(b, value, e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))))
+            for place, value in zip(ends, e.loop(b, a[8], a[9], start, step), strict=True):
+                e.store(b, b.fadd(e.load(b, place, e.V16F), value) if adding else value, place)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 11), codegen
@@ -122,32 +127,41 @@ def tile_of(body, mt, nt):
     return tile
 
 
-def put(mt, nt):
-    """Sums of a tile → y, `columns` of them."""
+def put(mt, nt, *, adding=False):
+    """Sums of a tile, from its row `first` on → y, `columns` of them."""
 
     @njit(forceinline=True)
-    def copy(sums, y, ldy, columns):
-        for j in range(mt):
+    def copy(sums, y, ldy, columns, first):
+        for j in range(first, mt):
             part, row = f32p(sums + j * nt * 64), f32p(y + j * ldy * 4)
             for c in range(columns):
-                row[c] = part[c]
+                row[c] = row[c] + part[c] if adding else part[c]
 
     return copy
 
 
 @kernel("linear")
-def linear(dtype, shape):
-    """a: w, x, y, m, n, count (blocks or k), stretch of it, bytes of a group, panel rows, panels. Scratch: the sums."""
+def linear(dtype, shape, then=""):
+    """a: w, x, y, m, n, count (blocks or k), stretch of it, bytes of a group, panel rows, panels. Scratch: the sums.
+
+    `then` "add": y is added to, by whole tiles of a quantised weight, whose last rows may be moved back, too.
+    """
+    adding = then == "add"
     mt, nt = (int(s) for s in shape.split("x"))
     layout, copy = LAYOUTS[dtype], put(mt, nt)
     quantised = layout.block > 1
     expanded = (mt, nt) == expanded_tile(dtype, isa())
     x_nbytes = ACT_BLOCK if quantised else 4
     if quantised:
-        tile = quant_tile(dtype, mt, nt, Expanded if expanded else Packed)
+        form = Expanded if expanded else Packed
+        tile = quant_tile(dtype, mt, nt, form)
+        add_tile = quant_tile(dtype, mt, nt, form, adding=True) if adding else tile
         unpack, block_nbytes = expand(dtype), expanded_nbytes(layout)
     else:
         tile, unpack, block_nbytes = float_tile(dtype, mt, nt), None, 0
+        add_tile = tile
+    if adding:
+        copy = put(mt, nt, adding=True)
 
     def run(a, begin, end, scratch):
         m, n, count, stretch, group_nbytes, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7], a[8], a[9]
@@ -174,12 +188,19 @@ def linear(dtype, shape):
                 for r in range(0, rows, mt):
                     row = min(r, rows - mt)
                     sums = scratch + r * nt * 64
-                    out, stride = (y + row * n * 4, n * 4) if finished else (sums, nt * 64)
                     xr = x + row * x_nbytes
-                    tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
+                    to_y = finished and (row == r or not adding)
+                    out, stride = (y + row * n * 4, n * 4) if to_y else (sums, nt * 64)
+                    if adding and to_y:
+                        add_tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
+                    else:
+                        tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
-                    copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns)
+                    copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns, 0)
+            elif adding and rows % mt:
+                r, row = rows // mt * mt, rows - mt
+                copy(scratch + r * nt * 64, y + row * n * 4, n, columns, r - row)
 
     return run
 
@@ -208,6 +229,6 @@ def linear_rows(rows):
                 for r in range(0, rows, mt):
                     r = min(r, rows - mt)
                     tile(scratch, 0, 0, a[1] + (r0 * k + r) * 4, rows * 4, sums, sums, 64, 0, k, k)
-                    copy(sums, a[2] + ((r0 + r) * n + g * 16) * 4, n, columns)
+                    copy(sums, a[2] + ((r0 + r) * n + g * 16) * 4, n, columns, 0)
 
     return run
