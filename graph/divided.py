@@ -4,54 +4,94 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 
-from graph.backend import Divides, Program
-from graph.plan import Array, Plan
+from graph.backend import Backend, Divides, Place, Program
+from graph.plan import Array, Fetch, Plan
 from graph.tensor import Tensor
 
 NODES = 8  # of a program whose time is not known yet
 MOST = 0.001  # seconds of a part; a single node can take a hundred times as long (all logits of a batch)
 CUTS = (2, 4, 6)  # numbers of runs after which parts are cut anew; the first shows which, the next where in them
+AT_ONCE = 16  # programs that are cut anew in one part
+SLOW = 1e9  # bytes a second: less than any node gets through, whose time is not known yet
+
+
+class _Later:
+    """What is made where it is first wanted."""
+
+    def __init__(self, make: Callable[[], Sequence[Program]]) -> None:
+        self.make = make
+
+    def run(self) -> None:
+        raise AssertionError("it is made first")
 
 
 class Divided(Plan):
-    """Plans that have another arena may run between its parts."""
+    """Plans that have another arena may run between its parts. Each is made when it runs for the first time: all of
+    them at once take as long as many steps of requests."""
 
     _n_runs = 0
     _best: Sequence[float] = ()  # seconds of each part, the least that it took: what it takes without being disturbed
+    _still_to_find: Callable[[], list[Fetch]] | None = None
 
     def _cut(self, nodes: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         return [nodes[start : start + NODES] for start in range(0, len(nodes), NODES)]
 
+    def _program(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
+        return _Later(partial(self._make, backend, nodes, place))
+
+    def _make(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Sequence[Program]:
+        program = backend.compile(nodes, place)
+        seconds = sum(t.nbytes + sum(s.nbytes for s in t.src) for t in nodes) / SLOW
+        return backend.divide([program], [seconds], MOST) if isinstance(backend, Divides) else [program]
+
+    def _find(self, fetches: Callable[[], list[Fetch]]) -> None:
+        self._still_to_find = fetches
+
     def parts(self, feeds: Mapping[str, Array]) -> Iterator[float]:
         """A run that stops after each part, and tells how many seconds the next one will take; 0: that is not known."""
         if self._n_runs in CUTS:
-            self._divide()
+            yield from self._divide()
         self._n_runs += 1
         best = self._best = list(self._best) or [math.inf] * len(self._steps)
         self._feed(feeds)
-        for i, step in enumerate(self._steps):
+        i = 0
+        while i < len(self._steps):
+            step = self._steps[i]
+            if step is not None and isinstance(step[1], _Later):
+                made = step[1].make()
+                self._steps[i : i + 1] = [(step[0], program) for program in made]
+                best[i : i + 1] = [math.inf] * len(made)
+                step = self._steps[i]
             began = time.perf_counter()
-            if step is not None:
-                step[1].run()
-            else:
+            if step is None:
                 self._feed_late({})
+            else:
+                step[1].run()
             best[i] = min(best[i], time.perf_counter() - began)
-            following = best[i + 1] if i + 1 < len(best) else 0.0
+            i += 1
+            following = best[i] if i < len(best) else 0.0
             yield following if following < math.inf else 0.0
 
-    def _divide(self) -> None:
+    def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
+        if self._still_to_find is not None:
+            self._fetches, self._still_to_find = self._still_to_find(), None
+        return super().results(rows)
+
+    def _divide(self) -> Iterator[float]:
         steps: list[tuple[int, Program] | None] = []
         timed = zip(self._steps, self._best, strict=True)
         for b, group in groupby(timed, lambda pair: -1 if pair[0] is None else pair[0][0]):
             held = list(group)
             backend = self._backends[b] if b >= 0 else None
-            if isinstance(backend, Divides):
-                programs = [step[1] for step, _ in held if step is not None]
-                steps += [(b, p) for p in backend.divide(programs, [seconds for _, seconds in held], MOST)]
-            else:
+            if not isinstance(backend, Divides):
                 steps += [step for step, _ in held]
+                continue
+            for some in (held[start : start + AT_ONCE] for start in range(0, len(held), AT_ONCE)):
+                programs = [step[1] for step, _ in some if step is not None]
+                steps += [(b, p) for p in backend.divide(programs, [seconds for _, seconds in some], MOST)]
+                yield 0.0
         self._steps, self._best = steps, ()
-        self.programs = [step[1] for step in steps if step is not None and step[0] >= 0]

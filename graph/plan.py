@@ -106,7 +106,7 @@ class _Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetch:
+class Fetch:
     """A result: its place, and what its bytes are."""
 
     backend: Backend
@@ -123,6 +123,11 @@ class _Fetch:
         if 0 in shape:
             return np.zeros(shape, DTYPES[self.dtype].numpy or np.uint8)
         return values_of(self.backend.download(self.place, nbytes(self.dtype, shape)), self.dtype, shape)
+
+
+def _fetches(backends: Sequence[Backend], places: _Places, wanted: Sequence[Tensor]) -> list[Fetch]:
+    homes = [(t, places.home(t)) for t in wanted]
+    return [Fetch(backends[b], places.place(t, b), t.shape, t.dtype, repr(t)) for t, b in homes]
 
 
 class _Feed:
@@ -161,7 +166,6 @@ class Plan:
         self._backends = session.backends
         self.feeds, self._feed_places, self._inputs = places.feeds, places.of_feeds, places.inputs
         self.states = frozenset(t.name for t in placement.order if t.op == "state")
-        self.programs: list[Program] = []
         self.late: set[str] = set()
         self._steps: list[tuple[int, Program] | None] = []  # a backend's (-1: a transfer); None: the late feeds
         for segment in placement.segments:
@@ -173,14 +177,12 @@ class Plan:
             else:
                 b = segment.backend
                 for nodes in self._cut(segment.nodes):
-                    self.programs.append(session.backends[b].compile(nodes, partial(places.place, b=b)))
-                    self._steps.append((b, self.programs[-1]))
+                    self._steps.append((b, self._program(session.backends[b], nodes, partial(places.place, b=b))))
         self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
         self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
-        self._fetches = [
-            _Fetch(session.backends[b], places.place(t, b), t.shape, t.dtype, repr(t))
-            for t, b in ((t, places.home(t)) for t in placement.fetches)
-        ]
+        self.n_fetches = len(placement.fetches)
+        self._fetches: list[Fetch] = []
+        self._find(partial(_fetches, self._backends, places, placement.fetches))
 
     def _images(self, leaf: Tensor) -> list[Bytes]:
         places = self._feed_places[leaf.name].items()
@@ -190,9 +192,15 @@ class Plan:
         """A segment's nodes as they become programs."""
         return [nodes]
 
+    def _program(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
+        return backend.compile(nodes, place)
+
+    def _find(self, fetches: Callable[[], list[Fetch]]) -> None:
+        self._fetches = fetches()
+
     @property
-    def n_fetches(self) -> int:
-        return len(self._fetches)
+    def programs(self) -> list[Program]:
+        return [step[1] for step in self._steps if step is not None and step[0] >= 0]
 
     def run(
         self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None, late: Late | None = None

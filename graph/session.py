@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,8 @@ from graph.tensor import Tensor, state, toposort
 from graph.timed import Observer, Timed
 
 Build = Callable[[], Sequence[Tensor]]
+Measured = tuple[Placement, Layout]
+PIECE_NBYTES = 1 << 20
 
 
 @dataclass
@@ -119,7 +121,7 @@ class Session:
         for name in gone:
             del self._states[name]
             self._homes.pop(name, None)
-        for held in [held for held in self._arenas if apart and held[0] == apart]:
+        for held in [held for held in list(self._arenas) if apart and held[0] == apart]:
             del self._arenas[held]
 
     def _held(self, name: str) -> _State:
@@ -139,14 +141,31 @@ class Session:
                 if held.loaded is not None:
                     held.loaded()
             else:
-                held.buffers[b] = backend.alloc(t.nbytes)
-                if held.source is not None or held.initial is not None:
-                    backend.upload(Place(held.buffers[b]), held.first_bytes())
-                    if not t.attrs.get("by_host"):
-                        held.initial = held.source = None  # it lives nowhere else
-                        if held.loaded is not None:
-                            held.loaded()
+                for _ in self._brought(held, b):
+                    pass
         return held.buffers[b]
+
+    def _brought(self, held: _State, b: int) -> Iterator[None]:
+        """Give a mutable state memory on a backend and bring its first bytes there, a piece at a time."""
+        nbytes = held.tensor.nbytes
+        held.buffers[b] = buffer = self.backends[b].alloc(nbytes)
+        if held.source is None and held.initial is None:
+            return
+        data = held.first_bytes()
+        for start in range(0, nbytes, PIECE_NBYTES):
+            self.backends[b].upload(Place(buffer, start), data[start : start + PIECE_NBYTES])
+            yield
+        if not held.tensor.attrs.get("by_host"):
+            held.initial = held.source = None  # it lives nowhere else
+            if held.loaded is not None:
+                held.loaded()
+
+    def settle(self, homes: Mapping[str, int], names: Iterable[str]) -> Iterator[None]:
+        """Bring mutable states to where they are to live, a piece at a time."""
+        for held in (self._held(name) for name in names):
+            b = self._homes.setdefault(held.tensor.name, homes[held.tensor.name])
+            if b not in held.buffers:
+                yield from self._brought(held, b)
 
     def arena(self, b: int, size: int, apart: str = "") -> Buffer | None:
         """A backend's memory for what lives within one run. All plans of a name share it: they run one at a time.
@@ -175,6 +194,11 @@ class Session:
             held.first_bytes()[offset : offset + raw.nbytes] = raw.view(np.uint8)
             for b, buffer in held.buffers.items():
                 self.backends[b].upload(Place(buffer, offset), raw.view(np.uint8))
+
+    def make_ready(self, name: str) -> None:
+        """Have a state's first bytes at hand, where they are still to be brought to a device. Any thread may call."""
+        if name not in self._homes:
+            self._held(name).first_bytes()
 
     def read(self, name: str) -> Array:
         """A copy of a state's values (bytes for block types)."""
@@ -205,7 +229,7 @@ class Session:
         eval_order: str = "auto",
         held: str | None = None,
         homes: Mapping[str, int] | None = None,
-    ) -> tuple[Placement, Layout]:
+    ) -> Measured:
         """Placement and memory of a graph, with nothing allocated.
 
         `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory.
@@ -226,11 +250,20 @@ class Session:
             choices.append(choice(tuple(toposort(placement.fetches, reverse=True))))
         return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
 
+    def measured(self, builds: Iterable[Build]) -> Iterator[Measured]:
+        """Placement and memory of graphs whose plans will be made in this order. No device has to do anything, so any
+        thread may call."""
+        homes = dict(self._homes)
+        for build in builds:
+            placement, arenas = self.measure(build, homes=homes)
+            homes.update(placement.homes)
+            yield placement, arenas
+
     def _room(self, apart: str, b: int) -> int:
         arena = self._arenas.get((apart, b))
         return arena.nbytes if arena is not None else 0
 
-    def device_bytes(self, measured: Iterable[tuple[Placement, Layout]]) -> list[DeviceBytes]:
+    def device_bytes(self, measured: Iterable[Measured]) -> list[DeviceBytes]:
         """What measured graphs need on each device when they are planned in this order."""
         n = len(self.backends)
         weights: list[dict[str, int]] = [{} for _ in range(n)]
@@ -260,19 +293,16 @@ class Session:
         And their programs, which cannot run: what they hold besides, of kernels and tables, is in the process. As with
         plans, a graph is there only until its programs are made.
         """
-        homes = dict(self._homes)
         programs: list[Program] = []
 
-        def made(build: Build) -> tuple[Placement, Layout]:
-            placement, lying = self.measure(build, homes=homes)
-            homes.update(placement.homes)
-            for segment in placement.segments:
+        def made(measured: Measured) -> Measured:
+            for segment in measured[0].segments:
                 if segment.nodes[0].op != TRANSFER:
                     backend = self.backends[segment.backend]
                     programs.append(backend.compile(segment.nodes, _Nowhere(backend)))
-            return placement, lying
+            return measured
 
-        return self.device_bytes(map(made, builds)), programs
+        return self.device_bytes(map(made, self.measured(builds))), programs
 
     def reserve(self, build: Build) -> None:
         """Get the arenas that this graph needs, so that smaller plans share them, and decide where its states live."""
@@ -281,12 +311,13 @@ class Session:
         for b, size in arenas.sizes.items():
             self.arena(b, size)
 
-    def plan(self, build: Build, apart: str = "") -> Plan:
+    def plan(self, build: Build, apart: str = "", measured: Measured | None = None) -> Plan:
         """A plan of its own, not kept.
 
         `apart`: the name of an arena; the plan is Divided: between its parts, plans that have another arena may run.
+        `measured`: what is known of the graph already.
         """
-        placement, arenas = self.measure(build, held=apart)
+        placement, arenas = measured or self.measure(build, held=apart)
         self._homes.update(placement.homes)
         self.n_plans_built += 1
         if apart:
@@ -295,13 +326,13 @@ class Session:
             return Timed(self, placement, arenas, self.observer)
         return Plan(self, placement, arenas)
 
-    def prepare(self, key: Hashable, build: Build, apart: str = "") -> Plan:
+    def prepare(self, key: Hashable, build: Build, apart: str = "", measured: Measured | None = None) -> Plan:
         """The plan kept under this key, built at first use; at the limit the least recently used one is dropped."""
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
                 del self._plans[next(iter(self._plans))]
-            plan = self.plan(build, apart)
+            plan = self.plan(build, apart, measured)
         self._plans[key] = plan
         return plan
 

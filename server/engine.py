@@ -200,6 +200,12 @@ class Engine:
 
         begin_training(sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2}))
 
+    def prepare_kernels(self, nodes: Sequence[Tensor]) -> None:
+        """Load what these nodes need, compiled where that is not done yet. Any thread may call."""
+        from backends.cpu.warm import prepare
+
+        prepare(nodes)
+
     def _examine(self, *graphs: Sequence[Tensor]) -> None:
         """Test the devices on the ops of graphs; what one computes wrongly runs on the next."""
         if len(self.session.backends) > 1:  # the last one has nobody to leave its ops to

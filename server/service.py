@@ -289,6 +289,8 @@ class Service:
                         background.run(left)
                     if not waiting:
                         turns.ran(time.perf_counter() - began)
+                elif waiting and background is not None and background.pending:
+                    self._wake.wait()
                 elif waiting:
                     self._wait(served)
                 else:

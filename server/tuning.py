@@ -10,15 +10,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from server.errand import Errand
 from server.stats import TrainingStats
 from server.store import Row, Store, new_id
 from server.tuning_job import ENDED, RUNNING, Hyperparameters, Prepared, prepare, set_status
 
 if TYPE_CHECKING:
+    from graph.session import Session
     from models.chat_template import ChatTemplate
     from models.tokenizer import Tokenizer
     from server.adapters import Adapters
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("logitless.tuning")
 CLOSE_SECONDS = 2.0  # that the server's end may wait for the end of an optimizer step
 SAVE_SECONDS = 30.0  # the most work that a kill may cost, about
+
+
+def _nothing(_: object) -> None:
+    pass
 
 
 class Tuning:
@@ -60,6 +67,9 @@ class Tuning:
         self._left_alone: set[str] = set()  # jobs whose end could not be kept
         self._saved_at = 0.0
         self._settled = True  # the trainer is between two optimizer steps
+        self._errand: Errand | None = None  # of the job; nothing else is done for it meanwhile
+        self._then: Callable[[Any], None] = _nothing  # what to do with its result
+        self._session: Session | None = None  # that it is about
         for job in self._jobs():
             for row in reversed(store.checkpoints(job["id"])):
                 self._register(job, row["fine_tuned_model_checkpoint"], row["path"])
@@ -109,7 +119,13 @@ class Tuning:
     @property
     def ready(self) -> bool:
         """Whether `run` has something to do."""
+        if self._errand is not None:
+            return self._errand.wants
         return self._work is not None or self._prepared is not None
+
+    @property
+    def pending(self) -> bool:
+        return self._errand is not None and not self._errand.wants
 
     # -- on the engine's thread
 
@@ -122,7 +138,11 @@ class Tuning:
         began = time.perf_counter()
         until = began + seconds
         try:
-            if self._goes_on():
+            while (errand := self._errand) is not None and errand.wants:
+                self._attend(errand)
+                if time.perf_counter() > until:
+                    return
+            if self.ready and self._goes_on():
                 while (following := self._part()) is not None:
                     now = time.perf_counter()
                     if now + (following or now - began) > until:
@@ -144,7 +164,10 @@ class Tuning:
             return True
         job = self.store.get("jobs", self._job)
         if job is None or job["status"] in (*ENDED, "paused"):  # it was cancelled or paused
-            self._leave(save=job is not None and job["status"] == "paused")
+            if job is not None and job["status"] == "paused" and self._worth_saving:
+                self._send(partial(self._save, job), self._leave)
+            else:
+                self._leave()
             self.on_change()
             return False
         if self._work is None:
@@ -152,8 +175,7 @@ class Tuning:
             if isinstance(prepared, Exception):
                 raise prepared
             assert prepared is not None
-            self._begin(job, prepared)
-            self.on_change()
+            self._send(partial(self._begin, job, prepared), self._begun)
             return False
         if job["status"] == "queued":  # paused and resumed before this thread looked
             self._update(job, status="running")
@@ -178,7 +200,34 @@ class Tuning:
             self.on_change()
         return None
 
-    def _begin(self, job: Row, prepared: Prepared) -> None:
+    # -- errands
+
+    def _send(self, call: Callable[[], Any], then: Callable[[Any], None] = _nothing) -> None:
+        """Have something done beside this thread, and nothing for the job until `then` has got what it returned."""
+        self._session, self._then = self.engine.session, then
+        self._errand = Errand(call, lambda: self.wake())
+        self._errand.start()
+
+    def _attend(self, errand: Errand) -> None:
+        """Give an errand what it asks for, or take what it brings."""
+        if not errand.over:
+            errand.serve()
+            return
+        self._errand = None
+        if self._session is not self.engine.session:  # the device was lost, whatever the errand says
+            self._trainer = None
+            self._leave()
+        else:
+            self._then(errand.result())
+        self.on_change()
+
+    def _on_device(self, call: Callable[[], Any]) -> Any:
+        """Have something done by the engine's thread, wherever this is called."""
+        errand = self._errand
+        return call() if errand is None or not errand.is_here else errand.ask(call)
+
+    def _begin(self, job: Row, prepared: Prepared) -> Trainer:
+        """An errand: a run at the place where the job stands, its plans thought out."""
         from training.checkpoint import read_checkpoint
         from training.trainable import LoraOptions, full, lora
         from training.trainer import Trainer
@@ -191,39 +240,54 @@ class Tuning:
         else:
             options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
             trainable = lora(engine.session, engine.model, options, prefix)
-        self._trainer = Trainer(
-            trainable, prepared.settings, prepared.order, prepared.validation, prefix=prefix, apart=True
-        )
-        path = self._checkpoint_path(job["id"])
-        if path.exists():
-            read_checkpoint(path).restore(self._trainer)
-        self.store.forget_events(job["id"], self._trainer.counters.iterations)
-        self._work, self._settled = self._trainer.work(), True
+        trainable = replace(trainable, owner=self._on_device)
+        settings, validation = prepared.settings, prepared.validation
+        trainer = Trainer(trainable, settings, prepared.order, validation, prefix=prefix, apart=True)
+        try:
+            path = self._checkpoint_path(job["id"])
+            if path.exists():
+                read_checkpoint(path).restore(trainer)
+            engine.prepare_kernels(trainer.steps.plan_ahead(settings.grad_acc, validates=len(validation) > 0))
+            done = trainer.counters.iterations
+            self.store.forget_events(job["id"], done)
+            message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
+            self.store.add_event(job["id"], message)
+            self._update(job, status="running", started_at=job.get("started_at") or int(time.time()))
+        except BaseException:
+            trainer.steps.forget()
+            raise
+        return trainer
+
+    def _begun(self, trainer: Trainer) -> None:
+        self._trainer, self._work, self._settled = trainer, trainer.work(), True
         stats = self.stats
         stats.jobs_running, stats.loss, stats.valid_loss = 1, None, None
-        stats.step, stats.n_steps = self._trainer.counters.iterations, self._trainer.n_steps
+        stats.step, stats.n_steps = trainer.counters.iterations, trainer.n_steps
         self._saved_at = time.monotonic()
-        done = self._trainer.counters.iterations
-        message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
-        self.store.add_event(job["id"], message)
-        self._update(job, status="running", started_at=job.get("started_at") or int(time.time()))
 
     def close(self) -> None:
         """The server ends: the job goes on from here when it starts again."""
-        if self._trainer is not None:
-            try:
-                until = time.perf_counter() + CLOSE_SECONDS
-                while not self._settled and time.perf_counter() < until:
-                    self._part()
-                self._keep()
-            except Exception as error:
-                log.warning("the checkpoint of %s could not be written: %s", self._job, error)
+        until = time.perf_counter() + CLOSE_SECONDS
+        try:
+            while self._within_step and time.perf_counter() < until:
+                self._part()
+            if self._errand is not None:  # it saves, or has begun nothing
+                if self._errand.finish(until - time.perf_counter()):
+                    self._errand.result()
+            elif self._worth_saving:
+                self._save({"id": self._job})
+        except Exception as error:
+            log.warning("the checkpoint of %s could not be written: %s", self._job, error)
         self.store.close()
 
-    def _keep(self) -> None:
-        """Save what the job has done; in the middle of a step, the last checkpoint is what it goes on from."""
-        if self._trainer is not None and self._settled and self._trainer.counters.iterations:
-            self._save({"id": self._job})
+    @property
+    def _within_step(self) -> bool:
+        return self._errand is None and self._trainer is not None and not self._settled
+
+    @property
+    def _worth_saving(self) -> bool:
+        """In the middle of a step, the last checkpoint is what a job goes on from."""
+        return self._trainer is not None and self._settled and self._trainer.counters.iterations > 0
 
     def _told(self, job: Row, event: Event) -> None:
         from training.errors import TrainingError
@@ -247,7 +311,7 @@ class Tuning:
             self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
             ended_epoch = trainer.counters.epochs > event.epoch and event.iteration < event.n_steps
             if ended_epoch and not len(trainer.validation_indices):
-                self._publish(job)
+                self._send(partial(self._publish, job))
         elif isinstance(event, Validated):
             stats.valid_loss = event.result.loss
             metrics = {
@@ -258,17 +322,18 @@ class Tuning:
             message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}"
             self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
             if event.iteration < trainer.n_steps:  # an epoch ended
-                self._publish(job)
+                self._send(partial(self._publish, job))
         elif isinstance(event, Settled) and time.monotonic() - self._saved_at > SAVE_SECONDS:
-            self._save(job)
+            self._send(partial(self._save, job))
         elif isinstance(event, Save):
-            self._publish(job)
+            self._send(partial(self._publish, job))
         elif isinstance(event, Finished):
             if event.reason == "the loss is not finite":
                 raise TrainingError(event.reason)
-            self._finish(job)
+            self._send(partial(self._finish, job), self._leave)
 
     def _finish(self, job: Row) -> None:
+        """An errand: the job has succeeded."""
         trainer = self._trainer
         assert trainer is not None
         events = [e["data"] for _, e in self.store.events(job["id"]) if e["type"] == "metrics"]
@@ -288,7 +353,6 @@ class Tuning:
         )
         self.store.add_event(job["id"], f"New fine-tuned model created: {job['model_name']}")
         self.store.add_event(job["id"], "The job has successfully completed")
-        self._leave()
 
     # -- checkpoints
 
@@ -303,7 +367,7 @@ class Tuning:
         self._saved_at = time.monotonic()
 
     def _publish(self, job: Row) -> None:
-        """A checkpoint that requests can use from now on: the result first, then what the job goes on from."""
+        """An errand: a checkpoint that requests can use, the result first, then what the job goes on from."""
         from training.save import save_result
 
         trainer = self._trainer
@@ -341,7 +405,7 @@ class Tuning:
 
         whole = job["hyperparameters"].get("full")
         source = None if whole else partial(read_adapter, path, self.engine.gguf, self.engine.hparams)
-        self.adapters.add(path, source, name=name)
+        self._on_device(partial(self.adapters.add, path, source, name=name))
 
     # -- ends
 
@@ -385,11 +449,9 @@ class Tuning:
                 self._left_alone.add(job["id"])
         self._leave()
 
-    def _leave(self, *, save: bool = False) -> None:
+    def _leave(self, _: object = None) -> None:
         """Give up the device."""
         if self._trainer is not None:
-            if save:
-                self._keep()
             self._trainer.steps.forget()
         if self._work is not None:
             self._work.close()

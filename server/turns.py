@@ -18,6 +18,10 @@ class Background(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    @property
+    def pending(self) -> bool:
+        """Whether something is under way elsewhere that will make it ready, and needs the model as it is."""
+
     def run(self, seconds: float) -> None:
         """Go on for about so long."""
 

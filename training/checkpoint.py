@@ -23,7 +23,7 @@ from models.gguf_write import Data, Key, f32, flag, text, u32, u64, write_gguf
 from training.errors import TrainingError
 from training.results import Result
 from training.schedule import Stopping
-from training.trainable import LORA, RANKS, LoraOptions, pieces
+from training.trainable import LORA, RANKS, LoraOptions
 from training.trainer import Counters, Trainer
 
 F32 = npt.NDArray[np.float32]
@@ -100,7 +100,7 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
 def _moments(trainer: Trainer, i: int) -> Iterator[F32]:
     """The first or the second moments of all parameters, one after the other."""
     for pair in trainer.steps.moments:
-        yield from pieces(trainer.trainable.session, pair[i])
+        yield from trainer.trainable.numbers(pair[i])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from graph.ops.optim import (
     square_sums,
 )
 from graph.ops.shape import after
-from graph.session import DeviceBytes
+from graph.session import Build, DeviceBytes, Measured
 from graph.tensor import Tensor, const, feed
 from models.batch import Sequences
 from training.errors import TrainingError
@@ -120,6 +120,7 @@ class Steps:
         kinds = "mv" if optimizer.kind == "adamw" else ""
         self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
         self._totals: list[Tensor] = []  # gradients of a logical batch, where it takes several runs
+        self._ahead: dict[str, Measured] = {}  # of plans that are still to be made
 
     @property
     def optimizer_nbytes(self) -> int:
@@ -198,11 +199,8 @@ class Steps:
 
         What it takes of the process besides is there afterwards, as long as this object is.
         """
-        builds = [self._step]
-        if n_runs > 1:
-            self._define_totals()
-            builds = [self._accumulate, self._step_of_totals]
-        needed, self._planned = self.trainable.session.planned_bytes([*builds, *([self._evaluate] * validates)])
+        builds = self._builds(n_runs, validates)
+        needed, self._planned = self.trainable.session.planned_bytes(builds.values())
         parameters = {p.name for p in self.trainable.params}
         moments = {t.name for pair in self.moments for t in pair}
         totals = {t.name for t in self._totals}
@@ -222,6 +220,29 @@ class Steps:
             )
             for d in needed
         ]
+
+    def _builds(self, n_runs: int, validates: bool) -> dict[str, Build]:
+        """The graphs of a run by the names of their plans, in the order in which they will be made."""
+        builds: dict[str, Build] = {"step": self._step}
+        if n_runs > 1:
+            self._define_totals()
+            builds = {"accumulate": self._accumulate, "update": self._step_of_totals}
+        return {**builds, "evaluate": self._evaluate} if validates else builds
+
+    def plan_ahead(self, n_runs: int, *, validates: bool) -> list[Tensor]:
+        """Do now, on any thread, what is most of the work of making the run's plans; the nodes of all of them."""
+        session, builds = self.trainable.session, self._builds(n_runs, validates)
+        self._ahead = dict(zip(builds, session.measured(builds.values()), strict=True))
+        for p in self.trainable.params:
+            session.make_ready(p.name)
+        return [t for placement, _ in self._ahead.values() for t in placement.order]
+
+    def settle(self) -> Parts[None]:
+        """Bring the parameters to their devices, where plans were made ahead."""
+        homes = {name: b for placement, _ in self._ahead.values() for name, b in placement.homes.items()}
+        if homes:
+            for _ in self.trainable.session.settle(homes, [p.name for p in self.trainable.params]):
+                yield Part()
 
     # -- runs
 
@@ -258,10 +279,10 @@ class Steps:
         return 2 * len(stretches(self.trainable.model, self.n_batch * self.n_ctx))
 
     def _run(
-        self, key: str, build: Callable[[], list[Tensor]], feeds: Feeds, n_told: int, *, norm: bool = False
+        self, key: str, build: Build, feeds: Feeds, n_told: int, *, norm: bool = False
     ) -> Parts[list[npt.NDArray[Any]]]:
         """Run a plan and bring back what it tells first, and the norm: parameters and moments stay on the device."""
-        plan = self.trainable.session.prepare((self.prefix, key), build, self._apart)
+        plan = self.trainable.session.prepare((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
         wanted: list[int | None] = [None] * n_told
         if norm:
             wanted += [*([0] * len(self.trainable.params)), None]

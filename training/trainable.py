@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,12 @@ from training.errors import TrainingError
 F32 = npt.NDArray[np.float32]
 PIECE_NBYTES = 1 << 20
 FULL, LORA = "train_model", "finetune_lora"
+Owner = Callable[[Callable[[], Any]], Any]  # has something done by the thread that the devices belong to
+
+
+def at_once(call: Callable[[], Any]) -> Any:
+    return call()
+
 
 # flag → the tensors that it means, as in llama.cpp's finetune
 RANKS = {
@@ -61,7 +69,9 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class Trainable:
-    """A model, its parameters in a fixed order (states of the session), and how they are named in files."""
+    """A model, its parameters in a fixed order (states of the session), and how they are named in files.
+
+    `owner`: reads from another thread go through it."""
 
     kind: str  # FULL | LORA
     session: Session
@@ -69,6 +79,7 @@ class Trainable:
     params: tuple[Tensor, ...]
     names: tuple[str, ...]  # in checkpoints
     lora: LoraOptions | None = None
+    owner: Owner = at_once
 
     @property
     def n_params(self) -> int:
@@ -76,14 +87,26 @@ class Trainable:
 
     def read(self) -> dict[str, F32]:
         """The parameters' numbers by their names in files."""
-        return {name: self.session.read(p.name) for name, p in zip(self.names, self.params, strict=True)}
+        return {name: self.owner(partial(self.session.read, p.name)) for name, p in self._named}
+
+    @property
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        return zip(self.names, self.params, strict=True)
 
     def pieces(self, name: str) -> Iterator[F32]:
         """A parameter by its name in files, some rows at a time."""
-        return pieces(self.session, self.params[self.names.index(name)])
+        return self.numbers(self.params[self.names.index(name)])
+
+    def numbers(self, t: Tensor) -> Iterator[F32]:
+        """The numbers of an f32 state, some rows at a time, so that no copy of it is ever there as a whole."""
+        row = t.nbytes // t.shape[0]
+        step = max(1, PIECE_NBYTES // row) * row
+        for start in range(0, t.nbytes, step):
+            raw = self.owner(partial(self.session.read_bytes, t.name, start, min(step, t.nbytes - start)))
+            yield raw.view(np.float32).reshape(-1, *t.shape[1:])
 
     def write(self, values: Mapping[str, F32]) -> None:
-        for name, p in zip(self.names, self.params, strict=True):
+        for name, p in self._named:
             given = values.get(name)
             if given is None or given.shape != p.shape:
                 shape = "missing" if given is None else f"of shape {given.shape}, expected {p.shape}"
@@ -96,15 +119,6 @@ class Trainable:
         values = self.read()
         weights = [name.removesuffix(".lora_a") for name in self.names if name.endswith(".lora_a")]
         return Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, self.lora.alpha)
-
-
-def pieces(session: Session, t: Tensor) -> Iterator[F32]:
-    """The numbers of an f32 state, some rows at a time, so that no copy of it is ever there as a whole."""
-    row = t.nbytes // t.shape[0]
-    step = max(1, PIECE_NBYTES // row) * row
-    for start in range(0, t.nbytes, step):
-        raw = session.read_bytes(t.name, start, min(step, t.nbytes - start))
-        yield raw.view(np.float32).reshape(-1, *t.shape[1:])
 
 
 def lora(session: Session, model: Model, options: LoraOptions, prefix: str = "train") -> Trainable:

@@ -170,6 +170,7 @@ class Trainer:
 
     def work(self) -> Generator[Event, None, None]:
         """Run to the end; closing the generator ends it between two device runs."""
+        yield from self.steps.settle()
         reason, cancelled = "", False
         while not reason:
             if self.counters.iterations >= self.n_steps:

@@ -105,10 +105,11 @@ def load(names: Iterable[str]) -> None:
 
     KernelError names one that cannot be compiled; DeviceError: the system lets nobody run code that was made just now.
     """
+    names = dict.fromkeys(names)
+    if all(n in _addresses for n in names):  # whoever compiles others has the lock for seconds
+        return
     with _lock:
-        wanted = [n for n in dict.fromkeys(names) if n not in _addresses]
-        if not wanted:
-            return
+        wanted = [n for n in names if n not in _addresses]
         cached = {n: _read(n) for n in wanted}
         absent = [n for n, code in cached.items() if not code]
         if len(absent) >= MANY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ class RemoteBackend:
         self._next = 0
         self._supported: dict[str, bool] = {}
         self._sizes: dict[tuple[Any, ...], int] = {}
+        self._one_at_a_time = threading.RLock()  # plans are thought out on another thread than they are run
         try:
             sock = socket.create_connection(address(name), CONNECT_SECONDS)
             self._link = Link(sock, CONNECT_SECONDS)
@@ -66,22 +68,24 @@ class RemoteBackend:
 
     def _tell(self, header: Header, body: Bytes | None = None) -> None:
         """Send what has no answer; if it fails there, the next answer says so."""
-        if self._gone:
-            n = len(self._gone)
-            header["free"] = self._gone[:n]
-            del self._gone[:n]
-        try:
-            self._link.send(header, body)
-        except (OSError, ProtocolError) as error:
-            raise DeviceLost(f"{self.name}: {error}") from error
+        with self._one_at_a_time:
+            if self._gone:
+                n = len(self._gone)
+                header["free"] = self._gone[:n]
+                del self._gone[:n]
+            try:
+                self._link.send(header, body)
+            except (OSError, ProtocolError) as error:
+                raise DeviceLost(f"{self.name}: {error}") from error
 
     def _ask(self, header: Header, body: Bytes | None = None) -> tuple[Header, Bytes]:
-        self._tell(header, body)
-        try:
-            answer, n = self._link.receive()
-            found = self._link.body(n)
-        except (OSError, EOFError, ProtocolError, MemoryError) as error:
-            raise DeviceLost(f"{self.name}: {error}") from error
+        with self._one_at_a_time:
+            self._tell(header, body)
+            try:
+                answer, n = self._link.receive()
+                found = self._link.body(n)
+            except (OSError, EOFError, ProtocolError, MemoryError) as error:
+                raise DeviceLost(f"{self.name}: {error}") from error
         if "error" in answer:
             line = f"{self.name}: {answer.get('message')}"
             raise MemoryError(line) if answer["error"] == "memory" else DeviceLost(line)

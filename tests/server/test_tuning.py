@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from backends.cpu.backend import CPUBackend
 from backends.errors import DeviceLost
+from graph.session import Session
 from models import tokenizer
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
@@ -24,6 +29,7 @@ from server.store import Store
 from server.tuning import Tuning
 from server.tuning_job import new_job
 from server.ubatch import UBatch
+from training import checkpoint, save
 from training.errors import TrainingError
 
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
@@ -60,6 +66,10 @@ class Job:
         assert row is not None
         return str(row["status"])
 
+    def begin(self) -> None:
+        while not self.tuning.stats.jobs_running:
+            self.turn(0.0)
+
     def turn(self, seconds: float) -> None:
         if not self.tuning.ready:
             self.ready.clear()
@@ -88,7 +98,7 @@ def test_a_turn_ends_before_a_part_that_would_not_fit(
 ) -> None:
     """Every part takes a second: of two and a half, the third would end too late, as one that is known to be long."""
     job = Job(tmp_path, engine, full=False)
-    job.turn(0.0)  # it begins
+    job.begin()
     seconds, part = itertools.count(), Mock(return_value=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(job.tuning, "_part", part)
@@ -99,6 +109,51 @@ def test_a_turn_ends_before_a_part_that_would_not_fit(
         job.tuning.run(4.5)
     assert part.call_count == 2 + 3
     job.tuning.close()
+
+
+def test_what_streams_would_wait_for_is_not_done_on_their_thread(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Plans are thought out and files read and written beside it. It reads the device, and makes a part at a time."""
+    here, seen, compiled = threading.get_ident(), defaultdict(set), Mock(side_effect=CPUBackend.compile, autospec=True)
+
+    def watch(owner: object, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen[name].add(threading.get_ident() == here)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    elsewhere = ("measure", "fsync", "read_checkpoint", "save_checkpoint", "save_result", "_finish")
+    for owner, name in zip((Session, os, checkpoint, checkpoint, save, Tuning), elsewhere, strict=True):
+        watch(owner, name)
+    watch(Session, "read_bytes")
+    monkeypatch.setattr(engine.session.backends[0], "compile", partial(compiled, engine.session.backends[0]))
+    job = Job(tmp_path, engine, full=False)
+
+    seen.clear()  # it has put its file away
+    run, n_made = job.tuning.run, []
+
+    def counted(seconds: float) -> None:
+        compiled.reset_mock()
+        run(seconds)
+        n_made.append(compiled.call_count)
+
+    monkeypatch.setattr(job.tuning, "run", counted)
+
+    def between(turn: int) -> None:
+        if turn == 200:
+            assert job.tuning.set_status(job.id, ("running",), "paused")
+            while job.tuning.stats.jobs_running:
+                job.turn(0.0)
+            assert job.tuning.set_status(job.id, ("paused",), "queued")
+
+    job.finish(0.0, between)
+    assert max(n_made) == 1
+    assert not caplog.messages
+    assert seen == {**{name: {False} for name in elsewhere}, "read_bytes": {True}}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +192,7 @@ def test_a_job_whose_end_cannot_be_kept_is_left_alone(
         assert job.tuning.stats.jobs_running == 0
     assert job.tuning.set_status(job.id, ("queued",), "paused")
     assert job.tuning.set_status(job.id, ("paused",), "queued")
-    job.turn(0.0)
+    job.begin()
     assert job.status == "running"
     job.tuning.close()
 
