@@ -73,7 +73,7 @@ class Job:
     def turn(self, seconds: float) -> None:
         if not self.tuning.ready:
             self.ready.clear()
-            assert self.tuning.ready or self.ready.wait(120)  # kernels may have to be compiled
+            assert self.tuning.ready or self.ready.wait(600)  # kernels may have to be compiled
         self.tuning.run(seconds)
 
     def finish(self, seconds: float, between: Callable[[int], None] = lambda turn: None) -> None:
