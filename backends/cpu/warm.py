@@ -67,6 +67,8 @@ def _kernels(t: Tensor) -> Iterator[str]:
     for instruction in (rule(t, lambda _: 0) if rule else None) or ():
         family, *params = instruction.kernel.split(":")
         if family == "linear":
+            if params[2:] == ["add"]:
+                yield from (instruction.kernel, "binary:add")
             yield from (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
         elif family == "gemm" and params[1] == "n" and len(params) > 2:
             yield from (instruction.kernel, "pack_act")

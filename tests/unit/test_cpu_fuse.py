@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
+from backends.cpu import warm
 from backends.cpu.backend import CPUBackend
 from backends.cpu.isa import isa
+from backends.cpu.lowering import LOWERINGS
 from graph.conformance import encode
 from graph.ops.elementwise import add, gelu, mul, silu
 from graph.ops.linear import linear
@@ -126,3 +128,29 @@ def test_few_rows_stay_apart(backends: list[CPUBackend]) -> None:
     feeds = {"x": RNG.normal(size=(8, 64)).astype(np.float32)}
     _, ops = run(backends[0], lambda w: feed_forward(w, 8, silu), values, feeds)
     assert "linear_glu_act" not in ops
+
+
+def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
+    backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(backends[:1])
+    values = {name: RNG.normal(size=(64, 64)) for name in ("gate", "up", "down")}
+    w = {
+        name: session.define(name, (64, 64), "q8_0", lambda v=v: encode(v, "q8_0"), constant=True)
+        for name, v in values.items()
+    }
+    w["norm"] = session.define("norm", (64,), "f32", lambda: encode(np.ones(64), "f32"), constant=True)
+
+    def nodes(rows: int) -> tuple[Tensor, ...]:
+        x = feed("x", (rows, 64))
+        y = rms_norm(x, w["norm"], eps=1e-5)
+        y = linear(mul(silu(linear(y, w["gate"])), linear(y, w["up"])), w["down"])
+        return session.placed([add(x, y)]).order
+
+    known: set[str] = set()
+    with monkeypatch.context() as patch:
+        patch.setattr(warm.jit, "load", lambda names: known.update(names))
+        warm.prepare(nodes(512))
+    for rows in (1, 5, 40, 64):
+        asked = {i.kernel for t in nodes(rows) if t.op in LOWERINGS for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
+        assert asked - known == set()
