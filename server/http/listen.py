@@ -5,15 +5,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from server.config import ServerConfig
+from server.errors import InvalidRequest, ServerFault
+from server.http.context import error_response
 
 log = logging.getLogger("logitless.http")
+BACKLOG = 128  # connections that wait to be accepted
+
+
+class Protocol(web.RequestHandler):
+    """aiohttp's. What it refuses by itself is no request that a middleware would see: it gets an error object here."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # logs, and refuses where an answer has begun
+        reason = " ".join((message or "").split())[:200].removesuffix(":")
+        error = InvalidRequest(f"this is no HTTP request: {reason}") if status < 500 else ServerFault("internal error")
+        response = error_response(error)
+        response.headers["Server"] = "logitless"
+        response.force_close()
+        return response
 
 
 async def listen(
@@ -27,33 +53,36 @@ async def listen(
     protocol = log.getChild("protocol")
     if not log.isEnabledFor(logging.DEBUG):  # what is no HTTP is answered with 400; a traceback of it tells nobody much
         protocol.setLevel(logging.CRITICAL)
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        logger=protocol,
-        handle_signals=False,
-        shutdown_timeout=0.5,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, handle_signals=False, shutdown_timeout=0.5)
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # no signals on this platform's loop: Ctrl+C raises KeyboardInterrupt
             loop.add_signal_handler(number, signalled.set)
     await runner.setup()
+    server = runner.server
+    assert server is not None
     stopping = asyncio.create_task(signalled.wait())
     ending = asyncio.create_task(running)
+    listening: asyncio.Server | None = None
     try:
         reuse_port = config.reuse_port or None
-        site = web.TCPSite(runner, config.host, config.port, ssl_context=config.tls, reuse_port=reuse_port)
-        await site.start()
-        log.info("listening on %s", address(runner, config))
+        listening = await loop.create_server(
+            partial(Protocol, server, loop=loop, logger=protocol, access_log=None),  # type: ignore[arg-type]  # none
+            config.host,
+            config.port,
+            ssl=config.tls,
+            backlog=BACKLOG,
+            reuse_port=reuse_port,
+        )
+        log.info("listening on %s", address(listening.sockets[0], config))
         await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
         if ending.done():
             ending.result()
         log.info("shutting down")
-        await site.stop()
     finally:
+        if listening is not None:
+            listening.close()
         for task in (stopping, ending):
             task.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,8 +92,8 @@ async def listen(
         await runner.cleanup()
 
 
-def address(runner: web.AppRunner, config: ServerConfig) -> str:
+def address(listening: socket.socket, config: ServerConfig) -> str:
     """The URL that the server listens on, with the port that was chosen."""
     scheme = "https" if config.tls else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{scheme}://{host}:{runner.addresses[0][1]}"
+    return f"{scheme}://{host}:{listening.getsockname()[1]}"

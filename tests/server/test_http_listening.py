@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from contextlib import suppress
 from pathlib import Path
@@ -116,3 +117,31 @@ def test_a_size_is_a_number_of_mib():
     for size in ("0", "1.5", "2000000", "64M"):
         with pytest.raises(UsageError, match="--max-request-size"):
             options("--max-request-size", size)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 20000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["another protocol", "no header", "a long header", "a long path", "a length below zero", "two lengths"],
+)
+async def test_what_is_no_http_gets_an_error_object(sent: bytes, caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # it closes the connection
+    assert head.split()[1] == b"400"
+    assert b"\r\nContent-Type: application/json" in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith("this is no HTTP request: ")
+    assert "\n" not in error["message"]
+    writer.close()
+    await writer.wait_closed()
+    await ended(task)
