@@ -99,7 +99,7 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
     return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
 
 
-COSTS.update(dict.fromkeys(("attention", "attention_rope"), _attention))
+COSTS.update(dict.fromkeys(("attention", "attention_act", "attention_rope"), _attention))
 
 
 def _element(t: Tensor) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import LANES, expanded_tile, tile_for
 from graph.backend import Rules
-from graph.ops.fused import linear_glu_act, linear_q8_add, rms_norm_act
+from graph.ops.fused import attention_act, linear_glu_act, linear_q8_add, rms_norm_act
 from graph.tensor import Tensor, toposort, with_sources
 
 Alone = Callable[[Tensor, str], bool]
@@ -27,12 +27,17 @@ MANY_ROWS = 64  # fewer leave what lies between in the second-level cache
 
 @fusion("quantize_act")
 def _(t: Tensor, alone: Alone) -> Tensor | None:
-    """A norm, or the gated part of a feed-forward block (gate, up and what joins them), with its rounding."""
+    """A norm, attention, or the gated part of a feed-forward block (gate, up and what joins them), and its rounding."""
     (y,), group = t.src, t.attrs.get("group", 32)
     if t.shape[0] < MANY_ROWS:
         return None
     if alone(y, "rms_norm") and len(y.shape) == 2 and y.src[1].shape:
         return rms_norm_act(*y.src, eps=y.attrs["eps"], group=group, name=t.name)
+    if group == 32 and alone(y, "reshape") and alone(y.src[0], "attention"):
+        q, k = y.src[0].src[:2]
+        in_blocks = q.shape[1] // k.shape[1] * q.shape[2] % 32 == 0  # of each key head
+        can = in_blocks and q.shape[2] % 2 == 0  # what has no kernel has no rounding either
+        return attention_act(*y.src[0].src, **y.src[0].attrs, name=t.name) if can else None
     if group != 32 or not alone(y, "glu"):
         return None
     gate, up = y.src

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backends.cpu.isa import cores
+from backends.cpu.kernels.layout import ACT_BLOCK, panels
 from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
@@ -148,8 +149,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction("copy_pages", args, 1)]
 
 
-@lower("attention")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     q, k, v, tables, _, _ = t.src
     n, heads, size = q.shape
     kv_heads = k.shape[1]
@@ -162,4 +162,12 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))  # neighbours of a sequence share what is read
     units = -(-n // tokens) * kv_heads
     scratch = tokens * group * (2 * size + 32 + 16 + 2 + 1) * 4 + 32 * size * 4 + 64
-    return [Instruction(f"attention:{k.dtype}:{v.dtype}:{size}:{group}", (*args, tokens), units, 1, scratch)]
+    args = (*args, tokens)
+    if rounded := t.op == "attention_act":
+        args = (*args, *panels(n, t.shape[1] // 32 * ACT_BLOCK, wide=True))
+    kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{':act' * rounded}"
+    return [Instruction(kernel, args, units, 1, scratch)]
+
+
+lower("attention")(_attention)
+lower("attention_act")(_attention)

@@ -93,6 +93,19 @@ linear_q8_add.inplace = (2,)
 
 
 @op
+def attention_act(q: Array, *src: Array, **attrs: Any) -> Array:
+    """`quantize_act` of `attention`'s tokens, (T, H · D), in groups of 32; `src`: the other sources of `attention`."""
+    return quantize_act.reference(attention.reference(q, *src, **attrs).reshape(q.shape[0], -1))
+
+
+@attention_act.shape
+def _(q: Tensor, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
+    (n, heads, size), _ = attention.shape_rule(q, *src, **attrs)
+    require(heads * size % ACT_BLOCK == 0, "attention_act", f"tokens must be a multiple of {ACT_BLOCK} long", q)
+    return (n, heads * size), "q8_act"
+
+
+@op
 def rms_norm_act(x: Array, w: Array, *, eps: float, group: int = ACT_BLOCK) -> Array:
     """`quantize_act` of `rms_norm`."""
     return quantize_act.reference(rms_norm.reference(x, w, eps=eps), group=group)

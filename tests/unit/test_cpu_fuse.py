@@ -12,9 +12,11 @@ from backends.cpu.backend import CPUBackend
 from backends.cpu.isa import isa
 from backends.cpu.lowering import LOWERINGS
 from graph.conformance import encode
+from graph.ops.attention import attention
 from graph.ops.elementwise import add, gelu, mul, silu
 from graph.ops.linear import linear
 from graph.ops.norm import rms_norm
+from graph.ops.shape import reshape
 from graph.session import Session
 from graph.tensor import Tensor, feed
 
@@ -121,6 +123,39 @@ def test_a_product_is_added_in_its_own_stage(backends: list[CPUBackend], dtype: 
     first = ["quantize_act", "linear_q8_add"]
     assert ops == [*first, "quantize_act", "linear_q8", "mul", *first]
     assert y.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(6, 64), (4, 535)])
+def test_attention_is_rounded_at_once(backends: list[CPUBackend], heads: int, rows: int) -> None:
+    kv_heads, size, n_pages = 2, 16, rows // 32 + 2
+    shape = (rows, heads, size)
+    numbers = {"slot": np.arange(rows) % 2, "pos": np.arange(rows) // 2}
+    feeds = {"q": RNG.normal(size=shape).astype(np.float32), **{k: v.astype(np.int32) for k, v in numbers.items()}}
+    cells = {
+        name: RNG.normal(size=(n_pages, kv_heads, *last)).astype(np.float16)
+        for name, last in (("k", (size, 16)), ("v", (16, size)))
+    }
+    raw = encode(RNG.normal(size=(32, heads * size)), "q8_0")
+    results, made = [], []
+    for backend in backends:
+        session = Session([backend])
+        w = session.define("w", (32, heads * size), "q8_0", lambda: raw, constant=True)
+        memory = [session.define(name, x.shape, "f16") for name, x in cells.items()]
+        tables = session.define("tables", (2, n_pages), "i32", by_host=True)
+        for name, x in cells.items():
+            session.write(name, x)
+        session.write("tables", np.stack([np.arange(n_pages), np.arange(n_pages)[::-1]]).astype(np.int32))
+
+        def build(w: Tensor = w, memory: list[Tensor] = memory, tables: Tensor = tables) -> list[Tensor]:
+            rest = [feed(name, (rows,), "i32") for name in ("slot", "pos")]
+            y = attention(feed("q", shape), *memory, tables, *rest, scale=0.25)
+            return [linear(reshape(y, shape=(-1, heads * size)), w)]
+
+        made.append([t.op for t in session.placed(build()).order if not t.is_leaf])
+        results.append(session.plan(build).run(feeds)[0].tobytes())
+    # of a key head: 48 numbers are no whole blocks, 32 are one
+    assert made[0] == (["attention", "reshape", "quantize_act"] if heads == 6 else ["attention_act"]) + ["linear_q8"]
+    assert results[0] == results[1]
 
 
 def test_few_rows_stay_apart(backends: list[CPUBackend]) -> None:

@@ -21,6 +21,8 @@ from backends.cpu.kernels.attention_tile import (
     weighted_sum,
     widen,
 )
+from backends.cpu.kernels.layout import ACT_BLOCK
+from backends.cpu.kernels.quantize import panel_of, row_rounder
 from backends.cpu.kernels.registry import (
     abs_f32,
     bits_f32,
@@ -40,8 +42,9 @@ LOG2_E = np.float32(1.4426950408889634)
 
 
 @kernel("attention")
-def attention(key_dtype, value_dtype, head_size, group_size):
-    """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits, tokens of a unit.
+def attention(key_dtype, value_dtype, head_size, group_size, then=""):
+    """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits, tokens of a unit; and
+    where y is to be rounded (`then` "act"), its panel rows and panels.
 
     Units of the last tokens come first, as they see most. Scratch per thread, with R = tokens · query heads of a key
     head: a block's keys or values (32, D), scores (R, 32), q and sums (R, D), sums of weights (R, 16), the cells that
@@ -56,6 +59,7 @@ def attention(key_dtype, value_dtype, head_size, group_size):
     key_page, value_page = page_nbytes(key_dtype, size), page_nbytes(value_dtype, size)
     score8, score4, score2, score1 = (scores(size, n, (key_page, value_page)) for n in (8, 4, 2, 1))
     finish = divide(size)
+    rounded, round_row = then == "act", row_rounder(32)
     wide_page = PAGE * size * 4
 
     def run(a, begin, end, scratch):
@@ -160,10 +164,15 @@ def attention(key_dtype, value_dtype, head_size, group_size):
                                 sum1(s, wide_at, y, lo, hi)
                         row += alike
                 for t in range(n):
-                    out = a[6] + ((first + t) * kv_heads + h) * group * size * 4
+                    rows_at = o_at + t * group * size * 4
+                    out = rows_at if rounded else a[6] + ((first + t) * kv_heads + h) * group * size * 4
                     for g in range(group):
-                        r = t * group + g
-                        finish(o_at + r * size * 4, l_at + r * PAGE * 4, out + g * size * 4)
+                        finish(rows_at + g * size * 4, l_at + (t * group + g) * PAGE * 4, out + g * size * 4)
+                    if rounded:
+                        count = group * size // 32
+                        r0, panel = panel_of(first + t, n_tokens, a[14], a[15])
+                        y = a[6] + ((r0 * kv_heads + h * panel) * count + first + t - r0) * ACT_BLOCK
+                        round_row(rows_at, y, panel * ACT_BLOCK, count)
                 first += n
 
     return run
