@@ -67,7 +67,7 @@ def _(t: Tensor) -> Tensor:
 
 def _thin_blocks(m: int, n: int) -> int:
     mt, nr, _ = gemm_tile(isa())
-    return -(-m // (4 * mt)) * -(-n // (4 * nr))  # kernels/thin.py: ROWS, COLUMNS
+    return -(-m // (4 * mt)) * -(-n // nr)  # kernels/thin.py: ROWS, COLUMNS
 
 
 @lower("product_parts")

@@ -98,12 +98,11 @@ def pack_rows(source, row_nbytes, rows, steps, target):
 
 @njit(forceinline=True)
 def pack_columns(source, row_nbytes, columns, steps, target):
-    """`columns` ≤ NR rows of k numbers → target[k][NR], the last of them wherever there is none."""
+    """`columns` ≤ NR rows of k numbers → target[k][NR], in whole vectors of 16 columns."""
     out, done = f32p(target), steps // 16 * 16
-    for c0 in range(0, NR, 16):
+    for c0 in range(0, columns, 16):
         if done > 0:
-            first = source + min(c0, columns - 1) * row_nbytes
-            turn_columns(first, row_nbytes, max(0, columns - 1 - c0), target + c0 * 4, steps // 16)
+            turn_columns(source + c0 * row_nbytes, row_nbytes, columns - 1 - c0, target + c0 * 4, steps // 16)
         for c in range(c0, c0 + 16):
             x = f32p(source + min(c, columns - 1) * row_nbytes)
             for k in range(done, steps):

@@ -11,31 +11,37 @@ from backends.cpu.kernels.gemm import pack_columns
 from backends.cpu.kernels.registry import kernel
 from backends.cpu.kernels.tile import KC, MT, NR, put_part
 
-ROWS, COLUMNS = 4 * MT, 4 * NR  # of a block of `thin_sums`
+ROWS, COLUMNS = 4 * MT, NR  # of a block of `thin_sums`
 
 
 @kernel("thin_rows")
 def thin_rows(b_layout):
     """a: A (M, K), B, C (M, N), M, N, K, rows of a unit. Scratch: a strip of B, NR·KC."""
-    by_columns = b_layout == "n"
 
-    def run(a, begin, end, scratch):
+    def of_n(a, begin, end, scratch):
         m, n, k, block = a[3], a[4], a[5], a[6]
         for k0 in range(0, k, KC):
             steps = min(KC, k - k0)
             fresh = 1 if k0 == 0 else 0
             for c in range(0, n, NR):
                 columns = min(NR, n - c)
-                if by_columns:
-                    pack_columns(a[1] + (c * k + k0) * 4, k * 4, columns, steps, scratch)
-                    strip, strip_step = scratch, NR * 4
-                else:
-                    strip, strip_step = a[1] + (k0 * n + c) * 4, n * 4
+                pack_columns(a[1] + (c * k + k0) * 4, k * 4, columns, steps, scratch)
                 for r in range(begin * block, min(m, end * block), MT):
                     x, y, rows = a[0] + (r * k + k0) * 4, a[2] + (r * n + c) * 4, min(MT, m - r)
-                    put_part(x, k * 4, 4, strip, strip_step, y, n * 4, steps, fresh, rows, columns)
+                    put_part(x, k * 4, 4, scratch, NR * 4, y, n * 4, steps, fresh, rows, columns)
 
-    return run
+    def of_k(a, begin, end, scratch):
+        m, n, k, block = a[3], a[4], a[5], a[6]
+        for k0 in range(0, k, KC):
+            steps = min(KC, k - k0)
+            fresh = 1 if k0 == 0 else 0
+            for r in range(begin * block, min(m, end * block), MT):
+                for c in range(0, n, NR):  # rows of C are written from end to end: they may be new, and far away
+                    x, y, rows = a[0] + (r * k + k0) * 4, a[2] + (r * n + c) * 4, min(MT, m - r)
+                    z, columns = a[1] + (k0 * n + c) * 4, min(NR, n - c)
+                    put_part(x, k * 4, 4, z, n * 4, y, n * 4, steps, fresh, rows, columns)
+
+    return of_n if b_layout == "n" else of_k
 
 
 @kernel("thin_sums")
