@@ -17,6 +17,7 @@ from graph.ops.shape import reshape
 from graph.tensor import Tensor
 
 MOST_ROWS = 528  # of A in a block: with 288 k they are half of the second-level cache
+COLUMNS = 48  # of a block
 PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory of its own
 UNITS = 12  # that a product should have
 THIN = 24  # rows or columns
@@ -169,7 +170,7 @@ def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
     if k > LONG:
         rows, columns = _part(m, 96, mt), _part(n, 96, nr)
     elif a_layout == "tiles":
-        rows, columns = _part(m, MOST_ROWS, mt), nr
+        rows, columns = _part(m, MOST_ROWS, mt), COLUMNS // nr * nr
     else:
         rows = _part(m, 144, mt)
         least = 96 if a_layout == "k" else 288  # (M, K) costs more to pack: its rows are far apart

@@ -84,7 +84,6 @@ def tile_of(vectors, whole):
                             x = [e.splat(bl, e.load(bl, p, e.F32, 4)) for p in read]
                             out += [e.fma(bl, columns[v], x[v % len(x)], sums[r * vectors + v]) for v in range(vectors)]
                         sums = out
-                        e.keep_order(bl)
                     ways = [e.again(bl, e.at(bl, way, 4 * MT * n)) for way in ways]
                     return [*ways, e.again(bl, e.at(bl, at_b, 4 * NR * n)), *sums]
 
