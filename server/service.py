@@ -116,6 +116,11 @@ class Service:
         """Wait for the model; raises what `build` raised."""
         return await asyncio.shield(self._loaded)
 
+    @property
+    def n_streams(self) -> int:
+        """Those that are answered, or wait for it."""
+        return len(self._streams)
+
     async def submit(self, requests: Sequence[CompletionRequest], client: str = "") -> Stream:
         """Queue a client's requests, all or none. Raises the RequestError of the first that cannot be served."""
         if self.served is None:

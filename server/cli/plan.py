@@ -6,14 +6,13 @@ programs of its plans), but no memory of devices.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from importlib import import_module
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,6 +40,9 @@ def measured(make: Callable[[T], Report], options: T) -> Report:
     """What `make` tells; in a fresh process where this one had to compile kernels, for compilers stay in memory."""
     report = make(options)
     if COMPILING.n_kernels:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context  # which a server does not import
+
         COMPILING.end()
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
             report = fresh.submit(make, options).result()
@@ -54,8 +56,8 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
     path = load.model_path(options, "plan")
     engine = load.open_engine(path, options)
-    placement, _ = engine.measure()
     sizes, process = rehearse(options, engine, path)
+    placement, _ = engine.measure()  # afterwards: a server keeps no graph
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
     for segment in placement.segments:
@@ -96,20 +98,21 @@ def rehearse(options: SimpleNamespace, engine: Engine, path: str) -> tuple[list[
     from models import tokenizer
     from models.chat_template import from_metadata
     from models.grammar import vocabulary
-    from server.cli.serve import import_http
+    from server.cli import rehearsal
 
-    numbers = import_module("numpy.random")  # which the first request imports
-    with ThreadPoolExecutor(1) as own, ThreadPoolExecutor(1) as engines:  # a server's threads, each with its own heap
-        http = own.submit(import_http)
-        metadata = engine.gguf.metadata
-        words = tokenizer.from_metadata(metadata, path=path)
-        template = from_metadata(metadata, words)
-        scheduler = engines.submit(load.make_scheduler, engine, words, options)
-        sizes, programs = engines.submit(engine.rehearse).result()
-        engines.submit(vocabulary.prepare_ahead, words).result()
-        process = own_bytes() + sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes)
-    del http, numbers, template, scheduler, programs  # they had to be there until now
-    return sizes, process
+    metadata = engine.gguf.metadata
+    words = tokenizer.from_metadata(metadata, path=path)
+
+    def make_all() -> tuple[list[DeviceBytes], object]:
+        made = engine.rehearse()
+        vocabulary.prepare_ahead(words)
+        return made
+
+    template = from_metadata(metadata, words)
+    make_scheduler = partial(load.make_scheduler, tokenizer=words, options=options)
+    serving = rehearsal.rehearse(engine, words, template, make_scheduler, make_all, own_bytes)
+    (sizes, _), process = asyncio.run(serving)
+    return sizes, process + sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes)
 
 
 def large_pages(device: str, weights: int, others: int) -> int:

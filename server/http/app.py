@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
 
@@ -152,6 +154,18 @@ def _later(name: str) -> Handler:
 async def serve(service: Service, config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the engine."""
     await listen(make_app(service, config), config, _running(service), partial(service.stop, 2.5))
+
+
+@asynccontextmanager
+async def listening(service: Service, config: ServerConfig) -> AsyncIterator[int]:
+    """Answer requests of this machine while the block runs; the port is any that is free."""
+    runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
 
 
 async def _running(service: Service) -> None:

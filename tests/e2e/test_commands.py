@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from server.cli.main import main
+from server.cli.rehearsal import Understudy
+from server.ubatch import StepResult, UBatch
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -90,6 +94,23 @@ def test_plan_counts_every_byte(mini_model: str) -> None:
     per_slot = json_of(*few, "--json")
     assert (per_slot["n_ctx"], per_slot["prompts"]) == (192, 7 << 20)
     assert "up to 7.0 MiB more" in run(*few).stdout.decode()
+
+
+def test_plan_measures_a_server_whose_slots_are_all_busy(
+    mini_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[int] = []
+    step = Understudy.step
+
+    def counted(self: Understudy, batch: UBatch) -> StepResult:
+        rows.append(len(batch.out))
+        return step(self, batch)
+
+    monkeypatch.setattr(Understudy, "step", counted)
+    assert main(("plan", "-m", mini_model, "-c", "256", "-np", "3", "-t", "1", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["n_slots"] == 3
+    assert max(rows) == 3
+    assert sum(rows) == 3 + 3 * 39  # one token of each long prompt, then half of five pages but one cell
 
 
 def test_a_context_that_cannot_fit_is_refused(mini_model: str) -> None:
