@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -126,12 +127,13 @@ class Tab:
 @contextlib.asynccontextmanager
 async def tab(program: str, folder: Path) -> AsyncIterator[Tab]:
     """A browser with one empty page; `folder` is a new one for its profile."""
+    own = tempfile.TemporaryDirectory()  # with a short name: there is a socket in it
     process = await asyncio.create_subprocess_exec(
         program,
         *_FLAGS,
         f"--user-data-dir={folder}",
         "about:blank",
-        env=os.environ | {"TMPDIR": str(folder)},  # it leaves folders there when it is ended
+        env=os.environ | {"TMPDIR": own.name},  # it leaves folders there when it is ended
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -157,3 +159,4 @@ async def tab(program: str, folder: Path) -> AsyncIterator[Tab]:
         if process.returncode is None:
             process.terminate()
         await process.wait()
+        own.cleanup()
