@@ -6,7 +6,6 @@ programs of its plans), but no memory of devices.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -39,7 +38,7 @@ def run(options: SimpleNamespace) -> int:
 def measured(make: Callable[[T], Report], options: T) -> Report:
     """What `make` tells; in a fresh process where this one had to compile kernels, for compilers stay in memory."""
     report = make(options)
-    if COMPILING.n_kernels:
+    if COMPILING.happened:
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context  # which a server does not import
 
@@ -95,6 +94,8 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 def rehearse(options: SimpleNamespace, engine: Engine, path: str) -> tuple[list[DeviceBytes], int]:
     """Bytes of each device, and of the process of a server whose slots are all busy."""
+    import asyncio
+
     from models import tokenizer
     from models.chat_template import from_metadata
     from models.grammar import vocabulary

@@ -12,6 +12,7 @@ class CompileProgress:
 
     def __init__(self) -> None:
         self.n_kernels = 0
+        self.happened = False  # in this process, at any time
         self._began = 0.0
         self._shown = float("-inf")
 
@@ -20,6 +21,7 @@ class CompileProgress:
         if not self.n_kernels:
             self._began = time.monotonic()
         self.n_kernels += 1
+        self.happened = True
         line = f"compiling kernels for this machine, once: {self.n_kernels} of {self.n_kernels + n_waiting}"
         with contextlib.suppress(OSError):  # nobody reads it any more
             if sys.stderr.isatty():

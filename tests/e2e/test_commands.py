@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from server.cli import plan
 from server.cli.main import main
+from server.cli.progress import CompileProgress
 from server.cli.rehearsal import Understudy
 from server.ubatch import StepResult, UBatch
 
@@ -80,8 +83,8 @@ def test_generate_refuses(mini_model: str, flags: list[str], words: list[str]) -
 
 def test_plan_counts_every_byte(mini_model: str) -> None:
     flags = ("plan", "-m", mini_model, "--json", "-ub", "32", "-c", "1024", "-ctk", "f32", "-ctv", "f16")
-    plan = json_of(*flags)
-    (cpu,) = plan["devices"]
+    report = json_of(*flags)
+    (cpu,) = report["devices"]
     assert cpu["device"] == "cpu"
     assert cpu["total"] == cpu["weights"] + cpu["kv"] + cpu["arena"] + cpu["feeds"]
     cells = 1024 + 16  # one spare page
@@ -89,7 +92,7 @@ def test_plan_counts_every_byte(mini_model: str) -> None:
     assert cpu["kv"] < 1.1 * cells * 2 * 2 * 64 * (4 + 2)
     assert cpu["ops"]["attention"] == 2
     assert json_of(*flags[:-4], "--no-alloc")["devices"][0]["kv"] < cpu["kv"]
-    assert plan["total"] == plan["process"] + cpu["total"]
+    assert report["total"] == report["process"] + cpu["total"]
     few = ("plan", "-m", mini_model, "-ub", "32", "-np", "3", "--kv-unified-per-slot", "64", "--cache-ram", "7")
     per_slot = json_of(*few, "--json")
     assert (per_slot["n_ctx"], per_slot["prompts"]) == (192, 7 << 20)
@@ -111,6 +114,16 @@ def test_plan_measures_a_server_whose_slots_are_all_busy(
     assert json.loads(capsys.readouterr().out)["n_slots"] == 3
     assert max(rows) == 3
     assert sum(rows) == 3 + 3 * 39  # one token of each long prompt, then half of five pages but one cell
+
+
+def test_a_process_that_compiled_kernels_measures_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers stay in memory, also when it has been told that they are done."""
+    compiling = CompileProgress()
+    monkeypatch.setattr(plan, "COMPILING", compiling)
+    assert plan.measured(operator.call, os.getpid) == os.getpid()
+    compiling("a kernel", 0)
+    compiling.end()
+    assert plan.measured(operator.call, os.getpid) != os.getpid()
 
 
 def test_a_context_that_cannot_fit_is_refused(mini_model: str) -> None:
