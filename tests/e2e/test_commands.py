@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import subprocess
 import sys
@@ -12,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.cli import plan
 from server.cli.main import main
-from server.cli.progress import CompileProgress
 from server.cli.rehearsal import Understudy
 from server.ubatch import StepResult, UBatch
 
@@ -114,16 +111,6 @@ def test_plan_measures_a_server_whose_slots_are_all_busy(
     assert json.loads(capsys.readouterr().out)["n_slots"] == 3
     assert max(rows) == 3
     assert sum(rows) == 3 + 3 * 39  # one token of each long prompt, then half of five pages but one cell
-
-
-def test_a_process_that_compiled_kernels_measures_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilers stay in memory, also when it has been told that they are done."""
-    compiling = CompileProgress()
-    monkeypatch.setattr(plan, "COMPILING", compiling)
-    assert plan.measured(operator.call, os.getpid) == os.getpid()
-    compiling("a kernel", 0)
-    compiling.end()
-    assert plan.measured(operator.call, os.getpid) != os.getpid()
 
 
 def test_a_context_that_cannot_fit_is_refused(mini_model: str) -> None:

@@ -25,6 +25,7 @@ from models import tokenizer
 from models.placement import Places
 from models.synth import synthesize
 from server.cli import plan
+from server.cli.progress import CompileProgress
 from server.cli.bench import greedy
 from server.cli.flags import CliError
 from server.cli.load import load_weights
@@ -157,11 +158,17 @@ def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, mon
 
 
 def test_a_plan_is_made_again_where_compilers_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when somebody has said already that they are done."""
+    compiling = CompileProgress()
+    monkeypatch.setattr(plan, "COMPILING", compiling)
     pid = "__import__('os').getpid()"
     assert plan.measured(eval, pid) == os.getpid()
-    monkeypatch.setattr(plan.COMPILING, "n_kernels", 1)
+    compiling("a kernel", 0)
+    compiling.end()
     assert plan.measured(eval, pid) != os.getpid()
-    assert plan.COMPILING.n_kernels == 0
+    compiling("another one", 0)
+    assert plan.measured(eval, pid) != os.getpid()
+    assert compiling.n_kernels == 0
 
 
 def test_a_plan_tells_what_crosses_between_devices(fake: dict[str, Flaky], model: Path) -> None:
