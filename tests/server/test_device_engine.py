@@ -25,10 +25,10 @@ from models import tokenizer
 from models.placement import Places
 from models.synth import synthesize
 from server.cli import plan
-from server.cli.progress import CompileProgress
 from server.cli.bench import greedy
 from server.cli.flags import CliError
 from server.cli.load import load_weights
+from server.cli.progress import CompileProgress
 from server.engine import Engine, EngineOptions
 from server.placement import PlacementOptions
 from server.requests import CompletionRequest, Failed, Finished, Token
