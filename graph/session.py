@@ -18,7 +18,7 @@ from graph.timed import Observer, Timed
 
 Build = Callable[[], Sequence[Tensor]]
 Measured = tuple[Placement, Layout]
-PIECE_NBYTES = 1 << 20
+PIECE_NBYTES = 1 << 20  # of a state that goes to a device, or comes from there, in pieces
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph.session import Session
+from graph.session import PIECE_NBYTES, Session
 from graph.tensor import Tensor
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams
@@ -23,7 +23,6 @@ from models.weights import Weights, check_weights
 from training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
-PIECE_NBYTES = 1 << 20
 FULL, LORA = "train_model", "finetune_lora"
 Owner = Callable[[Callable[[], Any]], Any]  # has something done by the thread that the devices belong to
 

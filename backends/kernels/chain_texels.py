@@ -22,7 +22,18 @@ import backends.kernels.attention
 import backends.kernels.linear_texels
 import backends.kernels.norm  # noqa: F401  (they register what a chain has)
 from backends.kernels import prelude, weights
-from backends.kernels.dialect import KERNELS, SOFT, Arg, Kernel, choose, constants, glsl_name, glsl_type, glsl_types
+from backends.kernels.dialect import (
+    KERNELS,
+    SOFT,
+    TEXELS,
+    Arg,
+    Kernel,
+    choose,
+    constants,
+    glsl_name,
+    glsl_type,
+    glsl_types,
+)
 from backends.kernels.stages import HEAD, LINE, Piece, row_words
 
 LANES = 16  # of a subgroup, and threads of a group: nobody has to wait for anybody in it
@@ -79,8 +90,9 @@ def counts_nbytes(stages: int) -> int:
     return (1 + TRIES + 2 * stages) * LINE * 4
 
 
-def _function(kernel: Kernel, piece: Piece, number: int) -> str:
+def _function(piece: Piece, number: int) -> str:
     """A kernel as a function of its arguments; what its text defines is forgotten behind it."""
+    kernel = KERNELS[piece[0]]
     params = [f"{glsl_type(a)} {a.name}_" for a in kernel.args] + [f"{kind} {name}" for kind, name in kernel.words]
     own = dict.fromkeys(re.findall(r"^(?:FN )?\w+ (\w+)\(", kernel.functions, re.MULTILINE))
     own |= dict.fromkeys(name for _, name, _ in kernel.local)
@@ -107,13 +119,13 @@ def _case(kernel: Kernel, number: int) -> str:
 
 
 def _buffer(a: Arg, word: str) -> str:
-    return f"unpackUint2x32({word})" if a.dtype == "texels" else f"{glsl_type(a)}({word})"
+    return f"unpackUint2x32({word})" if a.dtype == TEXELS else f"{glsl_type(a)}({word})"
 
 
 _kernels = [KERNELS[name] for name, _ in PIECES]
 _held = {glsl_type(a) for a in ARGS}
 _types = glsl_types(a for k in _kernels for a in k.args if glsl_type(a) not in _held)
-_texts = "".join(_function(k, piece, i) for i, (k, piece) in enumerate(zip(_kernels, PIECES, strict=True)))
+_texts = "".join(_function(piece, i) for i, piece in enumerate(PIECES))
 Kernel(
     "chain_texels",
     ARGS,
