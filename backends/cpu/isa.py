@@ -59,9 +59,8 @@ def _asked() -> Host:
     return Host(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
-@functools.cache
-def isa() -> str:
-    """`LOGITLESS_ISA` (one of ISAS that the machine has), else the best that the processor offers."""
+def offered() -> list[str]:
+    """Those of ISAS that the machine has, the best first."""
     here = host()
     has = {
         "avx512_vnni": here.has("avx512vnni", "avx512bw", "avx512vl"),
@@ -69,12 +68,16 @@ def isa() -> str:
         "avx2": here.has("avx2", "fma"),
         "plain": True,
     }
-    asked = os.environ.get("LOGITLESS_ISA")
-    if asked:
-        if not has.get(asked):
-            raise ValueError(f"LOGITLESS_ISA={asked}: this machine has {', '.join(n for n in ISAS if has[n])}")
-        return asked
-    return next(name for name in ISAS if has[name])
+    return [name for name in ISAS if has[name]]
+
+
+@functools.cache
+def isa() -> str:
+    """`LOGITLESS_ISA` (one of ISAS that the machine has), else the best that the processor offers."""
+    here, asked = offered(), os.environ.get("LOGITLESS_ISA")
+    if asked and asked not in here:
+        raise ValueError(f"LOGITLESS_ISA={asked}: this machine has {', '.join(here)}")
+    return asked or here[0]
 
 
 def has_512_bits() -> bool:

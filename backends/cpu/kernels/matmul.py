@@ -43,7 +43,7 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
         if form is Packed:  # few rows: memory is the limit, and the loads under way do not ask it for enough
             for block in blocks:
                 for line in range(layout.quants // 64):
-                    e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line))
+                    e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line), near=False)
                 for section in block.beside:  # is read from the group's first block on, so the next group's now
                     e.prefetch(b, e.at(b, section, group_nbytes))
         else:  # the next tile's activations
