@@ -24,7 +24,8 @@ class Packed:
             section = b.add(section, b.mul(n_blocks, e.i64(width)))
         super_block = b.lshr(i, e.i64((layout.block // 32).bit_length() - 1))
         self.coarse = e.at(b, group, b.add(section, b.mul(super_block, e.i64(layout.coarse))))
-        self.beside = [at for at, width in zip(self.at[1:], (layout.high, layout.fine), strict=True) if width]
+        self.beside = [e.at(b, self.at[1], line) for line in range(0, layout.high, 64)]
+        self.beside += self.at[2:] if layout.fine else []
         self.beside.append(self.coarse)
         self.loaded = {}
 
