@@ -29,7 +29,6 @@ from backends.cpu.kernels.layout import (
 )
 from backends.cpu.kernels.registry import f32p, kernel
 
-AHEAD = 4096  # bytes between what is read and what is fetched
 TWICE = 2  # rows of an expanded tile that are read for each group: fewer instructions against more loads, see LOG.md
 
 
@@ -41,11 +40,9 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
     def block_of(b, i, acc, w, x, n_blocks, group_nbytes):
         blocks = [form(b, layout, group, i, n_blocks) for group in w]
         if form is Packed:  # few rows: memory is the limit, and the loads under way do not ask it for enough
-            for block in blocks:
-                for line in range(layout.quants // 64):
-                    e.prefetch(b, e.at(b, block.at[0], AHEAD + 64 * line), near=False)
-                for section in block.beside:  # is read from the group's first block on, so the next group's now
-                    e.prefetch(b, e.at(b, section, group_nbytes))
+            for block in blocks:  # a group ahead: what follows in a section may belong to another one
+                for line in [e.at(b, block.at[0], line) for line in range(0, layout.quants, 64)] + block.beside:
+                    e.prefetch(b, e.at(b, line, group_nbytes), near=False)
         else:  # the next tile's activations
             for line in range(-(-mt * ACT_BLOCK // 64)):
                 e.prefetch(b, e.at(b, x, mt * ACT_BLOCK + 64 * line))
