@@ -24,10 +24,13 @@ class Packed:
             section = b.add(section, b.mul(n_blocks, e.i64(width)))
         super_block = b.lshr(i, e.i64((layout.block // 32).bit_length() - 1))
         self.coarse = e.at(b, group, b.add(section, b.mul(super_block, e.i64(layout.coarse))))
-        self.beside = [e.at(b, self.at[1], line) for line in range(0, layout.high, 64)]
-        self.beside += self.at[2:] if layout.fine else []
-        self.beside.append(self.coarse)
         self.loaded = {}
+
+    def lines(self):
+        """The addresses of all cache lines that it reaches into."""
+        widths = self.layout.quants, self.layout.high, self.layout.fine
+        parts = [(at, line) for at, width in zip(self.at, widths, strict=True) for line in range(0, width, 64)]
+        return [e.at(self.b, at, line) for at, line in parts] + [self.coarse]
 
     def vector(self, section, index):
         key = section, index

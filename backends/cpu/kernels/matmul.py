@@ -41,7 +41,7 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
         blocks = [form(b, layout, group, i, n_blocks) for group in w]
         if form is Packed:  # few rows: memory is the limit, and the loads under way do not ask it for enough
             for block in blocks:  # a group ahead: what follows in a section may belong to another one
-                for line in [e.at(b, block.at[0], line) for line in range(0, layout.quants, 64)] + block.beside:
+                for line in block.lines():
                     e.prefetch(b, e.at(b, line, group_nbytes), near=False)
         else:  # the next tile's activations
             for line in range(-(-mt * ACT_BLOCK // 64)):
