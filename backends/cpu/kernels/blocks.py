@@ -6,31 +6,52 @@ types that have them. Both forms give the same numbers.
 
 from __future__ import annotations
 
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.layout import LAYOUTS, expanded_nbytes
 
+NEAR = 4  # blocks
+
+
+def places(layout):
+    """f(group, i): where the coarse, fine, high and quants of block i of a packed group of 16 rows begin."""
+    bundle, nbytes, step = layout.bundle, layout.bundle_nbytes, layout.coarse_step
+    fine_at, high_at, quants_at = layout.fine_at, layout.high_at, layout.quants_at
+    fine, high, quants = layout.fine, layout.high, layout.quants
+
+    @njit(forceinline=True)
+    def find(group, i):
+        at, j = group + i // bundle * nbytes, i % bundle
+        return at + j * step, at + fine_at + j * fine, at + high_at + j * high, at + quants_at + j * quants
+
+    return find
+
 
 class Packed:
     """32 k of one group as packed (layout.py), in registers: `quants(step)`, `scale` and `min`."""
 
-    def __init__(self, b, layout, group, i, n_blocks):
-        self.b, self.layout = b, layout
-        section, self.at = e.i64(0), []
-        for width in (layout.quants, layout.high, layout.fine):
-            self.at.append(e.at(b, group, b.add(section, b.mul(i, e.i64(width)))))
-            section = b.add(section, b.mul(n_blocks, e.i64(width)))
-        super_block = b.lshr(i, e.i64((layout.block // 32).bit_length() - 1))
-        self.coarse = e.at(b, group, b.add(section, b.mul(super_block, e.i64(layout.coarse))))
+    def __init__(self, b, layout, group, i):
+        self.b, self.layout, self.group, self.i = b, layout, group, i
+        bundle = b.lshr(i, e.i64(layout.bundle.bit_length() - 1))
+        start, j = e.at(b, group, b.mul(bundle, e.i64(layout.bundle_nbytes))), b.and_(i, e.i64(layout.bundle - 1))
+
+        def place(section, width):
+            return e.at(b, e.at(b, start, section), b.mul(j, e.i64(width)))
+
+        self.coarse, self.fine = place(0, layout.coarse_step), place(layout.fine_at, layout.fine)
+        self.at = place(layout.quants_at, layout.quants), place(layout.high_at, layout.high)
         self.loaded = {}
 
-    def lines(self):
-        """The addresses of all cache lines that it reaches into."""
-        widths = self.layout.quants, self.layout.high, self.layout.fine
-        parts = [(at, line) for at, width in zip(self.at, widths, strict=True) for line in range(0, width, 64)]
-        return [e.at(self.b, at, line) for at, line in parts] + [self.coarse]
+    def asks(self, group_nbytes):
+        """Cache lines to ask for, and whether for the first-level cache: as many bytes as this block has, of the next
+        group; and those of a few blocks later, for a processor with too many lines under way forgets what it was asked.
+        """
+        b, nbytes = self.b, self.layout.bundle_nbytes // self.layout.bundle
+        here = e.at(b, self.group, b.mul(self.i, e.i64(nbytes)))
+        later, far = e.at(b, here, NEAR * nbytes), e.at(b, here, group_nbytes)
+        return [(e.at(b, start, line), start is later) for line in range(0, nbytes, 64) for start in (far, later)]
 
     def vector(self, section, index):
         key = section, index
@@ -59,14 +80,14 @@ class Packed:
             d = b.fmul(d, e.each(2.0**-layout.shift))
         if not layout.fine:
             return d
-        fine = e.load(b, e.at(b, self.at[2], 16 * part), e.V16I8)
+        fine = e.load(b, e.at(b, self.fine, 16 * part), e.V16I8)
         return b.fmul(d, b.sitofp((b.zext if layout.mins else b.sext)(fine, e.V16I), e.V16F))
 
     def min(self):
         b, layout = self.b, self.layout
         m = e.half(b, e.at(b, self.coarse, 32))
         if layout.fine:
-            fine = b.zext(e.load(b, e.at(b, self.at[2], 16), e.V16I8), e.V16I)
+            fine = b.zext(e.load(b, e.at(b, self.fine, 16), e.V16I8), e.V16I)
             m = b.fneg(b.fmul(m, b.sitofp(fine, e.V16F)))
         return m
 
@@ -74,7 +95,7 @@ class Packed:
 class Expanded:
     """32 k of one group as `expand` leaves them."""
 
-    def __init__(self, b, layout, group, i, n_blocks):
+    def __init__(self, b, layout, group, i):
         self.b, self.layout, nbytes = b, layout, expanded_nbytes(layout)
         self.at = e.at(b, group, b.mul(i, e.i64(nbytes)))
 
@@ -89,16 +110,16 @@ class Expanded:
 
 
 def expand(dtype):
-    """intrinsic f(group, out, begin, end, count): blocks begin…end−1 of a packed group of `count` blocks."""
+    """intrinsic f(group, out, begin, end): blocks begin…end−1 of a packed group."""
     layout = LAYOUTS[dtype]
 
     @intrinsic
-    def unpack(typingctx, group, out, begin, end, count):
+    def unpack(typingctx, group, out, begin, end):
         def codegen(ctx, b, sig, a):
             source, target = (b.inttoptr(v, e.I8P) for v in a[:2])
 
             def body(i, _):
-                block = Packed(b, layout, source, i, a[4])
+                block = Packed(b, layout, source, i)
                 to = e.at(b, target, b.mul(b.sub(i, a[2]), e.i64(expanded_nbytes(layout))))
                 vectors = [block.quants(step) for step in range(8)]
                 vectors += [block.scale(part) for part in range(layout.parts)] + [block.min()] * layout.mins
@@ -109,6 +130,6 @@ def expand(dtype):
             e.loop(b, a[2], a[3], [], body)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), codegen
+        return types.void(*[types.int64] * 4), codegen
 
     return unpack

@@ -14,7 +14,7 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, expand
 from backends.cpu.kernels.elementwise import ACTIVATIONS
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
-from backends.cpu.kernels.matmul import quant_tile
+from backends.cpu.kernels.matmul import ask, quant_tile, share
 from backends.cpu.kernels.quantize import panel_of, round_each
 from backends.cpu.kernels.registry import kernel
 
@@ -69,14 +69,19 @@ def linear_glu(dtype, activation):
                 for k0 in range(0, count, stretch):
                     k1 = min(count, k0 + stretch)
                     nbytes = (k1 - k0) * block_nbytes
-                    unpack(a[0] + group, wide, k0, k1, count)
-                    unpack(a[1] + group, wide + nbytes, k0, k1, count)
+                    unpack(a[0] + group, wide, k0, k1)
+                    unpack(a[1] + group, wide + nbytes, k0, k1)
+                    asked, stop = group_nbytes * (count + k0) // count, group_nbytes * (count + k1) // count
+                    each = share(stop - asked, rows, mt)
                     for r in range(0, rows, mt):
                         row = min(r, rows - mt)
                         sums = scratch + r * 128
                         out = scratch + row * 128 if k1 == count else sums
                         xr = x + row * ACT_BLOCK
-                        tile(wide - k0 * block_nbytes, nbytes, 1, xr, rows * ACT_BLOCK, sums, out, 128, k0, k1, count)
+                        ask(a[0] + group, asked, min(stop, asked + each))
+                        ask(a[1] + group, asked, min(stop, asked + each))
+                        asked += each
+                        tile(wide - k0 * block_nbytes, nbytes, 1, xr, rows * ACT_BLOCK, sums, out, 128, k0, k1)
                 join(scratch, values + half * 64, rows)
             row = 0
             while row < rows:

@@ -2,20 +2,22 @@
 
 A weight (N rows out, K in) is packed into groups of 16 output rows: the 16 rows are the 16 lanes of a vector, so a dot
 product needs no horizontal sum, and the order of additions over k is the same for 1 activation row and for 512. N is
-padded to whole groups with zeros. A group is self-contained and `group_nbytes` long; its sections follow each other:
+padded to whole groups with zeros. A group is self-contained and `group_nbytes` long. Floats are [K][16] f32, f16 or
+bf16. A group of a quantised type is a sequence of bundles, of 256 k (types of GGUF blocks of 256) or of 64 k, so that
+it is read from one end to the other: what belongs to k in four places is four streams, and a processor's own
+prefetching follows those now well and now badly. A bundle has these sections, each at a multiple of 64:
 
-    type   quants, per 32 k        high bits, per 32 k    fine, per 32 k       coarse, per GGUF block (32 or 256 k)
-    f32    [K][16] f32, and no other section
-    f16    [K][16] f16
-    bf16   [K][16] bf16
-    q8_0   [8][16][4] u8 = q+128                                               [16] f16 d
-    q4_0   [4][16][4] nibbles                                                  [16] f16 d
-    q4_1   [4][16][4] nibbles                                                  [16] f16 d, [16] f16 m
-    q5_0   [4][16][4] nibbles      [16][4] 1 bit                               [16] f16 d
-    q5_1   [4][16][4] nibbles      [16][4] 1 bit                               [16] f16 d, [16] f16 m
-    q4_k   [4][16][4] nibbles                             [16] u8 sc, [16] u8 m    [16] f16 d, [16] f16 dmin
-    q5_k   [4][16][4] nibbles      [16][4] 1 bit          [16] u8 sc, [16] u8 m    [16] f16 d, [16] f16 dmin
-    q6_k   [4][16][4] nibbles      [2][16][4] 2 bits      [2][16] i8 sc (16 k each) [16] f16 d
+    type  coarse, per GGUF block (32 or 256 k)  fine, per 32 k             high bits, per 32 k  quants, per 32 k
+    q8_0  [16] f16 d                                                                            [8][16][4] u8: q+128
+    q4_0  [16] f16 d                                                                            [4][16][4] nibbles
+    q4_1  [16] f16 d, [16] f16 m                                                                [4][16][4] nibbles
+    q5_0  [16] f16 d                                                       [16][4] 1 bit        [4][16][4] nibbles
+    q5_1  [16] f16 d, [16] f16 m                                           [16][4] 1 bit        [4][16][4] nibbles
+    q4_k  [16] f16 d, [16] f16 dmin             [16] u8 sc, [16] u8 m                           [4][16][4] nibbles
+    q5_k  [16] f16 d, [16] f16 dmin             [16] u8 sc, [16] u8 m      [16][4] 1 bit        [4][16][4] nibbles
+    q6_k  [16] f16 d                            [2][16] i8 sc (16 k each)  [2][16][4] 2 bits    [4][16][4] nibbles
+
+The last bundle of an odd number of blocks of 32 k ends after the quants of the first.
 
 A block of 32 k is 8 steps of 4: element k = 4·step + t of row r is byte [step][r][t], so that a 32-bit lane holds four
 consecutive k, which is what an integer dot product takes. Nibbles: byte [v][r][t] holds step v in its low half and
@@ -61,11 +63,38 @@ class Layout:
         """Scales of 32 k."""
         return 2 if self.high == 128 else 1
 
+    @property
+    def bundle(self) -> int:
+        """Blocks of 32 k in a bundle: a power of two."""
+        return 8 if self.block == 256 else 2
+
+    @property
+    def coarse_step(self) -> int:
+        """Bytes from the coarse numbers of 32 k to those of the next, within a bundle."""
+        return self.coarse if self.block == 32 else 0
+
+    @property
+    def fine_at(self) -> int:
+        """Where a bundle's fine numbers begin."""
+        return -(-max(self.coarse, self.coarse_step * self.bundle) // 64) * 64
+
+    @property
+    def high_at(self) -> int:
+        return self.fine_at + self.bundle * self.fine
+
+    @property
+    def quants_at(self) -> int:
+        return self.high_at + self.bundle * self.high
+
+    @property
+    def bundle_nbytes(self) -> int:
+        return self.quants_at + self.bundle * self.quants
+
     def group_nbytes(self, k: int) -> int:
         if self.block == 1:
             return k * self.quants
-        n = k // 32 * (self.quants + self.high + self.fine) + k // self.block * self.coarse
-        return -(-n // 64) * 64
+        bundles, rest = divmod(k // 32, self.bundle)
+        return bundles * self.bundle_nbytes + bool(rest) * (self.quants_at + rest * self.quants)
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -85,13 +114,15 @@ LAYOUTS: dict[str, Layout] = {
 # Tiles (activation rows, groups), and last the one for many rows, for which quantised weights are expanded (blocks.py)
 WIDE_TILES = {
     "float": ((1, 4), (2, 4), (4, 4)),  # for more than 23 rows: gemm.py
-    "int": ((1, 1), (2, 1), (4, 1), (8, 1), (6, 2)),
+    "int": ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (6, 2)),
 }
 NARROW_TILES = {  # 16 registers of half the width
     "float": ((1, 2), (2, 2), (6, 1)),
     "int": ((1, 1), (2, 1), (4, 1)),
 }
-MAX_TILE = 12  # outputs; no tile has more rows either
+MAX_TILE = 16  # rows, and outputs
+AT_ONCE = 8  # rows whose integer dots are in registers at once; more meet a block of weights in turns
+WHOLE_TILES = 12  # rows that are whole tiles of those for many rows
 PANEL_BYTES = 384 << 10  # activations that stay in the second-level cache while weights stream past them
 WIDE_PANEL_BYTES = 4 << 20  # where two groups share what is loaded of them, the third level is enough
 STRIPS = 4  # of B (K, N) that gemm.py copies at once: its rows lie pages apart
@@ -108,7 +139,7 @@ def panels(m: int, row_nbytes: int, *, wide: bool = False) -> tuple[int, int]:
     `wide`: for tiles of two groups of rounded activations. Weights are read once a panel.
     """
     nbytes, most = (WIDE_PANEL_BYTES, 516) if wide else (PANEL_BYTES, 192)
-    rows = min(most, max(2, nbytes // row_nbytes // MAX_TILE) * MAX_TILE)
+    rows = min(most, max(2, nbytes // row_nbytes // WHOLE_TILES) * WHOLE_TILES)
     return rows, max(1, -(-(m - MAX_TILE + 1) // rows))
 
 
@@ -130,11 +161,12 @@ def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:
 
 @cache
 def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
-    """The tile for m rows: no wider than m, and the least work, as the last tile may overlap the one before."""
+    """The tile for m rows: no taller than m, and the least work, as the last tile may overlap the one before."""
     expanded = expanded_tile(dtype, isa)
 
-    def cost(tile: tuple[int, int]) -> float:  # of a group, in products of a row: unpacking, a part of loading rows
+    def cost(tile: tuple[int, int]) -> tuple[float, int]:  # of a group, in products of a row; of equals the tallest
         rows, groups = tile
-        return -(-m // rows) * (rows + 2 + rows / groups / 2) + (6 if tile == expanded else 0)
+        once = rows * (1 + 0.5 / groups) + 2 * -(-rows // AT_ONCE)  # with loads of rows, and unpacking
+        return -(-m // rows) * once + (5 + groups if tile == expanded else 0), -rows
 
     return min((t for t in tiles(dtype, isa) if t[0] <= m), key=cost)

@@ -11,6 +11,8 @@ their neighbour and compute it twice: same numbers, no special case.
 
 from __future__ import annotations
 
+import itertools
+
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -23,63 +25,83 @@ from backends.cpu.kernels.layout import (
     ACT_OFFSET,
     ACT_SCALE,
     ACT_SUM,
+    AT_ONCE,
     LAYOUTS,
     expanded_nbytes,
     expanded_tile,
 )
-from backends.cpu.kernels.registry import f32p, kernel
+from backends.cpu.kernels.registry import f32p, fetch, kernel
 
 TWICE = 2  # rows of an expanded tile that are read for each group: fewer instructions against more loads, see LOG.md
 
 
 def quant_tile(dtype, mt, nt, form, *, adding=False):
-    """A tile of quantised weights, packed or expanded: a loop over blocks of 32."""
+    """A tile of quantised weights, packed or expanded: a loop over blocks of 32.
+
+    Between the dots of a block the memory is asked for what comes later: with few rows it is the limit, and it has to
+    be asked all the time, for few lines can be under way at once. So a block of packed weights meets up to 16 rows,
+    AT_ONCE by AT_ONCE, before the next.
+    """
     layout = LAYOUTS[dtype]
     biased = not layout.mins
+    halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
+    turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
-    def block_of(b, i, acc, w, x, n_blocks, group_nbytes):
-        blocks = [form(b, layout, group, i, n_blocks) for group in w]
-        if form is Packed:  # few rows: memory is the limit, and the loads under way do not ask it for enough
-            for block in blocks:  # a group ahead: what follows in a section may belong to another one
-                for line in block.lines():
-                    e.prefetch(b, e.at(b, line, group_nbytes), near=False)
-        else:  # the next tile's activations
-            for line in range(-(-mt * ACT_BLOCK // 64)):
-                e.prefetch(b, e.at(b, x, mt * ACT_BLOCK + 64 * line))
-        xs = [e.at(b, x, ACT_BLOCK * j) for j in range(mt)]
-        xs_of = [xs] * nt  # for each group
-        if form is Expanded and nt > 1:
-            other = e.again(b, x)
-            xs_of[1:] = [[e.at(b, other, ACT_BLOCK * j) for j in range(TWICE)] + xs[TWICE:]] * (nt - 1)
-        for part in range(layout.parts):
+    def block_of(b, i, acc, w, x, group_nbytes):
+        sums = list(acc)
+        asks = iter(spread(asks_of(b, i, w, x, group_nbytes), 8 * len(halves)))
+        other = e.again(b, x) if form is Expanded and nt > 1 else x
+        for rows, part in turns:
+            if (rows, part) != turns[0]:
+                e.keep_order(b)
+            if part == 0:
+                blocks = [form(b, layout, group, i) for group in w]
+            xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
+            xs_of = [xs] * nt  # for each group
+            if form is Expanded and nt > 1:
+                xs_of[1:] = [[e.at(b, other, ACT_BLOCK * j) for j in range(TWICE)] + xs[TWICE:]] * (nt - 1)
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
             starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
             dots = [start for start in starts for _ in blocks]
             for step in range(8 // layout.parts * part, 8 // layout.parts * (part + 1)):
+                for line, near in next(asks):
+                    e.prefetch(b, line, near=near)
                 u = [block.quants(step) for block in blocks]
-                for j in range(mt):
+                for j in range(len(xs)):
                     for n in range(nt):
                         x4 = e.load(b, e.at(b, xs_of[n][j], 4 * step), e.I32, 4)
                         dots[j * nt + n] = e.dot(b, dots[j * nt + n], u[n], x4, biased)
             scales = [block.scale(part) for block in blocks]
-            terms = [e.dot_times(b, dot, scales[i % nt]) for i, dot in enumerate(dots)]
             scales_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4)) for row in xs]
-            acc = [e.fma(b, terms[i], scales_x[i // nt], a) for i, a in enumerate(acc)]
-            if part < layout.parts - 1:
-                e.keep_order(b)
-        if layout.mins:
-            mins = [block.min() for block in blocks]
-            sums = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
-            acc = [e.fma(b, mins[i % nt], sums[i // nt], a) for i, a in enumerate(acc)]
-        return acc
+            terms = [e.dot_times(b, dot, scales[k % nt]) for k, dot in enumerate(dots)]
+            first = rows[0] * nt
+            for k, term in enumerate(terms):
+                sums[first + k] = e.fma(b, term, scales_x[k // nt], sums[first + k])
+            if layout.mins:
+                mins = [block.min() for block in blocks]
+                sums_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
+                for k in range(len(dots)):
+                    sums[first + k] = e.fma(b, mins[k % nt], sums_x[k // nt], sums[first + k])
+        return sums
+
+    def asks_of(b, i, w, x, group_nbytes):
+        if form is Packed:
+            return [ask for group in w for ask in Packed(b, layout, group, i).asks(group_nbytes)]
+        return [(e.at(b, x, mt * ACT_BLOCK + 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
     return tile_of(block_of, mt, nt, adding=adding)
+
+
+def spread(items, n):
+    """n lists of them, in order and about as long."""
+    ends = [-(-len(items) * i // n) for i in range(n + 1)]
+    return [items[a:b] for a, b in itertools.pairwise(ends)]
 
 
 def float_tile(dtype, mt, nt):
     """A tile of floats: a loop over k."""
 
-    def element_of(b, i, acc, w, x, _count, _group_nbytes):
+    def element_of(b, i, acc, w, x, _group_nbytes):
         ws = []
         for group in w:
             ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
@@ -100,7 +122,7 @@ def tile_of(body, mt, nt, *, adding=False):
     """
 
     @intrinsic
-    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, out, out_stride, begin, end, count):
+    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, out, out_stride, begin, end):
         def codegen(ctx, b, sig, a):
             w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
             w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
@@ -113,13 +135,13 @@ def tile_of(body, mt, nt, *, adding=False):
                 e.prefetch(b, place, write=True)
 
             def step(i, acc):
-                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[10], a[1])
+                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[1])
 
             for place, value in zip(ends, e.loop(b, a[8], a[9], start, step), strict=True):
                 e.store(b, b.fadd(e.load(b, place, e.V16F), value) if adding else value, place)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 11), codegen
+        return types.void(*[types.int64] * 10), codegen
 
     return tile
 
@@ -135,6 +157,19 @@ def put(mt, nt, *, adding=False):
                 row[c] = row[c] + part[c] if adding else part[c]
 
     return copy
+
+
+@njit(forceinline=True)
+def ask(address, begin, end):
+    """The bytes begin…end−1 from there on are wanted later."""
+    for line in range(address + begin, address + end, 64):
+        fetch(line)
+
+
+@njit(forceinline=True)
+def share(nbytes, rows, mt):
+    """Of so many bytes, what each of the tiles of these rows asks for: whole cache lines."""
+    return (nbytes * mt // rows + 64) // 64 * 64
 
 
 @kernel("linear")
@@ -180,18 +215,23 @@ def linear(dtype, shape, then=""):
                     wide = scratch + (rows + mt) * nt * 64
                     source_nbytes = (k1 - k0) * block_nbytes
                     for i in range(nt):
-                        unpack(w + min(i, last) * group_nbytes, wide + i * source_nbytes, k0, k1, count)
+                        unpack(w + min(i, last) * group_nbytes, wide + i * source_nbytes, k0, k1)
                     source, last = wide - k0 * block_nbytes, nt
+                asked, stop = nt * group_nbytes * (count + k0) // count, nt * group_nbytes * (count + k1) // count
+                each = share(stop - asked, rows, mt)
                 for r in range(0, rows, mt):
                     row = min(r, rows - mt)
                     sums = scratch + r * nt * 64
                     xr = x + row * x_nbytes
                     to_y = finished and (row == r or not adding)
+                    if expanded:  # the next groups, for `unpack` alone reads memory, and it rests while tiles run
+                        ask(w, asked, min(stop, asked + each))
+                        asked += each
                     out, stride = (y + row * n * 4, n * 4) if to_y else (sums, nt * 64)
                     if adding and to_y:
-                        add_tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
+                        add_tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1)
                     else:
-                        tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1, count)
+                        tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
                     copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns, 0)
@@ -225,7 +265,7 @@ def linear_rows(rows):
                 rows = m - r0 if panel == n_panels - 1 else panel_rows
                 for r in range(0, rows, mt):
                     r = min(r, rows - mt)
-                    tile(scratch, 0, 0, a[1] + (r0 * k + r) * 4, rows * 4, sums, sums, 64, 0, k, k)
+                    tile(scratch, 0, 0, a[1] + (r0 * k + r) * 4, rows * 4, sums, sums, 64, 0, k)
                     copy(sums, a[2] + ((r0 + r) * n + g * 16) * 4, n, columns, 0)
 
     return run

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from backends.cpu.kernels.blocks import places
 from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.kernels.registry import kernel, u8p, u16p, u32p
 
@@ -34,7 +35,7 @@ def pack(dtype):
             source = a[0] + group * 16 * row_nbytes
             for i in range(k // block):
                 for r in range(rows):
-                    fill(source + r * row_nbytes + i * source_nbytes, out, i, r, k // 32)
+                    fill(source + r * row_nbytes + i * source_nbytes, out, i, r)
 
     return run
 
@@ -61,24 +62,28 @@ def pack_floats(layout):
 def fill_q8_0(layout):
     """Block: f16 d, 32 i8."""
 
+    find = places(layout)
+
     @njit(forceinline=True)
-    def fill(block, out, i, r, n_blocks):
-        to = u32p(out + i * 512 + r * 4)
+    def fill(block, out, i, r):
+        coarse, _, _, quants = find(out, i)
+        to = u32p(quants + r * 4)
         q = u32p(block + 2)
         for step in range(8):
             to[step * 16] = q[step] ^ 0x80808080
-        u16p(out + n_blocks * 512 + i * 32)[r] = u16p(block)[0]
+        u16p(coarse)[r] = u16p(block)[0]
 
     return fill
 
 
 def fill_32(layout):
     """q4_0 … q5_1. Block: f16 d, [f16 m], [u32: bit j belongs to element j], 16 bytes of nibbles."""
-    high, coarse = layout.high, layout.coarse
+    find, high, coarse = places(layout), layout.high, layout.coarse
 
     @njit(forceinline=True)
-    def fill(block, out, i, r, n_blocks):
-        halves = u16p(out + n_blocks * (256 + high) + i * coarse)
+    def fill(block, out, i, r):
+        coarse_at, _, high_at, quants_at = find(out, i)
+        halves = u16p(coarse_at)
         halves[r] = u16p(block)[0]
         nibbles = block + coarse // 16
         if coarse == 64:
@@ -86,14 +91,14 @@ def fill_32(layout):
         if high:
             bits = u32p(nibbles)[0]
             nibbles += 4
-            to = u8p(out + n_blocks * 256 + i * 64 + r * 4)
+            to = u8p(high_at + r * 4)
             for t in range(4):  # element 4·step + t is bit `step` of byte t
                 byte = 0
                 for step in range(8):
                     byte |= ((bits >> (4 * step + t)) & 1) << step
                 to[t] = byte
         for v in range(4):
-            u32p(out + i * 256 + r * 4)[16 * v] = u32p(nibbles)[v]
+            u32p(quants_at + r * 4)[16 * v] = u32p(nibbles)[v]
 
     return fill
 
@@ -109,27 +114,27 @@ def fill_k45(layout):
 
     Of each 32 bytes of nibbles, the low ones are one sub-block of 32 and the high ones the next.
     """
-    high = layout.high
+    find, high = places(layout), layout.high
 
     @njit(forceinline=True)
-    def fill(block, out, i, r, n_blocks):
-        halves = u16p(out + n_blocks * (256 + high + 32) + i * 64)
+    def fill(block, out, i, r):
+        halves = u16p(find(out, i * 8)[0])
         halves[r], halves[16 + r] = u16p(block)[0], u16p(block)[1]
         s, h, q = u8p(block + 4), u8p(block + 16), u32p(block + 16 + high // 2)
         for sub in range(8):
-            j = i * 8 + sub
-            fine = u8p(out + n_blocks * (256 + high) + j * 32)
+            _, fine_at, high_at, quants_at = find(out, i * 8 + sub)
+            fine = u8p(fine_at)
             if sub < 4:
                 fine[r], fine[16 + r] = s[sub] & 63, s[sub + 4] & 63
             else:
                 fine[r] = (s[sub + 4] & 15) | ((s[sub - 4] >> 6) << 4)
                 fine[16 + r] = (s[sub + 4] >> 4) | ((s[sub] >> 6) << 4)
-            to = u32p(out + j * 256 + r * 4)
+            to = u32p(quants_at + r * 4)
             shift = sub % 2 * 4
             for v in range(4):
                 to[16 * v] = nibbles_of(q[sub // 2 * 8 + v], q[sub // 2 * 8 + v + 4], shift)
             if high:
-                bits = u8p(out + n_blocks * 256 + j * 64 + r * 4)
+                bits = u8p(high_at + r * 4)
                 for t in range(4):
                     byte = 0
                     for step in range(8):
@@ -146,19 +151,21 @@ def fill_q6_k(layout):
     32·(s mod 2) + l, and bits 2s of byte l.
     """
 
+    find = places(layout)
+
     @njit(forceinline=True)
-    def fill(block, out, i, r, n_blocks):
-        u16p(out + n_blocks * (256 + 128 + 32) + i * 32)[r] = u16p(block)[104]
+    def fill(block, out, i, r):
+        u16p(find(out, i * 8)[0])[r] = u16p(block)[104]
         scales = u8p(block + 192)
         for sub in range(8):
-            j = i * 8 + sub
+            _, fine_at, high_at, quants_at = find(out, i * 8 + sub)
             part, s = sub // 4, sub % 4
-            fine = u8p(out + n_blocks * (256 + 128) + j * 32)
+            fine = u8p(fine_at)
             fine[r], fine[16 + r] = scales[2 * sub], scales[2 * sub + 1]
             q = u32p(block + part * 64 + s % 2 * 32)
             h = u32p(block + 128 + part * 32)
-            to = u32p(out + j * 256 + r * 4)
-            pairs = u32p(out + n_blocks * 256 + j * 128 + r * 4)
+            to = u32p(quants_at + r * 4)
+            pairs = u32p(high_at + r * 4)
             shift = s // 2 * 4
             for v in range(4):
                 to[16 * v] = nibbles_of(q[v], q[v + 4], shift)

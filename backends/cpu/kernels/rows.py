@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from backends.cpu.kernels.blocks import places
 from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.kernels.registry import bf16_to_f32, f16_to_f32, f32p, i8p, i32p, kernel, u8p, u16p
 
@@ -58,19 +59,16 @@ def float_rows(dtype):
 
 
 def decoded(layout):
-    """f(group, lane, i, n_blocks, first, last, out): of block i of 32 numbers of a row of a packed group those of steps
+    """f(group, lane, i, first, last, out): of block i of 32 numbers of a row of a packed group those of steps
     `first`…`last`, four each → f32 at out."""
-    block, quants, high, fine, coarse = layout.block, layout.quants, layout.high, layout.fine, layout.coarse
-    mins = layout.mins
+    find, quants, high, fine, mins = places(layout), layout.quants, layout.high, layout.fine, layout.mins
     offset = 0 if mins else 128 >> layout.shift
 
     @njit(forceinline=True)
-    def decode(group, lane, i, n_blocks, first, last, out):
+    def decode(group, lane, i, first, last, out):
         y = f32p(out)
-        q = u8p(group + i * quants + lane * 4)
-        h = u8p(group + n_blocks * quants + i * high + lane * 4)
-        f = group + n_blocks * (quants + high) + i * fine + lane
-        c = group + n_blocks * (quants + high + fine) + i * 32 // block * coarse + lane * 2
+        c, f, h_at, q_at = find(group, i)
+        c, f, h, q = c + lane * 2, f + lane, u8p(h_at + lane * 4), u8p(q_at + lane * 4)
         d = f16_to_f32(u16p(c)[0])
         m = np.float32(0)
         if mins:
@@ -102,7 +100,7 @@ def quantised_rows(layout):
         for t in range(begin, end):
             row = np.int64(i32p(a[1])[t])
             for i in range(k // 32):
-                decode(a[0] + row // 16 * group_nbytes, row % 16, i, k // 32, 0, 8, a[2] + (t * k + i * 32) * 4)
+                decode(a[0] + row // 16 * group_nbytes, row % 16, i, 0, 8, a[2] + (t * k + i * 32) * 4)
 
     return run
 
@@ -118,7 +116,7 @@ def unpack(dtype):
         k = a[2]
         for row in range(begin, end):
             for i in range(k // 32):
-                decode(a[0] + row // 16 * a[3], row % 16, i, k // 32, 0, 8, a[1] + (row * k + i * 32) * 4)
+                decode(a[0] + row // 16 * a[3], row % 16, i, 0, 8, a[1] + (row * k + i * 32) * 4)
 
     def floats(a, begin, end, scratch):
         k = a[2]
@@ -153,6 +151,6 @@ def strip(dtype, width):
             group = table + (row + r) // 16 * group_nbytes
             for c in range(column, column + columns, 16):
                 first = c % 32 // 4
-                decode(group, (row + r) % 16, c // 32, n // 32, first, first + 4, target + (r * width + c - column) * 4)
+                decode(group, (row + r) % 16, c // 32, first, first + 4, target + (r * width + c - column) * 4)
 
     return blocks

@@ -37,7 +37,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from backends.cpu.kernels.registry import i64p, kernel
+from backends.cpu.kernels.registry import fetch, i64p, kernel
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 TABLE, N_STAGES, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
@@ -103,19 +103,6 @@ def pause(typingctx):
         return ctx.get_dummy_value()
 
     return types.void(), codegen
-
-
-@intrinsic
-def fetch(typingctx, address):
-    """Have the core read a cache line into its second-level cache; an address that does not exist is no fault."""
-
-    def codegen(ctx, b, sig, a):
-        kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
-        f = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-        b.call(f, [b.inttoptr(a[0], I8P), *(ir.Constant(I32, v) for v in (0, 2, 1))])
-        return ctx.get_dummy_value()
-
-    return types.void(types.int64), codegen
 
 
 @intrinsic
