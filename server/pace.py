@@ -6,8 +6,8 @@ import statistics
 from collections import deque
 
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
-LEAST = 8  # tokens of a step: prompts go on, however slow they are beside the streams
-LEAST_PROMPT = 4  # of these, for prompts
+LEAST = 8  # tokens that the smallest step has room for
+LEAST_PROMPT = 4  # of a step: prompts go on, however slow they are beside the streams
 DOUBLE = 2.2  # what twice as many tokens are taken to add, until it has been seen
 REMEMBERED = 7  # steps: their median forgets an outlier
 
@@ -17,7 +17,8 @@ class Pace:
 
     Steps are powers of two, for every size needs a plan of its own, and what a token adds depends on how many there
     are: eight rows may take as long as sixteen. So a size is judged by what it took last time, and the next larger one
-    by how much more that took when it was last tried.
+    by how much more that took when it was last tried. Where the smallest size takes too long, a step does not fill it:
+    each of its tokens looks at all that is there of its prompt, which may take longer than the weights.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,6 +37,8 @@ class Pace:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
             size, added = _at_least(n_tokens), max(0.0, seconds - statistics.median(self._plain))
+            if size == self._least(n_tokens - n_prompt):
+                added *= (size - n_tokens + n_prompt) / n_prompt  # had it been full
             if size == 2 * self._size:
                 self._doubling[self._size] = _ratio(added, self._added)
             elif 2 * size == self._size:
@@ -44,7 +47,7 @@ class Pace:
 
     def tokens(self, n_streams: int) -> int:
         """The tokens that the next step may have, `n_streams` of them for streams."""
-        least = _at_least(n_streams + min(self.most, LEAST_PROMPT))
+        least = self._least(n_streams)
         most = max(least, _at_least(n_streams + self.most + 1) // 2)
         if not self._plain or not (self._size or self._token):
             return min(most, n_streams + self.most)
@@ -56,9 +59,16 @@ class Pace:
             while added > spare and size > least:
                 size //= 2
                 added /= self._doubling.get(size, 2.0)
+            if added > spare:
+                fitting = int((least - n_streams) * spare / added)
+                return n_streams + min(self.most, max(LEAST_PROMPT, fitting))
         else:
             size = _at_least(n_streams + int(spare / self._token) + 1) // 2
         return min(max(least, min(size, most)), n_streams + self.most)
+
+    def _least(self, n_streams: int) -> int:
+        """The smallest size with prompts."""
+        return _at_least(n_streams + min(self.most, LEAST_PROMPT))
 
 
 def _ratio(added: float, half: float) -> float:
