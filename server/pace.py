@@ -36,9 +36,10 @@ class Pace:
         elif n_prompt == n_tokens:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
-            size, added = _at_least(n_tokens), max(0.0, seconds - statistics.median(self._plain))
-            if size == self._least(n_tokens - n_prompt):
-                added *= (size - n_tokens + n_prompt) / n_prompt  # had it been full
+            size, n_streams = _at_least(n_tokens), n_tokens - n_prompt
+            added = max(0.0, seconds - statistics.median(self._plain))
+            if size == self._least(n_streams):
+                added *= (size - n_streams) / n_prompt  # had it been full
             if size == 2 * self._size:
                 self._doubling[self._size] = _ratio(added, self._added)
             elif 2 * size == self._size:

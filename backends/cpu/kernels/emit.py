@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import llvmlite.binding as llvm
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 
@@ -52,6 +54,17 @@ def prefetch(b, pointer, *, write=False, near=True):
     if function is None:
         function = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32]), "llvm.prefetch.p0")
     b.call(function, [pointer, *(ir.Constant(I32, v) for v in (int(write), 3 if near else 1, 1))])
+
+
+@intrinsic
+def fetch(typingctx, address):
+    """The same for kernels: have the core read a cache line into its second-level cache."""
+
+    def codegen(ctx, b, sig, a):
+        prefetch(b, b.inttoptr(a[0], I8P), near=False)
+        return ctx.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 def again(b, pointer):

@@ -30,7 +30,7 @@ from backends.cpu.kernels.layout import (
     expanded_nbytes,
     expanded_tile,
 )
-from backends.cpu.kernels.registry import f32p, fetch, kernel
+from backends.cpu.kernels.registry import f32p, kernel
 
 TWICE = 2  # rows of an expanded tile that are read for each group: fewer instructions against more loads, see LOG.md
 
@@ -163,7 +163,7 @@ def put(mt, nt, *, adding=False):
 def ask(address, begin, end):
     """The bytes begin…end−1 from there on are wanted later."""
     for line in range(address + begin, address + end, 64):
-        fetch(line)
+        e.fetch(line)
 
 
 @njit(forceinline=True)

@@ -16,11 +16,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 KERNELS: dict[str, Callable[..., Any]] = {}
-F32, I32, I16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 
 
 def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -54,20 +52,6 @@ i8p, u8p, u16p = _pointer(types.int8), _pointer(types.uint8), _pointer(types.uin
 i32p, u32p, i64p = _pointer(types.int32), _pointer(types.uint32), _pointer(types.int64)
 
 
-@intrinsic
-def fetch(typingctx: Any, address: Any) -> Any:
-    """Have the core read a cache line into its second-level cache; an address that does not exist is no fault."""
-
-    def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
-        i8p = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [i8p, I32, I32, I32])
-        function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-        b.call(function, [b.inttoptr(args[0], i8p), *(ir.Constant(I32, v) for v in (0, 2, 1))])
-        return ctx.get_dummy_value()
-
-    return types.void(types.int64), codegen
-
-
 def _unary(result: Any, argument: Any, emit: Callable[[Any, Any], Any]) -> Any:
     @intrinsic
     def convert(typingctx: Any, x: Any) -> Any:
@@ -79,6 +63,7 @@ def _unary(result: Any, argument: Any, emit: Callable[[Any, Any], Any]) -> Any:
     return convert
 
 
+F32, I32, I16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 f16_to_f32 = _unary(types.float32, types.uint16, lambda b, x: b.fpext(b.bitcast(x, ir.HalfType()), F32))
 f32_to_f16 = _unary(types.uint16, types.float32, lambda b, x: b.bitcast(b.fptrunc(x, ir.HalfType()), I16))
 bf16_to_f32 = _unary(

@@ -37,7 +37,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from backends.cpu.kernels.registry import fetch, i64p, kernel
+from backends.cpu.kernels.emit import fetch
+from backends.cpu.kernels.registry import i64p, kernel
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 TABLE, N_STAGES, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
