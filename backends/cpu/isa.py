@@ -85,6 +85,13 @@ def has_512_bits() -> bool:
     return host().has("avx512f", "avx512vl")
 
 
+@functools.cache
+def l1_nbytes() -> int:
+    """A core's first-level data cache."""
+    known = "SC_LEVEL1_DCACHE_SIZE" in getattr(os, "sysconf_names", {})  # not everywhere, and then it may be 0
+    return (os.sysconf("SC_LEVEL1_DCACHE_SIZE") if known else 0) or 32 << 10
+
+
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

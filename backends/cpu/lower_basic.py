@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backends.cpu.isa import cores
-from backends.cpu.kernels.layout import ACT_BLOCK, panels
+from backends.cpu.isa import cores, isa
+from backends.cpu.kernels.layout import act_panels
 from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.pool import Instruction, bits
@@ -164,7 +164,7 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     scratch = tokens * group * (2 * size + 32 + 16 + 2 + 1) * 4 + 32 * size * 4 + 64
     args = (*args, tokens)
     if rounded := t.op == "attention_act":
-        args = (*args, *panels(n, t.shape[1] // 32 * ACT_BLOCK, wide=True))
+        args = (*args, *act_panels(n, isa()))
     kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{':act' * rounded}"
     return [Instruction(kernel, args, units, 1, scratch)]
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backends.cpu.isa import isa
+from backends.cpu.isa import isa, l1_nbytes
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,
     LANES,
     LAYOUTS,
     MAX_TILE,
+    act_panels,
     expanded_nbytes,
     expanded_tile,
     gemm_tile,
-    panels,
+    rows_at_once,
     tile_for,
 )
 from backends.cpu.lower_basic import rows_of
@@ -32,7 +33,7 @@ from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
 CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
-STRETCH_BYTES = 14 << 10  # of weights that stay in the first-level cache while the rows of a panel meet them
+STRETCH_BYTES = l1_nbytes() // 2  # of weights that stay in the first-level cache while rows meet them
 MANY_ROWS = 64  # whose work can be handed out in larger parts
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
@@ -64,7 +65,7 @@ def _(t: Tensor) -> Tensor:
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
-    args = (at(t.src[0]), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=True))
+    args = (at(t.src[0]), at(t), m, k // 32, *act_panels(m, isa()))
     grain = max(1, 4096 // k) if m < MANY_ROWS else 32  # rows lie 52 bytes apart: two threads share a line at each seam
     return [Instruction(f"quantize_act:{group}", args, m, grain)]
 
@@ -72,16 +73,14 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 @lower("rms_norm_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
-    args = (*map(at, t.src), at(t), m, k // 32, *panels(m, k // 32 * ACT_BLOCK, wide=True), bits(t.attrs["eps"]))
+    args = (*map(at, t.src), at(t), m, k // 32, *act_panels(m, isa()), bits(t.attrs["eps"]))
     return [Instruction(f"rms_norm_act:{t.attrs['group']}", args, m, 32, scratch=4 * k)]
 
 
 @lower("pack_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
-    panel_rows, n_panels = panels(m, 4 * k)
-    args = (at(t.src[0]), at(t), m, k, panel_rows, n_panels)
-    return [Instruction("pack_act", args, n_panels * -(-k // K_OF_UNIT), max(1, 256 // min(m, panel_rows)))]
+    return [Instruction("pack_act", (at(t.src[0]), at(t), m, k), -(-k // K_OF_UNIT), max(1, 256 // m))]
 
 
 @lower("linear_q8")
@@ -120,7 +119,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
         return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
     (m, n), k = t.shape, w.shape[1]
     rows = ROWS_OF_PLAIN if m >= ROWS_OF_PLAIN else 1
-    args = (at(w), at(x), at(t), m, n, k, *panels(m, 4 * k))
+    args = (at(w), at(x), at(t), m, n, k)
     return [Instruction(f"linear_rows:{rows}", args, -(-n // LANES), 1, scratch=LANES * 4 * (k + rows))]
 
 
@@ -131,35 +130,37 @@ def matmul(
     m, n = shape
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
-    count, row_nbytes = (k, 4 * k) if layout.block == 1 else (k // 32, k // 32 * ACT_BLOCK)
-    panel_rows, n_panels = panels(m, row_nbytes, wide=layout.block > 1)
+    count = k // min(32, layout.block)
+    most, times = rows_at_once(m, count * ACT_BLOCK) if layout.block > 1 else (m, 1)
+    x_panels = act_panels(m, isa()) if layout.block > 1 else (m, 1)
     group = layout.group_nbytes(k)
     groups = -(-n // LANES)
     strips = -(-groups // nt)
-    rows = m if n_panels == 1 else panel_rows + MAX_TILE
-    grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, panel_rows) * nt * LANES * k)))
+    rows = m if times == 1 else most + MAX_TILE
+    grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
     expanded = (mt, nt) == expanded_tile(dtype, isa())
     if expanded:
         stretch = _stretch(count, nt * expanded_nbytes(layout))
     else:
         stretch = count if m <= mt else -(-count // -(-nt * group // STRETCH_BYTES))
-    args = (*addresses, m, n, count, stretch, group, panel_rows, n_panels)
+    args = (*addresses, m, n, count, stretch, group, most, times, *x_panels)
     scratch = (rows + mt) * nt * LANES * 4 + expanded * nt * stretch * expanded_nbytes(layout)
-    streams = (addresses[0], nt * group) if n_panels == 1 else (0, 0)
-    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, n_panels * strips, grain, scratch, streams, beside)]
+    streams = (addresses[0], nt * group) if times == 1 else (0, 0)
+    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, times * strips, grain, scratch, streams, beside)]
 
 
 @lower("linear_glu_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, gate, _ = t.src
     (m, n), k, layout = t.shape, gate.shape[1], LAYOUTS[gate.dtype]
-    x_panels, y_panels = (panels(m, size // 32 * ACT_BLOCK, wide=True) for size in (k, n))
-    rows = m if x_panels[1] == 1 else x_panels[0] + MAX_TILE
+    most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
+    rows = m if times == 1 else most + MAX_TILE
     stretch = _stretch(k // 32, 2 * expanded_nbytes(layout))
-    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, layout.group_nbytes(k), *x_panels, *y_panels)
+    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, layout.group_nbytes(k), most, times)
+    args = (*args, *act_panels(m, isa()))
     scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
     kernel = f"linear_glu:{gate.dtype}:{t.attrs['activation']}"
-    return [Instruction(kernel, args, x_panels[1] * (n // 32), 1, scratch)]
+    return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
 
 
 def _stretch(count: int, nbytes: int) -> int:

@@ -23,7 +23,8 @@ from backends.cpu.kernels.layout import (
     ACT_SUM,
     LAYOUTS,
     MAX_TILE,
-    panels,
+    act_panels,
+    rows_at_once,
     tiles,
 )
 from backends.cpu.lowering import LOWERINGS, REWRITES
@@ -136,7 +137,7 @@ def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
     node = quantize_act(feed("x", x.shape), group=group)
     memory = Memory(x=x)
     pool.run(Table(LOWERINGS["quantize_act"](node, memory)))
-    panel_rows, n_panels = panels(m, k // 32 * ACT_BLOCK, wide=True)
+    panel_rows, n_panels = act_panels(m, isa())
     blocks = memory.result(node).reshape(-1, ACT_BLOCK)
     out = np.empty((m, k // 32, 32))
     for panel in range(n_panels):
@@ -337,9 +338,12 @@ def test_weights_that_cannot_be_packed(dtype: str, n: int, k: int) -> None:
 def test_panels_hold_every_row() -> None:
     for m in (*range(1, 300), 511, 512, 513, 4096):
         for row_nbytes in (52, 3328, 1 << 14, 1 << 20):
-            rows, count = panels(m, row_nbytes)
+            rows, count = rows_at_once(m, row_nbytes)
             last = m - rows * (count - 1)
             assert last == m if count == 1 else MAX_TILE <= last < rows + MAX_TILE
+            for kind in ISAS:
+                panel_rows, n_panels = act_panels(m, kind)
+                assert count == 1 or n_panels == 1 or rows % panel_rows == 0  # no tile is in two panels
 
 
 def test_shape_rules() -> None:

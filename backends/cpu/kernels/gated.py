@@ -14,7 +14,7 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, expand
 from backends.cpu.kernels.elementwise import ACTIVATIONS
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
-from backends.cpu.kernels.matmul import ask, quant_tile, share
+from backends.cpu.kernels.matmul import ask, quant_tile, share, tile_at
 from backends.cpu.kernels.quantize import panel_of, round_each
 from backends.cpu.kernels.registry import kernel
 
@@ -43,25 +43,26 @@ def gated(activation):
 
 @kernel("linear_glu")
 def linear_glu(dtype, activation):
-    """a: gate, up, x, y, m, n, blocks of k, stretch of them, bytes of a group, panel rows and panels of x, and of y.
+    """a: gate, up, x, y, m, n, blocks of k, stretch of them, bytes of a group, rows at once, how many times, rows of a
+    panel of x and of y, panels.
 
-    A unit is 32 columns of y for a panel of x. Scratch: sums [rows + tile][2][16], y in f32 [rows][32], and of both
+    A unit is 32 columns of y for the rows at once. Scratch: sums [rows + tile][2][16], y in f32 [rows][32], and of both
     groups of weights a stretch, expanded.
     """
     mt, _ = expanded_tile(dtype, isa())
     tile, unpack = quant_tile(dtype, mt, 2, Expanded), expand(dtype)
     block_nbytes = expanded_nbytes(LAYOUTS[dtype])
     join = gated(activation)
-    round4, round1 = round_each(4), round_each(1)
+    round4, round2, round1 = round_each(4), round_each(2), round_each(1)
 
     def run(a, begin, end, scratch):
         m, blocks, count, stretch, group_nbytes = a[4], a[5] // 32, a[6], a[7], a[8]
-        panel_rows, n_panels, y_panel_rows, y_panels = a[9], a[10], a[11], a[12]
+        most, times, panel_rows, n_panels = a[9], a[10], a[11], a[12]
+        ahead = panel_rows * count * ACT_BLOCK
         for unit in range(begin, end):
-            panel, column = unit // blocks, unit % blocks
-            r0 = panel * panel_rows
-            rows = m - r0 if panel == n_panels - 1 else panel_rows
-            x = a[2] + r0 * count * ACT_BLOCK
+            turn, column = unit // blocks, unit % blocks
+            r0 = turn * most
+            rows = m - r0 if turn == times - 1 else most
             values = scratch + (rows + mt) * 128
             wide = values + rows * 128
             for half in range(2):
@@ -77,23 +78,28 @@ def linear_glu(dtype, activation):
                         row = min(r, rows - mt)
                         sums = scratch + r * 128
                         out = scratch + row * 128 if k1 == count else sums
-                        xr = x + row * ACT_BLOCK
+                        at, rows_beside = tile_at(r0 + r, r0 + row, m, panel_rows, n_panels, count)
+                        xr, x_stride = a[2] + at * ACT_BLOCK, rows_beside * ACT_BLOCK
                         ask(a[0] + group, asked, min(stop, asked + each))
                         ask(a[1] + group, asked, min(stop, asked + each))
                         asked += each
-                        tile(wide - k0 * block_nbytes, nbytes, 1, xr, rows * ACT_BLOCK, sums, out, 128, k0, k1)
+                        tile(wide - k0 * block_nbytes, nbytes, 1, xr, x_stride, sums, out, 128, k0, k1, ahead)
                 join(scratch, values + half * 64, rows)
             row = 0
             while row < rows:
-                y0, y_rows = panel_of(r0 + row, m, y_panel_rows, y_panels)
+                y0, y_rows = panel_of(r0 + row, m, panel_rows, n_panels)
                 y = a[3] + (y0 * blocks + column * y_rows + r0 + row - y0) * ACT_BLOCK
                 stop = min(rows, y0 + y_rows - r0)
                 while row < stop:
-                    done = 4 if stop - row >= 4 else 1
-                    if done == 4:
+                    if stop - row >= 4:
                         round4(values + row * 128, y, ACT_BLOCK)
+                        done = 4
+                    elif stop - row >= 2:
+                        round2(values + row * 128, y, ACT_BLOCK)
+                        done = 2
                     else:
                         round1(values + row * 128, y, ACT_BLOCK)
+                        done = 1
                     row, y = row + done, y + done * ACT_BLOCK
 
     return run

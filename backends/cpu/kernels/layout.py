@@ -29,11 +29,12 @@ The kernels read every signed type as unsigned with offset 128: a quant of b bit
 It does so as the bits of the float 1.5 · 2^23 − 128 · sum(x): near 1.5 · 2^23 the bits of floats count in ones, so the
 finished dot is read as a float without a conversion (emit.py: dot_times).
 
-Activations (M rows) are packed into panels of `panel_rows` rows, the last panel taking what is left: in a panel, all
-rows of the first block of k, then all rows of the next, so that a tile reads one place.
-    q8_act     [K/32][rows] of 52 bytes: 32 i8 quants, f32 scale, f32 scale · sum, and the starts of an integer dot with
-               all, with the first 16 and with the second
-    f32_act    [K][rows] f32
+Activations (M rows) are rearranged, too.
+    q8_act     panels of as many rows as the tile for many rows has (with fewer, one panel), the last panel taking what
+               is left, so that a tile reads from one end to the other. A panel is [K/32][rows] of 52 bytes: 32 i8
+               quants, f32 scale, f32 scale · sum, and the starts of an integer dot with all, with the first 16 and with
+               the second
+    f32_act    [K][M] f32
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ NARROW_TILES = {  # 16 registers of half the width
 MAX_TILE = 16  # rows, and outputs
 AT_ONCE = 8  # rows whose integer dots are in registers at once; more meet a block of weights in turns
 WHOLE_TILES = 12  # rows that are whole tiles of those for many rows
-PANEL_BYTES = 384 << 10  # activations that stay in the second-level cache while weights stream past them
-WIDE_PANEL_BYTES = 4 << 20  # where two groups share what is loaded of them, the third level is enough
+ACT_BYTES = 8 << 20  # rounded activations that stay in the third-level cache while weights stream past them
+MOST_ROWS = 516  # of these
 STRIPS = 4  # of B (K, N) that gemm.py copies at once: its rows lie pages apart
 
 
@@ -133,13 +134,12 @@ def expanded_nbytes(layout: Layout) -> int:
     return 512 + 64 * (layout.parts + layout.mins)
 
 
-def panels(m: int, row_nbytes: int, *, wide: bool = False) -> tuple[int, int]:
-    """Rows of a panel, and how many panels: no panel but a lone one is narrower than the widest tile.
+def rows_at_once(m: int, row_nbytes: int) -> tuple[int, int]:
+    """Rows of rounded activations that all weights meet before the next, and how many times: the last are those left.
 
-    `wide`: for tiles of two groups of rounded activations. Weights are read once a panel.
+    None but a lone one has fewer than the tallest tile.
     """
-    nbytes, most = (WIDE_PANEL_BYTES, 516) if wide else (PANEL_BYTES, 192)
-    rows = min(most, max(2, nbytes // row_nbytes // WHOLE_TILES) * WHOLE_TILES)
+    rows = min(MOST_ROWS, max(2, ACT_BYTES // row_nbytes // WHOLE_TILES) * WHOLE_TILES)
     return rows, max(1, -(-(m - MAX_TILE + 1) // rows))
 
 
@@ -170,3 +170,9 @@ def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
         return -(-m // rows) * once + (5 + groups if tile == expanded else 0), -rows
 
     return min((t for t in tiles(dtype, isa) if t[0] <= m), key=cost)
+
+
+def act_panels(m: int, isa: str) -> tuple[int, int]:
+    """Rows of a panel of q8_act, and how many panels."""
+    tile = tile_for("q8_0", isa, m)
+    return (tile[0], m // tile[0]) if tile == expanded_tile("q8_0", isa) else (m, 1)

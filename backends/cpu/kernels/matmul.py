@@ -2,11 +2,11 @@
 
 A tile is `mt` activation rows × `nt` groups of 16 outputs; its accumulators stay in registers over a stretch of K.
 Each output is one chain of fused multiply-adds over k (over blocks of 32 for quantised types), whatever the tile, so
-the bits of a row do not depend on the rows beside it. A unit of work is one strip of `nt` groups for one panel of
-activation rows; units of the same panel follow each other, so the rows stay in cache while weights stream. Within a
-unit, a stretch of weights small enough for the first-level cache, expanded once if it is quantised and the rows are
-many (blocks.py), meets all rows before the next; partial sums wait in scratch. Tiles at an edge are moved back over
-their neighbour and compute it twice: same numbers, no special case.
+the bits of a row do not depend on the rows beside it. A unit of work is one strip of `nt` groups for as many rows as
+stay in cache while weights stream; units of the same rows follow each other. Within a unit, a stretch of weights small
+enough for the first-level cache, expanded once if it is quantised and the rows are many (blocks.py), meets all rows
+before the next; partial sums wait in scratch. Tiles at an edge are moved back over their neighbour and compute it
+twice: same numbers, no special case.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from backends.cpu.kernels.layout import (
 )
 from backends.cpu.kernels.registry import f32p, kernel
 
-TWICE = 2  # rows of an expanded tile that are read for each group: fewer instructions against more loads, see LOG.md
-
 
 def quant_tile(dtype, mt, nt, form, *, adding=False):
     """A tile of quantised weights, packed or expanded: a loop over blocks of 32.
@@ -47,19 +45,15 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
     halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
     turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
-    def block_of(b, i, acc, w, x, group_nbytes):
+    def block_of(b, i, acc, w, x, ahead):
         sums = list(acc)
-        asks = iter(spread(asks_of(b, i, w, x, group_nbytes), 8 * len(halves)))
-        other = e.again(b, x) if form is Expanded and nt > 1 else x
+        asks = iter(spread(asks_of(b, i, w, x, ahead), 8 * len(halves)))
         for rows, part in turns:
             if (rows, part) != turns[0]:
                 e.keep_order(b)
             if part == 0:
                 blocks = [form(b, layout, group, i) for group in w]
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
-            xs_of = [xs] * nt  # for each group
-            if form is Expanded and nt > 1:
-                xs_of[1:] = [[e.at(b, other, ACT_BLOCK * j) for j in range(TWICE)] + xs[TWICE:]] * (nt - 1)
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
             starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
             dots = [start for start in starts for _ in blocks]
@@ -67,9 +61,9 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
                 for line, near in next(asks):
                     e.prefetch(b, line, near=near)
                 u = [block.quants(step) for block in blocks]
-                for j in range(len(xs)):
+                for j, row in enumerate(xs):
+                    x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
                     for n in range(nt):
-                        x4 = e.load(b, e.at(b, xs_of[n][j], 4 * step), e.I32, 4)
                         dots[j * nt + n] = e.dot(b, dots[j * nt + n], u[n], x4, biased)
             scales = [block.scale(part) for block in blocks]
             scales_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4)) for row in xs]
@@ -84,10 +78,10 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
                     sums[first + k] = e.fma(b, mins[k % nt], sums_x[k // nt], sums[first + k])
         return sums
 
-    def asks_of(b, i, w, x, group_nbytes):
+    def asks_of(b, i, w, x, ahead):
         if form is Packed:
-            return [ask for group in w for ask in Packed(b, layout, group, i).asks(group_nbytes)]
-        return [(e.at(b, x, mt * ACT_BLOCK + 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
+            return [ask for group in w for ask in Packed(b, layout, group, i).asks(ahead)]
+        return [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
     return tile_of(block_of, mt, nt, adding=adding)
 
@@ -101,7 +95,7 @@ def spread(items, n):
 def float_tile(dtype, mt, nt):
     """A tile of floats: a loop over k."""
 
-    def element_of(b, i, acc, w, x, _group_nbytes):
+    def element_of(b, i, acc, w, x, _ahead):
         ws = []
         for group in w:
             ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
@@ -118,11 +112,12 @@ def tile_of(body, mt, nt, *, adding=False):
     """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
 
     They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, where
-    they are `adding` to what is there.
+    they are `adding` to what is there. So many bytes `ahead` lies what a later tile reads: in packed weights the next
+    group, with expanded ones the next rows.
     """
 
     @intrinsic
-    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, out, out_stride, begin, end):
+    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, out, out_stride, begin, end, ahead):
         def codegen(ctx, b, sig, a):
             w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
             w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
@@ -131,17 +126,17 @@ def tile_of(body, mt, nt, *, adding=False):
             start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
 
             ends = [e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))) for i in range(mt * nt)]
-            for place in ends if adding else ():
+            for place in ends:
                 e.prefetch(b, place, write=True)
 
             def step(i, acc):
-                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[1])
+                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[10])
 
             for place, value in zip(ends, e.loop(b, a[8], a[9], start, step), strict=True):
                 e.store(b, b.fadd(e.load(b, place, e.V16F), value) if adding else value, place)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 10), codegen
+        return types.void(*[types.int64] * 11), codegen
 
     return tile
 
@@ -172,9 +167,21 @@ def share(nbytes, rows, mt):
     return (nbytes * mt // rows + 64) // 64 * 64
 
 
+@njit(forceinline=True)
+def tile_at(first, row, m, panel_rows, n_panels, count):
+    """Where x has the row of a tile whose rows begin at `first`, in numbers or blocks, and how many rows of each k.
+
+    Panels begin where tiles do; but for the last, which takes what is left, a panel has the rows of one.
+    """
+    last_panel = (n_panels - 1) * panel_rows
+    panel = min(first, last_panel)
+    return panel * count + row - panel, m - panel if panel == last_panel else panel_rows
+
+
 @kernel("linear")
 def linear(dtype, shape, then=""):
-    """a: w, x, y, m, n, count (blocks or k), stretch of it, bytes of a group, panel rows, panels. Scratch: the sums.
+    """a: w, x, y, m, n, count (blocks or k), stretch of it, bytes of a group, rows at once, how many times, rows of a
+    panel of x, panels. Scratch: the sums.
 
     `then` "add": y is added to, by whole tiles of a quantised weight, whose last rows may be moved back, too.
     """
@@ -196,14 +203,14 @@ def linear(dtype, shape, then=""):
         copy = put(mt, nt, adding=True)
 
     def run(a, begin, end, scratch):
-        m, n, count, stretch, group_nbytes, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7], a[8], a[9]
+        m, n, count, stretch, group_nbytes, most, times, panel_rows = a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
+        n_panels = a[11]
         groups = (n + 15) // 16
         strips = (groups + nt - 1) // nt
         for unit in range(begin, end):
-            panel, strip = unit // strips, unit % strips
-            r0 = panel * panel_rows
-            rows = m - r0 if panel == n_panels - 1 else panel_rows
-            x = a[1] + r0 * count * x_nbytes
+            turn, strip = unit // strips, unit % strips
+            r0 = turn * most
+            rows = m - r0 if turn == times - 1 else most
             g0 = max(0, min(strip * nt, groups - nt))
             w, y = a[0] + g0 * group_nbytes, a[2] + (r0 * n + g0 * 16) * 4
             columns = min(n - g0 * 16, nt * 16)
@@ -211,6 +218,7 @@ def linear(dtype, shape, then=""):
                 k1 = min(count, k0 + stretch)
                 finished = k1 == count and columns == nt * 16
                 source, source_nbytes, last = w, group_nbytes, groups - 1 - g0
+                ahead = panel_rows * count * x_nbytes if expanded else group_nbytes
                 if expanded:
                     wide = scratch + (rows + mt) * nt * 64
                     source_nbytes = (k1 - k0) * block_nbytes
@@ -222,16 +230,17 @@ def linear(dtype, shape, then=""):
                 for r in range(0, rows, mt):
                     row = min(r, rows - mt)
                     sums = scratch + r * nt * 64
-                    xr = x + row * x_nbytes
+                    at, rows_beside = tile_at(r0 + r, r0 + row, m, panel_rows, n_panels, count)
+                    xr, x_stride = a[1] + at * x_nbytes, rows_beside * x_nbytes
                     to_y = finished and (row == r or not adding)
                     if expanded:  # the next groups, for `unpack` alone reads memory, and it rests while tiles run
                         ask(w, asked, min(stop, asked + each))
                         asked += each
                     out, stride = (y + row * n * 4, n * 4) if to_y else (sums, nt * 64)
                     if adding and to_y:
-                        add_tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1)
+                        add_tile(source, source_nbytes, last, xr, x_stride, sums, out, stride, k0, k1, ahead)
                     else:
-                        tile(source, source_nbytes, last, xr, rows * x_nbytes, sums, out, stride, k0, k1)
+                        tile(source, source_nbytes, last, xr, x_stride, sums, out, stride, k0, k1, ahead)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
                     copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns, 0)
@@ -244,7 +253,7 @@ def linear(dtype, shape, then=""):
 
 @kernel("linear_rows")
 def linear_rows(rows):
-    """Plain f32 weights (n, k), each group packed into scratch first. a: w, x, y, m, n, k, panel rows, panels.
+    """Plain f32 weights (n, k), each group packed into scratch first. a: w, x, y, m, n, k.
 
     A group is a unit. Scratch: the group and a tile's sums.
     """
@@ -252,7 +261,7 @@ def linear_rows(rows):
     tile, copy = float_tile("f32", mt, 1), put(mt, 1)
 
     def run(a, begin, end, scratch):
-        m, n, k, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7]
+        m, n, k = a[3], a[4], a[5]
         packed, sums = f32p(scratch), scratch + k * 64
         for g in range(begin, end):
             columns = min(16, n - g * 16)
@@ -260,12 +269,9 @@ def linear_rows(rows):
             for i in range(k):
                 for c in range(16):
                     packed[i * 16 + c] = w[min(c, columns - 1) * k + i]
-            for panel in range(n_panels):
-                r0 = panel * panel_rows
-                rows = m - r0 if panel == n_panels - 1 else panel_rows
-                for r in range(0, rows, mt):
-                    r = min(r, rows - mt)
-                    tile(scratch, 0, 0, a[1] + (r0 * k + r) * 4, rows * 4, sums, sums, 64, 0, k)
-                    copy(sums, a[2] + ((r0 + r) * n + g * 16) * 4, n, columns, 0)
+            for r in range(0, m, mt):
+                r = min(r, m - mt)
+                tile(scratch, 0, 0, a[1] + r * 4, m * 4, sums, sums, 64, 0, k, 0)
+                copy(sums, a[2] + (r * n + g * 16) * 4, n, columns, 0)
 
     return run

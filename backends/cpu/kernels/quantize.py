@@ -1,4 +1,4 @@
-"""Activations as the matmul reads them (layout.py): `quantize_act` to 8 bits, `pack_act` as they are, in panels.
+"""Activations as the matmul reads them (layout.py): `quantize_act` to 8 bits in panels, `pack_act` as they are.
 
 NaN or inf in a block of 32 make its scale, and so the results that it enters, NaN or inf.
 """
@@ -173,18 +173,13 @@ def quantize_act(group_size):
 
 @kernel("pack_act")
 def pack_act():
-    """a: x, y, m, k, panel rows, panels. STRETCH elements of all rows of a panel are a unit."""
+    """a: x, y, m, k. STRETCH elements of all rows are a unit."""
 
     def run(a, begin, end, scratch):
-        m, k, panel_rows, n_panels = a[2], a[3], a[4], a[5]
-        stretches = (k + STRETCH - 1) // STRETCH
-        for unit in range(begin, end):
-            panel, k0 = unit // stretches, unit % stretches * STRETCH
-            r0 = panel * panel_rows
-            rows = m - r0 if panel == n_panels - 1 else panel_rows
-            x, y = f32p(a[0] + r0 * k * 4), f32p(a[1] + r0 * k * 4)
-            for i in range(k0, min(k, k0 + STRETCH)):
-                for r in range(rows):
-                    y[i * rows + r] = x[r * k + i]
+        m, k = a[2], a[3]
+        x, y = f32p(a[0]), f32p(a[1])
+        for i in range(begin * STRETCH, min(k, end * STRETCH)):
+            for r in range(m):
+                y[i * m + r] = x[r * k + i]
 
     return run
