@@ -1,16 +1,15 @@
 """32 k of a weight's group of 16 rows, in registers: out of its packed form, or expanded once for many rows.
 
 Expanded: per 32 k [8][16][4] u8 quants, then [16] f32 scales (two for q6_k, each of 16 k), then [16] f32 minima for
-types that have them. Both forms give the same numbers.
+types that have them. All forms give the same numbers.
 """
 
 from __future__ import annotations
 
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.layout import LAYOUTS, expanded_nbytes
+from backends.cpu.kernels.layout import expanded_nbytes
 
 NEAR = 4  # blocks
 
@@ -93,7 +92,7 @@ class Packed:
 
 
 class Expanded:
-    """32 k of one group as `expand` leaves them."""
+    """32 k of one group as `Expanding` leaves them."""
 
     def __init__(self, b, layout, group, i):
         self.b, self.layout, nbytes = b, layout, expanded_nbytes(layout)
@@ -109,27 +108,22 @@ class Expanded:
         return e.load(self.b, e.at(self.b, self.at, 512 + 64 * self.layout.parts), e.V16F)
 
 
-def expand(dtype):
-    """intrinsic f(group, out, begin, end): blocks begin…end−1 of a packed group."""
-    layout = LAYOUTS[dtype]
+class Expanding(Packed):
+    """The same for the first rows that meet it: as packed, and left `to` the others expanded."""
 
-    @intrinsic
-    def unpack(typingctx, group, out, begin, end):
-        def codegen(ctx, b, sig, a):
-            source, target = (b.inttoptr(v, e.I8P) for v in a[:2])
+    def __init__(self, b, layout, group, i, to):
+        super().__init__(b, layout, group, i)
+        self.to = e.at(b, to, b.mul(i, e.i64(expanded_nbytes(layout))))
 
-            def body(i, _):
-                block = Packed(b, layout, source, i)
-                to = e.at(b, target, b.mul(b.sub(i, a[2]), e.i64(expanded_nbytes(layout))))
-                vectors = [block.quants(step) for step in range(8)]
-                vectors += [block.scale(part) for part in range(layout.parts)] + [block.min()] * layout.mins
-                for place, vector in enumerate(vectors):
-                    e.store(b, vector, e.at(b, to, 64 * place))
-                return []
+    def _left(self, vector, at):
+        e.store(self.b, vector, e.at(self.b, self.to, at))
+        return vector
 
-            e.loop(b, a[2], a[3], [], body)
-            return ctx.get_dummy_value()
+    def quants(self, step):
+        return self._left(super().quants(step), 64 * step)
 
-        return types.void(*[types.int64] * 4), codegen
+    def scale(self, part):
+        return self._left(super().scale(part), 512 + 64 * part)
 
-    return unpack
+    def min(self):
+        return self._left(super().min(), 512 + 64 * self.layout.parts)

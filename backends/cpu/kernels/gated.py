@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.blocks import Expanded, expand
+from backends.cpu.kernels.blocks import Expanded, Expanding
 from backends.cpu.kernels.elementwise import ACTIVATIONS
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
 from backends.cpu.kernels.matmul import ask, quant_tile, share, tile_at
@@ -50,7 +50,7 @@ def linear_glu(dtype, activation):
     groups of weights a stretch, expanded.
     """
     mt, _ = expanded_tile(dtype, isa())
-    tile, unpack = quant_tile(dtype, mt, 2, Expanded), expand(dtype)
+    first_tile, tile = (quant_tile(dtype, mt, 2, form) for form in (Expanding, Expanded))
     block_nbytes = expanded_nbytes(LAYOUTS[dtype])
     join = gated(activation)
     round4, round2, round1 = round_each(4), round_each(2), round_each(1)
@@ -64,14 +64,11 @@ def linear_glu(dtype, activation):
             r0 = turn * most
             rows = m - r0 if turn == times - 1 else most
             values = scratch + (rows + mt) * 128
-            wide = values + rows * 128
             for half in range(2):
                 group = (2 * column + half) * group_nbytes
                 for k0 in range(0, count, stretch):
                     k1 = min(count, k0 + stretch)
-                    nbytes = (k1 - k0) * block_nbytes
-                    unpack(a[0] + group, wide, k0, k1)
-                    unpack(a[1] + group, wide + nbytes, k0, k1)
+                    wide, nbytes = values + rows * 128 - k0 * block_nbytes, (k1 - k0) * block_nbytes
                     asked, stop = group_nbytes * (count + k0) // count, group_nbytes * (count + k1) // count
                     each = share(stop - asked, rows, mt)
                     for r in range(0, rows, mt):
@@ -83,7 +80,11 @@ def linear_glu(dtype, activation):
                         ask(a[0] + group, asked, min(stop, asked + each))
                         ask(a[1] + group, asked, min(stop, asked + each))
                         asked += each
-                        tile(wide - k0 * block_nbytes, nbytes, 1, xr, x_stride, sums, out, 128, k0, k1, ahead)
+                        if r > 0:
+                            tile(wide, nbytes, 1, xr, x_stride, sums, out, 128, 0, k0, k1, ahead, 0, 0)
+                        else:
+                            gate, up = a[0] + group, a[1] - a[0]  # two groups of one weight, as it were
+                            first_tile(gate, up, 1, xr, x_stride, sums, out, 128, 0, k0, k1, ahead, wide, nbytes)
                 join(scratch, values + half * 64, rows)
             row = 0
             while row < rows:

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.blocks import Expanded, Packed, expand
+from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,
     ACT_HALF,
@@ -33,8 +33,8 @@ from backends.cpu.kernels.layout import (
 from backends.cpu.kernels.registry import f32p, kernel
 
 
-def quant_tile(dtype, mt, nt, form, *, adding=False):
-    """A tile of quantised weights, packed or expanded: a loop over blocks of 32.
+def quant_tile(dtype, mt, nt, form):
+    """A tile of quantised weights, as one of the forms of blocks.py: a loop over blocks of 32.
 
     Between the dots of a block the memory is asked for what comes later: with few rows it is the limit, and it has to
     be asked all the time, for few lines can be under way at once. So a block of packed weights meets up to 16 rows,
@@ -45,14 +45,14 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
     halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
     turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
-    def block_of(b, i, acc, w, x, ahead):
+    def block_of(b, i, acc, w, x, ahead, wide):
         sums = list(acc)
         asks = iter(spread(asks_of(b, i, w, x, ahead), 8 * len(halves)))
         for rows, part in turns:
             if (rows, part) != turns[0]:
                 e.keep_order(b)
             if part == 0:
-                blocks = [form(b, layout, group, i) for group in w]
+                blocks = [form(b, layout, group, i, *to) for group, *to in zip(w, *wide, strict=True)]
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
             starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
@@ -80,10 +80,10 @@ def quant_tile(dtype, mt, nt, form, *, adding=False):
 
     def asks_of(b, i, w, x, ahead):
         if form is Packed:
-            return [ask for group in w for ask in Packed(b, layout, group, i).asks(ahead)]
+            return [ask for group in w for ask in form(b, layout, group, i).asks(ahead)]
         return [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
-    return tile_of(block_of, mt, nt, adding=adding)
+    return tile_of(block_of, mt, nt, expanding=form is Expanding)
 
 
 def spread(items, n):
@@ -95,7 +95,7 @@ def spread(items, n):
 def float_tile(dtype, mt, nt):
     """A tile of floats: a loop over k."""
 
-    def element_of(b, i, acc, w, x, _ahead):
+    def element_of(b, i, acc, w, x, _ahead, _wide):
         ws = []
         for group in w:
             ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
@@ -108,21 +108,39 @@ def float_tile(dtype, mt, nt):
     return tile_of(element_of, mt, nt)
 
 
-def tile_of(body, mt, nt, *, adding=False):
+def tile_of(body, mt, nt, *, expanding=False):
     """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
 
-    They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, where
-    they are `adding` to what is there. So many bytes `ahead` lies what a later tile reads: in packed weights the next
-    group, with expanded ones the next rows.
+    They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, `adding`
+    to what is there if that is not 0. So many bytes `ahead` lies what a later tile reads: in packed weights the next
+    group, with expanded ones the next rows. `wide` is where groups are left expanded, `wide_nbytes` apart.
     """
 
     @intrinsic
-    def tile(typingctx, w, group_nbytes, last, x, x_stride, sums, out, out_stride, begin, end, ahead):
+    def tile(
+        typingctx,
+        w,
+        group_nbytes,
+        last,
+        x,
+        x_stride,
+        sums,
+        out,
+        out_stride,
+        adding,
+        begin,
+        end,
+        ahead,
+        wide,
+        wide_nbytes,
+    ):
         def codegen(ctx, b, sig, a):
             w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
             w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
+            wide0 = b.inttoptr(a[12], e.I8P)
+            wide = [[e.at(b, wide0, b.mul(a[13], e.i64(n))) for n in range(nt)]] if expanding else []
             places = [e.at(b, sums0, 64 * i) for i in range(mt * nt)]
-            fresh = b.icmp_signed("==", a[8], e.i64(0))
+            fresh = b.icmp_signed("==", a[9], e.i64(0))
             start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
 
             ends = [e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))) for i in range(mt * nt)]
@@ -130,13 +148,19 @@ def tile_of(body, mt, nt, *, adding=False):
                 e.prefetch(b, place, write=True)
 
             def step(i, acc):
-                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[10])
+                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[11], wide)
 
-            for place, value in zip(ends, e.loop(b, a[8], a[9], start, step), strict=True):
-                e.store(b, b.fadd(e.load(b, place, e.V16F), value) if adding else value, place)
+            values = e.loop(b, a[9], a[10], start, step)
+            with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (added, put):
+                with added:
+                    for place, value in zip(ends, values, strict=True):
+                        e.store(b, b.fadd(e.load(b, place, e.V16F), value), place)
+                with put:
+                    for place, value in zip(ends, values, strict=True):
+                        e.store(b, value, place)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 11), codegen
+        return types.void(*[types.int64] * 14), codegen
 
     return tile
 
@@ -187,20 +211,16 @@ def linear(dtype, shape, then=""):
     """
     adding = then == "add"
     mt, nt = (int(s) for s in shape.split("x"))
-    layout, copy = LAYOUTS[dtype], put(mt, nt)
+    layout, copy = LAYOUTS[dtype], put(mt, nt, adding=adding)
     quantised = layout.block > 1
     expanded = (mt, nt) == expanded_tile(dtype, isa())
     x_nbytes = ACT_BLOCK if quantised else 4
     if quantised:
-        form = Expanded if expanded else Packed
-        tile = quant_tile(dtype, mt, nt, form)
-        add_tile = quant_tile(dtype, mt, nt, form, adding=True) if adding else tile
-        unpack, block_nbytes = expand(dtype), expanded_nbytes(layout)
+        first_tile = quant_tile(dtype, mt, nt, Expanding if expanded else Packed)
+        tile = quant_tile(dtype, mt, nt, Expanded) if expanded else first_tile
     else:
-        tile, unpack, block_nbytes = float_tile(dtype, mt, nt), None, 0
-        add_tile = tile
-    if adding:
-        copy = put(mt, nt, adding=True)
+        tile = first_tile = float_tile(dtype, mt, nt)
+    block_nbytes = expanded_nbytes(layout) if expanded else 0
 
     def run(a, begin, end, scratch):
         m, n, count, stretch, group_nbytes, most, times, panel_rows = a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
@@ -217,14 +237,9 @@ def linear(dtype, shape, then=""):
             for k0 in range(0, count, stretch):
                 k1 = min(count, k0 + stretch)
                 finished = k1 == count and columns == nt * 16
-                source, source_nbytes, last = w, group_nbytes, groups - 1 - g0
+                last = groups - 1 - g0
                 ahead = panel_rows * count * x_nbytes if expanded else group_nbytes
-                if expanded:
-                    wide = scratch + (rows + mt) * nt * 64
-                    source_nbytes = (k1 - k0) * block_nbytes
-                    for i in range(nt):
-                        unpack(w + min(i, last) * group_nbytes, wide + i * source_nbytes, k0, k1)
-                    source, last = wide - k0 * block_nbytes, nt
+                wide, wide_nbytes = scratch + (rows + mt) * nt * 64 - k0 * block_nbytes, (k1 - k0) * block_nbytes
                 asked, stop = nt * group_nbytes * (count + k0) // count, nt * group_nbytes * (count + k1) // count
                 each = share(stop - asked, rows, mt)
                 for r in range(0, rows, mt):
@@ -233,14 +248,16 @@ def linear(dtype, shape, then=""):
                     at, rows_beside = tile_at(r0 + r, r0 + row, m, panel_rows, n_panels, count)
                     xr, x_stride = a[1] + at * x_nbytes, rows_beside * x_nbytes
                     to_y = finished and (row == r or not adding)
-                    if expanded:  # the next groups, for `unpack` alone reads memory, and it rests while tiles run
+                    out, stride = (y + row * n * 4, n * 4) if to_y else (sums, nt * 64)
+                    added = adding and to_y
+                    if expanded:  # the next groups, for the first tile alone reads memory, which rests while others run
                         ask(w, asked, min(stop, asked + each))
                         asked += each
-                    out, stride = (y + row * n * 4, n * 4) if to_y else (sums, nt * 64)
-                    if adding and to_y:
-                        add_tile(source, source_nbytes, last, xr, x_stride, sums, out, stride, k0, k1, ahead)
+                    if expanded and r > 0:
+                        tile(wide, wide_nbytes, nt, xr, x_stride, sums, out, stride, added, k0, k1, ahead, 0, 0)
                     else:
-                        tile(source, source_nbytes, last, xr, x_stride, sums, out, stride, k0, k1, ahead)
+                        to = wide, wide_nbytes
+                        first_tile(w, group_nbytes, last, xr, x_stride, sums, out, stride, added, k0, k1, ahead, *to)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
                     copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns, 0)
@@ -271,7 +288,7 @@ def linear_rows(rows):
                     packed[i * 16 + c] = w[min(c, columns - 1) * k + i]
             for r in range(0, m, mt):
                 r = min(r, m - mt)
-                tile(scratch, 0, 0, a[1] + r * 4, m * 4, sums, sums, 64, 0, k, 0)
+                tile(scratch, 0, 0, a[1] + r * 4, m * 4, sums, sums, 64, 0, 0, k, 0, 0, 0)
                 copy(sums, a[2] + (r * n + g * 16) * 4, n, columns, 0)
 
     return run
