@@ -13,10 +13,12 @@ import json
 import os
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 
 from backends import cache
 
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "plain")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of the first processor
 CHANGES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that differ from start to start
 
 
@@ -86,10 +88,17 @@ def has_512_bits() -> bool:
 
 
 @functools.cache
-def l1_nbytes() -> int:
-    """A core's first-level data cache."""
-    known = "SC_LEVEL1_DCACHE_SIZE" in getattr(os, "sysconf_names", {})  # not everywhere, and then it may be 0
-    return (os.sysconf("SC_LEVEL1_DCACHE_SIZE") if known else 0) or 32 << 10
+def cache_nbytes(level: int) -> int:
+    """A core's data cache of the first or second level; a small one where the system does not say."""
+    for index in range(4):
+        try:
+            folder = CACHES / f"index{index}"
+            said, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:  # no Linux, or no more of them
+            break
+        if said == str(level) and kind != "Instruction" and size[:-1].isdecimal():
+            return int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
+    return {1: 32 << 10, 2: 256 << 10}[level]
 
 
 def cores() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backends.cpu.isa import isa, l1_nbytes
+from backends.cpu.isa import cache_nbytes, isa
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,
     LANES,
@@ -33,7 +33,7 @@ from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
 CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
-STRETCH_BYTES = l1_nbytes() // 2  # of weights that stay in the first-level cache while rows meet them
+STRETCH_BYTES = cache_nbytes(1) // 2  # of weights that stay in the first-level cache while rows meet them
 MANY_ROWS = 64  # whose work can be handed out in larger parts
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed

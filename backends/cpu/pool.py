@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cpu import jit
+from backends.cpu.isa import cache_nbytes
 
 MAX_THREADS = 256
 MOST_RECENT = 64  # tables that are kept although nobody else does
@@ -152,7 +153,7 @@ class Pool:
         self._recent: list[Table | None] = [None]
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
         self._most_stages = self._most_scratch = 0
-        self._ctl[41] = n_threads
+        self._ctl[41], self._ctl[42] = n_threads, cache_nbytes(2) // 2
         self._out = np.zeros(8, np.int64)
         out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
         self._arguments = out, out, ctl, n_threads, ends, 0

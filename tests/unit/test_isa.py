@@ -66,3 +66,22 @@ def test_a_damaged_answer_is_asked_for_again(asked: list[int], tmp_path: Path) -
     kept.write_bytes(kept.read_bytes()[:20])
     assert again() == first
     assert len(asked) == 2
+
+
+def test_sizes_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the system tells them; without a system that does, small ones."""
+
+    def tell(index: int, level: int, kind: str, size: str) -> None:
+        folder = tmp_path / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, text in (("level", str(level)), ("type", kind), ("size", size)):
+            (folder / name).write_text(text + "\n")
+
+    monkeypatch.setattr(isa, "CACHES", tmp_path / "cache")
+    sizes = isa.cache_nbytes.__wrapped__
+    assert [sizes(1), sizes(2)] == [32 << 10, 256 << 10]
+    for told in ((0, 1, "Instruction", "64K"), (1, 1, "Data", "48K"), (2, 2, "Unified", "2M"), (3, 3, "Unified", "")):
+        tell(*told)
+    assert [sizes(1), sizes(2)] == [48 << 10, 2 << 20]
+    (tmp_path / "cache" / "index2" / "size").write_text("many\n")
+    assert sizes(2) == 256 << 10

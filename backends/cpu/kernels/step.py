@@ -17,14 +17,15 @@ A serial stage is instructions of one chunk each, one after the other: a single 
 does it, so that what one instruction writes is in the cache of the core that reads it; the others take it after a while
 in case thread 0 has lost its core.
 
-A thread that waits has its core fetch what it will stream next, for a step with few rows is bound by memory.
+A thread that waits has its core fetch what it will stream next, for a step with few rows is bound by memory. A worker
+between steps fetches what it streamed first, half of what its second-level cache holds: most steps begin like the last.
 
 A thread reads the generation, then the table, then the number of stages, which carries the generation too and is
 0 between steps: so it never takes the next step's table for the one that it woke up for.
 
 Control block, one 64-byte line each (word index): 0 generation · 8 table, 9 the next one · 16 n_stages, stamped,
 17 the next number · 24 scratch address · 32 scratch bytes per thread · 40 counters' address (a line for each stage's
-finished chunks, and one for each thread's stretch), 41 n_threads ·
+finished chunks, and one for each thread's stretch), 41 n_threads, 42 bytes that a worker fetches between steps ·
 48 stop · 56 threads inside a step · 64+8w: worker w is parked.
 """
 
@@ -199,12 +200,13 @@ def _walk(timed=False):
 
     @njit(forceinline=True)
     def walk(ctl, generation, thread):
-        """This thread's part of one step; leaves at once when the step is over or was another one."""
+        """This thread's part of one step; leaves at once when the step is over or was another one. Returns its stages
+        and their number; none if it left."""
         c = i64p(ctl)
         stages = atomic_load(ctl + TABLE * 8)
         stamped = atomic_load(ctl + N_STAGES * 8)
         if (stamped >> SHIFT) != generation:
-            return
+            return stages, 0
         n, n_threads = stamped & LOW, c[COUNTERS + 1]
         scratch = c[SCRATCH] + thread * c[SCRATCH_BYTES]
         stamp = generation << SHIFT
@@ -217,7 +219,7 @@ def _walk(timed=False):
                 if thread != 0:
                     over = wait(done, stamp + 1, generation, HELP, streamed_next(stages, i + 1, n, thread, n_threads))
                     if over < 0:
-                        return
+                        return stages, 0
                     if over > 0:
                         continue
                 if take(done + 64, generation, 1) == 0:
@@ -241,11 +243,37 @@ def _walk(timed=False):
                 added = compare_and_swap(done, word, stamp + count + finished) != 0
             complete = stamp + max(chunks, 1)
             if wait(done, complete, generation, -1, streamed_next(stages, i + 1, n, thread, n_threads)) < 0:
-                return
+                return stages, 0
             if timed and thread == 0:
                 read_clock(CLOCK, stage + DONE)
+        return stages, n
 
     return walk, do_serial
+
+
+def _fetch_first():
+    from numba import njit
+
+    @njit(forceinline=True)
+    def fetch_first(ctl, generation, thread, stages, n):
+        """Until the next step begins, fetch what this thread's stretches of these stages stream."""
+        n_threads, left = i64p(ctl)[COUNTERS + 1], i64p(ctl)[COUNTERS + 2]
+        for i in range(n):
+            first, count, chunks = i64p(stages + i * 64)[0], i64p(stages + i * 64)[1], i64p(stages + i * 64)[2]
+            begin, end = chunks * thread // n_threads, chunks * (thread + 1) // n_threads
+            for at in range(first, first + count * 64, 64):
+                ins = i64p(at)
+                line, stop = ins[5] + max(begin, 0) * ins[6], ins[5] + min(end, ins[4]) * ins[6]
+                begin, end = begin - ins[4], end - ins[4]
+                while line < stop:
+                    if atomic_load(ctl) != generation or left <= 0:
+                        return
+                    for _ in range(FETCHES):
+                        fetch(line)
+                        line += 64
+                    left -= FETCHES * 64
+
+    return fetch_first
 
 
 @kernel("step")
@@ -281,6 +309,7 @@ def step(clock=""):
 def worker():
     """f(ctl, thread, pipe, spins): serve steps until told to stop; after `spins` empty looks, sleep on the pipe."""
     walk, _ = _walk()
+    fetch_first = _fetch_first()
 
     def run(ctl, thread, pipe, spins):
         last = atomic_load(ctl)
@@ -292,7 +321,8 @@ def worker():
             stop = atomic_load(ctl + STOP * 8)
             if generation != last and stop == 0:
                 last = generation
-                walk(ctl, generation, thread)
+                stages, n = walk(ctl, generation, thread)
+                fetch_first(ctl, generation, thread, stages, n)
                 idle = 0
             atomic_add(ctl + INSIDE * 8, -1)
             if stop:
