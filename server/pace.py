@@ -13,7 +13,7 @@ REMEMBERED = 7  # steps: their median forgets an outlier
 
 
 class Pace:
-    """Learns from the steps that ran what streams are used to, and what prompts add to them.
+    """Learns from the steps that ran what streams are used to, by how many they are, and what prompts add to them.
 
     Steps are powers of two, for every size needs a plan of its own, and what a token adds depends on how many there
     are: eight rows may take as long as sixteen. So a size is judged by what it took last time, and the next larger one
@@ -23,7 +23,7 @@ class Pace:
 
     def __init__(self, most: int) -> None:
         self.most = most  # tokens of prompts in a step with streams
-        self._plain: deque[float] = deque(maxlen=REMEMBERED)  # seconds of steps without prompts
+        self._plain: dict[int, deque[float]] = {}  # seconds of steps without prompts, by the power of two above
         self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
         self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._added = 0.0  # seconds that it took longer than one without prompts
@@ -32,12 +32,12 @@ class Pace:
     def observe(self, n_prompt: int, n_tokens: int, seconds: float) -> None:
         """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts."""
         if not n_prompt:
-            self._plain.append(seconds)
+            self._plain.setdefault(_power(n_tokens), deque(maxlen=REMEMBERED)).append(seconds)
         elif n_prompt == n_tokens:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
             size, n_streams = _at_least(n_tokens), n_tokens - n_prompt
-            added = max(0.0, seconds - statistics.median(self._plain))
+            added = max(0.0, seconds - self._usual(n_streams))
             if size == self._least(n_streams):
                 added *= (size - n_streams) / n_prompt  # had it been full
             if size == 2 * self._size:
@@ -52,7 +52,7 @@ class Pace:
         most = max(least, _at_least(n_streams + self.most + 1) // 2)
         if not self._plain or not (self._size or self._token):
             return min(most, n_streams + self.most)
-        spare = (STRETCH - 1) * statistics.median(self._plain)
+        spare = (STRETCH - 1) * self._usual(n_streams)
         if self._size:
             size, added = self._size, self._added
             if added * self._doubling.get(size, DOUBLE) <= spare:
@@ -67,6 +67,12 @@ class Pace:
             size = _at_least(n_streams + int(spare / self._token) + 1) // 2
         return min(max(least, min(size, most)), n_streams + self.most)
 
+    def _usual(self, n_streams: int) -> float:
+        """Seconds of a step without prompts: of so many streams, else of the next fewer known, else of the fewest."""
+        size = _power(n_streams)
+        known = max((s for s in self._plain if s <= size), default=min(self._plain))
+        return statistics.median(self._plain[known])
+
     def _least(self, n_streams: int) -> int:
         """The smallest size with prompts."""
         return _at_least(n_streams + min(self.most, LEAST_PROMPT))
@@ -78,4 +84,9 @@ def _ratio(added: float, half: float) -> float:
 
 def _at_least(n: int) -> int:
     """The size that holds n tokens."""
-    return max(LEAST, 1 << (n - 1).bit_length())
+    return max(LEAST, _power(n))
+
+
+def _power(n: int) -> int:
+    """The power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

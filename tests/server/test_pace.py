@@ -91,6 +91,22 @@ def test_the_smallest_step_is_not_filled_when_it_takes_too_long() -> None:
     assert pace.tokens(1) == 16
 
 
+def test_what_streams_are_used_to_depends_on_how_many_there_are() -> None:
+    """The last steps without prompts may be those of a stream that outlived fifteen others."""
+    pace = Pace(128)
+    for streams, seconds in ((16, 4.0), (1, 1.0)):
+        for _ in range(7):
+            pace.observe(0, streams, seconds)
+    pace.observe(17, 32, 8.0)
+    assert pace.tokens(15) == 32  # 4 s are added, 4.8 may be
+    pace.observe(31, 32, 8.0)
+    assert pace.tokens(1) == 5  # beside the one, 7 s are
+    pace.observe(5, 8, 1.0)
+    assert pace.tokens(3) == 16  # of three nothing is known but what one takes, to which nothing was added
+    pace.observe(60, 64, 9.0)
+    assert pace.tokens(32) == 32 + 19  # of 32 what 16 take: 4.8 of 8 s, for 32 tokens
+
+
 def test_from_one_slow_step_it_recovers_at_once() -> None:
     pace = Pace(128)
     for _ in range(7):
