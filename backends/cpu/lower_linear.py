@@ -140,9 +140,9 @@ def matmul(
     grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
     expanded = (mt, nt) == expanded_tile(dtype, isa())
     if expanded:
-        stretch = _stretch(count, nt * expanded_nbytes(layout))
+        stretch = _stretch(count, nt * expanded_nbytes(layout) * count, m)
     else:
-        stretch = count if m <= mt else -(-count // -(-nt * group // STRETCH_BYTES))
+        stretch = count if m <= mt else _stretch(count, nt * group, m)
     args = (*addresses, m, n, count, stretch, group, most, times, *x_panels)
     scratch = (rows + mt) * nt * LANES * 4 + expanded * nt * stretch * expanded_nbytes(layout)
     streams = (addresses[0], nt * group) if times == 1 else (0, 0)
@@ -155,7 +155,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     (m, n), k, layout = t.shape, gate.shape[1], LAYOUTS[gate.dtype]
     most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
     rows = m if times == 1 else most + MAX_TILE
-    stretch = _stretch(k // 32, 2 * expanded_nbytes(layout))
+    stretch = _stretch(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m)
     args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, layout.group_nbytes(k), most, times)
     args = (*args, *act_panels(m, isa()))
     scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
@@ -163,9 +163,13 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
 
 
-def _stretch(count: int, nbytes: int) -> int:
-    """Of so many steps of k, `nbytes` of weights each: how many meet all rows before the next, in equal parts."""
-    return -(-count // -(-count * nbytes // STRETCH_BYTES))
+def _stretch(count: int, nbytes: int, m: int) -> int:
+    """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts.
+
+    While tiles of some rows run, the next weights are asked for: of few rows not many, for a core can have few lines
+    under way.
+    """
+    return -(-count // -(-nbytes // min(STRETCH_BYTES, (4 << 10) + 100 * m)))
 
 
 @lower("get_rows")
