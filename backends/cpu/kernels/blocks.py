@@ -47,10 +47,18 @@ class Packed:
         """Cache lines to ask for, and whether for the first-level cache: as many bytes as this block has, of the next
         group; and those of a few blocks later, for a processor with too many lines under way forgets what it was asked.
         """
+        far = [(line, False) for line in self._lines(group_nbytes)]
+        return [ask for both in zip(far, self.near_asks(), strict=True) for ask in both]
+
+    def near_asks(self):
+        nbytes = self.layout.bundle_nbytes // self.layout.bundle
+        return [(line, True) for line in self._lines(NEAR * nbytes)]
+
+    def _lines(self, ahead):
+        """As many as this block has, so many bytes later."""
         b, nbytes = self.b, self.layout.bundle_nbytes // self.layout.bundle
-        here = e.at(b, self.group, b.mul(self.i, e.i64(nbytes)))
-        later, far = e.at(b, here, NEAR * nbytes), e.at(b, here, group_nbytes)
-        return [(e.at(b, start, line), start is later) for line in range(0, nbytes, 64) for start in (far, later)]
+        start = e.at(b, e.at(b, self.group, b.mul(self.i, e.i64(nbytes))), ahead)
+        return [e.at(b, start, line) for line in range(0, nbytes, 64)]
 
     def vector(self, section, index):
         key = section, index

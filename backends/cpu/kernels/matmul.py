@@ -79,9 +79,11 @@ def quant_tile(dtype, mt, nt, form):
         return sums
 
     def asks_of(b, i, w, x, ahead):
+        packed = [Packed(b, layout, group, i) for group in w]
         if form is Packed:
-            return [ask for group in w for ask in form(b, layout, group, i).asks(ahead)]
-        return [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
+            return [ask for block in packed for ask in block.asks(ahead)]
+        weights = [ask for block in packed for ask in block.near_asks()] if form is Expanding else []
+        return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
     return tile_of(block_of, mt, nt, expanding=form is Expanding)
 
