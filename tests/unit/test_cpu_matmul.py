@@ -25,6 +25,7 @@ from backends.cpu.kernels.layout import (
     MAX_TILE,
     act_panels,
     rows_at_once,
+    tile_for,
     tiles,
 )
 from backends.cpu.lowering import LOWERINGS, REWRITES
@@ -218,6 +219,7 @@ def test_every_tile_has_the_same_bits(pool: Pool, dtype: str, monkeypatch: pytes
     n, k = 40, 512
     packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
     x = rng.normal(size=(19, k)).astype(np.float32)
+    monkeypatch.setattr(lower_linear, "act_panels", lambda m, _: (m, 1))  # one panel suits every tile
     results = []
     for shape in tiles(dtype, isa()):
         monkeypatch.setattr(lower_linear, "tile_for", lambda *_, shape=shape: shape)
@@ -344,6 +346,18 @@ def test_panels_hold_every_row() -> None:
             for kind in ISAS:
                 panel_rows, n_panels = act_panels(m, kind)
                 assert count == 1 or n_panels == 1 or rows % panel_rows == 0  # no tile is in two panels
+
+
+@pytest.mark.parametrize("kind", ISAS)
+def test_types_that_share_activations_agree_on_their_panels(kind: str) -> None:
+    """No tile's rows are in two panels, whatever the type."""
+    for m in (*range(1, 300), 511, 512, 513):
+        panel_rows, n_panels = act_panels(m, kind)
+        for dtype in QUANTISED:
+            rows, groups = tile_for(dtype, kind, m)
+            assert rows <= m
+            assert n_panels == 1 or rows == panel_rows
+            assert (rows, groups) in tiles(dtype, kind)
 
 
 def test_shape_rules() -> None:

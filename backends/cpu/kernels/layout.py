@@ -163,16 +163,21 @@ def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:
 def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
     """The tile for m rows: no taller than m, and the least work, as the last tile may overlap the one before."""
     expanded = expanded_tile(dtype, isa)
+    wide = expanded is not None and expanded[1] > 1
+    to_unpack = LAYOUTS[dtype].quants < 512
 
     def cost(tile: tuple[int, int]) -> tuple[float, int]:  # of a group, in products of a row; of equals the tallest
         rows, groups = tile
         once = rows * (1 + 0.5 / groups) + 2 * -(-rows // AT_ONCE)  # with loads of rows, and unpacking
-        return -(-m // rows) * once + (5 + groups if tile == expanded else 0), -rows
+        leaving = 0 if tile != expanded or wide else 3 if to_unpack else 6  # the weights expanded
+        return -(-m // rows) * once + leaving, -rows
 
-    return min((t for t in tiles(dtype, isa) if t[0] <= m), key=cost)
+    # With few rows memory is the limit, which is asked most evenly for packed weights
+    able = (t for t in tiles(dtype, isa) if t[0] <= m and not (wide and t == expanded and m <= MAX_TILE))
+    return min(able, key=cost)
 
 
 def act_panels(m: int, isa: str) -> tuple[int, int]:
-    """Rows of a panel of q8_act, and how many panels."""
+    """Rows of a panel of q8_act, and how many panels. Types that meet panels of one tile's rows all have that tile."""
     tile = tile_for("q8_0", isa, m)
     return (tile[0], m // tile[0]) if tile == expanded_tile("q8_0", isa) else (m, 1)
