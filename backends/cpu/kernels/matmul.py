@@ -85,7 +85,7 @@ def quant_tile(dtype, mt, nt, form):
         weights = [ask for block in packed for ask in block.near_asks()] if form is Expanding else []
         return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
-    return tile_of(block_of, mt, nt, expanding=form is Expanding)
+    return tile_of(block_of, mt, nt, form)
 
 
 def spread(items, n):
@@ -110,7 +110,7 @@ def float_tile(dtype, mt, nt):
     return tile_of(element_of, mt, nt)
 
 
-def tile_of(body, mt, nt, *, expanding=False):
+def tile_of(body, mt, nt, form=None):
     """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
 
     They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, `adding`
@@ -140,13 +140,13 @@ def tile_of(body, mt, nt, *, expanding=False):
             w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
             w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
             wide0 = b.inttoptr(a[12], e.I8P)
-            wide = [[e.at(b, wide0, b.mul(a[13], e.i64(n))) for n in range(nt)]] if expanding else []
+            wide = [[e.at(b, wide0, b.mul(a[13], e.i64(n))) for n in range(nt)]] if form is Expanding else []
             places = [e.at(b, sums0, 64 * i) for i in range(mt * nt)]
             fresh = b.icmp_signed("==", a[9], e.i64(0))
             start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
 
             ends = [e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))) for i in range(mt * nt)]
-            for place in ends:
+            for place in ends if form in (Expanded, Expanding) else ():  # they are many, and some are in y
                 e.prefetch(b, place, write=True)
 
             def step(i, acc):
