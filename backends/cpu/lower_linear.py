@@ -33,7 +33,6 @@ from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
 CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
-STRETCH_BYTES = cache_nbytes(1) // 2  # of weights that stay in the first-level cache while rows meet them
 MANY_ROWS = 64  # whose work can be handed out in larger parts
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
@@ -166,10 +165,10 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 def _stretch(count: int, nbytes: int, m: int) -> int:
     """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts.
 
-    While tiles of some rows run, the next weights are asked for: of few rows not many, for a core can have few lines
-    under way.
+    They take half of the first-level cache at most. While tiles of some rows run, the next weights are asked for: of
+    few rows not many, for a core can have few lines under way.
     """
-    return -(-count // -(-nbytes // min(STRETCH_BYTES, (4 << 10) + 100 * m)))
+    return -(-count // -(-nbytes // min(cache_nbytes(1) // 2, (4 << 10) + 100 * m)))
 
 
 @lower("get_rows")

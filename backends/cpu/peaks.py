@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from backends.cpu.isa import isa
+from backends.cpu.kernels.layout import peak_chains
 from backends.cpu.pool import Instruction, Pool, Table
 
 READ_BYTES = 512 << 20
@@ -17,7 +18,7 @@ UNITS = 24  # a thread
 
 def measure(pool: Pool) -> dict[str, float]:
     """Billions of bytes read and of multiply-adds done in a second: the best of three, in about a second altogether."""
-    chains = 12 if isa() == "avx512_vnni" else 6  # kernels/peaks.py
+    chains = peak_chains(isa())
     memory = np.ones(READ_BYTES, np.uint8)  # written, or every page would be the same page of zeros
     units = UNITS * pool.n_threads
     work = ITERATIONS * units * chains

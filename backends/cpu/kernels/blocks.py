@@ -48,15 +48,14 @@ class Packed:
         group; and those of a few blocks later, for a processor with too many lines under way forgets what it was asked.
         """
         far = [(line, False) for line in self._lines(group_nbytes)]
-        return [ask for both in zip(far, self.near_asks(), strict=True) for ask in both]
+        return [ask for both in zip(far, self._near_asks(), strict=True) for ask in both]
 
-    def near_asks(self):
-        nbytes = self.layout.bundle_nbytes // self.layout.bundle
-        return [(line, True) for line in self._lines(NEAR * nbytes)]
+    def _near_asks(self):
+        return [(line, True) for line in self._lines(NEAR * self.layout.block_nbytes)]
 
     def _lines(self, ahead):
         """As many as this block has, so many bytes later."""
-        b, nbytes = self.b, self.layout.bundle_nbytes // self.layout.bundle
+        b, nbytes = self.b, self.layout.block_nbytes
         start = e.at(b, e.at(b, self.group, b.mul(self.i, e.i64(nbytes))), ahead)
         return [e.at(b, start, line) for line in range(0, nbytes, 64)]
 
@@ -106,6 +105,9 @@ class Expanded:
         self.b, self.layout, nbytes = b, layout, expanded_nbytes(layout)
         self.at = e.at(b, group, b.mul(i, e.i64(nbytes)))
 
+    def asks(self, _ahead):
+        return []  # they stay in the first-level cache
+
     def quants(self, step):
         return e.load(self.b, e.at(self.b, self.at, 64 * step), e.V16I)
 
@@ -122,6 +124,9 @@ class Expanding(Packed):
     def __init__(self, b, layout, group, i, to):
         super().__init__(b, layout, group, i)
         self.to = e.at(b, to, b.mul(i, e.i64(expanded_nbytes(layout))))
+
+    def asks(self, _ahead):
+        return self._near_asks()  # the kernel asked for the others while earlier tiles ran
 
     def _left(self, vector, at):
         e.store(self.b, vector, e.at(self.b, self.to, at))

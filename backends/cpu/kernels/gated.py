@@ -80,11 +80,11 @@ def linear_glu(dtype, activation):
                         ask(a[0] + group, asked, min(stop, asked + each))
                         ask(a[1] + group, asked, min(stop, asked + each))
                         asked += each
+                        rest = xr, x_stride, sums, out, 128, 0, k0, k1, ahead, wide, nbytes
                         if r > 0:
-                            tile(wide, nbytes, 1, xr, x_stride, sums, out, 128, 0, k0, k1, ahead, 0, 0)
-                        else:
-                            gate, up = a[0] + group, a[1] - a[0]  # two groups of one weight, as it were
-                            first_tile(gate, up, 1, xr, x_stride, sums, out, 128, 0, k0, k1, ahead, wide, nbytes)
+                            tile(wide, nbytes, 1, *rest)
+                        else:  # gate and up are two groups of one weight, as it were
+                            first_tile(a[0] + group, a[1] - a[0], 1, *rest)
                 join(scratch, values + half * 64, rows)
             row = 0
             while row < rows:

@@ -91,6 +91,11 @@ class Layout:
     def bundle_nbytes(self) -> int:
         return self.quants_at + self.bundle * self.quants
 
+    @property
+    def block_nbytes(self) -> int:
+        """Of 32 k, with their part of what a bundle has once."""
+        return self.bundle_nbytes // self.bundle
+
     def group_nbytes(self, k: int) -> int:
         if self.block == 1:
             return k * self.quants
@@ -147,6 +152,11 @@ def tiles(dtype: str, isa: str) -> tuple[tuple[int, int], ...]:
     """The tile shapes that exist for a type, fewest rows first."""
     table = WIDE_TILES if isa == "avx512_vnni" else NARROW_TILES
     return table["float" if LAYOUTS[dtype].block == 1 else "int"]
+
+
+def peak_chains(isa: str) -> int:
+    """Independent sums of kernels/peaks.py, in registers: enough to hide an instruction's latency."""
+    return 12 if isa == "avx512_vnni" else 6
 
 
 def gemm_tile(isa: str) -> tuple[int, int, int]:

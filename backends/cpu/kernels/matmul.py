@@ -47,12 +47,12 @@ def quant_tile(dtype, mt, nt, form):
 
     def block_of(b, i, acc, w, x, ahead, wide):
         sums = list(acc)
-        asks = iter(spread(asks_of(b, i, w, x, ahead), 8 * len(halves)))
+        asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead), 8 * len(halves)))
         for rows, part in turns:
             if (rows, part) != turns[0]:
                 e.keep_order(b)
             if part == 0:
-                blocks = [form(b, layout, group, i, *to) for group, *to in zip(w, *wide, strict=True)]
+                blocks = blocks_of(b, i, w, wide)
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
             starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
@@ -78,14 +78,18 @@ def quant_tile(dtype, mt, nt, form):
                     sums[first + k] = e.fma(b, mins[k % nt], sums_x[k // nt], sums[first + k])
         return sums
 
-    def asks_of(b, i, w, x, ahead):
-        packed = [Packed(b, layout, group, i) for group in w]
+    def blocks_of(b, i, w, wide):
+        if form is Expanding:
+            return [form(b, layout, group, i, to) for group, to in zip(w, wide, strict=True)]
+        return [form(b, layout, group, i) for group in w]
+
+    def asks_of(b, blocks, x, ahead):
+        weights = [ask for block in blocks for ask in block.asks(ahead)]
         if form is Packed:
-            return [ask for block in packed for ask in block.asks(ahead)]
-        weights = [ask for block in packed for ask in block.near_asks()] if form is Expanding else []
+            return weights
         return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
-    return tile_of(block_of, mt, nt, form)
+    return tile_of(block_of, mt, nt, claiming=form is not Packed)
 
 
 def spread(items, n):
@@ -110,12 +114,13 @@ def float_tile(dtype, mt, nt):
     return tile_of(element_of, mt, nt)
 
 
-def tile_of(body, mt, nt, form=None):
+def tile_of(body, mt, nt, *, claiming=False):
     """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
 
     They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, `adding`
     to what is there if that is not 0. So many bytes `ahead` lies what a later tile reads: in packed weights the next
     group, with expanded ones the next rows. `wide` is where groups are left expanded, `wide_nbytes` apart.
+    A tile of many rows is `claiming` the lines of its sums early: some of them are in y.
     """
 
     @intrinsic
@@ -140,13 +145,13 @@ def tile_of(body, mt, nt, form=None):
             w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
             w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
             wide0 = b.inttoptr(a[12], e.I8P)
-            wide = [[e.at(b, wide0, b.mul(a[13], e.i64(n))) for n in range(nt)]] if form is Expanding else []
+            wide = [e.at(b, wide0, b.mul(a[13], e.i64(n))) for n in range(nt)]
             places = [e.at(b, sums0, 64 * i) for i in range(mt * nt)]
             fresh = b.icmp_signed("==", a[9], e.i64(0))
             start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
 
             ends = [e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))) for i in range(mt * nt)]
-            for place in ends if form in (Expanded, Expanding) else ():  # they are many, and some are in y
+            for place in ends if claiming else ():
                 e.prefetch(b, place, write=True)
 
             def step(i, acc):
@@ -198,6 +203,7 @@ def tile_at(first, row, m, panel_rows, n_panels, count):
     """Where x has the row of a tile whose rows begin at `first`, in numbers or blocks, and how many rows of each k.
 
     Panels begin where tiles do; but for the last, which takes what is left, a panel has the rows of one.
+    So this is quantize.py's `panel_of` without its division, for it is asked for each tile.
     """
     last_panel = (n_panels - 1) * panel_rows
     panel = min(first, last_panel)
@@ -255,11 +261,11 @@ def linear(dtype, shape, then=""):
                     if expanded:  # the next groups, for the first tile alone reads memory, which rests while others run
                         ask(w, asked, min(stop, asked + each))
                         asked += each
+                    rest = xr, x_stride, sums, out, stride, added, k0, k1, ahead, wide, wide_nbytes
                     if expanded and r > 0:
-                        tile(wide, wide_nbytes, nt, xr, x_stride, sums, out, stride, added, k0, k1, ahead, 0, 0)
+                        tile(wide, wide_nbytes, nt, *rest)
                     else:
-                        to = wide, wide_nbytes
-                        first_tile(w, group_nbytes, last, xr, x_stride, sums, out, stride, added, k0, k1, ahead, *to)
+                        first_tile(w, group_nbytes, last, *rest)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
                     copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns, 0)

@@ -7,9 +7,10 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.layout import peak_chains
 from backends.cpu.kernels.registry import kernel
 
-CHAINS = 12 if isa() == "avx512_vnni" else 6  # independent sums, in registers: enough to hide an instruction's latency
+CHAINS = peak_chains(isa())
 
 
 def busy_loop(step, n_vectors, kind):

@@ -34,7 +34,7 @@ from __future__ import annotations
 import time
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -128,7 +128,6 @@ write_fd = types.ExternalFunction("write", types.int64(types.int32, types.int64,
 
 def _walk(timed=False):
     """`timed`: thread 0 writes into each stage when it was done."""
-    from numba import njit
 
     @njit(forceinline=True)
     def streamed_next(stages, i, n, thread, n_threads):
@@ -251,29 +250,24 @@ def _walk(timed=False):
     return walk, do_serial
 
 
-def _fetch_first():
-    from numba import njit
-
-    @njit(forceinline=True)
-    def fetch_first(ctl, generation, thread, stages, n):
-        """Until the next step begins, fetch what this thread's stretches of these stages stream."""
-        n_threads, left = i64p(ctl)[COUNTERS + 1], i64p(ctl)[COUNTERS + 2]
-        for i in range(n):
-            first, count, chunks = i64p(stages + i * 64)[0], i64p(stages + i * 64)[1], i64p(stages + i * 64)[2]
-            begin, end = chunks * thread // n_threads, chunks * (thread + 1) // n_threads
-            for at in range(first, first + count * 64, 64):
-                ins = i64p(at)
-                line, stop = ins[5] + max(begin, 0) * ins[6], ins[5] + min(end, ins[4]) * ins[6]
-                begin, end = begin - ins[4], end - ins[4]
-                while line < stop:
-                    if atomic_load(ctl) != generation or left <= 0:
-                        return
-                    for _ in range(FETCHES):
-                        fetch(line)
-                        line += 64
-                    left -= FETCHES * 64
-
-    return fetch_first
+@njit(forceinline=True)
+def fetch_first(ctl, generation, thread, stages, n):
+    """Until the next step begins, fetch what this thread's stretches of these stages stream."""
+    n_threads, left = i64p(ctl)[COUNTERS + 1], i64p(ctl)[COUNTERS + 2]
+    for i in range(n):
+        first, count, chunks = i64p(stages + i * 64)[0], i64p(stages + i * 64)[1], i64p(stages + i * 64)[2]
+        begin, end = chunks * thread // n_threads, chunks * (thread + 1) // n_threads
+        for at in range(first, first + count * 64, 64):
+            ins = i64p(at)
+            line, stop = ins[5] + max(begin, 0) * ins[6], ins[5] + min(end, ins[4]) * ins[6]
+            begin, end = begin - ins[4], end - ins[4]
+            while line < stop:
+                if atomic_load(ctl) != generation or left <= 0:
+                    return
+                for _ in range(FETCHES):
+                    fetch(line)
+                    line += 64
+                left -= FETCHES * 64
 
 
 @kernel("step")
@@ -309,7 +303,6 @@ def step(clock=""):
 def worker():
     """f(ctl, thread, pipe, spins): serve steps until told to stop; after `spins` empty looks, sleep on the pipe."""
     walk, _ = _walk()
-    fetch_first = _fetch_first()
 
     def run(ctl, thread, pipe, spins):
         last = atomic_load(ctl)
