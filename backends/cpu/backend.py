@@ -50,7 +50,7 @@ class CPUBackend:
         return rule(t) if rule else t
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        return fuse(fuse_rounding(fetches, mine), mine)
+        return fuse(*fuse_rounding(fetches, mine))
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         return Memory(aligned(nbytes) if feeds else self._states.take(nbytes))

@@ -1,11 +1,14 @@
-"""Products of the same activations as one node (`linear_parts`): their instructions need not wait for each other."""
+"""Products of the same few activations as one node (`linear_parts`): their instructions need not wait for each other.
+
+With many rows each of them keeps all threads busy for long.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from backends.cpu.packing import packed
+from backends.cpu.packing import MANY_ROWS, packed
 from graph.ops.fused import part_of
 from graph.tensor import Tensor, toposort, with_sources
 
@@ -15,7 +18,7 @@ def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Ten
     order = toposort(fetches)
     families: dict[int, list[Tensor]] = defaultdict(list)  # by their activations
     for t in order:
-        if t.op in ("linear_q8", "linear_f32") and packed(t.src[1]) and mine(t):
+        if t.op in ("linear_q8", "linear_f32") and packed(t.src[1]) and t.shape[0] < MANY_ROWS and mine(t):
             families[id(t.src[0])].append(t)
     family_of = {id(t): family for family in families.values() if len(family) > 1 for t in family}
     if not family_of:

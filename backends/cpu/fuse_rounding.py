@@ -15,20 +15,24 @@ from collections.abc import Callable, Sequence
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels.layout import LANES, expanded_tile, tile_for
+from backends.cpu.packing import MANY_ROWS
 from graph.backend import Rules
-from graph.ops.fused import attention_act, linear_glu_act, linear_q8_add, rms_norm_act
+from graph.ops.fused import attention_act, glu_act, linear_glu_act, linear_q8_add, rms_norm_act
 from graph.tensor import Tensor, toposort, with_sources
 
 Alone = Callable[[Tensor, str], bool]
+Mine = Callable[[Tensor], bool]
 FUSIONS = Rules[Callable[[Tensor, Alone], Tensor | None]]()
 fusion = FUSIONS.of
-MANY_ROWS = 64  # fewer leave what lies between in the second-level cache
 
 
 @fusion("quantize_act")
 def _(t: Tensor, alone: Alone) -> Tensor | None:
-    """A norm, attention, or the gated part of a feed-forward block (gate, up and what joins them), and its rounding."""
+    """A norm, attention, or what joins gate and up of a feed-forward block, with the rounding of what they give; of
+    many rows gate and up, too."""
     (y,), group = t.src, t.attrs.get("group", 32)
+    if alone(y, "glu") and y.src[0].shape == y.src[1].shape:
+        return _gated(t, y, group, alone)
     if t.shape[0] < MANY_ROWS:
         return None
     if alone(y, "rms_norm") and len(y.shape) == 2 and y.src[1].shape:
@@ -38,14 +42,16 @@ def _(t: Tensor, alone: Alone) -> Tensor | None:
         in_blocks = q.shape[1] // k.shape[1] * q.shape[2] % 32 == 0  # of each key head
         can = in_blocks and q.shape[2] % 2 == 0  # what has no kernel has no rounding either
         return attention_act(*y.src[0].src, **y.src[0].attrs, name=t.name) if can else None
-    if group != 32 or not alone(y, "glu"):
-        return None
-    gate, up = y.src
-    if gate is up or not (alone(gate, "linear_q8") and alone(up, "linear_q8")) or gate.src[0] is not up.src[0]:
-        return None
-    if gate.src[1].dtype != up.src[1].dtype or not _tiles_of_two(gate):
-        return None
-    return linear_glu_act(gate.src[0], gate.src[1], up.src[1], activation=y.attrs["activation"], name=t.name)
+    return None
+
+
+def _gated(t: Tensor, y: Tensor, group: int, alone: Alone) -> Tensor:
+    (gate, up), activation = y.src, y.attrs["activation"]
+    products = gate is not up and alone(gate, "linear_q8") and alone(up, "linear_q8") and gate.src[0] is up.src[0]
+    alike = products and gate.src[1].dtype == up.src[1].dtype
+    if alike and group == 32 and t.shape[0] >= MANY_ROWS and _tiles_of_two(gate):
+        return linear_glu_act(gate.src[0], gate.src[1], up.src[1], activation=activation, name=t.name)
+    return glu_act(gate, up, activation=activation, group=group, name=t.name)
 
 
 @fusion("add")
@@ -64,23 +70,25 @@ def _tiles_of_two(product: Tensor) -> bool:
     return tile[1] == 2 and tile == expanded_tile(dtype, isa())
 
 
-def fuse_rounding(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-    """The same values from fewer nodes."""
+def fuse_rounding(fetches: Sequence[Tensor], mine: Mine) -> tuple[Sequence[Tensor], Mine]:
+    """The same values from fewer nodes, and which of these run on this backend."""
     order = toposort(fetches)
-    if not any(t.op in FUSIONS and len(t.shape) == 2 and t.shape[0] >= MANY_ROWS for t in order):
-        return fetches
+    if not any(t.op == "quantize_act" for t in order):
+        return fetches, mine
     readers = Counter(id(s) for t in order for s in t.src)
     readers.update(id(f) for f in fetches)
     made: dict[int, Tensor] = {}  # by the old node
-    old: dict[int, Tensor] = {}  # by what was made
+    old: dict[int, tuple[Tensor, Tensor]] = {}  # by what was made, which stays alive with it
+
+    def before(t: Tensor) -> Tensor:
+        return old[id(t)][0] if id(t) in old else t
 
     def alone(t: Tensor, op: str) -> bool:
-        before = old.get(id(t), t)
-        return t.op == op and mine(before) and readers[id(before)] == 1
+        return t.op == op and mine(before(t)) and readers[id(before(t))] == 1
 
     for t in order:
         node = with_sources(t, tuple([made[id(s)] for s in t.src]))
         rule = FUSIONS.get(t.op) if mine(t) else None
         node = rule(node, alone) or node if rule else node
-        made[id(t)], old[id(node)] = node, t
-    return tuple(made[id(f)] for f in fetches)
+        made[id(t)], old[id(node)] = node, (t, node)
+    return tuple(made[id(f)] for f in fetches), lambda t: mine(before(t))

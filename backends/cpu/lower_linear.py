@@ -25,16 +25,18 @@ from backends.cpu.kernels.layout import (
 from backends.cpu.lower_basic import rows_of
 from backends.cpu.lower_gemm import tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
-from backends.cpu.packing import packed, packed_act
+from backends.cpu.packing import MANY_ROWS, packed, packed_act
 from backends.cpu.pool import Instruction, bits
+from backends.cpu.weights import packed_nbytes
 from graph.dtype import DTYPES
 from graph.ops.linear import linear_f32, linear_q8, pack_act, quantize_act
 from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
-CHUNK_MACS = 1 << 22  # the same for many rows, 10 to 20 µs
-MANY_ROWS = 64  # whose work can be handed out in larger parts
+HELD_CHUNK_BYTES, FEWEST_CHUNKS = 1 << 19, 16  # where results are written at the end of a chunk (kernels/matmul.py)
+CHUNK_MACS = 1 << 22  # for many rows, 10 to 20 µs
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
+GLU_OF_UNIT = 1024  # numbers, a multiple of every group that shares a scale
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
 
 
@@ -76,6 +78,15 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction(f"rms_norm_act:{t.attrs['group']}", args, m, 32, scratch=4 * k)]
 
 
+@lower("glu_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    m, k = t.shape
+    units = m * -(-k // GLU_OF_UNIT)
+    args = (*map(at, t.src), at(t), m, k // 32, GLU_OF_UNIT // 32, *act_panels(m, isa()))
+    kernel = f"glu_act:{t.attrs['activation']}:{t.attrs['group']}"
+    return [Instruction(kernel, args, units, 2 if m < MANY_ROWS else 16, scratch=4 * GLU_OF_UNIT)]
+
+
 @lower("pack_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
@@ -104,9 +115,10 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
         return None
     found: list[Instruction] = []
     y, m = at(t), x.shape[0]
+    nbytes = sum(packed_nbytes(w.dtype, *w.shape) for w in ws)
     for w in ws:
         n, k = w.shape
-        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, beside=bool(found))
+        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, beside=bool(found))
         y += 4 * m * n
     return found
 
@@ -123,27 +135,40 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def matmul(
-    dtype: str, addresses: tuple[int, int, int], shape: tuple[int, ...], k: int, *, beside: bool = False
+    dtype: str,
+    addresses: tuple[int, int, int],
+    shape: tuple[int, ...],
+    k: int,
+    nbytes: int = 0,
+    *,
+    beside: bool = False,
 ) -> list[Instruction]:
-    """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy."""
+    """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy.
+
+    `nbytes`: of all weights of the stage, if there are others.
+    """
     m, n = shape
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
     count = k // min(32, layout.block)
-    most, times = rows_at_once(m, count * ACT_BLOCK) if layout.block > 1 else (m, 1)
-    x_panels = act_panels(m, isa()) if layout.block > 1 else (m, 1)
     group = layout.group_nbytes(k)
-    groups = -(-n // LANES)
-    strips = -(-groups // nt)
-    rows = m if times == 1 else most + MAX_TILE
-    grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
-    expanded = (mt, nt) == expanded_tile(dtype, isa())
-    if expanded:
+    strips = -(-n // (nt * LANES))
+    args: tuple[int, ...] = (*addresses, m, n, count)
+    if (mt, nt) == expanded_tile(dtype, isa()):
+        most, times = rows_at_once(m, count * ACT_BLOCK)
+        rows = m if times == 1 else most + MAX_TILE
         stretch = _stretch(count, nt * expanded_nbytes(layout) * count, m)
+        args = (*args, stretch, group, most, times, *act_panels(m, isa()))
+        grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
+        scratch = (rows + mt) * nt * LANES * 4 + nt * stretch * expanded_nbytes(layout)
     else:
-        stretch = count if m <= mt else _stretch(count, nt * group, m)
-    args = (*addresses, m, n, count, stretch, group, most, times, *x_panels)
-    scratch = (rows + mt) * nt * LANES * 4 + expanded * nt * stretch * expanded_nbytes(layout)
+        times, nbytes = 1, max(nbytes, nt * group * strips)
+        holds = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2)
+        chunk = min(HELD_CHUNK_BYTES, nt * group * strips // FEWEST_CHUNKS) if holds else CHUNK_BYTES
+        grain = max(1, chunk // (nt * group))
+        held = grain if holds else 0
+        args = (*args, count if m <= mt else _stretch(count, nt * group, m), group, held)
+        scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
     streams = (addresses[0], nt * group) if times == 1 else (0, 0)
     return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, times * strips, grain, scratch, streams, beside)]
 

@@ -10,6 +10,8 @@ from graph.tensor import Tensor
 
 _packed_acts: OrderedDict[tuple[Any, ...], tuple[Tensor, Tensor]] = OrderedDict()
 
+MANY_ROWS = 64  # of activations, whose work is handed out in larger parts; fewer stay in the second-level cache
+
 
 def packed(t: Tensor) -> bool:
     """Whether a source's bytes are a packed weight."""

@@ -75,7 +75,7 @@ def _kernels(t: Tensor) -> Iterator[str]:
             yield from (f"linear:{params[2]}:{rows}x{groups}" for rows, groups in tiles(params[2], isa()))
         elif family == "linear_glu":
             apart = (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
-            yield from (instruction.kernel, f"glu:{params[1]}", "quantize_act:32", *apart)
+            yield from (instruction.kernel, f"glu_act:{params[1]}:32", *apart)
         elif family == "attention" and params[4:]:
             yield from (instruction.kernel, ":".join((family, *params[:4])), "quantize_act:32")
         elif family == "rms_norm_act":

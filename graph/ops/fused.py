@@ -77,6 +77,18 @@ def _(xq: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Shape, str
 
 
 @op
+def glu_act(gate: Array, up: Array, *, activation: str, group: int = ACT_BLOCK) -> Array:
+    """`quantize_act` of `glu`."""
+    return quantize_act.reference(glu.reference(gate, up, activation=activation), group=group)
+
+
+@glu_act.shape
+def _(gate: Tensor, up: Tensor, activation: str, group: int = ACT_BLOCK) -> tuple[Shape, str]:
+    require(gate.shape == up.shape, "glu_act", "gate and up differ in shape", gate, up)
+    return quantize_act.shape_rule(gate, group)
+
+
+@op
 def linear_q8_add(xq: Array, w: Array, y: Array) -> Array:
     """y (T, N) + `linear_q8` of xq (T, K) and w (N, K)."""
     return y + linear_q8.reference(xq, w)

@@ -79,18 +79,19 @@ def test_a_gated_block_of_many_rows_is_one_instruction(
 
 
 @wide
-def test_products_that_others_read_stay_apart(backends: list[CPUBackend]) -> None:
+@pytest.mark.parametrize(("rows", "parts", "products"), [(8, 1, 1), (64, 0, 3)])
+def test_products_that_others_read_stay_apart(backends: list[CPUBackend], rows: int, parts: int, products: int) -> None:
     values = {name: (RNG.normal(size=(64, 64)), "q8_0") for name in ("gate", "up", "down")}
-    feeds = {"x": RNG.normal(size=(64, 64)).astype(np.float32)}
+    feeds = {"x": RNG.normal(size=(rows, 64)).astype(np.float32)}
 
     def build(w: dict[str, Tensor]) -> list[Tensor]:
-        x = feed("x", (64, 64))
+        x = feed("x", (rows, 64))
         gate, up = (linear(x, w[name]) for name in ("gate", "up"))
         return [linear(mul(silu(gate), up), w["down"]), up]
 
     _, ops = run(backends[0], build, values, feeds)
     assert "linear_glu_act" not in ops
-    assert [ops.count(op) for op in ("linear_parts", "linear_q8")] == [1, 1]  # both of x in one stage, and down
+    assert [ops.count(op) for op in ("linear_parts", "linear_q8")] == [parts, products]  # few rows: both of x in one
 
 
 @pytest.mark.parametrize(("dtype", "rows", "k"), [("q8_0", 64, 96), ("q4_k", 535, 256)])
@@ -158,11 +159,23 @@ def test_attention_is_rounded_at_once(backends: list[CPUBackend], heads: int, ro
     assert results[0] == results[1]
 
 
-def test_few_rows_stay_apart(backends: list[CPUBackend]) -> None:
-    values = {name: (RNG.normal(size=(64, 64)), "q8_0") for name in ("gate", "up", "down")}
-    feeds = {"x": RNG.normal(size=(8, 64)).astype(np.float32)}
-    _, ops = run(backends[0], lambda w: feed_forward(w, 8, silu), values, feeds)
+@pytest.mark.parametrize(
+    ("dtype", "rows", "n"), [("q8_0", 1, 64), ("q4_0", 8, 1056), ("q6_k", 77, 2304), ("q4_k", 3, 256)]
+)
+@pytest.mark.parametrize("activation", [silu, gelu])
+def test_what_joins_gate_and_up_is_rounded_at_once(
+    backends: list[CPUBackend], activation: Callable[[Tensor], Tensor], dtype: str, rows: int, n: int
+) -> None:
+    shapes = {"gate": (n, 256), "up": (n, 256), "down": (21, n)}
+    values = {name: (RNG.normal(size=shape).astype(np.float32), dtype) for name, shape in shapes.items()}
+    feeds = {"x": RNG.normal(size=(rows, 256)).astype(np.float32)}
+    feeds["x"][0, 5] = np.nan
+    (y,), ops = run(backends[0], lambda w: feed_forward(w, rows, activation), values, feeds)
+    (expected,), _ = run(backends[1], lambda w: feed_forward(w, rows, activation), values, feeds)
+    assert ops[-2:] == ["glu_act", "linear_q8"]
     assert "linear_glu_act" not in ops
+    assert y.tobytes() == expected.tobytes()
+    assert np.isnan(y).all(1).tolist() == [True] + [False] * (rows - 1)
 
 
 def test_kernels_of_few_rows_are_known_from_a_graph_of_many(

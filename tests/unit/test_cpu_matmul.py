@@ -29,6 +29,7 @@ from backends.cpu.kernels.layout import (
     tiles,
 )
 from backends.cpu.lowering import LOWERINGS, REWRITES
+from backends.cpu.memory import aligned
 from backends.cpu.pool import Instruction, Pool, Table
 from backends.cpu.weights import pack_instructions, packed_nbytes
 from graph.ops.linear import linear, pack_act, quantize_act
@@ -49,8 +50,10 @@ def pool() -> Iterator[Pool]:
 
 
 def guarded(nbytes: int, fill: int = 0xCB) -> np.ndarray:
-    """Memory with a guard on either side."""
-    return np.full(nbytes + 2 * GUARD, fill, np.uint8)
+    """Memory at a multiple of 64 with a guard on either side."""
+    memory = aligned(nbytes + 2 * GUARD)
+    memory[:] = fill
+    return memory
 
 
 def intact(memory: np.ndarray) -> bool:
@@ -211,6 +214,21 @@ def test_a_row_has_the_same_bits_in_any_company(pool: Pool, dtype: str) -> None:
         for where, grain in ((pool, 0), (pool, 1), (lone, 3)):
             np.testing.assert_array_equal(multiply(where, part, packed, dtype, n, grain), alone[first : first + m])
     lone.close()
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])
+def test_results_of_large_weights_are_held_back(pool: Pool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(12)
+    monkeypatch.setattr(lower_linear, "FEWEST_CHUNKS", 3)
+    for n in (16, 53, 320):  # rows that begin at multiples of 64 bytes or not, units that divide or not
+        packed = pack(pool, gguf_bytes(rng, dtype, n, 512), dtype, n, 512)
+        x = rng.normal(size=(19, 512)).astype(np.float32)
+        monkeypatch.setattr(lower_linear, "cache_nbytes", lambda level: 1 << 20)
+        expected = {m: multiply(pool, x[:m], packed, dtype, n) for m in (2, 5, 8, 11, 16, 19)}
+        monkeypatch.setattr(lower_linear, "cache_nbytes", lambda level: 0 if level == 2 else 1 << 20)
+        for m, y in expected.items():
+            for grain in (0, 1, 5, 100):
+                np.testing.assert_array_equal(multiply(pool, x[:m], packed, dtype, n, grain), y)
 
 
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_k", "f32"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import select
 import signal
 import subprocess
@@ -52,6 +53,12 @@ def works() -> None:
 
 def no_compiler(name: str) -> bytes:
     raise AssertionError(f"{name} was compiled again")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about a register of x86-64")
+def test_addresses_do_not_begin_with_rbp() -> None:
+    """It is the frame pointer: push rbp; mov rbp, rsp. In `linear` LLVM would have prefetches begin with it."""
+    assert b"\x55\x48\x89\xe5" in jit.compile_kernel("linear:q8_0:8x1")
 
 
 def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,13 +67,16 @@ def fetch(typingctx, address):
     return types.void(types.int64), codegen
 
 
-def again(b, pointer):
-    """The same pointer, which the compiler takes for another one.
+@intrinsic
+def written(typingctx):
+    """What was written past the caches is in memory before anything that is written later."""
 
-    A number that is loaded through each, once for each use, needs no instruction and no register of its own: the load
-    is an operand of what uses it, where the processor has such operands.
-    """
-    return b.call(ir.InlineAsm(ir.FunctionType(I8P, [I8P]), "", "=r,0"), [pointer])
+    def codegen(ctx, b, sig, a):
+        if "x86" in b.module.triple or "i686" in b.module.triple:
+            call(b, "llvm.x86.sse.sfence", ir.VoidType(), [])
+        return ctx.get_dummy_value()
+
+    return types.void(), codegen
 
 
 def smaller(b, x, y):

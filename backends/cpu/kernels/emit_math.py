@@ -123,10 +123,11 @@ def larger(b, x, y):
     return b.select(b.fcmp_ordered(">", y, x), y, x)
 
 
-def elements(n_inputs, n_scalars, formula, widths=(LANES, 1)):
+def elements(n_inputs, n_scalars, formula, widths=(LANES, 1), *, past_caches=False):
     """intrinsic f(inputs…, y, n, scalars…): y[i] = formula(b, [x[i] …], [scalar …]) for i < n, in vectors of 16.
 
-    Addresses are int64, scalars f32. y may be one of the inputs. `widths`: of vectors, powers of 2.
+    Addresses are int64, scalars f32. y may be one of the inputs. `widths`: of vectors, powers of 2. `past_caches`: y is
+    at a multiple of 64 and goes to memory.
     """
 
     def emit(b, args):
@@ -145,7 +146,10 @@ def elements(n_inputs, n_scalars, formula, widths=(LANES, 1)):
             for p in at[:-1]:
                 values.append(b.load(p))
                 values[-1].align = 4
-            b.store(formula(b, values, [splat(b, s, n) for s in scalars]), at[-1]).align = 4
+            put = b.store(formula(b, values, [splat(b, s, n) for s in scalars]), at[-1])
+            put.align = 64 if past_caches else 4
+            if past_caches:
+                put.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
             following = b.add(i, ir.Constant(I64, n))
             i.add_incoming(following, b.block)
             b.cbranch(b.icmp_signed("<", following, stop), body, done)
@@ -164,5 +168,7 @@ def elements(n_inputs, n_scalars, formula, widths=(LANES, 1)):
     return intrinsic(scope["run"])
 
 
+copied = elements(1, 0, lambda b, x, s: x[0])
+past_caches = elements(1, 0, lambda b, x, s: x[0], (LANES,), past_caches=True)  # `emit.written` has to follow
 added = elements(2, 0, lambda b, x, s: b.fadd(x[0], x[1]))
 scaled = elements(1, 1, lambda b, x, s: b.fmul(x[0], s[0]))

@@ -1,7 +1,9 @@
-"""The gated part of a feed-forward block for many rows: `linear_glu:<type>:<activation>`.
+"""The gated part of a feed-forward block, rounded for the product that follows: `glu_act:<activation>:<group>` of what
+gate and up made, `linear_glu:<type>:<activation>` with both products for many rows.
 
-A tile has 16 outputs of gate beside the same 16 of up, so both are in the first-level cache when they meet, and what
-is written is a quarter of one of them. Every number has the bits that `linear`, `glu` and `quantize_act` give it.
+A tile of these has 16 outputs of gate beside the same 16 of up, so both are in the first-level cache when they meet,
+and what is written is a quarter of one of them. Every number has the bits that `linear`, `glu` and `quantize_act` give
+it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Expanding
 from backends.cpu.kernels.elementwise import ACTIVATIONS
+from backends.cpu.kernels.emit_math import elements
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
-from backends.cpu.kernels.matmul import ask, quant_tile, share, tile_at
-from backends.cpu.kernels.quantize import panel_of, round_each
+from backends.cpu.kernels.matmul import ask, share, tile_at
+from backends.cpu.kernels.matmul_tile import quant_tile
+from backends.cpu.kernels.quantize import panel_of, round_each, row_rounder
 from backends.cpu.kernels.registry import kernel
 
 
@@ -37,6 +41,29 @@ def gated(activation):
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 3), codegen
+
+    return run
+
+
+@kernel("glu_act")
+def glu_act(activation, group_size):
+    """a: gate, up, y, m, blocks of a row, blocks of a unit, panel rows, panels. A unit is a part of a row.
+
+    Scratch: a unit as floats.
+    """
+    join = elements(2, 0, lambda b, x, s: b.fmul(ACTIVATIONS[activation](b, x[0]), x[1]))
+    round_row = row_rounder(int(group_size))
+
+    def run(a, begin, end, scratch):
+        m, count, most, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7]
+        parts = (count + most - 1) // most
+        for unit in range(begin, end):
+            row, first = unit // parts, unit % parts * most
+            n = min(most, count - first)
+            at = (row * count + first) * 128
+            join(a[0] + at, a[1] + at, scratch, n * 32)
+            r0, rows = panel_of(row, m, panel_rows, n_panels)
+            round_row(scratch, a[2] + (r0 * count + first * rows + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, n)
 
     return run
 

@@ -2,8 +2,7 @@
 
 Two cores of which each may be shared with a stranger have less room for instructions than for multiply-adds, so a step
 over k should have few of them: 8 × 3 vectors need 3 loads of B and 8 numbers of A spread over a register for 24
-multiply-adds (12 × 2: 2 and 12), and TWICE of these rows do without the spreading: their number is an operand of what
-uses it, read once for each vector of B.
+multiply-adds (12 × 2: 2 and 12).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from backends.cpu.kernels.layout import gemm_tile
 
 MT, NR, KC = gemm_tile(isa())
 VECTORS = NR // 16
-TWICE = frozenset((0, 2, 4)) if isa() == "avx512_vnni" else frozenset()  # rows
 UNROLLED = 4  # steps
 
 
@@ -74,25 +72,22 @@ def tile_of(vectors, whole):
 
             def steps_of(n):
                 def body(i, values):
-                    *ways, at_b = values[: vectors + 1]  # as many ways to A as a row of it has readers
-                    sums = values[vectors + 1 :]
+                    at_a, at_b, *sums = values
                     for k in range(n):
                         columns = [e.load(bl, e.at(bl, at_b, 4 * (NR * k + 16 * v)), e.V16F, 4) for v in range(vectors)]
                         out = []
                         for r in range(MT):
-                            read = [e.at(bl, way, 4 * (MT * k + r)) for way in (ways if r in TWICE else ways[:1])]
-                            x = [e.splat(bl, e.load(bl, p, e.F32, 4)) for p in read]
-                            out += [e.fma(bl, columns[v], x[v % len(x)], sums[r * vectors + v]) for v in range(vectors)]
+                            x = e.splat(bl, e.load(bl, e.at(bl, at_a, 4 * (MT * k + r)), e.F32, 4))
+                            out += [e.fma(bl, columns[v], x, sums[r * vectors + v]) for v in range(vectors)]
                         sums = out
-                    ways = [e.again(bl, e.at(bl, way, 4 * MT * n)) for way in ways]
-                    return [*ways, e.again(bl, e.at(bl, at_b, 4 * NR * n)), *sums]
+                    return [e.at(bl, at_a, 4 * MT * n), e.at(bl, at_b, 4 * NR * n), *sums]
 
                 return body
 
-            values = [*(e.again(bl, pa) for _ in range(vectors)), pb, *sums]
+            values = [pa, pb, *sums]
             values = e.loop_from_zero(bl, bl.sdiv(args[4], e.i64(UNROLLED)), values, steps_of(UNROLLED))
             values = e.loop_from_zero(bl, bl.srem(args[4], e.i64(UNROLLED)), values, steps_of(1))
-            put_sums(bl, values[vectors + 1 :], places, masks)
+            put_sums(bl, values[2:], places, masks)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 8), codegen

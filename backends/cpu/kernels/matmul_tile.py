@@ -1,0 +1,155 @@
+"""The register tile of products with packed weights (layout.py): `mt` activation rows × `nt` groups of 16 outputs.
+
+Its accumulators stay in registers over a stretch of K. Each output is one chain of fused multiply-adds over k (over
+blocks of 32 for quantised types), whatever the tile, so the bits of a row do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from numba import types
+from numba.extending import intrinsic
+
+from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.blocks import Expanding, Packed
+from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM, AT_ONCE, LAYOUTS
+
+
+def quant_tile(dtype, mt, nt, form):
+    """A tile of quantised weights, as one of the forms of blocks.py: a loop over blocks of 32.
+
+    Between the dots of a block the memory is asked for what comes later: with few rows it is the limit, and it has to
+    be asked all the time, for few lines can be under way at once. So a block of packed weights meets up to 16 rows,
+    AT_ONCE by AT_ONCE, before the next.
+    """
+    layout = LAYOUTS[dtype]
+    biased = not layout.mins
+    halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
+    turns = [(rows, part) for rows in halves for part in range(layout.parts)]
+
+    def block_of(b, i, acc, w, x, ahead, wide):
+        sums = list(acc)
+        asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead), 8 * len(halves)))
+        for rows, part in turns:
+            if (rows, part) != turns[0]:
+                e.keep_order(b)
+            if part == 0:
+                blocks = blocks_of(b, i, w, wide)
+            xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
+            offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
+            starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
+            dots = [start for start in starts for _ in blocks]
+            for step in range(8 // layout.parts * part, 8 // layout.parts * (part + 1)):
+                for line, near in next(asks):
+                    e.prefetch(b, line, near=near)
+                u = [block.quants(step) for block in blocks]
+                for j, row in enumerate(xs):
+                    x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
+                    for n in range(nt):
+                        dots[j * nt + n] = e.dot(b, dots[j * nt + n], u[n], x4, biased)
+            scales = [block.scale(part) for block in blocks]
+            scales_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4)) for row in xs]
+            terms = [e.dot_times(b, dot, scales[k % nt]) for k, dot in enumerate(dots)]
+            first = rows[0] * nt
+            for k, term in enumerate(terms):
+                sums[first + k] = e.fma(b, term, scales_x[k // nt], sums[first + k])
+            if layout.mins:
+                mins = [block.min() for block in blocks]
+                sums_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
+                for k in range(len(dots)):
+                    sums[first + k] = e.fma(b, mins[k % nt], sums_x[k // nt], sums[first + k])
+        return sums
+
+    def blocks_of(b, i, w, wide):
+        if form is Expanding:
+            return [form(b, layout, group, i, to) for group, to in zip(w, wide, strict=True)]
+        return [form(b, layout, group, i) for group in w]
+
+    def asks_of(b, blocks, x, ahead):
+        weights = [ask for block in blocks for ask in block.asks(ahead)]
+        if form is Packed:
+            return weights
+        return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
+
+    return tile_of(block_of, mt, nt, claiming=form is not Packed)
+
+
+def spread(items, n):
+    """n lists of them, in order and about as long."""
+    ends = [-(-len(items) * i // n) for i in range(n + 1)]
+    return [items[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def float_tile(dtype, mt, nt):
+    """A tile of floats: a loop over k."""
+
+    def element_of(b, i, acc, w, x, _ahead, _wide):
+        ws = []
+        for group in w:
+            ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
+        out = []
+        for j in range(mt):
+            xj = e.splat(b, e.load(b, e.at(b, x, 4 * j), e.F32, 4))
+            out += [e.fma(b, ws[n], xj, acc[j * nt + n]) for n in range(nt)]
+        return out
+
+    return tile_of(element_of, mt, nt)
+
+
+def tile_of(body, mt, nt, *, claiming=False):
+    """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
+
+    They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, `adding`
+    to what is there if that is not 0. So many bytes `ahead` lies what a later tile reads: in packed weights the next
+    group, with expanded ones the next rows. `wide` is where groups are left expanded, `wide_nbytes` apart.
+    A tile of many rows is `claiming` the lines of its sums early: some of them are in y.
+    """
+
+    @intrinsic
+    def tile(
+        typingctx,
+        w,
+        group_nbytes,
+        last,
+        x,
+        x_stride,
+        sums,
+        out,
+        out_stride,
+        adding,
+        begin,
+        end,
+        ahead,
+        wide,
+        wide_nbytes,
+    ):
+        def codegen(ctx, b, sig, a):
+            w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
+            w = [e.at(b, w0, b.mul(a[1], e.smaller(b, a[2], e.i64(n)))) for n in range(nt)]
+            wide0 = b.inttoptr(a[12], e.I8P)
+            wide = [e.at(b, wide0, b.mul(a[13], e.i64(n))) for n in range(nt)]
+            places = [e.at(b, sums0, 64 * i) for i in range(mt * nt)]
+            fresh = b.icmp_signed("==", a[9], e.i64(0))
+            start = [b.select(fresh, e.each(0.0), e.load(b, p, e.V16F)) for p in places]
+
+            ends = [e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))) for i in range(mt * nt)]
+            for place in ends if claiming else ():
+                e.prefetch(b, place, write=True)
+
+            def step(i, acc):
+                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[11], wide)
+
+            values = e.loop(b, a[9], a[10], start, step)
+            with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (added, put):
+                with added:
+                    for place, value in zip(ends, values, strict=True):
+                        e.store(b, b.fadd(e.load(b, place, e.V16F), value), place)
+                with put:
+                    for place, value in zip(ends, values, strict=True):
+                        e.store(b, value, place)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 14), codegen
+
+    return tile
