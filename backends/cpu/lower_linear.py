@@ -34,6 +34,7 @@ from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
 HELD_CHUNK_BYTES, FEWEST_CHUNKS = 1 << 19, 16  # where results are written at the end of a chunk (kernels/matmul.py)
+LARGE_GROUP_BYTES = 1 << 14  # of weights, beside which results are few: those written past the caches are read again
 CHUNK_MACS = 1 << 22  # for many rows, 10 to 20 µs
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
 GLU_OF_UNIT = 1024  # numbers, a multiple of every group that shares a scale
@@ -163,7 +164,7 @@ def matmul(
         scratch = (rows + mt) * nt * LANES * 4 + nt * stretch * expanded_nbytes(layout)
     else:
         times, nbytes = 1, max(nbytes, nt * group * strips)
-        holds = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2)
+        holds = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2) and group >= LARGE_GROUP_BYTES
         chunk = min(HELD_CHUNK_BYTES, nt * group * strips // FEWEST_CHUNKS) if holds else CHUNK_BYTES
         grain = max(1, chunk // (nt * group))
         held = grain if holds else 0
