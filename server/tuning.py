@@ -10,11 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.errors import ModelFileError
 from server.errand import Errand
 from server.stats import TrainingStats
 from server.store import Row, Store, new_id
@@ -71,6 +73,8 @@ class Tuning:
         self._then: Callable[[Any], None] = _nothing  # what to do with its result
         self._session: Session | None = None  # that it is about
         for job in self._jobs():
+            if job["status"] in RUNNING:
+                self._forget_undone(job["id"])
             for row in reversed(store.checkpoints(job["id"])):
                 self._register(job, row["fine_tuned_model_checkpoint"], row["path"])
             if store.checkpoints(job["id"]) and job.get("model_name"):
@@ -358,6 +362,14 @@ class Tuning:
 
     def _checkpoint_path(self, job: str) -> Path:
         return self.store.folder / "checkpoints" / f"{job}.gguf"
+
+    def _forget_undone(self, job: str) -> None:
+        """Before anybody reads them: steps that a server told of and did not keep, because it was killed."""
+        from training.checkpoint import steps_behind
+
+        path = self._checkpoint_path(job)
+        with suppress(ModelFileError):  # the job will tell, when it begins
+            self.store.forget_events(job, steps_behind(path) if path.exists() else 0)
 
     def _save(self, job: Row) -> None:
         from training.checkpoint import save_checkpoint

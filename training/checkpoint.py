@@ -142,6 +142,15 @@ class Checkpoint:
         return trainer.restore(self.state, force_reshuffle=force_reshuffle)
 
 
+def steps_behind(path: str | Path) -> int:
+    """Optimizer steps that a checkpoint has behind it; its tensors are not read. ModelFileError as below."""
+    with GGUFFile.open(path) as gguf:
+        steps = gguf.metadata.get("training.iteration_count")
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise ModelFileError(path, "key 'training.iteration_count' is missing or not an int: no checkpoint")
+    return steps
+
+
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """ModelFileError or TrainingError says what is wrong with the file."""
     with GGUFFile.open(path) as gguf:

@@ -57,6 +57,10 @@ class Server:
                     raise
                 if self.process.poll() is not None:
                     raise RuntimeError(f"the server ended: {''.join(self.log)}") from error
+            except OSError as error:  # nobody listens
+                self.process.kill()
+                rest = self.process.communicate()[1]
+                raise RuntimeError(f"{error}, ended by {self.process.returncode}: {''.join(self.log)}{rest}") from error
 
     def post(self, path: str, body: dict[str, Any], key: str = "none") -> Any:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}

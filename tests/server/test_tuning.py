@@ -156,6 +156,21 @@ def test_what_streams_would_wait_for_is_not_done_on_their_thread(
     assert seen == {**{name: {False} for name in elsewhere}, "read_bytes": {True}}
 
 
+def test_steps_that_were_not_kept_are_forgotten_at_once(engine: Engine, tmp_path: Path) -> None:
+    """Of a server that was killed: those after the checkpoint are done again, and nobody may read them twice."""
+    job = Job(tmp_path, engine, full=False)
+    job.begin()
+    while job.tuning.stats.step < 2:
+        job.turn(0.0)
+    job.tuning.close()
+    kept = checkpoint.steps_behind(job.tuning._checkpoint_path(job.id))
+    store = Store(tmp_path)
+    store.add_event(job.id, "told before the end", type="metrics", step=kept + 1, data={"step": kept + 1})
+    again = Tuning(store, engine, Mock(), None, Adapters(engine.adapters, engine.weight_sets), "m")
+    assert [e["data"]["step"] for _, e in store.events(job.id) if e["type"] == "metrics"] == list(range(1, kept + 1))
+    again.close()
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
