@@ -368,7 +368,7 @@ class Tuning:
         from training.checkpoint import steps_behind
 
         path = self._checkpoint_path(job)
-        with suppress(ModelFileError):  # the job will tell, when it begins
+        with suppress(ModelFileError, OSError):  # the job will tell, when it begins; the server starts
             self.store.forget_events(job, steps_behind(path) if path.exists() else 0)
 
     def _save(self, job: Row) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -168,6 +169,15 @@ def test_steps_that_were_not_kept_are_forgotten_at_once(engine: Engine, tmp_path
     store.add_event(job.id, "told before the end", type="metrics", step=kept + 1, data={"step": kept + 1})
     again = Tuning(store, engine, Mock(), None, Adapters(engine.adapters, engine.weight_sets), "m")
     assert [e["data"]["step"] for _, e in store.events(job.id) if e["type"] == "metrics"] == list(range(1, kept + 1))
+    again.close()
+
+
+def test_a_full_disk_keeps_no_server_from_starting(engine: Engine, tmp_path: Path) -> None:
+    job = Job(tmp_path, engine, full=False)
+    with mock.patch.object(job.store, "forget_events", side_effect=OSError(errno.ENOSPC, "No space left")) as forget:
+        again = Tuning(job.store, engine, Mock(), None, Adapters(engine.adapters, engine.weight_sets), "m")
+    forget.assert_called_once_with(job.id, 0)
+    job.tuning.close()
     again.close()
 
 
