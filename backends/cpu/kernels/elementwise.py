@@ -130,10 +130,15 @@ def scalar(name):
     return run
 
 
+def joined(activation):
+    """intrinsic f(gate, up, y, n): y[i] = activation(gate[i]) · up[i]."""
+    return m.elements(2, 0, lambda b, x, s: b.fmul(ACTIVATIONS[activation](b, x[0]), x[1]))
+
+
 @kernel("glu")
 def glu(name):
     """a: gate, up, y, n."""
-    gated = m.elements(2, 0, lambda b, x, s: b.fmul(ACTIVATIONS[name](b, x[0]), x[1]))
+    gated = joined(name)
 
     def run(a, begin, end, scratch):
         n = a[3]

@@ -67,12 +67,17 @@ def fetch(typingctx, address):
     return types.void(types.int64), codegen
 
 
+def for_x86(b):
+    """Whether the code is for such a processor, with 32 bits or 64."""
+    return "x86" in b.module.triple or "i686" in b.module.triple
+
+
 @intrinsic
 def written(typingctx):
     """What was written past the caches is in memory before anything that is written later."""
 
     def codegen(ctx, b, sig, a):
-        if "x86" in b.module.triple or "i686" in b.module.triple:
+        if for_x86(b):
             call(b, "llvm.x86.sse.sfence", ir.VoidType(), [])
         return ctx.get_dummy_value()
 

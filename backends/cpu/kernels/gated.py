@@ -14,8 +14,7 @@ from numba.extending import intrinsic
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Expanding
-from backends.cpu.kernels.elementwise import ACTIVATIONS
-from backends.cpu.kernels.emit_math import elements
+from backends.cpu.kernels.elementwise import ACTIVATIONS, joined
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
 from backends.cpu.kernels.matmul import ask, share, tile_at
 from backends.cpu.kernels.matmul_tile import quant_tile
@@ -51,7 +50,7 @@ def glu_act(activation, group_size):
 
     Scratch: a unit as floats.
     """
-    join = elements(2, 0, lambda b, x, s: b.fmul(ACTIVATIONS[activation](b, x[0]), x[1]))
+    join = joined(activation)
     round_row = row_rounder(int(group_size))
 
     def run(a, begin, end, scratch):

@@ -38,7 +38,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from backends.cpu.kernels.emit import fetch
+from backends.cpu.kernels.emit import fetch, for_x86
 from backends.cpu.kernels.registry import i64p, kernel
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
@@ -99,7 +99,7 @@ def compare_and_swap(typingctx, address, expected, value):
 @intrinsic
 def pause(typingctx):
     def codegen(ctx, b, sig, a):
-        if "x86" in b.module.triple or "i686" in b.module.triple:
+        if for_x86(b):
             kind = ir.FunctionType(ir.VoidType(), [])
             b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
         return ctx.get_dummy_value()
