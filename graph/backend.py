@@ -87,6 +87,14 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Visible(Protocol):
+    """A backend whose memory is the host's own."""
+
+    def seen(self, place: Place, nbytes: int) -> Bytes:
+        """The bytes themselves."""
+
+
 class TimedProgram(Program, Protocol):
     @property
     def seconds(self) -> Sequence[float]:

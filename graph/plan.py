@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graph.allocate import Layout
-from graph.backend import Backend, Bytes, Place, Program
-from graph.dtype import DTYPES, nbytes
+from graph.backend import Backend, Bytes, Place, Program, Visible
+from graph.dtype import DTYPES
 from graph.partition import TRANSFER, Placement
 from graph.tensor import ALIASES, Tensor
 
@@ -63,14 +62,17 @@ class _Places:
         self.inputs = self._place_inputs(leaf_uses(placement, arenas))
 
     def _place_inputs(self, uses: Sequence[tuple[Tensor, int]]) -> dict[int, tuple[Place, Bytes]]:
-        """Feeds and scalars have one buffer on each backend, and an image of it here that is sent as a whole."""
+        """Feeds and scalars have one buffer on each backend, and an image of it here that is sent as a whole, where it
+        is not the buffer itself."""
         backends = self._session.backends
         offsets, sizes = input_layout(uses, [b.alignment for b in backends])
-        inputs = {
-            b: (Place(backends[b].alloc(size, feeds=True)), np.full(size, 0xFF, np.uint8))
-            for b, size in enumerate(sizes)
-            if size
-        }
+        inputs: dict[int, tuple[Place, Bytes]] = {}
+        for b, (backend, size) in enumerate(zip(backends, sizes, strict=True)):
+            if size:
+                place = Place(backend.alloc(size, feeds=True))
+                image = backend.seen(place, size) if isinstance(backend, Visible) else np.empty(size, np.uint8)
+                image.fill(0xFF)
+                inputs[b] = place, image
         for (leaf, b), offset in zip(uses, offsets, strict=True):
             if leaf.op == "feed":
                 if self.feeds.setdefault(leaf.name, leaf) is not leaf:
@@ -105,29 +107,33 @@ class _Places:
         return self._placement.backend_of[id(t)]
 
 
-@dataclass(frozen=True, slots=True)
 class Fetch:
     """A result: its place, and what its bytes are."""
 
-    backend: Backend
-    place: Place
-    shape: Shape
-    dtype: str
-    label: str  # of the node, for messages
+    def __init__(self, backend: Backend, place: Place, t: Tensor) -> None:
+        self._backend, self._place, self._shape, self._dtype = backend, place, t.shape, t.dtype
+        self._nbytes, self._label = t.nbytes, repr(t)
+        self._seen: Array | None = None  # where the host can see it, and it has rows of numbers
+        if isinstance(backend, Visible) and t.nbytes and t.shape and DTYPES[t.dtype].numpy is not None:
+            self._seen = as_numbers(backend.seen(place, t.nbytes), t.dtype, t.shape)
 
     def value(self, rows: int | None) -> Array:
-        """The leading rows, or all."""
-        if rows is not None and not (self.shape and 0 <= rows <= self.shape[0]):
-            raise ValueError(f"{rows} rows wanted of {self.label}")
-        shape = self.shape if rows is None else (rows, *self.shape[1:])
-        if 0 in shape:
-            return np.zeros(shape, DTYPES[self.dtype].numpy or np.uint8)
-        return values_of(self.backend.download(self.place, nbytes(self.dtype, shape)), self.dtype, shape)
+        """A copy of the leading rows, or of all."""
+        shape, size = self._shape, self._nbytes
+        if rows is not None:
+            if not (shape and 0 <= rows <= shape[0]):
+                raise ValueError(f"{rows} rows wanted of {self._label}")
+            shape, size = (rows, *shape[1:]), size * rows // max(1, shape[0])
+        if self._seen is not None:
+            return self._seen[:rows].copy()
+        if size == 0:
+            return np.zeros(shape, DTYPES[self._dtype].numpy or np.uint8)
+        return values_of(self._backend.download(self._place, size), self._dtype, shape)
 
 
 def _fetches(backends: Sequence[Backend], places: _Places, wanted: Sequence[Tensor]) -> list[Fetch]:
     homes = [(t, places.home(t)) for t in wanted]
-    return [Fetch(backends[b], places.place(t, b), t.shape, t.dtype, repr(t)) for t, b in homes]
+    return [Fetch(backends[b], places.place(t, b), t) for t, b in homes]
 
 
 class _Feed:
@@ -151,6 +157,11 @@ class _Feed:
             raise ValueError(f"feed {self.name!r}: expected {self.dtype}, got {value.dtype}")
         for place in self.places:
             np.copyto(place, value, casting="unsafe")
+
+    def spread(self) -> None:
+        """What the first place has to the others."""
+        for place in self.places[1:]:
+            place[...] = self.places[0]
 
 
 class Plan:
@@ -180,6 +191,11 @@ class Plan:
                     self._steps.append((b, self._program(session.backends[b], nodes, partial(places.place, b=b))))
         self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
         self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
+        inputs = [(session.backends[b], place, image) for b, (place, image) in self._inputs.items()]
+        self._sent = [of_b for of_b in inputs if not isinstance(of_b[0], Visible)]
+        self._in_several = [feed for _, feed in self._at_once if len(feed.places) > 1]
+        # Where feeds may be written instead of giving them to a run; late ones have to be given.
+        self.room: dict[str, Array] = {name: feed.places[0] for name, feed in self._at_once}
         self.n_fetches = len(placement.fetches)
         self._fetches: list[Fetch] = []
         self._find(partial(_fetches, self._backends, places, placement.fetches))
@@ -203,10 +219,11 @@ class Plan:
         return [step[1] for step in self._steps if step is not None and step[0] >= 0]
 
     def run(
-        self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None, late: Late | None = None
+        self, feeds: Mapping[str, Array] | None, rows: Sequence[int | None] | None = None, late: Late | None = None
     ) -> list[Array]:
         """Values of the fetches, as they are at the end. ValueError names a feed that is missing or has a wrong shape.
 
+        `feeds`: None if they are in `room`.
         `rows`: how many leading rows of each fetch to bring back (None: all of them), so that padding stays behind.
         `late` is called for the late feeds when all that comes before them has been handed to the devices.
         """
@@ -218,11 +235,15 @@ class Plan:
                 self._feed_late(late() if late is not None else {})
         return self.results(rows)
 
-    def _feed(self, feeds: Mapping[str, Array]) -> None:
-        for name, feed in self._at_once:
-            feed.set(feeds.get(name))
-        for b, (place, image) in self._inputs.items():
-            self._backends[b].upload(place, image)
+    def _feed(self, feeds: Mapping[str, Array] | None) -> None:
+        if feeds is not None:
+            for name, feed in self._at_once:
+                feed.set(feeds.get(name))
+        else:
+            for feed in self._in_several:
+                feed.spread()
+        for backend, place, image in self._sent:
+            backend.upload(place, image)
 
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
         """Values of the fetches after a run."""
@@ -233,8 +254,9 @@ class Plan:
         for name in self.late:
             self._feeds[name].set(given.get(name))
             for b, place in self._feed_places[name].items():
-                image = self._inputs[b][1][place.offset : place.offset + self.feeds[name].nbytes]
-                self._backends[b].upload(place, image)
+                if not isinstance(self._backends[b], Visible):
+                    image = self._inputs[b][1][place.offset : place.offset + self.feeds[name].nbytes]
+                    self._backends[b].upload(place, image)
 
 
 class _Transfer:
@@ -251,6 +273,10 @@ class _Transfer:
 
 def values_of(raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Array:
     """A copy of bytes as numbers; block types stay bytes."""
+    return as_numbers(np.array(raw), dtype, shape)
+
+
+def as_numbers(raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Array:
+    """The same without a copy."""
     kind = DTYPES[dtype].numpy
-    copy: Array = np.array(raw)
-    return copy.view(kind).reshape(shape) if kind is not None else copy
+    return raw.view(kind).reshape(shape) if kind is not None else raw

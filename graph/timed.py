@@ -44,9 +44,10 @@ class Timed(Plan):
         return [[t] for t in nodes]
 
     def run(
-        self, feeds: Mapping[str, Array], rows: Sequence[int | None] | None = None, late: Late | None = None
+        self, feeds: Mapping[str, Array] | None, rows: Sequence[int | None] | None = None, late: Late | None = None
     ) -> list[Array]:
         results = super().run(feeds, rows, late)
+        feeds = feeds or {name: array.copy() for name, array in self.room.items()}
         self._observer(self._nodes, [s for clock in self._clocks for s in clock.seconds], feeds)
         return results
 

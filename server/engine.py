@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from graph.ops import samplers
 from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
 from graph.partition import Placement
+from graph.plan import Plan
 from graph.session import DeviceBytes, Session
 from graph.tensor import Tensor, feed
 from models.adapter_bank import AdapterBank
@@ -42,8 +44,9 @@ from server.embedder import Embedder
 from server.pages import pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
 from server.plan_shapes import Shape, shape_of, usual
-from server.sampling import MAX_CHAIN, SamplingFeeds, split_log_probs, split_probs
+from server.sampling import split_log_probs, split_probs
 from server.slot_files import CacheKind
+from server.step_feeds import StepFeeds, sampling_feeds
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch
 
 log = logging.getLogger("logitless.engine")
@@ -133,12 +136,12 @@ class Engine:
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self.moves_cells = False  # known once it is loaded
         self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
+        self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._beside = beside
         self._open(options.devices)
         self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
         self.weight_sets = WeightSets(self.session, self.model, self.gguf)
-        self._sampling = SamplingFeeds(64)
 
     def _open(self, devices: Sequence[str]) -> None:
         """A session on these devices, with everything that lives in it; nothing is allocated yet."""
@@ -265,7 +268,7 @@ class Engine:
     def _build(self, shape: Shape) -> list[Tensor]:
         batch = Batch.feeds(shape.n_tokens, shape.n_out)
         logits = self.tuned(shape.weights, shape.n_tokens if shape.lora else 0).logits(batch, self.memory)
-        sampling = _sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
+        sampling = sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
         ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
         fetches = [ids]
         if shape.n_top:
@@ -339,12 +342,18 @@ class Engine:
             raise StepFailed(str(error) or type(error).__name__) from error
 
     def _run(self, shape: Shape, batch: UBatch) -> StepResult:
-        n_out = len(batch.out)
-        feeds = self._feeds(shape, batch)
-        rows = [n_out] * (1 + (shape.n_top > 0))
+        plan = self.session.prepare(shape, lambda: self._build(shape))
+        feeds = self._feeds.get(plan)
+        if feeds is None:
+            self._feeds[plan] = feeds = self.step_feeds(plan.room)
+        feeds.write(batch)
+        if feeds.gates is not None:
+            mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
+            feeds.gates[:] = self.adapters.gates(mixes, shape.n_tokens)
         unsampled: dict[int, str] = {}
         late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
-        fetched = self.session.run(shape, lambda: self._build(shape), feeds, rows, late)
+        n_out = len(batch.out)
+        fetched = plan.run(None, (n_out, n_out) if shape.n_top else (n_out,), late)
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
         logprobs = top_ids = None
         if shape.n_top:
@@ -355,31 +364,14 @@ class Engine:
             logprobs,
             top_ids,
             split_probs(words, shape.n_probs) if shape.n_probs else None,
-            sum(f.nbytes for f in fetched),
-            sum(f.nbytes for f in feeds.values()) + 4 * self.table_pages * len(batch.tables) + 8 * len(batch.copies),
+            sum([f.nbytes for f in fetched]),
+            feeds.nbytes + 4 * self.table_pages * len(batch.tables) + 8 * len(batch.copies),
             unsampled,
         )
 
-    def _feeds(self, shape: Shape, batch: UBatch) -> dict[str, npt.NDArray[Any]]:
-        """The batch as arrays of the plan's size. Tokens that fill it up are a sequence on the spare page."""
-        n, spare = len(batch.tokens), self.n_pages
-        fill = shape.n_tokens - n
-        if shape.n_out > len(self._sampling.slot):
-            self._sampling = SamplingFeeds(shape.n_out)
-        slots = [batch.slot[i] for i in batch.out]
-        sampling = self._sampling.pack(batch.rows, slots, shape.n_out, masked=shape.n_masks > 0)
-        feeds = {f"sample.{name}": array for name, array in sampling.items()}
-        feeds["tokens"] = np.array(batch.tokens + [0] * fill, np.int32)
-        feeds["pos"] = np.array(batch.pos + [0] * fill, np.int32)
-        feeds["slot"] = np.array(batch.slot + [self.options.n_slots] * fill, np.int32)
-        feeds["cells"] = np.array(batch.cells + [spare * PAGE] * fill, np.int32)
-        feeds["out"] = np.array(batch.out + [0] * (shape.n_out - len(batch.out)), np.int32)
-        if shape.n_top:
-            feeds["targets"] = np.array(batch.targets + [0] * (shape.n_out - len(batch.targets)), np.int32)
-        if shape.lora:
-            mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
-            feeds["gates"] = self.adapters.gates(mixes, shape.n_tokens)
-        return feeds
+    def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:
+        """What writes batches to these feeds of a step. Tokens that fill it up are a sequence on the spare page."""
+        return StepFeeds(room, self.options.n_slots, self.n_pages * PAGE)
 
     def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
         """The late feeds. Rows whose mask is not there yet when the device wants it are not sampled."""
@@ -472,23 +464,3 @@ class Engine:
             self.session.close()
         self.weight_sets.close()
         self.gguf.close()
-
-
-def _sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0) -> list[Tensor]:
-    """The sources of `sample` after logits and state, as SamplingFeeds packs them."""
-    n_draws = 2 * n_rows if n_masks else n_rows
-    shapes: list[tuple[str, tuple[int, ...], str]] = [
-        ("params", (n_rows, samplers.N_PARAMS), "f32"),
-        ("chain", (n_rows, MAX_CHAIN), "i32"),
-        ("draws", (n_draws, 4), "u32"),
-        ("list_ptr", (n_rows + 1,), "i32"),
-        ("list_kind", (n_list,), "i32"),
-        ("list_id", (n_list,), "i32"),
-        ("list_value", (n_list,), "f32"),
-        ("slot", (n_rows,), "i32"),
-    ]
-    feeds = [feed(f"sample.{name}", shape, dtype) for name, shape, dtype in shapes]
-    if n_masks:
-        feeds.append(feed("sample.mask", (n_masks, -(-n_vocab // 32)), "u32", late=True))
-        feeds.append(feed("sample.mask_row", (n_rows,), "i32", late=True))
-    return feeds

@@ -6,7 +6,7 @@ the next steps will need again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from server.ubatch import UBatch, bucket
 
@@ -15,8 +15,7 @@ MOST_BESIDE = 128  # up to here such steps are powers of two, which the schedule
 USUAL_STREAMS = 8  # whose steps alone are planned ahead, and half of them beside prompts
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     """What a plan depends on: everything that is structure and not a value."""
 
     n_tokens: int
@@ -31,8 +30,11 @@ class Shape:
 
 def shape_of(batch: UBatch, lora: int = 0) -> Shape:
     """`lora`: the generation of the adapters' stack, if the batch needs it."""
-    n_list = sum([len(row.ids) for row in batch.rows if row is not None])
-    n_masks = sum([row is not None and row.mask is not None for row in batch.rows])
+    n_list = n_masks = 0
+    for row in batch.rows:
+        if row is not None:
+            n_list += len(row.ids)
+            n_masks += row.mask is not None
     n_tokens, n_out = _size(batch)
     return Shape(
         n_tokens,

@@ -1,10 +1,9 @@
-"""A request's sampling settings, the state that one sequence keeps between tokens, and the arrays that the op wants."""
+"""A request's sampling settings, the state that one sequence keeps between tokens, and what the ops say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -291,63 +290,6 @@ class RowSampler:
             self._penalties.push(token)
         if self._dry:
             self._dry.push(token)
-
-
-class SamplingFeeds:
-    """The op's arrays for up to `capacity` rows; what `pack` returns are views, good until the next call."""
-
-    def __init__(self, capacity: int) -> None:
-        self.params = np.zeros((capacity, s.N_PARAMS), np.float32)
-        self.chain = np.zeros((capacity, MAX_CHAIN), np.int32)
-        self.draws = np.zeros((2 * capacity, 4), np.uint32)
-        self.ptr = np.zeros(capacity + 1, np.int32)
-        self.slot = np.zeros(capacity, np.int32)
-        self.kinds, self.ids, self.values = np.zeros(16, np.int32), np.zeros(16, np.int32), np.zeros(16, np.float32)
-
-    def pack(
-        self, rows: Sequence[Row | None], slots: Sequence[int], n_rows: int = 0, *, masked: bool = False
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Feeds by the names of the op's sources, for n_rows (default: as many as there are) of which the rest, and
-        those that are None, have nothing to sample. The lists' length is a power of two of at least 16. `masked`: for
-        an op with masks, which has two draws for each row; the masks themselves come separately."""
-        n, n_rows, per_row = len(rows), max(n_rows, len(rows)), 1 + masked
-        total = sum(len(row.ids) for row in rows if row is not None)
-        size = 16
-        while size < total:
-            size *= 2
-        if size > len(self.ids):
-            self.kinds, self.ids = np.zeros(size, np.int32), np.zeros(size, np.int32)
-            self.values = np.zeros(size, np.float32)
-        at = first = 0
-        self.slot[:n], self.slot[n:n_rows] = slots, -1
-        for r, row in enumerate(rows):
-            self.ptr[r] = at
-            if row is None:
-                self.chain[r, 0] = s.END
-                self.slot[r] = -1  # or the sequence's next row would take over draws that this one does not have
-                continue
-            if r == 0 or self.slot[r] != self.slot[r - 1]:
-                first = per_row * r  # the sequence's draws lie together from here, whichever of its rows uses them
-            self.params[r], self.chain[r] = row.params, row.chain
-            for i in range(0, len(row.draws), 4):
-                self.draws[first] = row.draws[i : i + 4]
-                first += 1
-            if row.ids:
-                end = at + len(row.ids)
-                self.kinds[at:end], self.ids[at:end], self.values[at:end] = row.kinds, row.ids, row.values
-                at = end
-        self.ptr[n : n_rows + 1] = at
-        self.chain[n:n_rows, 0] = s.END
-        return {
-            "params": self.params[:n_rows],
-            "chain": self.chain[:n_rows],
-            "draws": self.draws[: per_row * n_rows],
-            "list_ptr": self.ptr[: n_rows + 1],
-            "list_kind": self.kinds[:size],
-            "list_id": self.ids[:size],
-            "list_value": self.values[:size],
-            "slot": self.slot[:n_rows],
-        }
 
 
 def split_probs(out: I32, n_probs: int) -> tuple[I32, F32, I32, F32]:

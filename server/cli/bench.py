@@ -108,7 +108,7 @@ class Bench:
             "threads_batch": None,
             "batch_size": options.ubatch_size,
         }
-        self.row = greedy()
+        self.row: Row | None = greedy()
         self.engine: Engine = load.open_engine(path, SimpleNamespace(**(vars(options) | settings)))
         self.profile: Profile | None = None
         if options.ops:
@@ -162,12 +162,20 @@ class Bench:
     def decode(self, n_gen: int, n_batch: int, depth: int = 0) -> None:
         """Generate greedily behind `depth` tokens, one token of every sequence a step."""
         from graph.ops.samplers import ID
+        from server.ubatch import PAGE, UBatch
 
-        tokens = [(7919 * slot) % self.engine.hparams.n_vocab for slot in range(n_batch)]
+        slots, rows, targets = list(range(n_batch)), [self.row] * n_batch, [-1] * n_batch
+        tokens = [(7919 * slot) % self.engine.hparams.n_vocab for slot in slots]
+        tables = self.tables()
         for pos in range(depth, depth + n_gen):
-            part = [(slot, pos) for slot in range(n_batch)]
-            result = self.engine.step(self.ubatch(tokens, part, list(range(n_batch)), first=pos == depth))
-            tokens = [int(word) & ID for word in result.ids[:n_batch]]
+            cells = [slot * self.n_pages * PAGE + pos for slot in slots]
+            batch = UBatch(tokens, [pos] * n_batch, slots, cells, slots, rows, targets, tables=tables)
+            tokens, tables = (self.engine.step(batch).ids & ID).tolist(), {}
+
+    def tables(self) -> dict[int, list[int]]:
+        """Each slot's pages."""
+        n = self.n_pages
+        return {slot: list(range(slot * n, slot * n + n)) for slot in range(self.engine.options.n_slots)}
 
     def ubatch(self, tokens: list[int], part: list[tuple[int, int]], out: list[int], *, first: bool) -> UBatch:
         from server.ubatch import PAGE, UBatch
@@ -181,7 +189,7 @@ class Bench:
             out=out,
             rows=[self.row] * len(out),
             targets=[-1] * len(out),
-            tables={s: list(range(s * n, s * n + n)) for s in range(self.engine.options.n_slots)} if first else {},
+            tables=self.tables() if first else {},
         )
 
 

@@ -89,8 +89,10 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
 
 def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, Any]]:
     """The graph of a step of one sequence, and feeds that fit it."""
+    from graph.tensor import toposort
     from server.cli.bench import greedy
     from server.plan_shapes import Shape
+    from server.step_feeds import room_of
     from server.ubatch import UBatch
 
     positions, n_out = list(range(n_tokens)), min(n_tokens, 4)
@@ -103,8 +105,10 @@ def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, A
         rows=[greedy()] * n_out,
         targets=[-1] * n_out,
     )
-    shape = Shape(n_tokens, n_out)
-    return engine._build(shape), engine._feeds(shape, batch)
+    graph = engine._build(Shape(n_tokens, n_out))
+    room = room_of(toposort(graph))
+    engine.step_feeds(room).write(batch)
+    return graph, room
 
 
 def as_text(outcomes: list[Outcome]) -> str:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from models.grammar.triggers import Pattern
 from server.constraint import Constraint, Mask, Masks
 from server.requests import Failed
-from server.sampling import RowSampler, SamplingFeeds, SamplingParams
+from server.sampling import RowSampler, SamplingParams
 from server.speculation.settings import SpeculationParams
+from server.step_feeds import SamplingFeeds, room_of, sampling_feeds
 from server.ubatch import StepResult, UBatch
 from tests.models.test_grammar_matcher import TOKENS, compile_, tokenizer
 from tests.server.scheduler_fakes import Bench, FakeEngine, FakeSampler
@@ -115,11 +116,11 @@ def test_draws_lie_where_the_op_looks_for_them() -> None:
         sampler = RowSampler(params, vocab, 64)
         for masked in (False, True):
             rows = [None, *sampler.draft_feeds([5, 6]), None]
-            feeds = SamplingFeeds(8)
-            packed = feeds.pack(rows, [4, 4, 4, 4, 4], 6, masked=masked)
+            room = room_of(sampling_feeds(6, 16, int(masked), 32))
+            SamplingFeeds(room).write(rows, [4, 4, 4, 4, 4])
             first, n = (2, 6 if params is bound else 3) if masked else (1, 3)
-            assert packed["draws"][first : first + n, :2].tolist() == want[:n].tolist()
-            assert len(packed["draws"]) == (12 if masked else 6)
+            assert room["sample.draws"][first : first + n, :2].tolist() == want[:n].tolist()
+            assert len(room["sample.draws"]) == (12 if masked else 6)
 
 
 class LateEngine(FakeEngine):

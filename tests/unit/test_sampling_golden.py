@@ -14,7 +14,8 @@ from graph.ops import samplers as s
 from graph.ops import select
 from models.gguf_file import GGUFFile
 from models.tokenizer import Tokenizer, from_metadata
-from server.sampling import RowSampler, SamplingFeeds, SamplingParams, split_log_probs, split_probs
+from server.sampling import RowSampler, SamplingParams, split_log_probs, split_probs
+from server.step_feeds import SamplingFeeds, room_of, sampling_feeds
 from tests.unit import sampling_kernel
 
 MODELS = ("stories260K", "prometheus-shakespeare-2.3M-F32")
@@ -107,7 +108,8 @@ def generate(data: Path, model: str, name: str, *, reference: bool) -> tuple[lis
     llama, tokenizer, cases, prompt = load(data, model)
     request, response = cases[name]["request"], cases[name]["response"]
     params = params_of(request, tokenizer)
-    sampler, feeds = RowSampler(params, tokenizer, 2048), SamplingFeeds(4)
+    sampler, room = RowSampler(params, tokenizer, 2048), room_of(sampling_feeds(1, 4096))
+    feeds = SamplingFeeds(room)
     sampler.begin(prompt)
     llama.reset()
     state = np.zeros((2, s.N_STATE), np.float32)
@@ -117,8 +119,8 @@ def generate(data: Path, model: str, name: str, *, reference: bool) -> tuple[lis
     ask = prompt
     for _ in response["tokens"]:
         logits = llama.logits(ask)
-        packed = feeds.pack([sampler.feeds()], [1])
-        arrays = [logits, state, *packed.values()]
+        feeds.write([sampler.feeds()], [1])
+        arrays = [logits, state, *room.values()]
         if reference:
             out = select.sample.reference(*arrays, n_probs=n_probs)
         else:

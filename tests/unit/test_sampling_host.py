@@ -18,7 +18,6 @@ from server.rng import Generator, choose_seed
 from server.sampling import (
     DEFAULT_SAMPLERS,
     RowSampler,
-    SamplingFeeds,
     SamplingParams,
     chain_codes,
     chain_from_names,
@@ -268,19 +267,6 @@ def test_drafts_get_the_rows_of_separate_steps() -> None:
         if token is not None:
             apart.accept(token)
     assert together.feeds().draws == RowSampler(params, VOCAB, 64).feeds().draws  # nothing was used
-
-
-def test_feeds_are_packed() -> None:
-    feeds = SamplingFeeds(8)
-    plain = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
-    biased = RowSampler(SamplingParams(seed=1, logit_bias=tuple((i, 1.0) for i in range(20))), VOCAB, 64).feeds()
-    packed = feeds.pack([plain, None, biased], [4, 5, 6], 4)
-    assert packed["list_ptr"].tolist() == [0, 0, 0, 20, 20]
-    assert packed["slot"].tolist() == [4, -1, 6, -1]  # rows without a sampler are no sequence's
-    assert packed["chain"][:, 0].tolist() == [s.TOP_K, 0, s.TOP_K, 0]
-    assert len(packed["list_id"]) == 32
-    assert packed["list_id"][:20].tolist() == list(range(20))
-    assert len(feeds.pack([plain], [0])["list_id"]) == 16
 
 
 def test_results_are_split() -> None:
