@@ -1,5 +1,5 @@
-"""Nodes of prompts that are one, for what lies between would go to memory and back: rounded activations and what makes
-them, products and the sums that they go to.
+"""Nodes that are one: rounded activations and what makes them, products and the sums that they go to. Of prompts, for
+what lies between would go to memory and back; of one row, where each node is a stage that threads wait for.
 
 A rule is for the last of its nodes, as this backend's rewriting left them. What is fused gets the bits that it gets
 alone, for any number of rows (rule 6), so a rule is free to look at how many there are.
@@ -29,7 +29,7 @@ fusion = FUSIONS.of
 @fusion("quantize_act")
 def _(t: Tensor, alone: Alone) -> Tensor | None:
     """A norm, attention, or what joins gate and up of a feed-forward block, with the rounding of what they give; of
-    many rows gate and up, too."""
+    one row and of many gate and up, too."""
     (y,), group = t.src, t.attrs.get("group", 32)
     if alone(y, "glu") and y.src[0].shape == y.src[1].shape:
         return _gated(t, y, group, alone)
@@ -49,7 +49,8 @@ def _gated(t: Tensor, y: Tensor, group: int, alone: Alone) -> Tensor:
     (gate, up), activation = y.src, y.attrs["activation"]
     products = gate is not up and alone(gate, "linear_q8") and alone(up, "linear_q8") and gate.src[0] is up.src[0]
     alike = products and gate.src[1].dtype == up.src[1].dtype
-    if alike and group == 32 and t.shape[0] >= MANY_ROWS and _tiles_of_two(gate):
+    whole = t.shape[0] == 1 or (t.shape[0] >= MANY_ROWS and alike and _tiles_of_two(gate))
+    if alike and group == 32 and whole:
         return linear_glu_act(gate.src[0], gate.src[1], up.src[1], activation=activation, name=t.name)
     return glu_act(gate, up, activation=activation, group=group, name=t.name)
 

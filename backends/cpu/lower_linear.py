@@ -37,6 +37,7 @@ HELD_CHUNK_BYTES, FEWEST_CHUNKS = 1 << 19, 16  # where results are written at th
 LARGE_GROUP_BYTES = 1 << 14  # of weights, beside which results are few: those written past the caches are read again
 CHUNK_MACS = 1 << 22  # for many rows, 10 to 20 µs
 K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
+GLU_CHUNK = 3  # units of 32 columns of gate and up, for one row
 GLU_OF_UNIT = 1024  # numbers, a multiple of every group that shares a scale
 ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
 
@@ -178,13 +179,17 @@ def matmul(
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, gate, _ = t.src
     (m, n), k, layout = t.shape, gate.shape[1], LAYOUTS[gate.dtype]
+    kernel, group = f"linear_glu:{gate.dtype}:{t.attrs['activation']}", layout.group_nbytes(k)
+    if m == 1:
+        args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k // 32, group)
+        grain = max(1, min(GLU_CHUNK, n // 32 // 8))
+        return [Instruction(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
     most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
     rows = m if times == 1 else most + MAX_TILE
     stretch = _stretch(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m)
-    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, layout.group_nbytes(k), most, times)
+    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, group, most, times)
     args = (*args, *act_panels(m, isa()))
     scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
-    kernel = f"linear_glu:{gate.dtype}:{t.attrs['activation']}"
     return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
 
 

@@ -75,7 +75,10 @@ def _kernels(t: Tensor) -> Iterator[str]:
             yield from (f"linear:{params[2]}:{rows}x{groups}" for rows, groups in tiles(params[2], isa()))
         elif family == "linear_glu":
             apart = (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
-            yield from (instruction.kernel, f"glu_act:{params[1]}:32", *apart)
+            both = f"linear_glu:{params[0]}:{params[1]}"
+            yield from (both, f"{both}:1", f"glu_act:{params[1]}:32", *apart)
+        elif family == "glu_act" and t.src[0].op == "linear_q8" and t.attrs["group"] == 32:
+            yield from (instruction.kernel, f"linear_glu:{t.src[0].src[1].dtype}:{params[0]}:1")
         elif family == "attention" and params[4:]:
             yield from (instruction.kernel, ":".join((family, *params[:4])), "quantize_act:32")
         elif family == "rms_norm_act":

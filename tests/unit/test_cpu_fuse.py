@@ -78,6 +78,22 @@ def test_a_gated_block_of_many_rows_is_one_instruction(
     assert not np.isnan(np.delete(y, 3, 0)).any()
 
 
+@pytest.mark.parametrize(("dtype", "n", "k"), [("q8_0", 32, 64), ("q4_0", 64, 288), ("q5_1", 1120, 1024)])
+@pytest.mark.parametrize("activation", [silu, gelu])
+def test_a_gated_block_of_one_row_is_one_instruction(
+    backends: list[CPUBackend], activation: Callable[[Tensor], Tensor], dtype: str, n: int, k: int
+) -> None:
+    shapes = {"gate": (n, k), "up": (n, k), "down": (21, n)}
+    values = {name: (RNG.normal(size=shape).astype(np.float32), dtype) for name, shape in shapes.items()}
+    feeds = {"x": RNG.normal(size=(1, k)).astype(np.float32)}
+    (y,), ops = run(backends[0], lambda w: feed_forward(w, 1, activation), values, feeds)
+    (expected,), apart = run(backends[1], lambda w: feed_forward(w, 1, activation), values, feeds)
+    assert ops == ["quantize_act", "linear_glu_act", "linear_q8"]
+    assert "linear_glu_act" not in apart
+    assert y.tobytes() == expected.tobytes()
+    assert np.isfinite(y).all()
+
+
 @wide
 @pytest.mark.parametrize(("rows", "parts", "products"), [(8, 1, 1), (64, 0, 3)])
 def test_products_that_others_read_stay_apart(backends: list[CPUBackend], rows: int, parts: int, products: int) -> None:
@@ -160,7 +176,7 @@ def test_attention_is_rounded_at_once(backends: list[CPUBackend], heads: int, ro
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows", "n"), [("q8_0", 1, 64), ("q4_0", 8, 1056), ("q6_k", 77, 2304), ("q4_k", 3, 256)]
+    ("dtype", "rows", "n"), [("q8_0", 2, 64), ("q4_k", 1, 512), ("q4_0", 8, 1056), ("q6_k", 77, 2304), ("q4_k", 3, 256)]
 )
 @pytest.mark.parametrize("activation", [silu, gelu])
 def test_what_joins_gate_and_up_is_rounded_at_once(

@@ -1,9 +1,9 @@
 """The gated part of a feed-forward block, rounded for the product that follows: `glu_act:<activation>:<group>` of what
-gate and up made, `linear_glu:<type>:<activation>` with both products for many rows.
+gate and up made, `linear_glu:<type>:<activation>` with both products for many rows, `…:1` for one.
 
-A tile of these has 16 outputs of gate beside the same 16 of up, so both are in the first-level cache when they meet,
-and what is written is a quarter of one of them. Every number has the bits that `linear`, `glu` and `quantize_act` give
-it.
+A tile of many rows has 16 outputs of gate beside the same 16 of up, so both are in the first-level cache when they
+meet, and what is written is a quarter of one of them; one row has a stage less. Every number has the bits that
+`linear`, `glu` and `quantize_act` give it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.blocks import Expanded, Expanding
+from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.elementwise import ACTIVATIONS, joined
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
 from backends.cpu.kernels.matmul import ask, share, tile_at
@@ -68,13 +68,42 @@ def glu_act(activation, group_size):
 
 
 @kernel("linear_glu")
-def linear_glu(dtype, activation):
+def linear_glu(dtype, activation, rows=""):
     """a: gate, up, x, y, m, n, blocks of k, stretch of them, bytes of a group, rows at once, how many times, rows of a
-    panel of x and of y, panels.
+    panel of x and of y, panels. `rows` "1": of one row, for which the last five are not looked at.
 
-    A unit is 32 columns of y for the rows at once. Scratch: sums [rows + tile][2][16], y in f32 [rows][32], and of both
-    groups of weights a stretch, expanded.
+    A unit is 32 columns of y for the rows at once.
     """
+    return _lone(dtype, activation) if rows == "1" else _expanded(dtype, activation)
+
+
+def _lone(dtype, activation):
+    """One row. Scratch: gate and up in f32 [2][columns of all units].
+
+    With more rows the time to join and round them, in which memory rests, is as long as a stage of its own takes.
+    """
+    tile = quant_tile(dtype, 1, 1, Packed)
+    join, round_row = joined(activation), row_rounder(32)
+
+    def run(a, begin, end, scratch):
+        gate, up, x, count, group_nbytes = a[0], a[1], a[2], a[6], a[8]
+        n = (end - begin) * 32
+        for part in range(4 * begin, 4 * end):  # of a unit two groups of gate, then two of up
+            group = part // 4 * 2 + part % 2
+            w, out = gate + group * group_nbytes, scratch + (group - 2 * begin) * 64
+            ahead = group_nbytes if part % 2 == 0 else up - gate - group_nbytes
+            if part % 4 > 1:
+                w, out = w - gate + up, out + n * 4
+                ahead = group_nbytes if part % 2 == 0 else gate - up + group_nbytes
+            tile(w, 0, 0, x, ACT_BLOCK, 0, out, 0, 0, 0, count, ahead, 0, 0)
+        join(scratch, scratch + n * 4, scratch, n)
+        round_row(scratch, a[3] + begin * ACT_BLOCK, ACT_BLOCK, end - begin)
+
+    return run
+
+
+def _expanded(dtype, activation):
+    """Scratch: sums [rows + tile][2][16], y in f32 [rows][32], and of both groups of weights a stretch, expanded."""
     mt, _ = expanded_tile(dtype, isa())
     first_tile, tile = (quant_tile(dtype, mt, 2, form) for form in (Expanding, Expanded))
     block_nbytes = expanded_nbytes(LAYOUTS[dtype])
