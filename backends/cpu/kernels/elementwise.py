@@ -46,8 +46,7 @@ BINARY_OF = {
 
 
 def _silu(b, x):
-    n = x.type.count
-    return b.fdiv(x, b.fadd(m.fill(n, 1.0), m.exp(b, b.fsub(m.fill(n, -0.0), x))))
+    return b.fdiv(x, m.logistic_inverse(b, x))
 
 
 def _gelu(b, x):

@@ -14,6 +14,9 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit import F32, I32, I64, splat
 
 LANES = 16
+EXPONENT_ZERO = (
+    12582912.0 + 127
+)  # added to a number, puts the nearest integer, biased as exponents are, in the low bits
 STRICT = ("nsz",)  # without any flag, numba allows an addition to be re-associated
 
 
@@ -58,13 +61,36 @@ def exp2(b, x):
     """2ˣ within 2.1 ulp, for x below 128; 2^-126 where x is less than -126, NaN for NaN. 11 instructions."""
     n = x.type.count
     x = b.select(b.fcmp_ordered("<", x, fill(n, -126.0)), fill(n, -126.0), x)
-    zero = fill(n, 12582912.0 + 127)  # the nearest integer, and the exponent's bias, in the low bits
+    zero = fill(n, EXPONENT_ZERO)
     t = b.fadd(x, zero, flags=STRICT)
-    r = b.fsub(x, b.fsub(t, zero, flags=STRICT), flags=STRICT)
+    p = _exp2_of_rest(b, b.fsub(x, b.fsub(t, zero, flags=STRICT), flags=STRICT))
+    return b.fmul(p, _exponent(b, t))
+
+
+def logistic_inverse(b, x):
+    """1 + e⁻ˣ within 4 ulp from −10 up, 20 at −88, +inf below −88.4, 1 above 17, NaN for NaN. 12 instructions."""
+    n = x.type.count
+    x = b.select(b.fcmp_ordered("<", x, fill(n, -89.0)), fill(n, -89.0), x)
+    x = b.select(b.fcmp_ordered(">", x, fill(n, 87.0)), fill(n, 87.0), x)
+    zero, factor = fill(n, EXPONENT_ZERO), fill(n, -1.4426950408889634)
+    t = fma(b, x, factor, zero)
+    p = _exp2_of_rest(b, fma(b, x, factor, b.fsub(zero, t, flags=STRICT)))
+    return fma(b, p, _exponent(b, t), fill(n, 1.0))
+
+
+def _exp2_of_rest(b, r):
+    """2ʳ, for |r| ≤ 1/2."""
+    n = r.type.count
     p = fma(b, fill(n, 1.3264727e-3), r, fill(n, 9.6715128e-3))
     for c in (5.5507337e-2, 2.4022242e-1, 6.9314698e-1, 1.0):
         p = fma(b, p, r, fill(n, c))
-    return b.fmul(p, b.bitcast(b.shl(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 23)), vector(n)))
+    return p
+
+
+def _exponent(b, t):
+    """2^k of k + EXPONENT_ZERO."""
+    n = t.type.count
+    return b.bitcast(b.shl(b.bitcast(t, ir.VectorType(I32, n)), fill(n, 23)), vector(n))
 
 
 def _exp_of_rest(b, x, k):
