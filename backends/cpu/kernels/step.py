@@ -17,8 +17,9 @@ A serial stage is instructions of one chunk each, one after the other: a single 
 does it, so that what one instruction writes is in the cache of the core that reads it; the others take it after a while
 in case thread 0 has lost its core.
 
-A thread that waits has its core fetch what it will stream next, for a step with few rows is bound by memory. A worker
-between steps fetches what it streamed first, half of what its second-level cache holds: most steps begin like the last.
+A thread that waits has its core fetch what it will stream next, an eighth of what its second-level cache holds, for a
+step with few rows is bound by memory. A worker between steps fetches what it streamed first, half of that cache: most
+steps begin like the last.
 
 A thread reads the generation, then the table, then the number of stages, which carries the generation too and is
 0 between steps: so it never takes the next step's table for the one that it woke up for.
@@ -47,7 +48,7 @@ SHIFT = 24  # bits of a count; the generation above it lasts for years
 LOW = (1 << SHIFT) - 1
 PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets others have its core
 NEAR = 6  # stages: what streams later is not next, and tables of training have none among thousands
-REACH = 1 << 16  # bytes that a thread asks for at most before they are due
+REACH = 4  # of what a worker fetches between steps, the part that a thread asks for before it is due
 FETCHES = 4  # cache lines asked for between two looks at a counter
 CLOCK = time.CLOCK_MONOTONIC
 DONE = 48  # bytes into a stage
@@ -130,8 +131,9 @@ def _walk(timed=False):
     """`timed`: thread 0 writes into each stage when it was done."""
 
     @njit(forceinline=True)
-    def streamed_next(stages, i, n, thread, n_threads):
-        """Begin and end of what this thread will stream in the next stage from i on that streams anything."""
+    def streamed_next(stages, i, n, thread, n_threads, reach):
+        """Begin and end of what this thread will stream in the next stage from i on that streams anything, of at most
+        `reach` bytes."""
         n = min(n, i + NEAR)
         while i < n:
             stage = i64p(stages + i * 64)
@@ -141,7 +143,7 @@ def _walk(timed=False):
                 chunk, stop, ins = chunk - i64p(ins)[4], stop - i64p(ins)[4], ins + 64
             if i64p(ins)[6] > 0:
                 first = i64p(ins)[5] + chunk * i64p(ins)[6]
-                return first, min(first + REACH, i64p(ins)[5] + min(stop, i64p(ins)[4]) * i64p(ins)[6])
+                return first, min(first + reach, i64p(ins)[5] + min(stop, i64p(ins)[4]) * i64p(ins)[6])
             i += 1
         return 0, 0
 
@@ -206,7 +208,7 @@ def _walk(timed=False):
         stamped = atomic_load(ctl + N_STAGES * 8)
         if (stamped >> SHIFT) != generation:
             return stages, 0
-        n, n_threads = stamped & LOW, c[COUNTERS + 1]
+        n, n_threads, reach = stamped & LOW, c[COUNTERS + 1], c[COUNTERS + 2] // REACH
         scratch = c[SCRATCH] + thread * c[SCRATCH_BYTES]
         stamp = generation << SHIFT
         for i in range(n):
@@ -216,7 +218,8 @@ def _walk(timed=False):
             finished = 0
             if chunks == 0:
                 if thread != 0:
-                    over = wait(done, stamp + 1, generation, HELP, streamed_next(stages, i + 1, n, thread, n_threads))
+                    ahead = streamed_next(stages, i + 1, n, thread, n_threads, reach)
+                    over = wait(done, stamp + 1, generation, HELP, ahead)
                     if over < 0:
                         return stages, 0
                     if over > 0:
@@ -241,7 +244,8 @@ def _walk(timed=False):
                 count = word & LOW if (word >> SHIFT) == generation else 0
                 added = compare_and_swap(done, word, stamp + count + finished) != 0
             complete = stamp + max(chunks, 1)
-            if wait(done, complete, generation, -1, streamed_next(stages, i + 1, n, thread, n_threads)) < 0:
+            ahead = streamed_next(stages, i + 1, n, thread, n_threads, reach)
+            if wait(done, complete, generation, -1, ahead) < 0:
                 return stages, 0
             if timed and thread == 0:
                 read_clock(CLOCK, stage + DONE)
