@@ -199,9 +199,9 @@ class Pool:
         self._most_stages = max(table.n_stages, self._most_stages)
         self._most_scratch = -(-max(table.scratch, self._most_scratch) // 64) * 64
         self._counters = _aligned_words(8 * (self.n_threads + 1) * self._most_stages)
-        self._scratch = _aligned_words(self._most_scratch // 8 * self.n_threads + 8)
-        self._ctl[40], self._ctl[24] = self._counters.ctypes.data, self._scratch.ctypes.data
-        self._ctl[32] = self._most_scratch
+        each = self._most_scratch + 64  # a line before it for what the step tells kernels
+        self._scratch = _aligned_words(each // 8 * self.n_threads)
+        self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data + 64, each
 
     def _remember(self, table: Table) -> None:
         """Keep a table for a while: a worker that lost its core in the middle of a step may look at it again."""

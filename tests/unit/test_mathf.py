@@ -89,6 +89,16 @@ def test_exp2_of_vectors() -> None:
     assert np.isnan(exp2(payload)).all()
 
 
+def test_inverse_of_the_logistic_function() -> None:
+    inverse = compiled("logistic_inverse")
+    for low, high, most in ((-10, 80, 4), (-88.3, -10, 21)):
+        x = np.concatenate((np.linspace(low, high, 200_000), np.linspace(-1e-3, 1e-3, 1000))).astype(np.float32)
+        assert ulps(inverse(x), 1 + np.exp(-x.astype(np.float64))) <= most
+    edges = inverse(np.array([-np.inf, -1e38, -89.0, 0.0, -0.0, 17.5, 1e38, np.inf]))
+    assert edges.tolist() == [np.inf, np.inf, np.inf, 2, 2, 1, 1, 1]
+    assert np.isnan(inverse(np.array([np.nan]))).all()
+
+
 def test_log() -> None:
     log = compiled("log_exact")
     near = np.linspace(0.5, 2, 100_001).astype(np.float32)

@@ -8,6 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from backends.cpu import compile as compiler
+from backends.cpu import image, jit
+from backends.cpu.frontend import ir_of
+from backends.cpu.kernels.registry import i64p
+from backends.cpu.kernels.step import FOLLOWING
 from backends.cpu.pool import Instruction, Pool, Table
 
 
@@ -123,6 +128,38 @@ def test_what_is_streamed_may_lie_anywhere(pool: Pool) -> None:
     for i in range(20):
         pool.run(table)
         assert (x == 2.0 ** (i + 1)).all()
+
+
+def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a chunk comes what lies behind it (0), the next instruction of the stage, or, where a thread's stretch
+    ends, its part of the next stage that streams; thieves have theirs."""
+
+    def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
+        i64p(a[0])[begin] = i64p(scratch - FOLLOWING)[0]
+
+    source, entry = ir_of(run)
+    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_pool"), "test_pool")])
+    monkeypatch.setitem(jit._addresses, "probe", address)
+    told = np.full((4, 20), -1, np.int64)
+    both = [
+        Instruction("probe", (told[0].ctypes.data,), 20, streams=(10_000, 10)),
+        Instruction("probe", (told[1].ctypes.data,), 20, streams=(20_000, 10), beside=True),
+    ]
+    serial = Instruction("probe", (told[2].ctypes.data,), 1)
+    table = Table([*both, serial, Instruction("probe", (told[3].ctypes.data,), 20, streams=(30_000, 10))])
+    assert table.n_stages == 3
+    starts = {30_000 + 10 * (20 * t // pool.n_threads) for t in range(pool.n_threads)}
+    for _ in range(50):
+        told[:] = -1
+        pool.run(table)
+        if pool.n_threads == 1:  # every instruction is one chunk
+            assert told[:, 0].tolist() == [0, 0, 0, 0]
+            continue
+        ends = {40 * (t + 1) // pool.n_threads - 1 for t in range(pool.n_threads)}  # of stretches of 40 chunks
+        for chunk, next_ in enumerate(told[:2].reshape(-1).tolist()):
+            assert next_ in (starts if chunk in ends else {20_000} if chunk == 19 else {0})
+        assert told[2, 0] == 0
+        assert (told[3] == 0).all()  # nothing follows
 
 
 @pytest.mark.parametrize("grains", [(1, 1, 1), (64, 64, 64), (64, 5, 64), (7, 64, 1)], ids=str)

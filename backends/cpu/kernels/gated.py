@@ -16,7 +16,7 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.elementwise import ACTIVATIONS, joined
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
-from backends.cpu.kernels.matmul import ask, share, tile_at
+from backends.cpu.kernels.matmul import ask, share, stream_after, tile_at
 from backends.cpu.kernels.matmul_tile import quant_tile
 from backends.cpu.kernels.quantize import panel_of, round_each, row_rounder
 from backends.cpu.kernels.registry import kernel
@@ -95,6 +95,8 @@ def _lone(dtype, activation):
             if part % 4 > 1:
                 w, out = w - gate + up, out + n * 4
                 ahead = group_nbytes if part % 2 == 0 else gate - up + group_nbytes
+            if part == 4 * end - 1:
+                ahead = stream_after(scratch, w, ahead)
             tile(w, 0, 0, x, ACT_BLOCK, 0, out, 0, 0, 0, count, ahead, 0, 0)
         join(scratch, scratch + n * 4, scratch, n)
         round_row(scratch, a[3] + begin * ACT_BLOCK, ACT_BLOCK, end - begin)

@@ -16,7 +16,8 @@ from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.emit_math import copied, past_caches
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
 from backends.cpu.kernels.matmul_tile import float_tile, quant_tile
-from backends.cpu.kernels.registry import f32p, kernel
+from backends.cpu.kernels.registry import f32p, i64p, kernel
+from backends.cpu.kernels.step import FOLLOWING
 
 
 def put(mt, nt, *, adding=False):
@@ -37,6 +38,13 @@ def ask(address, begin, end):
     """The bytes begin…end−1 from there on are wanted later."""
     for line in range(address + begin, address + end, 64):
         e.fetch(line)
+
+
+@njit(forceinline=True)
+def stream_after(scratch, w, nbytes):
+    """How far from w that is what the thread reads after the chunk that ends with the `nbytes` there (step.py)."""
+    following = i64p(scratch - FOLLOWING)[0]
+    return following - w if following != 0 else nbytes
 
 
 @njit(forceinline=True)
@@ -89,6 +97,7 @@ def _packed(dtype, mt, nt):
         for unit in range(begin, end):
             g0 = max(0, min(unit * nt, groups - nt))
             w, last = a[0] + g0 * group_nbytes, groups - 1 - g0
+            ahead = group_nbytes if unit < end - 1 else stream_after(scratch, w, group_nbytes)
             to_y = held == 0 and (g0 + nt) * 16 <= n
             if not to_y:
                 first = min(first, g0)
@@ -103,7 +112,7 @@ def _packed(dtype, mt, nt):
                         out, out_stride = a[2] + (row * n + g0 * 16) * 4, n * 4
                     elif k1 == count:
                         out, out_stride = back + row * back_nbytes + (g0 - first) * 64, back_nbytes
-                    tile(w, group_nbytes, last, x, x_stride, sums, out, out_stride, 0, k0, k1, group_nbytes, 0, 0)
+                    tile(w, group_nbytes, last, x, x_stride, sums, out, out_stride, 0, k0, k1, ahead, 0, 0)
             if not to_y and (unit == end - 1 or g0 + nt - first == held * nt):
                 columns = min(n, (g0 + nt) * 16) - first * 16
                 for row in range(m):

@@ -52,6 +52,7 @@ REACH = 4  # of what a worker fetches between steps, the part that a thread asks
 FETCHES = 4  # cache lines asked for between two looks at a counter
 CLOCK = time.CLOCK_MONOTONIC
 DONE = 48  # bytes into a stage
+FOLLOWING = 8  # bytes before a thread's scratch: where it streams after this chunk, if not what lies behind it (0)
 HELP = 100  # looks before the other threads take a serial stage from thread 0
 
 
@@ -186,16 +187,21 @@ def _walk(timed=False):
 
     @njit(forceinline=True)
     def do_serial(stage, scratch):
+        i64p(scratch - FOLLOWING)[0] = 0
         first, n = i64p(stage)[0], i64p(stage)[1]
         for ins in range(first, first + n * 64, 64):
             call(i64p(ins)[0], i64p(ins)[1], i64p(ins)[7], i64p(ins)[2], scratch)
 
     @njit(forceinline=True)
-    def do_chunk(stage, chunk, scratch):
+    def do_chunk(stage, chunk, scratch, last, following):
+        """`following`: where the thread streams after the `last` chunk of a stretch."""
         at = i64p(stage)[0]
         while chunk >= i64p(at)[4]:
             chunk, at = chunk - i64p(at)[4], at + 64
         ins = i64p(at)
+        if not last:
+            following = i64p(at + 64)[5] if chunk == ins[4] - 1 else 0
+        i64p(scratch - FOLLOWING)[0] = following
         begin = ins[7] + chunk * ins[3]
         call(ins[0], ins[1], begin, min(ins[2], begin + ins[3]), scratch)
 
@@ -215,10 +221,10 @@ def _walk(timed=False):
             stage = stages + i * 64
             done = c[COUNTERS] + i * (n_threads + 1) * 64
             chunks = i64p(stage)[2]
+            ahead = streamed_next(stages, i + 1, n, thread, n_threads, reach)
             finished = 0
             if chunks == 0:
                 if thread != 0:
-                    ahead = streamed_next(stages, i + 1, n, thread, n_threads, reach)
                     over = wait(done, stamp + 1, generation, HELP, ahead)
                     if over < 0:
                         return stages, 0
@@ -236,7 +242,7 @@ def _walk(timed=False):
                         chunk = take(done + 64 + owner * 64, generation, most)
                         if chunk < 0:
                             break
-                        do_chunk(stage, first + chunk, scratch)
+                        do_chunk(stage, first + chunk, scratch, chunk == most - 1, ahead[0])
                         finished += 1
             added = finished == 0
             while not added:
@@ -244,7 +250,6 @@ def _walk(timed=False):
                 count = word & LOW if (word >> SHIFT) == generation else 0
                 added = compare_and_swap(done, word, stamp + count + finished) != 0
             complete = stamp + max(chunks, 1)
-            ahead = streamed_next(stages, i + 1, n, thread, n_threads, reach)
             if wait(done, complete, generation, -1, ahead) < 0:
                 return stages, 0
             if timed and thread == 0:
