@@ -6,6 +6,7 @@ from backends.cpu.isa import cores, isa
 from backends.cpu.kernels.layout import act_panels
 from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
+from backends.cpu.packing import MANY_ROWS
 from backends.cpu.pool import Instruction, bits
 from graph.ops.elementwise import gated
 from graph.tensor import Tensor
@@ -123,7 +124,8 @@ def _store(t: Tensor, at: At) -> list[Instruction] | None:
     if cache.dtype not in ("f32", "f16", "q8_0"):
         return None
     args = (at(cache), at(x), at(cells), x.shape[1], x.shape[2])
-    return [Instruction(f"{t.op}:{cache.dtype}", args, x.shape[0], 16)]  # the keys of two cells of a page share lines
+    grain = 4 if x.shape[0] < MANY_ROWS else 16  # of a prompt, whose cells are one page's, keys of two share lines
+    return [Instruction(f"{t.op}:{cache.dtype}", args, x.shape[0], grain)]
 
 
 lower("store_k")(_store)
