@@ -16,10 +16,11 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.elementwise import ACTIVATIONS, joined
 from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
-from backends.cpu.kernels.matmul import ask, share, stream_after, tile_at
+from backends.cpu.kernels.matmul import ask, share, tile_at
 from backends.cpu.kernels.matmul_tile import quant_tile
 from backends.cpu.kernels.quantize import panel_of, round_each, row_rounder
-from backends.cpu.kernels.registry import kernel
+from backends.cpu.kernels.registry import i64p, kernel
+from backends.cpu.kernels.step import FOLLOWING
 
 
 def gated(activation):
@@ -87,7 +88,7 @@ def _lone(dtype, activation):
 
     def run(a, begin, end, scratch):
         gate, up, x, count, group_nbytes = a[0], a[1], a[2], a[6], a[8]
-        n = (end - begin) * 32
+        n, following = (end - begin) * 32, i64p(scratch - FOLLOWING)[0]
         for part in range(4 * begin, 4 * end):  # of a unit two groups of gate, then two of up
             group = part // 4 * 2 + part % 2
             w, out = gate + group * group_nbytes, scratch + (group - 2 * begin) * 64
@@ -95,8 +96,8 @@ def _lone(dtype, activation):
             if part % 4 > 1:
                 w, out = w - gate + up, out + n * 4
                 ahead = group_nbytes if part % 2 == 0 else gate - up + group_nbytes
-            if part == 4 * end - 1:
-                ahead = stream_after(scratch, w, ahead)
+            if part == 4 * end - 1 and following != 0:
+                ahead = following - w
             tile(w, 0, 0, x, ACT_BLOCK, 0, out, 0, 0, 0, count, ahead, 0, 0)
         join(scratch, scratch + n * 4, scratch, n)
         round_row(scratch, a[3] + begin * ACT_BLOCK, ACT_BLOCK, end - begin)

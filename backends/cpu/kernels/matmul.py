@@ -41,13 +41,6 @@ def ask(address, begin, end):
 
 
 @njit(forceinline=True)
-def stream_after(scratch, w, nbytes):
-    """How far from w that is what the thread reads after the chunk that ends with the `nbytes` there (step.py)."""
-    following = i64p(scratch - FOLLOWING)[0]
-    return following - w if following != 0 else nbytes
-
-
-@njit(forceinline=True)
 def share(nbytes, rows, mt):
     """Of so many bytes, what each of the tiles of these rows asks for: whole cache lines."""
     return (nbytes * mt // rows + 64) // 64 * 64
@@ -94,10 +87,13 @@ def _packed(dtype, mt, nt):
         groups = (n + 15) // 16
         back, back_nbytes = scratch + (m + mt) * nt * 64, max(1, held) * nt * 64
         first = groups  # of those that are held back
+        following = i64p(scratch - FOLLOWING)[0]
         for unit in range(begin, end):
             g0 = max(0, min(unit * nt, groups - nt))
             w, last = a[0] + g0 * group_nbytes, groups - 1 - g0
-            ahead = group_nbytes if unit < end - 1 else stream_after(scratch, w, group_nbytes)
+            ahead = group_nbytes  # the last group of a stretch asks for the first of the thread's next one
+            if unit == end - 1 and following != 0:
+                ahead = following - w
             to_y = held == 0 and (g0 + nt) * 16 <= n
             if not to_y:
                 first = min(first, g0)
