@@ -175,6 +175,7 @@ class Plan:
         """`apart`: see Session.plan."""
         places = _Places(session, placement, arenas, apart)
         self._backends = session.backends
+        self._visible = [isinstance(backend, Visible) for backend in session.backends]
         self.feeds, self._feed_places, self._inputs = places.feeds, places.of_feeds, places.inputs
         self.states = frozenset(t.name for t in placement.order if t.op == "state")
         self.late: set[str] = set()
@@ -191,8 +192,7 @@ class Plan:
                     self._steps.append((b, self._program(session.backends[b], nodes, partial(places.place, b=b))))
         self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
         self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
-        inputs = [(session.backends[b], place, image) for b, (place, image) in self._inputs.items()]
-        self._sent = [of_b for of_b in inputs if not isinstance(of_b[0], Visible)]
+        self._sent = [(b, *to) for b, to in self._inputs.items() if not self._visible[b]]
         self._in_several = [feed for _, feed in self._at_once if len(feed.places) > 1]
         # Where feeds may be written instead of giving them to a run; late ones have to be given.
         self.room: dict[str, Array] = {name: feed.places[0] for name, feed in self._at_once}
@@ -242,8 +242,8 @@ class Plan:
         else:
             for feed in self._in_several:
                 feed.spread()
-        for backend, place, image in self._sent:
-            backend.upload(place, image)
+        for b, place, image in self._sent:
+            self._backends[b].upload(place, image)
 
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
         """Values of the fetches after a run."""
@@ -254,7 +254,7 @@ class Plan:
         for name in self.late:
             self._feeds[name].set(given.get(name))
             for b, place in self._feed_places[name].items():
-                if not isinstance(self._backends[b], Visible):
+                if not self._visible[b]:
                     image = self._inputs[b][1][place.offset : place.offset + self.feeds[name].nbytes]
                     self._backends[b].upload(place, image)
 

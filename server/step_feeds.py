@@ -118,6 +118,7 @@ class SamplingFeeds:
                 values += row.values
             written = self._written[r]
             if written is None or written[0] is not row.params or written[1] is not row.chain:
+                self._written[r] = None  # in case that one of them does not fit
                 self._params[r], self._chain[r] = row.params, row.chain
                 self._written[r] = row.params, row.chain
         n, total = len(rows), len(ids)

@@ -358,6 +358,27 @@ def test_plans_are_kept_by_key_and_the_least_recently_used_is_dropped() -> None:
     assert session.n_plans_built == 4
 
 
+def test_feeds_may_be_written_where_the_plan_wants_them() -> None:
+    """Whatever backends read them; and results stay what they were when the next run comes."""
+    session = Session([NumpyBackend(refuses=("silu",)), CPUBackend(1)])
+    x, factor = feed("x", (3, 4)), feed("f", (3, 4))
+    plan = session.plan(lambda: [add(silu(x), factor), mul(x, factor)])
+    assert set(plan.room) == {"x", "f"}
+    rng = np.random.default_rng(7)
+    found = []
+    for _ in range(3):
+        values = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in ("x", "f")}
+        for name, value in values.items():
+            plan.room[name][:] = value
+        found.append((plan.run(None, [2, None]), plan.run(values, [2, None])))
+    for ours, given in found:
+        assert [a.tolist() for a in ours] == [a.tolist() for a in given]
+    assert found[0][0][1].tolist() != found[1][0][1].tolist()
+    plan.room["x"][:] = 0
+    assert not plan.run(None)[1].any()
+    session.close()
+
+
 @pytest.mark.parametrize("make", [NumpyBackend, lambda: CPUBackend(1)], ids=["numpy", "cpu"])
 def test_a_plan_that_is_dropped_is_free_at_once(make: Callable[[], Backend]) -> None:
     """A server that meets many sizes of steps drops plans all the time; the cycle collector may come late."""
