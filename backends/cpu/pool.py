@@ -199,8 +199,8 @@ class Pool:
         self._most_stages = max(table.n_stages, self._most_stages)
         self._most_scratch = -(-max(table.scratch, self._most_scratch) // 64) * 64
         self._counters = _aligned_words(8 * (self.n_threads + 1) * self._most_stages)
-        each = self._most_scratch + 64  # a line before it for what the step tells kernels
-        self._scratch = _aligned_words(each // 8 * self.n_threads)
+        each = self._most_scratch + 64  # a line before each for what the step tells kernels, and one behind the last
+        self._scratch = _aligned_words(each // 8 * self.n_threads + 8)
         self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data + 64, each
 
     def _remember(self, table: Table) -> None:

@@ -14,9 +14,8 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit import F32, I32, I64, splat
 
 LANES = 16
-EXPONENT_ZERO = (
-    12582912.0 + 127
-)  # added to a number, puts the nearest integer, biased as exponents are, in the low bits
+# Added to a number, it has the nearest integer, biased as exponents are, in the low bits
+EXPONENT_ZERO = 12582912.0 + 127
 STRICT = ("nsz",)  # without any flag, numba allows an addition to be re-associated
 
 
