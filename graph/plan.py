@@ -120,12 +120,12 @@ class Fetch:
     def value(self, rows: int | None) -> Array:
         """A copy of the leading rows, or of all."""
         shape, size = self._shape, self._nbytes
-        if rows is not None:
-            if not (shape and 0 <= rows <= shape[0]):
-                raise ValueError(f"{rows} rows wanted of {self._label}")
-            shape, size = (rows, *shape[1:]), size * rows // max(1, shape[0])
+        if rows is not None and not (shape and 0 <= rows <= shape[0]):
+            raise ValueError(f"{rows} rows wanted of {self._label}")
         if self._seen is not None:
             return self._seen[:rows].copy()
+        if rows is not None:
+            shape, size = (rows, *shape[1:]), size * rows // max(1, shape[0])
         if size == 0:
             return np.zeros(shape, DTYPES[self._dtype].numpy or np.uint8)
         return values_of(self._backend.download(self._place, size), self._dtype, shape)
