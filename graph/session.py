@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from graph.allocate import Layout, layout
-from graph.backend import Backend, Buffer, Bytes, Place, Program
+from graph.backend import Backend, Buffer, Bytes, Place, Program, Visible
 from graph.divided import Divided
 from graph.dtype import DTYPES
 from graph.partition import TRANSFER, Placement, Prefer, partition
@@ -217,6 +218,15 @@ class Session:
         if b is None:
             return np.array(held.first_bytes()[offset : offset + nbytes])
         return np.array(self.backends[b].download(Place(self.buffer(t, b), offset), nbytes))
+
+    def touch(self, name: str, offset: int, nbytes: int) -> None:
+        """Write some bytes of a mutable state as they are, so that the host's system gives the memory for them. A
+        device's memory is left alone, and a state that has none."""
+        held = self._states.get(name)
+        for b, buffer in held.buffers.items() if held is not None else ():
+            if isinstance(backend := self.backends[b], Visible):
+                seen = backend.seen(Place(buffer, offset), nbytes)[:: mmap.PAGESIZE]
+                np.bitwise_or(seen, 0, out=seen)
 
     def placed(self, fetches: Iterable[Tensor]) -> Placement:
         """How a graph is placed where no state has a home yet."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from server.embedder import Embedder
 from server.pages import pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
 from server.plan_shapes import Shape, shape_of, usual
+from server.prefault import Prefault
 from server.sampling import split_log_probs, split_probs
 from server.slot_files import CacheKind
 from server.step_feeds import StepFeeds, sampling_feeds
@@ -155,6 +156,7 @@ class Engine:
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
         self.memory = PagedMemory.define(self.session, h, self.n_pages + 1, tables, options.type_k, options.type_v)
+        self._prefault = Prefault(self.session, self.memory)
         self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
 
     def load(self) -> None:
@@ -183,11 +185,14 @@ class Engine:
         self.gguf.release()
         self._ahead = usual(self.options.n_slots, self.options.n_ubatch)[::-1]
 
-    def prepare_ahead(self) -> bool:
-        """Make the plan of one more usual size (a few streams, a prompt), so that no request waits for it.
+    def prepare_ahead(self, wanted: Callable[[], bool] = bool) -> bool:
+        """Have memory for more of the cache, and make the plan of one more usual size (a few streams, a prompt), so
+        that no request waits for them.
 
         False when there is none to make. What goes wrong here will go wrong again, and be told, in a step.
+        `wanted`: whether somebody waits by now.
         """
+        self._prefault.run(wanted)
         if not self._ahead:
             return False
         shape = self._ahead.pop()
@@ -330,7 +335,9 @@ class Engine:
             raise DeviceFailed("the devices have been replaced")
         try:
             for slot, table in batch.tables.items():
-                self._write_table(slot, np.asarray(table, np.int32))
+                pages = np.asarray(table, np.int32)
+                self._write_table(slot, pages)
+                self._prefault.used(int(pages.max(initial=0)))
             self._copy_pages(batch.copies)
             return self._run(shape, batch)
         except DeviceLost as error:

@@ -54,13 +54,13 @@ class Served:
     embedder: Embedder | None = None
     sleep: Sleep | None = None
 
-    def prepare_ahead(self) -> bool:
-        """Make one more thing that requests would otherwise wait for. False: all is made."""
+    def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
+        """Make one more thing that requests would otherwise wait for. False: all is made. `wanted`: one waits."""
         from models.grammar import vocabulary
 
         if self.info.generates and vocabulary.prepare_ahead(self.tokenizer):
             return True
-        return self.engine is not None and self.engine.prepare_ahead()
+        return self.engine is not None and self.engine.prepare_ahead(wanted)
 
 
 @dataclass(slots=True)
@@ -310,9 +310,9 @@ class Service:
 
     def _wait(self, served: Served) -> None:
         """Until there is something to do; the model goes to sleep when that takes too long."""
-        sleep, scheduler = self._sleep, served.scheduler
+        sleep, scheduler, wanted = self._sleep, served.scheduler, self._wake.is_set
         if scheduler.idle:
-            while not self._wake.wait(PAUSE) and (sleep is None or sleep.left()) and served.prepare_ahead():
+            while not self._wake.wait(PAUSE) and (sleep is None or sleep.left()) and served.prepare_ahead(wanted):
                 pass
         if sleep is None or not scheduler.idle:
             self._wake.wait()

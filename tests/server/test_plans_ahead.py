@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ class Ahead:
     def __init__(self, n: int) -> None:
         self.left, self.done = n, threading.Event()
 
-    def prepare_ahead(self) -> bool:
+    def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
         if not self.left:
             self.done.set()
             return False

@@ -1,0 +1,94 @@
+"""Memory of the cache that is there before a step writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from models.synth import synthesize
+from server import prefault
+from server.cli.bench import greedy
+from server.engine import Engine, EngineOptions
+from server.ubatch import UBatch
+
+BOOK = Path("/proc/self/pagemap")  # the kernel's own, of which of our pages are there
+N_PAGES = 8191  # 8 MiB with the one of rows that fill a step up, which is there from the first step on
+
+pytestmark = pytest.mark.skipif(not BOOK.exists(), reason="the system does not tell what memory is there")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "m.gguf"
+    synthesize(path, "tiny", "F32")
+    monkeypatch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(1)])
+    monkeypatch.setattr(prefault, "LEAD", 3000 * 4096)  # a page takes 1 KiB in each of four caches
+    monkeypatch.setattr(prefault, "PIECE", 3 << 20)  # more than a large page
+    engine = Engine(path, EngineOptions(n_ctx=16 * N_PAGES, n_slots=2, n_ubatch=32))
+    engine.load()
+    yield engine
+    engine.close()
+
+
+def there(engine: Engine, page: int) -> list[bool]:
+    """For the keys and the values of each layer, whether the system has given the memory of this page's begin."""
+    caches = [*engine.memory.keys, *engine.memory.values]
+    assert all(cache.nbytes // cache.shape[0] == 1024 for cache in caches)
+    found = []
+    for cache in caches:
+        address = engine.session.buffer(cache, 0).address + 1024 * page  # type: ignore[attr-defined]
+        with BOOK.open("rb", buffering=0) as file:
+            file.seek(address // 4096 * 8)
+            found.append(file.read(8)[7] >= 128)
+    return found
+
+
+def step(engine: Engine, page: int) -> None:
+    """A token in the first cell of this page."""
+    engine.step(UBatch([5], [0], [0], [16 * page], [0], [greedy()], [-1], tables={0: [page]}))
+
+
+def test_what_may_be_used_soon_is_there_and_what_is_far_is_not(engine: Engine) -> None:
+    assert not any(there(engine, 2500) + there(engine, 5500))
+    engine.prepare_ahead()
+    assert all(there(engine, 8) + there(engine, 2500) + there(engine, 2999))
+    assert not any(there(engine, 5500))  # a large page is 2,048 of these
+    step(engine, 2600)
+    engine.prepare_ahead()
+    assert all(there(engine, 4000) + there(engine, 5500))
+
+
+def test_it_goes_to_the_end_and_no_further(engine: Engine) -> None:
+    step(engine, N_PAGES - 1)
+    engine.prepare_ahead()
+    assert all(there(engine, N_PAGES - 1) + there(engine, N_PAGES - 200))
+    engine.prepare_ahead()
+
+
+def test_who_waits_is_not_kept_waiting(engine: Engine) -> None:
+    looks = []
+    engine.prepare_ahead(lambda: bool(looks.append(1)) or len(looks) > 2)
+    assert len(looks) == 3
+    assert there(engine, 2500) == [True, True, False, False]
+    engine.prepare_ahead(lambda: False)
+    assert all(there(engine, 2500))
+
+
+def test_what_is_cached_stays(engine: Engine) -> None:
+    step(engine, 700)
+    before = engine.memory.read_page(engine.session, 700)
+    assert before.any()
+    engine.prepare_ahead()
+    np.testing.assert_array_equal(engine.memory.read_page(engine.session, 700), before)
+
+
+def test_nothing_is_there_to_take_while_the_model_sleeps(engine: Engine) -> None:
+    engine.sleep()
+    engine.prepare_ahead()
+    engine.wake()
+    assert not any(there(engine, 2500))
+    engine.prepare_ahead()
+    assert all(there(engine, 2500))
