@@ -31,15 +31,23 @@ HERE, THERE = "logitless", "llama.cpp"
 class Here:
     """The engine alone, as `logitless bench` drives it."""
 
-    def __init__(self, path: str, threads: int) -> None:
-        sizes = ["-p", str(PROMPT), "-n", str(N_GEN), "-b", ",".join(map(str, BATCHES))]
+    def __init__(self, path: str, threads: int, depth: int) -> None:
+        sizes = ["-p", str(PROMPT), "-n", str(N_GEN), "-b", ",".join(map(str, BATCHES)), "-d", str(depth)]
         self.bench = Bench(path, parse([f for group in BENCH for f in group.flags], ["-m", path, *sizes], {}), threads)
+        self.n_filled = 0
 
     def prompt(self, n: int) -> float:
-        return _seconds(partial(self.bench.prompts, n, 1))
+        self._fill(1)
+        return _seconds(partial(self.bench.prompts, n, 1, self.bench.depth))
 
     def decode(self, n_batch: int, n: int) -> float:
-        return _seconds(partial(self.bench.decode, n, n_batch))
+        self._fill(n_batch)
+        return _seconds(partial(self.bench.decode, n, n_batch, self.bench.depth))
+
+    def _fill(self, n_seqs: int) -> None:
+        if self.bench.depth and self.n_filled < n_seqs:
+            self.bench.prompts(self.bench.depth, n_seqs)
+            self.n_filled = n_seqs
 
 
 def _seconds(run: Callable[[], None]) -> float:
@@ -79,7 +87,7 @@ class Worker:
 
 def compare(path: str, options: argparse.Namespace) -> list[tuple[float, float]]:
     """Print a line for each test; how many times as fast decoding is here, by sequences at once."""
-    base = ["--threads", str(options.threads), "--llama", options.llama, "-m", path]
+    base = ["--threads", str(options.threads), "--depth", str(options.depth), "--llama", options.llama, "-m", path]
     workers = {who: Worker("--worker", who, *base) for who in (HERE, THERE)}
     curve: list[tuple[float, float]] = []
     for n_batch, n in [(0, PROMPT), *((b, N_GEN) for b in BATCHES)]:
@@ -92,6 +100,7 @@ def compare(path: str, options: argparse.Namespace) -> list[tuple[float, float]]
         here, there = (statistics.median(speeds[who]) for who in (HERE, THERE))
         ratio = statistics.median(a / b for a, b in zip(speeds[HERE], speeds[THERE], strict=True))
         test = f"{n_batch} at once" if n_batch else f"prompt of {n}"
+        test += f" behind {options.depth}" if options.depth else ""
         print(f"| {Path(path).stem} | {test} | {here:.0f} | {there:.0f} | {ratio:.1f} |", flush=True)
         if n_batch:
             curve.append((n_batch, ratio))
@@ -105,14 +114,16 @@ def main() -> None:
     parser.add_argument("-m", "--model", action="append", required=True, metavar="FILE", help="may be given again")
     parser.add_argument("--llama", required=True, metavar="FOLDER", help="of llama.cpp's shared libraries")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--depth", type=int, default=0, help="tokens of each sequence that are there before")
     parser.add_argument("--turns", type=int, default=5, help="of which the medians count")
     parser.add_argument("--plot", metavar="FILE", help="a picture of decoding: .svg or .png")
     parser.add_argument("--worker", choices=(HERE, THERE), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         try:
-            path, threads = options.model[0], options.threads
-            work(Here(path, threads) if options.worker == HERE else Peer(options.llama, path, threads, max(BATCHES)))
+            path, threads, depth = options.model[0], options.threads, options.depth
+            here = options.worker == HERE
+            work(Here(path, threads, depth) if here else Peer(options.llama, path, threads, max(BATCHES), depth))
         except OSError as error:
             sys.exit(f"bench-llama: {error}")
         return

@@ -6,7 +6,7 @@ import ctypes as C
 import time
 from pathlib import Path
 
-CONTEXT, UBATCH = 8192, 512
+CONTEXT, UBATCH = 512, 512  # tokens: of each sequence behind its depth, of a step
 
 
 class _ModelParams(C.Structure):
@@ -67,41 +67,59 @@ def _library(folder: str) -> C.CDLL:
     llama.llama_get_memory.argtypes = [C.c_void_p]
     llama.llama_get_memory.restype = C.c_void_p
     llama.llama_memory_clear.argtypes = [C.c_void_p, C.c_bool]
+    llama.llama_memory_seq_rm.argtypes = [C.c_void_p, *[C.c_int32] * 3]
+    llama.llama_memory_seq_rm.restype = C.c_bool
     return llama
 
 
 class Peer:
-    """llama.cpp with one model; what it does starts from an empty context."""
+    """llama.cpp with one model; what it does stands behind `depth` tokens of each sequence."""
 
-    def __init__(self, folder: str, path: str, threads: int, n_seqs: int) -> None:
+    def __init__(self, folder: str, path: str, threads: int, n_seqs: int, depth: int) -> None:
         self.llama = _library(folder)
         self.llama.llama_backend_init()
         model = self.llama.llama_model_load_from_file(path.encode(), self.llama.llama_model_default_params())
         params = self.llama.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = CONTEXT, UBATCH, UBATCH, n_seqs
+        params.n_ctx, params.n_batch, params.n_ubatch = n_seqs * (CONTEXT + depth), UBATCH, UBATCH
+        params.n_seq_max = n_seqs
         self.context = model and self.llama.llama_init_from_model(model, params)
         if not self.context:
             raise OSError(f"llama.cpp does not load {path}")
         self.llama.llama_set_n_threads(self.context, threads, threads)
         self.memory = self.llama.llama_get_memory(self.context)
         self.batch = self.llama.llama_batch_init(UBATCH, 0, 1)
+        self.depth, self.n_filled = depth, 0
 
     def prompt(self, n: int) -> float:
         """Seconds of evaluating n tokens, with the last one's logits."""
-        self.llama.llama_memory_clear(self.memory, False)
+        self._begin(1)
         began = time.perf_counter()
-        for start in range(0, n, UBATCH):
-            positions = range(start, min(n, start + UBATCH))
-            self._decode([(7919 * pos % 30000, pos, 0, pos == n - 1) for pos in positions])
+        self._prompt(0, self.depth, n)
         return time.perf_counter() - began
 
     def decode(self, n_batch: int, n: int) -> float:
         """Seconds of n steps of one token of each sequence, with the logits of each."""
-        self.llama.llama_memory_clear(self.memory, False)
+        self._begin(n_batch)
         began = time.perf_counter()
-        for pos in range(n):
+        for pos in range(self.depth, self.depth + n):
             self._decode([((7919 * seq + 31 * pos) % 30000, pos, seq, True) for seq in range(n_batch)])
         return time.perf_counter() - began
+
+    def _begin(self, n_seqs: int) -> None:
+        """Have so many sequences, each with `depth` tokens and no more."""
+        if not self.depth:
+            self.llama.llama_memory_clear(self.memory, False)
+            return
+        for seq in range(self.n_filled, n_seqs):
+            self._prompt(seq, 0, self.depth)
+        self.n_filled = max(self.n_filled, n_seqs)
+        for seq in range(self.n_filled):
+            self.llama.llama_memory_seq_rm(self.memory, seq, self.depth, -1)
+
+    def _prompt(self, seq: int, begin: int, n: int) -> None:
+        for start in range(begin, begin + n, UBATCH):
+            positions = range(start, min(begin + n, start + UBATCH))
+            self._decode([(7919 * pos % 30000, pos, seq, pos == begin + n - 1) for pos in positions])
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
         batch = self.batch
