@@ -163,7 +163,8 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     fit = n * kv_heads // (UNITS * cores())
     tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))  # neighbours of a sequence share what is read
     units = -(-n // tokens) * kv_heads
-    scratch = tokens * group * (2 * size + 32 + 16 + 2 + 1) * 4 + 32 * size * 4 + 64
+    rows = max(tokens, kv_heads) * group
+    scratch = rows * (2 * size + 32 + 16 + 2 + 1) * 4 + 32 * size * 4 + 64
     args = (*args, tokens)
     if rounded := t.op == "attention_act":
         args = (*args, *act_panels(n, isa()))

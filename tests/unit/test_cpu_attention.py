@@ -1,4 +1,5 @@
-"""Attention on the CPU over scores that rise far above a row's first block, whole and in parts of a prompt."""
+"""Attention on the CPU over scores that rise far above a row's first block, whole and in parts of a prompt; and of
+sequences that share nothing but the step."""
 
 from __future__ import annotations
 
@@ -71,3 +72,62 @@ def test_tops_that_rise_change_no_row_of_another_chunk(
         parts.append(chunk(first, n))
         first += n
     assert np.concatenate(parts).tobytes() == whole.tobytes()
+
+
+KINDS = [("f16", "f16", 6, 2, 16), ("f32", "q8_0", 4, 1, 32), ("q8_0", "f16", 4, 2, 64), ("f16", "f16", 9, 1, 16)]
+
+
+@pytest.mark.parametrize(("key", "value", "heads", "kv_heads", "size"), KINDS)
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_row_has_the_same_bits_whoever_is_beside_it(
+    session: Session, key: str, value: str, heads: int, kv_heads: int, size: int, window: int
+) -> None:
+    r = np.random.default_rng(6)
+    seen = [60, 17, 40, 31, 90, 100, 63, 88]  # positions: the last cell of a page, of a block, and between
+    n, n_table = len(seen), 30
+    shapes = {"k": (n_table * (n + 2), kv_heads, size, PAGE), "v": (n_table * (n + 2), kv_heads, PAGE, size)}
+    states = {name: session.define(name, shapes[name], kind) for name, kind in (("k", key), ("v", value))}
+    for name, kind in (("k", key), ("v", value)):
+        if kind == "q8_0":
+            quants = r.integers(-127, 128, states[name].nbytes).astype(np.uint8)
+            pages = quants.reshape(-1, states[name].nbytes // (shapes[name][0] * kv_heads))
+            pages[:, size * PAGE :].view(np.float16)[:] = r.uniform(0.001, 0.01, (len(pages), size // 32 * PAGE))
+            session.write(name, quants)
+        else:
+            session.write(name, r.normal(size=shapes[name]).astype(np.float16 if kind == "f16" else np.float32))
+    tables = r.permutation(n_table * (n + 2)).astype(np.int32).reshape(n + 2, n_table)
+    q = r.normal(size=(n + 8, heads, size)).astype(np.float32)
+
+    def rows(which: list[int], slots: list[int], positions: list[int]) -> np.ndarray:
+        def build() -> list[Tensor]:
+            x, slot, pos = (
+                feed("q", (len(which), heads, size)),
+                feed("slot", (len(which),), "i32"),
+                feed("pos", (len(which),), "i32"),
+            )
+            table = feed("tables", tables.shape, "i32")
+            return [attention(x, states["k"], states["v"], table, slot, pos, scale=size**-0.5, window=window)]
+
+        feeds = {
+            "q": q[which],
+            "slot": np.array(slots, np.int32),
+            "pos": np.array(positions, np.int32),
+            "tables": tables,
+        }
+        return session.run((len(which),), build, feeds)[0].copy()
+
+    alone = np.concatenate([rows([i], [i], [seen[i]]) for i in range(n)])
+    everyone = list(range(n))
+    apart = rows(everyone, everyone, seen)
+    beside_a_long_one = rows([*everyone, 8], [*everyone, 8], [*seen, 450])[:n]
+    filled_up = rows([*everyone, 8, 9, 10], [*everyone, n + 1, n + 1, n + 1], [*seen, 0, 0, 0])[:n]
+    beside_a_prompt = rows([*everyone, 8, 9, 10, 11, 12], [*everyone, 8, 8, 8, 8, 8], [*seen, 70, 71, 72, 73, 74])[:n]
+    for found in (apart, beside_a_long_one, filled_up, beside_a_prompt):
+        assert found.tobytes() == alone.tobytes()
+    within_a_prompt = rows([8] * 15 + [5], [5] * 16, list(range(85, 101)))[15:]
+    assert within_a_prompt.tobytes() == alone[5:6].tobytes()
+    caches = [session.read(name) for name in ("k", "v")]
+    if key == value == "f16":
+        inputs = [q[:n].astype(np.float64), *(cache.astype(np.float64) for cache in caches), tables]
+        expected = attention.reference(*inputs, np.arange(n), np.array(seen), scale=size**-0.5, window=window)
+        np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-4)

@@ -56,31 +56,49 @@ def as_f32(b, value):
     return b.fpext(value, kind) if value.type.element == F16 else b.sitofp(value, kind)
 
 
+def keys_at(b, page, dtype, size, d, group):
+    """Sixteen cells' element d of a page of keys, as f32; `group` is d // 32."""
+    values = as_f32(b, read(b, page, b.mul(d, e.i64(PAGE * BYTES[dtype])), ir.VectorType(ELEMENT[dtype], PAGE)))
+    if dtype != "q8_0":
+        return values
+    at = b.add(b.mul(group, e.i64(PAGE * 2)), e.i64(size * PAGE))
+    return b.fmul(values, as_f32(b, read(b, page, at, ir.VectorType(F16, PAGE))))  # exact: 7 bits times 11
+
+
+def values_at(b, page, dtype, size, cell, j, width):
+    """Elements j…j+width−1 of a cell of a page of values, as f32."""
+    first = b.add(b.mul(cell, e.i64(size)), e.i64(j))
+    values = as_f32(b, read(b, page, b.mul(first, e.i64(BYTES[dtype])), ir.VectorType(ELEMENT[dtype], width)))
+    if dtype != "q8_0":
+        return values
+    at = b.add(b.mul(cell, e.i64(size // 32 * 2)), e.i64(size * PAGE + j // 32 * 2))
+    return b.fmul(values, e.splat(b, b.fpext(read(b, page, at, F16), e.F32), width))
+
+
+def widest(size):
+    return next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
+
+
 def widen(dtype, size, *, keys):
     """intrinsic f(page, out): a page of keys or of values as f32, in the same order."""
-    width = PAGE if keys else next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
-    kind = ir.VectorType(ELEMENT[dtype], width)
+    width = PAGE if keys else widest(size)
 
     @intrinsic
     def convert(typingctx, page, out):
         def codegen(ctx, b, sig, args):
             P, OUT = (b.inttoptr(v, e.I8P) for v in args)
 
-            def body(i, _):  # i: index of the first of `width` elements
-                values = as_f32(b, read(b, P, b.mul(i, e.i64(BYTES[dtype])), kind))
-                if dtype == "q8_0":
-                    scales = size * PAGE
-                    if keys:  # d = i / 16
-                        at = b.add(b.mul(b.sdiv(i, e.i64(PAGE * 32)), e.i64(PAGE * 2)), e.i64(scales))
-                        scale = as_f32(b, read(b, P, at, ir.VectorType(F16, PAGE)))
-                    else:
-                        at = b.add(b.mul(b.sdiv(i, e.i64(32)), e.i64(2)), e.i64(scales))
-                        scale = e.splat(b, b.fpext(read(b, P, at, F16), e.F32), width)
-                    values = b.fmul(values, scale)  # exact: 7 bits times 11
-                write(b, values, OUT, b.mul(i, e.i64(4)))
+            def of_keys(d, _):
+                write(b, keys_at(b, P, dtype, size, d, b.sdiv(d, e.i64(32))), OUT, b.mul(d, e.i64(PAGE * 4)))
                 return []
 
-            e.loop(b, e.i64(0), e.i64(size * PAGE), [], body, width)
+            def of_values(cell, _):
+                for j in range(0, size, width):
+                    at = b.add(b.mul(cell, e.i64(size * 4)), e.i64(4 * j))
+                    write(b, values_at(b, P, dtype, size, cell, j, width), OUT, at)
+                return []
+
+            e.loop(b, e.i64(0), e.i64(size if keys else PAGE), [], of_keys if keys else of_values)
             return ctx.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
@@ -88,39 +106,39 @@ def widen(dtype, size, *, keys):
     return convert
 
 
-def scores(size, rows, ahead):
-    """intrinsic f(q, k, out, k0, k1, v0, v1): out[r][32] = q[r]·k for rows of q that are `size` floats apart.
+def scores(size, rows, dtype, ahead):
+    """intrinsic f(q, k0, k1, out, *next): out[r][32] = q[r]·k for rows of q that are `size` floats apart, and two pages
+    of keys of this type.
 
-    Meanwhile the core fetches `ahead` bytes each of the two pages at k0 and k1 and of those at v0 and v1.
+    Meanwhile the core fetches what lies at the four addresses of `next`, of each so many bytes as `ahead` says.
     """
     ways = 2 if size % 2 == 0 else 1
     at_once = ways if rows * 2 * ways <= 16 else 1  # partial sums: side by side, or for many rows one after the other
     step = ways * (UNROLL if size % (UNROLL * ways) == 0 else 1)
+    turns = step // ways  # of which each fetches its part: a core forgets what it is asked for all at once
     parts = [-(-nbytes * step // size // LINE) for nbytes in ahead]  # lines to fetch with each step
 
     @intrinsic
-    def tile(typingctx, q, k, out, k0, k1, v0, v1):
+    def tile(typingctx, q, k0, k1, out, a0, a1, a2, a3):
         def codegen(ctx, b, sig, args):
-            Q, K, OUT, *pages = (b.inttoptr(v, e.I8P) for v in args)
+            Q, K0, K1, OUT, *pages = (b.inttoptr(v, e.I8P) for v in args)
             places = [(r, page) for r in range(rows) for page in range(2)]
 
-            def fetch(d):
-                for page, lines in zip(pages, (parts[0], parts[0], parts[1], parts[1]), strict=True):
+            def fetch(d, turn):
+                for page, lines in zip(pages, parts, strict=True):
                     done = b.mul(b.sdiv(d, e.i64(step)), e.i64(lines * LINE))
-                    for line in range(lines):
-                        e.prefetch(b, e.at(b, page, b.add(done, e.i64(line * LINE))))
+                    for line in range(lines * turn // turns, lines * (turn + 1) // turns):
+                        e.prefetch(b, e.at(b, page, b.add(done, e.i64(line * LINE))), near=dtype == "f32")
 
             def body(d, sums, fetches):
-                if fetches:
-                    fetch(d)
-                for element in range(0, step, ways):
+                group = b.sdiv(d, e.i64(32))
+                for turn in range(turns):
+                    if fetches:
+                        fetch(d, turn)
                     result = []
                     for way in range(at_once):
-                        at = b.add(d, e.i64(element + way))
-                        cells = b.mul(at, e.i64(PAGE * 4))
-                        keys = [
-                            read(b, K, b.add(cells, e.i64(page * size * PAGE * 4)), vector(PAGE)) for page in range(2)
-                        ]
+                        at = b.add(d, e.i64(turn * ways + way))
+                        keys = [keys_at(b, page, dtype, size, at, group) for page in (K0, K1)]
                         for r in range(rows):
                             x = e.splat(b, read(b, Q, b.add(b.mul(at, e.i64(4)), e.i64(r * size * 4))), PAGE)
                             for page in range(2):
@@ -141,49 +159,82 @@ def scores(size, rows, ahead):
                     write(b, value, OUT, (r * BLOCK + page * PAGE) * 4)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), codegen
+        return types.void(*[types.int64] * 8), codegen
 
     return tile
 
 
-def weighted_sum(size, rows, *, whole):
+def weighted_sum(size, rows, *, whole=False):
     """intrinsic f(p, v, out, lo, hi): out[r] += Σ p[r][cell]·v[cell] for cells lo…hi−1, in order.
 
-    Rows of p are 32 floats apart, rows of out `size` floats. lo < hi. `whole`: all cells.
+    v: 32 cells as f32. Rows of p are 32 floats apart, rows of out `size` floats. lo < hi. `whole`: all cells.
     """
-    width = next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
-    n_chunks = size // width
-    held = max(1, 16 // rows)  # chunks whose sums stay in registers
 
     @intrinsic
     def tile(typingctx, p, v, out, lo, hi):
         def codegen(ctx, b, sig, args):
             P, V, OUT = (b.inttoptr(x, e.I8P) for x in args[:3])
-            lanes = vector(width)
-            for first in range(0, n_chunks, held):
-                chunks = range(first, min(n_chunks, first + held))
-                places = [(r, j) for r in range(rows) for j in chunks]
-                at = {(r, j): (r * size + j * width) * 4 for r, j in places}
-                start = [read(b, OUT, at[place], lanes) for place in places]
 
-                def body(cell, sums, chunks=chunks, places=places):
-                    for step in range(UNROLL if whole else 1):
-                        base = b.mul(b.add(cell, e.i64(step)), e.i64(size * 4))
-                        values = {j: read(b, V, b.add(base, e.i64(j * width * 4)), lanes) for j in chunks}
-                        weight = b.mul(b.add(cell, e.i64(step)), e.i64(4))
-                        weights = [read(b, P, b.add(weight, e.i64(r * BLOCK * 4))) for r in range(rows)]
-                        splats = [e.splat(b, w, width) for w in weights]
-                        sums = [fma(b, splats[r], values[j], acc) for (r, j), acc in zip(places, sums, strict=True)]
-                    return sums
+            def of_cell(cell, j, width):
+                return read(b, V, b.add(b.mul(cell, e.i64(size * 4)), e.i64(j * 4)), vector(width))
 
-                begin, end, by = (e.i64(0), e.i64(BLOCK), UNROLL) if whole else (*args[3:5], 1)
-                for place, value in zip(places, e.loop(b, begin, end, start, body, by), strict=True):
-                    write(b, value, OUT, at[place])
+            begin, end, by = (e.i64(0), e.i64(BLOCK), UNROLL) if whole else (*args[3:5], 1)
+            _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 5), codegen
 
     return tile
+
+
+def weighted_sum_of_pages(size, rows, dtype):
+    """intrinsic f(p, v0, v1, out, lo, hi, next0, next1): the same with values in two pages of this type. For each cell
+    the core fetches the same cell of two other pages."""
+    row_nbytes = size * BYTES[dtype]
+
+    @intrinsic
+    def tile(typingctx, p, v0, v1, out, lo, hi, next0, next1):
+        def codegen(ctx, b, sig, args):
+            P, V0, V1, OUT, _, _, N0, N1 = (b.inttoptr(x, e.I8P) for x in args)
+
+            def of_cell(cell, j, width):
+                second = b.icmp_signed(">=", cell, e.i64(PAGE))
+                inside = b.and_(cell, e.i64(PAGE - 1))
+                if not j:
+                    start = e.at(b, b.select(second, N1, N0), b.mul(inside, e.i64(row_nbytes)))
+                    for line in range(-(-row_nbytes // LINE)):
+                        e.prefetch(b, e.at(b, start, e.i64(line * LINE)), near=False)
+                return values_at(b, b.select(second, V1, V0), dtype, size, inside, j, width)
+
+            _sum_cells(b, size, rows, P, OUT, of_cell, *args[4:6], 1)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), codegen
+
+    return tile
+
+
+def _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by):
+    """`of_cell(cell, j, width)`: elements j…j+width−1 of a cell's values."""
+    width = widest(size)
+    held = max(1, 16 // rows) * width  # elements whose sums stay in registers
+    for first in range(0, size, held):
+        chunks = range(first, min(size, first + held), width)
+        places = [(r, j) for r in range(rows) for j in chunks]
+        at = {(r, j): (r * size + j) * 4 for r, j in places}
+        start = [read(b, OUT, at[place], vector(width)) for place in places]
+
+        def body(cell, sums, chunks=chunks, places=places):
+            for step in range(by):
+                index = b.add(cell, e.i64(step))
+                values = {j: of_cell(index, j, width) for j in chunks}
+                weights = [read(b, P, b.add(b.mul(index, e.i64(4)), e.i64(r * BLOCK * 4))) for r in range(rows)]
+                splats = [e.splat(b, w, width) for w in weights]
+                sums = [fma(b, splats[r], values[j], acc) for (r, j), acc in zip(places, sums, strict=True)]
+            return sums
+
+        for place, value in zip(places, e.loop(b, begin, end, start, body, by), strict=True):
+            write(b, value, OUT, at[place])
 
 
 def softmax_step(size, rows, *, masked):
@@ -193,7 +244,7 @@ def softmax_step(size, rows, *, masked):
     tops: a float a row. l: 16 floats a row, whose sum is the sum of the weights. cap 0 is none. Where a row's top
     rises, its l and its `size` floats of out shrink.
     """
-    width = next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
+    width = widest(size)
     parts = range(BLOCK // PAGE)
     cells = [ir.Constant(ir.VectorType(e.I32, PAGE), list(range(i, i + PAGE))) for i in range(0, BLOCK, PAGE)]
 
@@ -291,7 +342,7 @@ def divide(size):
             X, L, OUT = (b.inttoptr(v, e.I8P) for v in args)
             total = tree(b, read(b, L, 0, vector(PAGE)), lambda b, u, v: b.fadd(u, v))
             inverse = b.fdiv(ir.Constant(e.F32, 1.0), total)
-            width = next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
+            width = widest(size)
             for j in range(0, size, width):
                 write(b, b.fmul(read(b, X, 4 * j, vector(width)), e.splat(b, inverse, width)), OUT, 4 * j)
             return ctx.get_dummy_value()
