@@ -158,6 +158,7 @@ def _several_tokens(key_dtype, value_dtype, size, group):
     ahead = (key_page, key_page, value_page, value_page)
     score8, score4, score2, score1 = (scores(size, n, "f32", ahead) for n in (8, 4, 2, 1))
     wide_page = PAGE * size * 4
+    some4, some2, some1 = group % 8 > 0, group % 4 > 0, group % 2 > 0  # what can be left of rows taken 8 at once
 
     @njit(forceinline=True)
     def walk(a, table, pos, first, n, window, cap, h, area):
@@ -198,13 +199,13 @@ def _several_tokens(key_dtype, value_dtype, size, group):
                         weigh8(s, tr, lr, y, sr, cap)
                     else:
                         masked8(s, tr, lr, y, sr, cap)
-                elif alike == 4:
+                elif some4 and alike == 4:
                     score4(x, wide_at, wide_at + wide_page, s, k0, k1, v0, v1)
                     weigh4(s, tr, lr, y, sr, cap)
-                elif alike == 2:
+                elif some2 and alike == 2:
                     score2(x, wide_at, wide_at + wide_page, s, k0, k1, v0, v1)
                     weigh2(s, tr, lr, y, sr, cap)
-                else:
+                elif some1:
                     score1(x, wide_at, wide_at + wide_page, s, k0, k1, v0, v1)
                     weigh1(s, tr, lr, y, sr, cap)
                 row += alike
@@ -226,9 +227,9 @@ def _several_tokens(key_dtype, value_dtype, size, group):
                     s, y = s_at + row * BLOCK * 4, o_at + row * size * 4
                     if alike == 4:
                         sum4(s, wide_at, y, lo, hi)
-                    elif alike == 2:
+                    elif some2 and alike == 2:
                         sum2(s, wide_at, y, lo, hi)
-                    else:
+                    elif some1:
                         sum1(s, wide_at, y, lo, hi)
                 row += alike
 
