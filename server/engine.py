@@ -185,7 +185,7 @@ class Engine:
         self.gguf.release()
         self._ahead = usual(self.options.n_slots, self.options.n_ubatch)[::-1]
 
-    def prepare_ahead(self, wanted: Callable[[], bool] = bool) -> bool:
+    def prepare_ahead(self, wanted: Callable[[], bool] = lambda: False) -> bool:
         """Have memory for more of the cache, and make the plan of one more usual size (a few streams, a prompt), so
         that no request waits for them.
 
