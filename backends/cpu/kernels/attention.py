@@ -264,10 +264,10 @@ def visible(position, block, window):
 @njit(forceinline=True)
 def all_apart(slot, pos, n_tokens, window):
     """Whether no token has a neighbour of its sequence, and whole tokens are work that threads can share evenly: none
-    sees more than a quarter of all cells. Rows that fill a batch up are nobody's neighbours."""
+    sees more than a quarter of all cells. Rows that fill a batch up, all at one position, are nobody's neighbours."""
     total = longest = 0
     for t in range(n_tokens):
-        if t > 0 and slot[t] == slot[t - 1] and pos[t] >= BLOCK:
+        if t > 0 and slot[t] == slot[t - 1] and pos[t] != pos[t - 1]:
             return False
         cells = np.int64(pos[t]) + 1 if window <= 0 else min(np.int64(pos[t]) + 1, window)
         total, longest = total + cells, max(longest, cells)
