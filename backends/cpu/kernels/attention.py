@@ -167,26 +167,24 @@ def _several_tokens(key_dtype, value_dtype, size, group):
         lowest, highest = pos[first], pos[first]
         for t in range(n):
             lowest, highest = min(lowest, pos[first + t]), max(highest, pos[first + t])
-        for block in range(first_block(lowest, window), highest // BLOCK + 1):
+        start, end = first_block(lowest, window), highest // BLOCK + 1
+        next0, next1 = pages_of(table, start, highest, kv_heads, h)
+        for block in range(start, end):
             whole = visible(lowest, block, window)[1] == BLOCK and visible(highest, block, window)[0] == 0
             for t in range(0 if whole and rows % 8 == 0 else n):  # else nobody will ask
                 lo, hi = visible(pos[first + t], block, window)
                 for g in range(group):
                     seen[2 * (t * group + g)] = lo
                     seen[2 * (t * group + g) + 1] = hi
-            n_pages = min(2, highest // PAGE + 1 - 2 * block)
+            at0, at1 = next0, next1
+            if block + 1 < end:
+                next0, next1 = pages_of(table, block + 1, highest, kv_heads, h)
+            n_pages = 1 + (at1 != at0)
             for i in range(n_pages):
-                at = np.int64(table[2 * block + i]) * kv_heads + h
-                widen_keys(a[1] + at * key_page, wide_at + i * wide_page)
+                widen_keys(a[1] + (at1 if i else at0) * key_page, wide_at + i * wide_page)
             # The first rows' scores have time to fetch these values and the next keys; pages lie anywhere.
-            k0 = k1 = v1 = wide_at  # which is near, so it costs nothing where there is no such page
-            v0 = a[2] + (np.int64(table[2 * block]) * kv_heads + h) * value_page
-            if n_pages == 2:
-                v1 = a[2] + (np.int64(table[2 * block + 1]) * kv_heads + h) * value_page
-            if 2 * block + 2 <= highest // PAGE:
-                k0 = a[1] + (np.int64(table[2 * block + 2]) * kv_heads + h) * key_page
-            if 2 * block + 3 <= highest // PAGE:
-                k1 = a[1] + (np.int64(table[2 * block + 3]) * kv_heads + h) * key_page
+            k0, k1 = a[1] + next0 * key_page, a[1] + next1 * key_page
+            v0, v1 = a[2] + at0 * value_page, a[2] + at1 * value_page
             row = 0
             while row < rows:
                 alike = min(8, rows - row)
@@ -211,8 +209,7 @@ def _several_tokens(key_dtype, value_dtype, size, group):
                 row += alike
                 k0 = k1 = v0 = v1 = wide_at
             for i in range(n_pages):  # in the keys' place: all stays in the first cache
-                at = np.int64(table[2 * block + i]) * kv_heads + h
-                widen_values(a[2] + at * value_page, wide_at + i * wide_page)
+                widen_values(a[2] + (at1 if i else at0) * value_page, wide_at + i * wide_page)
             row = 0
             while whole and rows - row >= 4:
                 whole4(s_at + row * BLOCK * 4, wide_at, o_at + row * size * 4, 0, BLOCK)

@@ -37,6 +37,7 @@ def _moved(dtype, cells_last, *, back):
     """
     block_nbytes = page_nbytes(dtype, 32)  # of 32 elements of a page's cells
     step = 16 if cells_last else 1  # from one element of a row to the next
+    held, as_held, as_f32 = (u16p, f32_to_f16, f16_to_f32) if dtype == "f16" else (f32p, np.float32, np.float32)
 
     def run(a, begin, end, scratch):
         cells, heads, size = i32p(a[2]), a[3], a[4]
@@ -61,20 +62,13 @@ def _moved(dtype, cells_last, *, back):
                             inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
                             for i in range(32):
                                 q[first + (j * 32 + i) * step] = np.int8(rint_f32(x[j * 32 + i] * inverse))
-                elif dtype == "f16":
-                    x16 = u16p(base)
-                    for i in range(size):
-                        if back:
-                            x[i] = f16_to_f32(x16[first + i * step])
-                        else:
-                            x16[first + i * step] = f32_to_f16(x[i])
                 else:
-                    x32 = f32p(base)
+                    numbers = held(base)
                     for i in range(size):
                         if back:
-                            x[i] = x32[first + i * step]
+                            x[i] = as_f32(numbers[first + i * step])
                         else:
-                            x32[first + i * step] = x[i]
+                            numbers[first + i * step] = as_held(x[i])
 
     return run
 
