@@ -12,7 +12,9 @@ import numpy as np
 from models.tokenizer.vocab import Attr, Vocab
 
 _C_SPACES = " \t\n\v\f\r"  # what swallowing special tokens swallow
-_SPECIAL = Attr.CONTROL | Attr.USER_DEFINED | Attr.UNKNOWN
+# plain numbers: an operation of flags takes a microsecond, as long as all else of a token's piece
+_NORMAL, _BYTE, _SILENT = int(Attr.NORMAL), int(Attr.BYTE), int(Attr.CONTROL | Attr.UNKNOWN)
+_SPECIAL = _SILENT | int(Attr.USER_DEFINED)
 
 
 class Tokenizer(ABC):
@@ -88,14 +90,14 @@ class Tokenizer(ABC):
         One search then rules out the thousands of <unused…> that some files have.
         """
         groups: dict[str, list[int]] = defaultdict(list)
-        for i in np.flatnonzero(np.array(self.vocab.attrs) & int(_SPECIAL)).tolist():
+        for i in np.flatnonzero(np.array(self.vocab.attrs) & _SPECIAL).tolist():
             groups[self.vocab.tokens[i][:3]].append(i)
         return dict(groups)
 
     def _partition(self, text: str, parse_special: bool) -> list[str | int]:
         """Cut special tokens out of a text: the longest wherever it occurs, then the next longest in what is left."""
         tokens, attrs = self.vocab.tokens, self.vocab.attrs
-        ignored = Attr.UNDEFINED if parse_special else Attr.CONTROL | Attr.UNKNOWN
+        ignored = 0 if parse_special else _SILENT
         present = [
             i
             for start, group in self._special_groups.items()
@@ -131,7 +133,7 @@ class Tokenizer(ABC):
         """
         if not 0 <= id < self.n_vocab:
             raise IndexError(f"token id {id} is outside the vocabulary of {self.n_vocab}")
-        if not special and self.vocab.attrs[id] & (Attr.CONTROL | Attr.UNKNOWN):
+        if not special and self.vocab.attrs[id] & _SILENT:
             return b""
         piece = self._pieces.get(id)
         if piece is None:
@@ -142,9 +144,9 @@ class Tokenizer(ABC):
         attr, text = self.vocab.attrs[id], self.vocab.tokens[id]
         if attr & _SPECIAL:
             return text.encode("utf-8", "surrogateescape")
-        if attr & Attr.NORMAL:
+        if attr & _NORMAL:
             return self._normal_piece(text)
-        if attr & Attr.BYTE:
+        if attr & _BYTE:
             return byte_of(text)
         return b""
 
@@ -153,7 +155,8 @@ class Tokenizer(ABC):
 
     def pieces(self, ids: Iterable[int], *, special: bool = True) -> bytes:
         """The pieces of some tokens, one after the other, as in llama-server's /detokenize and in generated texts."""
-        return b"".join([self.piece(id, special=special) for id in ids])
+        made = self._pieces if special else {}
+        return b"".join([made.get(id) or self.piece(id, special=special) for id in ids])
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a text that starts with these tokens: the pieces without the space that `encode` put in front.
