@@ -18,6 +18,7 @@ from server.requests import CompletionRequest, Event, Failed, Finished, Progress
 from server.service import Served
 
 __all__ = ["Reply", "Result", "quoted", "sse"]
+MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells of more takes a millisecond
 
 
 class Result:
@@ -87,7 +88,8 @@ class Reply:
     @property
     def is_large(self) -> bool:
         """Whether `whole` takes so long that other streams should not wait for it."""
-        return len(self.results) > 8 or self.options.top is not None
+        n_prompt = sum(len(result.request.prompt) for result in self.results)
+        return len(self.results) > MANY or n_prompt > LONG or self.options.top is not None
 
     def chosen(self) -> list[Result]:
         """The results to show: the best `n` of the `best_of` of every prompt."""
