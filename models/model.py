@@ -63,11 +63,13 @@ class Model:
         """Whether the file has a head that scores pairs of texts."""
         return "cls" in self.weights or "cls.output" in self.weights
 
-    def scores(self, x: Tensor) -> Tensor:
-        """(R, n) f32: what the head says of hidden states (R, n_embd); the first column is the relevance."""
-        if "cls" in self.weights:
-            x = softcap(self.weights.linear("cls", x), cap=1.0)  # tanh
-        return self.weights.linear("cls.output", x) if "cls.output" in self.weights else x
+    def scores(self, x: Tensor, out: Tensor) -> Tensor:
+        """(R, n) f32: what the head says of hidden states (R, n_embd) of these rows; the first column is the
+        relevance."""
+        w = self.weights.of_rows(out)
+        if "cls" in w:
+            x = softcap(w.linear("cls", x), cap=1.0)  # tanh
+        return w.linear("cls.output", x) if "cls.output" in w else x
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:

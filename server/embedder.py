@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from graph.ops.encoder import mean_rows
 from graph.ops.rows import get_rows
-from graph.session import Session
 from graph.tensor import Tensor, feed
+from models.adapter_bank import BASE, Choice
 from models.batch import Sequences, Texts
 from models.hparams import Hparams
-from models.model import Model
+from models.tuned import Tuned
 from server.ubatch import bucket
 
 F32 = npt.NDArray[np.float32]
@@ -24,12 +24,12 @@ Tokens = Sequence[int]
 class Embedder:
     """A text has windows of its own, so its vector is the same bits whatever is embedded beside it."""
 
-    def __init__(self, place: Callable[[], tuple[Session, Model]], h: Hparams, n_ubatch: int, n_ctx: int) -> None:
+    def __init__(self, tuned: Callable[[Choice], Tuned], h: Hparams, n_ubatch: int, n_ctx: int) -> None:
         self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
         self.default = h.pooling
         self.causal = h.causal
-        self.ranks = place()[1].ranks
-        self._place = place  # where the model is now: a device may be lost
+        self.ranks = tuned(BASE).model(0).ranks
+        self._tuned = tuned  # where the model is now: a device may be lost
         self._n_ubatch = n_ubatch
 
     def groups(self, texts: Sequence[Tokens]) -> Iterator[list[int]]:
@@ -44,8 +44,9 @@ class Embedder:
                 yield indices[:n]
                 indices = indices[n:]
 
-    def embed(self, texts: Sequence[Tokens], pooling: str) -> list[F32]:
-        """The vectors of a group: (n_embd,) each, or (tokens, n_embd) for "none", or the head's scores for "rank"."""
+    def embed(self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE) -> list[F32]:
+        """The vectors of a group, by these weights and adapters: (n_embd,) each, or (tokens, n_embd) for "none", or
+        the head's scores for "rank"."""
         n, length = len(texts), bucket(len(texts[0]))
         tokens, pos = np.zeros((n, length), np.int32), np.zeros((n, length), np.int32)
         for i, text in enumerate(texts):
@@ -64,9 +65,10 @@ class Embedder:
             last = pooling == "last" or (pooling == "rank" and self.causal)
             feeds["first"] = first + count - 1 if last else first
         feeds = {name: array.astype(np.int32) for name, array in feeds.items()}
-        key = ("embed", n, length, pooling)
-        session, _ = self._place()
-        (found,) = session.run(key, lambda: [self.graph(n, length, pooling)], feeds)
+        tuned = self._tuned(choice)
+        key = ("embed", n, length, pooling, tuned.name)
+        feeds |= tuned.feeds(n * length)
+        (found,) = tuned.session.run(key, lambda: [self.graph(n, length, pooling, choice)], feeds)
         if pooling != "none":
             return [found[i].copy() for i in range(n)]
         return [found[i * length : i * length + len(text)].copy() for i, text in enumerate(texts)]
@@ -79,13 +81,13 @@ class Embedder:
         """Read the weights."""
         self.embed([[0]], "rank" if self.ranks else "none")
 
-    def graph(self, n: int, length: int, pooling: str) -> Tensor:
+    def graph(self, n: int, length: int, pooling: str, choice: Choice = BASE) -> Tensor:
         """The vectors of n texts, up to `length` tokens each."""
         rows = Sequences.feeds(n, length) if self.causal else Texts.feeds(n, length)
-        _, model = self._place()
+        model = self._tuned(choice).model(n * length)
         x = model.hidden(rows, rows)
         if pooling == "none":
             return x
         first = feed("first", (n,), "i32")
         x = mean_rows(x, first, feed("size", (n,), "i32")) if pooling == "mean" else get_rows(x, first)
-        return model.scores(x) if pooling == "rank" else x
+        return model.scores(x, first) if pooling == "rank" else x

@@ -28,7 +28,7 @@ from graph.partition import Placement
 from graph.plan import Plan
 from graph.session import DeviceBytes, Session
 from graph.tensor import Tensor, feed
-from models.adapter_bank import AdapterBank
+from models.adapter_bank import AdapterBank, Choice
 from models.batch import KV_TYPES, Batch, PagedMemory
 from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
@@ -38,6 +38,7 @@ from models.model import Model, define_model, hparams_of
 from models.moves import move_cells
 from models.overrides import NONE, Overrides
 from models.placement import Places
+from models.tuned import Tuned
 from models.weight_sets import WeightSets
 from models.weights import check_weights
 from server.embedder import Embedder
@@ -140,9 +141,9 @@ class Engine:
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._beside = beside
         self._open(options.devices)
-        self.embedder = Embedder(lambda: (self.session, self.model), h, options.n_ubatch, self.n_ctx_slot)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
         self.weight_sets = WeightSets(self.session, self.model, self.gguf)
+        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot)
 
     def _open(self, devices: Sequence[str]) -> None:
         """A session on these devices, with everything that lives in it; nothing is allocated yet."""
@@ -272,7 +273,7 @@ class Engine:
 
     def _build(self, shape: Shape) -> list[Tensor]:
         batch = Batch.feeds(shape.n_tokens, shape.n_out)
-        logits = self.tuned(shape.weights, shape.n_tokens if shape.lora else 0).logits(batch, self.memory)
+        logits = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0).logits(batch, self.memory)
         sampling = sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
         ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
         fetches = [ids]
@@ -280,7 +281,17 @@ class Engine:
             fetches.append(log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1))
         return fetches
 
-    def tuned(self, weights: int, n_gated: int = 0) -> Model:
+    def tuned(self, choice: Choice) -> Tuned:
+        """The model with weights and adapters, for graphs that are no steps of requests."""
+        weights, mix = choice
+        return Tuned(
+            self.session,
+            lambda n: self._tuned_model(weights, n if mix else 0),
+            f"{weights}.{self.adapters.generation if mix else 0}",
+            lambda n: {"gates": self.adapters.gates([mix] * n, n)} if mix else {},
+        )
+
+    def _tuned_model(self, weights: int, n_gated: int = 0) -> Model:
         """The model with these weights; `n_gated` rows have gates to their adapters, a feed (n_gated, n_columns)."""
         model = self.weight_sets.model(weights)
         if not n_gated:

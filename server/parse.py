@@ -14,7 +14,7 @@ from server.config import ServerConfig
 from server.errors import ExceedsContext
 from server.fields import INT_MAX, Fields, article, as_integer, as_text, limited, refuse, unsupported
 from server.parse_grammar import Grammars, parse_constraint, preserved_ids, response_kind
-from server.parse_lora import model_adapter, parse_lora
+from server.parse_lora import parse_lora, tuned_name
 from server.parse_sampling import parse_sampling
 from server.parse_speculation import parse_speculation
 from server.requests import CompletionRequest
@@ -167,7 +167,7 @@ class RequestParser:
         config = self.config
         return ReplyOptions(
             stream=fields.boolean("stream"),
-            model=model if model_adapter(model := fields.text("model"), self.adapters) is not None else "",
+            model=tuned_name(fields, self.adapters),
             include_usage=Fields(fields.object("stream_options")).boolean("include_usage"),
             return_tokens=fields.boolean("return_tokens"),
             timings_per_token=fields.boolean("timings_per_token"),

@@ -10,6 +10,8 @@ from server.embedder import Embedder
 from server.errors import ExceedsContext, NotSupported
 from server.fields import Fields, article, refuse
 from server.parse import MAX_RESULTS, RequestParser
+from server.parse_lora import parse_lora, tuned_name
+from server.requests import Lora
 
 NORMS = (-1, 2**15)  # of `embd_normalize`
 
@@ -22,6 +24,8 @@ class EmbeddingJob:
     pooling: str
     normalize: int = 2  # -1: as it is; 0: the largest is 32760; p: the p-norm is 1
     base64: bool = False
+    lora: Lora | None = None
+    model: str = ""  # the finetune that was asked for by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class RerankJob:
     top_n: int
     tei: bool = False  # the reply has the shape of Text Embeddings Inference
     return_text: bool = False
+    lora: Lora | None = None
+    model: str = ""  # as above
 
 
 def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder, pooling: str) -> EmbeddingJob:
@@ -52,7 +58,8 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
         refuse("dimensions", "the model's vectors have one size only")
     low, high = NORMS
     normalize = fields.integer("embd_normalize", default=2, low=low, high=high, hard=True)
-    return EmbeddingJob(texts, pooling, normalize, encoding == "base64")
+    lora, model = parse_lora(fields, parser.adapters), tuned_name(fields, parser.adapters)
+    return EmbeddingJob(texts, pooling, normalize, encoding == "base64", lora, model)
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:
@@ -80,7 +87,8 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
     for pair in pairs:
         _fits(pair, embedder)
     return_text = fields.boolean("return_text" if tei else "return_documents")
-    return RerankJob(pairs, tuple(documents), top_n, tei, return_text)
+    lora, model = parse_lora(fields, parser.adapters), tuned_name(fields, parser.adapters)
+    return RerankJob(pairs, tuple(documents), top_n, tei, return_text, lora, model)
 
 
 def _pair(parser: RequestParser, query: list[int], document: list[int]) -> tuple[int, ...]:

@@ -32,6 +32,12 @@ def model_adapter(model: str, adapters: Adapters | None) -> int | None:
     return found
 
 
+def tuned_name(fields: Fields, adapters: Adapters | None) -> str:
+    """What a reply calls the model where the request named an adapter or a whole finetune; "": what the server does."""
+    model = fields.text("model")
+    return model if model_adapter(model, adapters) is not None else ""
+
+
 def lora_scales(listed: object, adapters: Adapters | None, name: str) -> dict[int, float]:
     """[{id, scale}] as scales by id."""
     if not isinstance(listed, list):

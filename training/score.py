@@ -5,17 +5,16 @@ The numbers are those of a trainer's first evaluation, before anything has been 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from graph.ops.optim import global_norm
-from graph.session import Session
 from graph.tensor import Tensor
 from models.batch import Sequences
-from models.model import Model
+from models.tuned import Tuned
 from training.head import gradients
 from training.schedule import OptimizerSettings
 from training.step import Feeds, Steps
@@ -36,31 +35,20 @@ class Score:
     gradient_norm: float | None = None
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A model on a session beside whatever else runs there. `model(n)` is for n rows, `feeds(n)` what it wants besides
-    the text; `name` is no other model's."""
-
-    session: Session
-    name: str
-    model: Callable[[int], Model]
-    feeds: Callable[[int], Feeds]
-
-
-def score(scored: Scored, example: Example, *, gradient: bool = False) -> Score:
+def score(tuned: Tuned, example: Example, *, gradient: bool = False) -> Score:
     """ValueError for a text of fewer than two tokens. `gradient`: of the mean loss, its norm over all weights."""
     n = len(example.tokens) - 1
     if n < 1:
         raise ValueError("a text needs at least two tokens to be scored")
     length = -(-n // _UNIT) * _UNIT
-    trainable = Trainable(FULL, scored.session, scored.model(length), (), ())
-    prefix = f"score.{scored.name}.{length}"
+    trainable = Trainable(FULL, tuned.session, tuned.model(length), (), ())
+    prefix = f"score.{tuned.name}.{length}"
     steps = Steps(trainable, OptimizerSettings(kind="sgd"), n_batch=1, n_ctx=length, prefix=prefix)
     tokens, labels = np.zeros(length, np.int32), np.zeros(length, np.int32)
     tokens[:n], labels[:n] = example.tokens[:-1], example.tokens[1:]
     every, counted = np.zeros(length, np.float32), np.zeros(length, np.float32)
     every[:n], counted[:n] = 1, example.learn[1:]
-    more = scored.feeds(length)
+    more = tuned.feeds(length)
     losses = steps.evaluate([Window(tokens, labels, every)], more).losses[:n]
     chosen = losses[example.learn[1:]]
     loss = float(chosen.sum(dtype=np.float64) / len(chosen)) if len(chosen) else float("nan")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from aiohttp import web
@@ -13,7 +14,11 @@ from server.embedder import F32, Embedder
 from server.errors import InvalidRequest, NotSupported, ServerFault
 from server.http.context import CONTEXT, Context, beside, json_response
 from server.parse_embeddings import EmbeddingJob, parse_embeddings, parse_rerank, rank_or_refuse
+from server.requests import Lora
 from server.ubatch import StepFailed
+
+if TYPE_CHECKING:
+    from server.scheduler import Scheduler
 
 _LARGE = 1 << 14  # numbers of a reply whose writing would hold up the streams of others
 
@@ -29,8 +34,9 @@ async def openai_embeddings(request: web.Request) -> web.Response:
         )
     parser = context.parser
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
-    vectors = await _vectors(context, embedder, job.texts, pooling)
+    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
     n_tokens = sum(map(len, job.texts))
+    model = job.model or context.config.model
 
     def reply() -> web.Response:
         data = [
@@ -38,7 +44,7 @@ async def openai_embeddings(request: web.Request) -> web.Response:
             for i, v in enumerate(vectors)
         ]
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return json_response({"object": "list", "data": data, "model": context.config.model, "usage": usage})
+        return json_response({"object": "list", "data": data, "model": model, "usage": usage})
 
     return await _written(reply, vectors)
 
@@ -49,7 +55,7 @@ async def native_embeddings(request: web.Request) -> web.Response:
     embedder, pooling = _embedder(context)
     parser = context.parser
     job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
-    vectors = await _vectors(context, embedder, job.texts, pooling)
+    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
 
     def reply() -> web.Response:
         return json_response([{"index": i, "embedding": _rows(v, job)} for i, v in enumerate(vectors)])
@@ -64,7 +70,7 @@ async def rerank(request: web.Request) -> web.Response:
     rank_or_refuse(embedder, pooling == "rank")
     parser = context.parser
     job = await context.parsed(request, lambda body: parse_rerank(body, parser, embedder))
-    scores = [float(v[0]) for v in await _vectors(context, embedder, job.pairs, "rank")]
+    scores = [float(v[0]) for v in await _vectors(context, embedder, job.pairs, "rank", job.lora)]
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]
     n_tokens = sum(map(len, job.pairs))
     if job.tei:
@@ -74,7 +80,9 @@ async def rerank(request: web.Request) -> web.Response:
     for result in results if job.return_text else ():
         result["document"] = {"text": job.documents[result["index"]]}
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return json_response({"model": context.config.model, "object": "list", "usage": usage, "results": results})
+    return json_response(
+        {"model": job.model or context.config.model, "object": "list", "usage": usage, "results": results}
+    )
 
 
 def normalized(x: F32, kind: int) -> F32:
@@ -98,13 +106,18 @@ def _embedder(context: Context) -> tuple[Embedder, str]:
     return embedder, context.config.pooling or embedder.default
 
 
-async def _vectors(context: Context, embedder: Embedder, texts: Sequence[Sequence[int]], pooling: str) -> list[F32]:
+async def _vectors(
+    context: Context, embedder: Embedder, texts: Sequence[Sequence[int]], pooling: str, lora: Lora | None
+) -> list[F32]:
     """A vector for each text. Every group of them is computed between two steps of the generations."""
+
+    def embed(chosen: Sequence[Sequence[int]], scheduler: Scheduler) -> list[F32]:
+        return embedder.embed(chosen, pooling, scheduler.resolve_lora(lora))
+
     found: dict[int, F32] = {}
     for group in embedder.groups(texts):
-        chosen = [texts[i] for i in group]
         try:
-            vectors = await context.service.ask(lambda _, chosen=chosen: embedder.embed(chosen, pooling))  # type: ignore[misc]
+            vectors = await context.service.ask(partial(embed, [texts[i] for i in group]))
         except StepFailed as error:
             raise ServerFault(f"the device could not compute this request: {error}") from None
         found |= dict(zip(group, vectors, strict=True))

@@ -151,6 +151,7 @@ EMBEDDING = _object(
     {
         **_many("encoding_format model user", "string"),
         **_many("embd_normalize", "integer"),
+        **_many("lora", "array"),
         "input": {"type": ["string", "array"]},
         "content": {"type": ["string", "array"]},
     }
@@ -158,6 +159,8 @@ EMBEDDING = _object(
 RERANK = _object(
     {
         **_many("top_n", "integer"),
+        **_many("model", "string"),
+        **_many("lora", "array"),
         "query": {"type": "string"},
         "documents": {"type": "array"},
         "texts": {"type": "array"},

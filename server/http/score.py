@@ -13,7 +13,7 @@ from aiohttp import web
 from server.errors import ExceedsContext, InvalidRequest, NotSupported
 from server.fields import Fields, article, refuse
 from server.http.context import CONTEXT, Context, json_response
-from server.parse_lora import model_adapter, parse_lora
+from server.parse_lora import parse_lora, tuned_name
 from server.requests import Lora
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ async def score(request: web.Request) -> web.Response:
 
     def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
         fields = Fields(body)
-        name = fields.text("model")
-        named = model_adapter(name, served.adapters) is not None
-        shown = name if named else context.config.model
+        shown = tuned_name(fields, served.adapters) or context.config.model
         return _examples(context, body), fields.boolean("gradient_norm"), shown, parse_lora(fields, served.adapters)
 
     examples, gradient, model, lora = await context.parsed(request, parse)
@@ -54,17 +52,9 @@ async def score(request: web.Request) -> web.Response:
 
 def _score(engine: Engine, example: Example, gradient: bool, lora: Lora | None, scheduler: Scheduler) -> Score:
     """Between two steps, with the weights and adapters that a request of this kind has."""
-    from training.score import Scored, score
+    from training.score import score
 
-    weights, mix = scheduler.resolve_lora(lora)
-    bank = engine.adapters
-    scored = Scored(
-        engine.session,
-        f"{weights}.{bank.generation if mix else 0}",
-        lambda n: engine.tuned(weights, n if mix else 0),
-        lambda n: {"gates": bank.gates([mix] * n, n)} if mix else {},
-    )
-    return score(scored, example, gradient=gradient)
+    return score(engine.tuned(scheduler.resolve_lora(lora)), example, gradient=gradient)
 
 
 def shown(index: int, example: Example, score: Score) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from graph.session import Session
 from graph.tensor import ALIASES, Tensor, feed, toposort
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from models.tuned import Tuned
 from server.embedder import Embedder
 from tests.bert_model import tensors, write
 from tests.conformance.test_device_models import DATA, TinyModel, steps
@@ -156,7 +157,8 @@ def test_texts_of_an_encoder(devices: list[Backend], tmp_path: Path) -> None:
         with GGUFFile.open(path) as gguf:
             session, h = Session(placer.parts), hparams_of(gguf)
             model = define_model(session, gguf, h, 16)
-            graph = [Embedder(lambda s=session, m=model: (s, m), h, 64, 16).graph(2, 16, pooling)]  # type: ignore[misc]
+            tuned = Tuned(session, lambda _, m=model: m)  # type: ignore[misc]
+            graph = [Embedder(lambda _, t=tuned: t, h, 64, 16).graph(2, 16, pooling)]  # type: ignore[misc]
             (got,) = placer.plan(session, graph).run(feeds)
             held = {}
             for t in toposort(graph):

@@ -54,7 +54,7 @@ def test_a_job_is_killed_resumed_and_used(
     serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:
     model = shared_data / "models" / "stories260K.gguf"
-    flags = ("--alias", "stories", "--admin-api-key", "admin", "-t", "1", "-c", "512", "--metrics")
+    flags = ("--alias", "stories", "--admin-api-key", "admin", "-t", "1", "-c", "512", "--metrics", "--pooling", "mean")
     hyperparameters = {"n_epochs": 6, "batch_size": 2, "learning_rate_multiplier": 5.0, "context_length": 64}
     adapters = []
     for killed in (False, True):
@@ -101,6 +101,11 @@ def test_a_job_is_killed_resumed_and_used(
         names = [c.fine_tuned_model_checkpoint for c in api.fine_tuning.jobs.checkpoints.list(job.id).data]
         assert names[0] == f"{done.fine_tuned_model}@{steps[-1]}"
         assert greedy(api, names[0]) == tuned
+        vectors = [
+            api.embeddings.create(model=name, input=PROMPT) for name in (done.fine_tuned_model, names[0], "base")
+        ]
+        assert [v.model for v in vectors] == [done.fine_tuned_model, names[0], "stories"]
+        assert vectors[0].data[0].embedding == vectors[1].data[0].embedding != vectors[2].data[0].embedding
         assert {done.fine_tuned_model, *names} <= {m.id for m in api.models.list()}
         adapters.append(tensors(folder / "checkpoints" / f"{job.id}@{steps[-1]}.gguf"))
         rest = tensors(folder / "checkpoints" / f"{job.id}.gguf")

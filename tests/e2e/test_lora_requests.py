@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from models.gguf_file import GGUFFile
-from models.lora import Adapter, Pair, write_adapter
+from models.lora import Adapter, Pair, read_adapter, write_adapter
+from models.merge import merge
 from models.model import hparams_of
 from models.weights import check_weights
 from tests.e2e.conftest import Server, ServerFactory
@@ -91,6 +92,40 @@ def test_every_request_has_its_own(serve: ServerFactory, shared_data: Path, adap
     ):
         assert told in refusal("/completion", {"prompt": PROMPT, "n_predict": 1, "lora": lora})
         assert told in refusal("/lora-adapters", lora) or not isinstance(lora, list)
+
+
+def test_vectors_have_adapters_too(
+    serve: ServerFactory, shared_data: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    """By a request's `lora` and by the server's scales, those of the merged model."""
+    model, merged = shared_data / "models" / "stories260K.gguf", tmp_path / "merged.gguf"
+    with GGUFFile.open(model) as base:
+        h = hparams_of(base)
+        merge(merged, base, h, [(read_adapter(adapters[0], base, h), 0.5)])
+
+    def vectors(server: Server, **fields: Any) -> list[Any]:
+        openai = server.post("/v1/embeddings", {"input": [PROMPT, "cat"], **fields})["data"]
+        native = server.post("/embedding", {"input": PROMPT, **fields})
+        return [*(item["embedding"] for item in openai), native[0]["embedding"][0]]
+
+    flags = ("-c", "512", "-t", "1", "--pooling", "mean")
+    wanted = vectors(serve(merged, *flags))
+    server = serve(model, *flags, "--lora-scaled", f"{adapters[0]}:0.5")
+    scaled = vectors(server)
+    np.testing.assert_allclose(scaled, wanted, atol=1e-5)
+    server.post("/lora-adapters", [])  # type: ignore[arg-type]
+    plain = vectors(server)
+    assert np.abs(np.array(plain) - wanted).max() > 1e-2
+    assert vectors(server, lora=[{"id": 0, "scale": 0.5}]) == scaled
+    assert vectors(server, lora=[], model="some-name") == plain
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        vectors(server, lora=[{"id": 7}])
+    assert refused.value.code == 400
+    assert "there is no adapter 7" in refused.value.read().decode()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        vectors(server, model="ft:nope")
+    assert refused.value.code == 404
+    assert "the model 'ft:nope' does not exist" in refused.value.read().decode()
 
 
 def test_a_slot_of_adapters_in_a_file(

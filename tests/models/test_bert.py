@@ -16,6 +16,7 @@ from graph.session import Session
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from models.tuned import Tuned
 from server.embedder import Embedder
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +27,7 @@ def opened(path: Path) -> tuple[Session, Embedder]:
         hparams = hparams_of(gguf)
         session = Session([CPUBackend(2)])
         model = define_model(session, gguf, hparams, hparams.n_ctx_train)
-        embedder = Embedder(lambda: (session, model), hparams, 64, hparams.n_ctx_train)
+        embedder = Embedder(lambda _: Tuned(session, lambda _: model), hparams, 64, hparams.n_ctx_train)
         warm = embedder.embed([[1]], "none")  # reads the weights while the file is open
         assert warm[0].shape == (1, hparams.n_embd)
     return session, embedder

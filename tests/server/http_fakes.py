@@ -19,12 +19,13 @@ import aiohttp
 from aiohttp import web
 from openai import AsyncOpenAI
 
+from models.adapter_bank import BASE, Choice
 from models.chat_template import ChatTemplateError
 from models.tool_calls import GENERIC
 from server.config import ModelInfo, ServerConfig
 from server.errors import ExceedsContext
 from server.http import make_app
-from server.requests import CompletionRequest, Event, Finished, Progress, Timings, Token, TokenProb
+from server.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
 from server.sequence import Slot
 from server.service import Served, Service
 from server.stats import SchedulerStats
@@ -134,6 +135,9 @@ class FakeScheduler:
     @property
     def idle(self) -> bool:
         return not self.running
+
+    def resolve_lora(self, lora: Lora | None) -> Choice:
+        return BASE
 
     def count(self) -> None:
         """The gauges are always up to date."""

@@ -19,6 +19,7 @@ from graph.session import Session
 from models import tokenizer
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from models.tuned import Tuned
 from server.embedder import Embedder
 from server.http.embeddings import normalized
 
@@ -34,7 +35,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         hparams = hparams_of(gguf)
         session = Session([CPUBackend(2)])
         model = define_model(session, gguf, hparams, hparams.n_ctx_train)
-        embedder = Embedder(lambda: (session, model), hparams, 64, 64)
+        embedder = Embedder(lambda _: Tuned(session, lambda _: model), hparams, 64, 64)
         embedder.load()
         yield embedder, tokenizer.from_metadata(gguf.metadata)
     session.close()
