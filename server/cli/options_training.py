@@ -50,7 +50,7 @@ OPTIMIZER = Group(
     (
         Flag("-opt --optimizer", "adamw or sgd", choice("adamw", "sgd"), "adamw", "NAME"),
         Flag("-epochs --epochs", "passes over the data; -1: only --adam-iter counts", whole(1, or_minus_one="any"), -1),
-        Flag("--adam-iter --iterations", "optimizer steps", whole(1), 256),
+        Flag("--adam-iter --iterations", "optimizer steps at most (default: 256; with --epochs: any)", whole(1)),
         Flag("--adam-alpha", "peak learning rate", number(1e-30, 1e3), 1e-3, "X"),
         Flag("--adam-min-alpha", "least learning rate", number(0, 1e3), 0.0, "X"),
         Flag("-lr --learning-rate", "a rate without warm-up and cosine, as llama-finetune's", number(1e-30), None, "X"),

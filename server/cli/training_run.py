@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from training.windows import Dataset
 
 MakeTrainable = Callable[["Session", "GGUFFile", "Hparams"], "Trainable"]
+ADAM_ITER = 256  # steps of a run that is told neither steps nor epochs
 
 
 def settings(o: SimpleNamespace) -> Settings:
@@ -62,16 +63,13 @@ def settings(o: SimpleNamespace) -> Settings:
         n_batch=o.batch_size,
         grad_acc=o.grad_acc,
         n_epochs=max(0, o.epochs),
-        max_steps=o.adam_iter if o.epochs <= 0 else max(0, o.adam_iter if o.adam_iter != ADAM_ITER else 0),
+        max_steps=o.adam_iter or (ADAM_ITER if o.epochs <= 0 else 0),
         save_every=o.save_every,
         checkpointing=o.use_checkpointing,
         validate_every=o.validate_every,
         schedule=schedule,
         optimizer=optimizer,
     )
-
-
-ADAM_ITER = 256
 
 
 def data_options(o: SimpleNamespace) -> DataOptions:

@@ -64,6 +64,15 @@ def test_defaults_are_the_old_trainers() -> None:
     assert adamw_params(1, 1e-3).tolist() == library.tolist()
 
 
+@pytest.mark.parametrize(
+    ("flags", "steps", "epochs"),
+    [("--epochs 2", 0, 2), ("--epochs 2 --adam-iter 256", 256, 2), ("--epochs -1", 256, 0), ("--iterations 7", 7, 0)],
+)
+def test_steps_that_are_asked_for_count_beside_epochs(flags: str, steps: int, epochs: int) -> None:
+    wanted = training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], flags.split(), {}))
+    assert (wanted.max_steps, wanted.n_epochs) == (steps, epochs)
+
+
 def test_from_scratch_then_an_adapter_then_merged(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
