@@ -19,7 +19,7 @@ import numpy.typing as npt
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.gguf_types import ValueType
-from models.gguf_write import Data, Key, f32, flag, text, u32, u64, write_gguf
+from models.gguf_write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
 from training.errors import TrainingError
 from training.results import Result
 from training.schedule import Stopping
@@ -31,6 +31,7 @@ FILE_VERSION = 1
 OPTIMIZER_VERSION = 0
 _FIRST, _SECOND = "optimizer.adam.first_moments", "optimizer.adam.second_moments"
 _PAST = "optimizer.adam.past_loss_values"
+_EXACT = "training.past_losses"  # the same as doubles, so that a run goes on to the same bytes
 # our names for the kinds of tensors → llama.cpp's
 _RANK_KEYS = {
     "tok_embd": "token_embd",
@@ -92,8 +93,8 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
         for i, name in enumerate((_FIRST, _SECOND)):
             tensors.append((name, Data(partial(_moments, trainer, i), (trainable.n_params,))))
     if stopping["history"]:
-        history = np.array(stopping["history"], np.float64)
-        tensors.append((_PAST, Data(history.view(np.float32), (2 * len(history),))))  # f64 as pairs of f32: exact
+        keys[_EXACT] = Key(list(stopping["history"]), ValueType.ARRAY, ValueType.FLOAT64)
+        tensors.append((_PAST, tensor(np.array(stopping["history"]))))
     write_gguf(path, arch, keys, tensors)
 
 
@@ -132,7 +133,7 @@ class Checkpoint:
             raise TrainingError(f"{self.path}: {error}") from None
         for i, name in enumerate((_FIRST, _SECOND) if kind == "adam" else ()):
             flat = self.tensors.get(name)
-            if flat is None or flat.size != trainable.n_params:
+            if flat is None or flat.shape != (trainable.n_params,):
                 raise TrainingError(f"{self.path}: tensor '{name}' is missing, or not of {trainable.n_params} numbers")
             at = 0
             for p, pair in zip(trainable.params, trainer.steps.moments, strict=True):
@@ -173,7 +174,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             if info.dtype != "f32":
                 raise ModelFileError(path, f"tensor '{name}' has type {info.dtype}, expected f32")
             tensors[name] = np.array(gguf.bytes_of(name).view(np.float32).reshape(info.shape))
-        history = tensors.pop(_PAST, np.zeros(0, np.float32))
+        updates = get("optimizer.iteration_count", int)
+        past = tensors.pop(_PAST, None)
         state = {
             "counters": Counters(
                 get("training.iteration_count", int),
@@ -193,8 +195,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
                 "best_loss": get("optimizer.adam.best_loss", float),
                 "previous_loss": get("optimizer.adam.previous_loss", float),
                 "no_improvement": get("optimizer.adam.no_improvement_count", int),
-                "history": tuple(history.view(np.float64).tolist()),
-                "n_updates": get("optimizer.iteration_count", int),
+                "history": () if past is None else _history(gguf, past, updates),
+                "n_updates": updates,
             },
             "epoch_result": _result(get("training.epoch_result", str, "{}"), path),
             "just_initialized": get("optimizer.just_initialized", bool),
@@ -208,6 +210,28 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         return Checkpoint(
             Path(path), kind, get("general.architecture", str), lora, state, tensors, get("optimizer.type", str)
         )
+
+
+def _history(gguf: GGUFFile, past: F32, n_updates: int) -> tuple[float, ...]:
+    """The losses of the last steps, the oldest first."""
+    m = gguf.metadata
+
+    def check(expected: str) -> None:
+        if f"{past.shape}" != expected:
+            raise ModelFileError(gguf.path, f"tensor '{_PAST}' has shape {past.shape}, expected {expected}")
+
+    if _EXACT in m:
+        exact = m[_EXACT]
+        if not isinstance(exact, np.ndarray) or exact.dtype != np.float64:
+            raise ModelFileError(gguf.path, f"key '{_EXACT}' is not an array of doubles")
+        check(f"({len(exact)},)")
+        return tuple(exact.tolist())
+    if "training.settings" in m:  # ours, when the tensor had the halves of doubles
+        check(f"({past.size},)" if past.size % 2 == 0 else "(2·n,)")
+        return tuple(past.view(np.float64).tolist())
+    check(f"({m.get('optimizer.convergence_past_count')},)")  # ggml's: a ring, step i (from 0) at i modulo its size
+    turned = np.roll(past, -n_updates) if n_updates > past.size else past
+    return tuple(turned[:n_updates].tolist())
 
 
 def _result(raw: str, path: str | Path) -> Result:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from backends.cpu.backend import CPUBackend
 from backends.cpu.memory import Memory
@@ -277,6 +278,8 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bytes(start: Open,
                 save_checkpoint(tmp_path / f"{name}.ck", trainer, h.arch)
                 (tmp_path / name).mkdir(exist_ok=True)
                 save_result(tmp_path / name / "out.gguf", trainer.trainable, gguf, h)
+            (past,) = [t for t in GGUFReader(tmp_path / "a.ck").tensors if t.name == "optimizer.adam.past_loss_values"]
+            assert past.data.tolist() == np.float32(found[-3:]).tolist()
             assert (tmp_path / "a.ck").read_bytes() == (tmp_path / "b.ck").read_bytes()
             assert (tmp_path / "a/out.gguf").read_bytes() == (tmp_path / "b/out.gguf").read_bytes()
 
