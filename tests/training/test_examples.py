@@ -13,6 +13,7 @@ import pytest
 
 from backends.cpu.backend import CPUBackend
 from graph.session import Session
+from server.cli.main import main
 from training.errors import TrainingError
 from training.examples import mnist
 from training.examples.network import Batches
@@ -52,15 +53,31 @@ def test_lbfgs_finds_known_minima() -> None:
     assert minimize(lambda x: (1.0, np.ones(2)), np.zeros(2)).reason == "the line search found nothing better"
 
 
+def drawn_wrong(toy: Sine) -> float:
+    """How far the drawn heights are from the sine's, at worst of all phases: the mean of three periods."""
+    phases = [i * 2 * np.pi / 16 + 0.1 for i in range(16)]
+    return max(float(np.abs(np.array(toy.draw(48, phase)) - wave(phase, 8 + 48)[8:]).mean()) for phase in phases)
+
+
 def test_the_toy_learns_waves(session: Session, tmp_path: Path) -> None:
+    """CHECKLIST A9.1."""
     toy = Sine(session, tmp_path)
-    losses = toy.train(48)
+    assert drawn_wrong(toy) > 2
+    losses = toy.train()
+    assert len(losses) == 256
     assert losses[-1] < losses[0] / 2
-    assert toy.n_evaluations < 6 * 40  # a line search takes little more than one a time
-    lines = picture(toy.draw(8)).splitlines()
-    assert len(lines) == 8
-    assert all(line.strip() == "*" for line in lines)
-    assert wave(0.0, 5).tolist() == [4, 5, 6, 7, 7]
+    assert toy.n_evaluations < 256 * 40  # a line search takes little more than one a time
+    assert drawn_wrong(toy) < 0.4
+    assert wave(0.0, 17).tolist() == [4, 5, 6, 7, 7, 7, 6, 5, 4, 2, 1, 0, 0, 0, 1, 2, 3]
+    assert picture([1, 0, 2]).splitlines() == ["   *", "*", "      *"]
+
+
+def test_the_command_draws_what_the_toy_has_learned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["example", "--name", "sine", "-t", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:256]] == [f"batch {i}" for i in range(1, 257)]
+    heights = [line.index("*") // 3 for line in lines[257:]]
+    assert np.abs(np.array(heights) - wave(0.0, 8 + 48)[8:]).mean() < 0.4
 
 
 def test_lbfgs_beats_adamw_at_equal_evaluations(session: Session, tmp_path: Path) -> None:
@@ -81,7 +98,7 @@ def test_lbfgs_beats_adamw_at_equal_evaluations(session: Session, tmp_path: Path
 
 
 def test_the_toy_learns_by_cross_entropy_too(session: Session, tmp_path: Path) -> None:
-    losses = Sine(session, tmp_path, loss_kind="cross-entropy", optimizer="adamw").train(24)
+    losses = Sine(session, tmp_path, loss_kind="cross-entropy", optimizer="adamw").train(3)
     assert losses[0] == pytest.approx(8 * np.log(8), rel=0.1)  # a row's eight guesses, knowing nothing
     assert losses[-1] < losses[0] - 2
 
@@ -90,7 +107,7 @@ def test_products_of_thin_matrices_learn_too(session: Session, tmp_path: Path) -
     """CHECKLIST A9.2: every matrix but the embedding is B · A and nothing else."""
     toy = Sine(session, tmp_path, rank=4)
     assert toy.trainable.n_params == 8 * 32 + 3 * 32 + 4 * (4 * 64 + 3 * 128)  # embedding, norms, r · (n_in + n_out)
-    losses = toy.train(32)
+    losses = toy.train(4)
     assert losses[-1] < 0.75 * losses[0]
 
 
