@@ -128,7 +128,8 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW or SGD, with the trainer's defaults of CHECKLIST A5.3 to A5.6. `decay` is multiplied by the rate."""
+    """AdamW or SGD, with the trainer's defaults of CHECKLIST A5.3 to A5.6. `decay` is multiplied by the rate; of the
+    rest SGD has nothing."""
 
     kind: str = "adamw"  # "adamw" | "sgd"
     beta1: float = 0.9

@@ -168,21 +168,22 @@ class Steps:
     def _update(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The optimizer's steps, and the norm of all gradients.
 
-        Clipping needs the norm first, so all gradients at once. Without it each is gone after its own step.
+        Clipping needs the norm first, so all gradients at once. Without it each is gone after its own step. SGD is the
+        plain formula, as llama.cpp's: no clipping, and all tensors decay.
         """
         o = self.optimizer
         sums = [square_sums(g) for g in gradients]
         norm = norm_of_sums(*sums)
-        factor = clip_factor(norm, feed("clip", ())) if o.gclip > 0 else const(1.0)
+        factor = clip_factor(norm, feed("clip", ())) if o.kind == "adamw" and o.gclip > 0 else const(1.0)
         params = feed("optimizer", (N_ADAMW if o.kind == "adamw" else N_SGD,))
         updates = []
         for p, moments, g, s in reversed(list(zip(self.trainable.params, self.moments, gradients, sums, strict=True))):
-            decays = len(p.shape) >= o.decay_min_ndim
             g = after(g, s)
             if o.kind == "adamw":
+                decays = len(p.shape) >= o.decay_min_ndim
                 updates.append(adamw_step(p, *moments, g, params, factor, decays=decays))
             else:
-                updates.append(sgd_step(p, g, params, factor, decays=decays))
+                updates.append(sgd_step(p, g, params, factor))
         return [*updates, norm]
 
     def _define_totals(self) -> None:

@@ -49,12 +49,13 @@ def settings(o: SimpleNamespace) -> Settings:
         lr_min=o.learning_rate_min,
         decay_epochs=o.decay_epochs,
     )
+    decay = o.adam_decay if o.optimizer == "adamw" else 0.0
     optimizer = OptimizerSettings(
         kind=o.optimizer,
         beta1=o.adam_beta1,
         beta2=o.adam_beta2,
         eps=o.adam_eps,
-        decay=o.adam_decay if o.weight_decay is None else o.weight_decay,
+        decay=decay if o.weight_decay is None else o.weight_decay,
         decay_min_ndim=o.adam_decay_min_ndim,
         gclip=o.adam_gclip,
     )

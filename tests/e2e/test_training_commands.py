@@ -73,6 +73,13 @@ def test_steps_that_are_asked_for_count_beside_epochs(flags: str, steps: int, ep
     assert (wanted.max_steps, wanted.n_epochs) == (steps, epochs)
 
 
+@pytest.mark.parametrize(("flags", "decay"), [("", 0.0), ("--adam-decay 0.3", 0.0), ("-wd 0.3", 0.3)])
+def test_sgd_decays_as_it_is_told_to(flags: str, decay: float) -> None:
+    words = ["--optimizer", "sgd", *flags.split()]
+    wanted = training_run.settings(parse([flag for group in FINETUNE for flag in group.flags], words, {}))
+    assert (wanted.optimizer.kind, wanted.optimizer.decay) == ("sgd", decay)
+
+
 def test_from_scratch_then_an_adapter_then_merged(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

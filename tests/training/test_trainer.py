@@ -243,9 +243,26 @@ def test_sgd_has_no_state_and_what_is_not_chosen_stays(start: Open, model: Path,
     assert changed == set(before) == {n for n in before if not np.array_equal(before[n], after[n])}
 
 
+def test_sgd_is_the_plain_formula(start: Open) -> None:
+    """CHECKLIST A5.6: w · (1 − α·wd) − α·g of every tensor, and the gradient as it is, however large."""
+    g = {}
+    for decay in (0.0, 0.5):
+        trainer = start("full", optimizer=OptimizerSettings(kind="sgd", decay=decay), max_steps=1)
+        before = {name: w * np.float32(1.5) for name, w in trainer.trainable.read().items()}  # for a large gradient
+        trainer.trainable.write(before)
+        losses(trainer)
+        after = trainer.trainable.read()
+        if decay == 0:
+            g = {name: (before[name].astype(np.float64) - after[name]) / 1e-2 for name in before}
+            assert sum(float((x**2).sum()) for x in g.values()) > 2**2
+        else:
+            for name, w in before.items():
+                np.testing.assert_allclose(after[name], w * (1 - 1e-2 * decay) - 1e-2 * g[name], rtol=1e-5, atol=1e-5)
+
+
 def test_only_matrices_decay(start: Open) -> None:
-    """With a tiny rate and full decay, matrices shrink by rate · decay, and vectors stay."""
-    optimizer = OptimizerSettings(kind="sgd", decay=1.0, gclip=1e-12)
+    """With full decay and steps of nothing, matrices shrink by rate · decay, and vectors stay."""
+    optimizer = OptimizerSettings(decay=1.0, eps=1e12)
     trainer = start("full", optimizer=optimizer, max_steps=1)
     before = trainer.trainable.read()
     losses(trainer)
