@@ -27,12 +27,13 @@ def run(options: SimpleNamespace) -> int:
         raise UsageError("finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model")
     kind = LORA if options.lora_out else FULL
     checkpoint = checkpoint_of(options)
+    only_write = options.only_write_lora or options.n == "0"
     lora = None
     if kind == LORA:
         lora = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else lora_options(options)
-        if options.only_write_lora:
+        if only_write:
             return _only_write(options, path, checkpoint)
-    elif options.only_write_lora:
+    elif only_write:
         raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
     output = options.lora_out or options.output
     if kind == LORA and Path(output).resolve() == path.resolve():

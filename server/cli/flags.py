@@ -44,6 +44,7 @@ class Flag:
     off: str = ""  # the names that turn a switch off, "--no-slots"
     many: bool = False  # may be given again; the value is a list
     optional: tuple[str, ...] = ()  # the value may be left out, and is one of these
+    then_number: bool = False  # a value NAME:X may be two words, NAME X
     status: str = WORKS
     off_values: tuple[str, ...] = ()  # of a `LATER` flag: the values that ask for nothing
     all_names: tuple[str, ...] = field(init=False)
@@ -119,7 +120,18 @@ def _walk(flags: Sequence[Flag], argv: Sequence[str]) -> Iterable[tuple[Flag, st
                 f"{name} expects a value ({f.metavar}); if {rest[-1]!r} is meant, write {f.long}={rest[-1]}"
             )
         else:
-            yield f, name, rest.pop()
+            value = rest.pop()
+            if f.then_number and rest and _is_number(rest[-1]):
+                value += f":{rest.pop()}"
+            yield f, name, value
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def unknown(word: str, names: Iterable[str]) -> str:

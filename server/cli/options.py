@@ -307,11 +307,12 @@ LORA = Group(
         ),
         Flag(
             "--lora-scaled",
-            "the same with a scale, FILE:SCALE; may be given again, or several separated by commas",
+            "the same with a scale, or FILE SCALE; may be given again, or several separated by commas",
             words,
             None,
             "FILE:SCALE",
             many=True,
+            then_number=True,
         ),
         Flag(
             "--lora-init-without-apply",

@@ -113,12 +113,19 @@ def test_from_scratch_then_an_adapter_then_merged(
     assert "going on after iteration 10" in told
     assert (folder / "again" / "ad-20.gguf").read_bytes() == (folder / "ad-20.gguf").read_bytes()
     only = ("--checkpoint-in", str(folder / "ck-20.gguf"), "--lora-out", str(folder / "again" / "ad-LATEST.gguf"))
-    assert run(capsys, "finetune", "-m", model, *only, "--only-write-lora")[0] == 0
-    assert (folder / "again" / "ad-LATEST.gguf").read_bytes() == (folder / "ad-LATEST.gguf").read_bytes()
+    for flags in (("--only-write-lora",), ("-n", "0")):
+        assert run(capsys, "finetune", "-m", model, *only, *flags)[0] == 0
+        written = folder / "again" / "ad-LATEST.gguf"
+        assert written.read_bytes() == (folder / "ad-LATEST.gguf").read_bytes()
+        written.unlink()
     merged = str(folder / "merged.gguf")
     code, told = run(capsys, "export-lora", "-m", model, "--lora-scaled", f"{folder / 'ad-20.gguf'}:0.5", "-o", merged)
     assert code == 0, told
     assert "14 tensors changed" in told
+    again_merged = str(folder / "again" / "merged.gguf")
+    code, told = run(capsys, "export-lora", "-m", model, "-s", str(folder / "ad-20.gguf"), "0.5", "-o", again_merged)
+    assert code == 0, told
+    assert Path(again_merged).read_bytes() == Path(merged).read_bytes()
     with GGUFFile.open(merged) as gguf:
         assert gguf.metadata["general.architecture"] == "llama"
         assert len(gguf.tensors) == 20
@@ -233,10 +240,14 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("finetune -m M --lora-out L --file T --plot x.gif", "--plot: 'x.gif' does not end in .svg or .png"),
         ("finetune -m M --lora-out L --file T --lora-r 0", "--lora-r: '0' is not a whole number from 1"),
         ("finetune -m M --lora-out L --only-write-lora", "needs --checkpoint-in FILE"),
+        ("finetune -m M --lora-out L -n 0", "needs --checkpoint-in FILE"),
+        ("finetune -m M --lora-out L -n 5", "-n: '5' is not one of 0"),
         ("finetune -m M --lora-out L --file T --checkpoint-in M", "no checkpoint"),
         ("train --file T", "train: -o FILE is required"),
         ("train --file T -o O --embd 30 --head 4 -c 16", "heads must be of an even, equal size"),
         ("export-lora -m M -o O", "--lora FILE or --lora-scaled FILE:SCALE is required"),
+        ("export-lora -m M -o O -s M", "is not a file and a scale"),
+        ("export-lora -m M -o O -s M x", "unexpected argument: x"),
         ("export-lora -m M -o DIR --lora M", "DIR: is not a regular file"),
         ("export-lora -m M -o O --lora M", "is not a LoRA adapter"),
     ],

@@ -17,6 +17,7 @@ FLAGS = (
     Flag("--api-key", "", words, None, env="LLAMA_API_KEY", many=True),
     Flag("-fa --flash-attn", "", text, None, optional=("auto", "on", "off"), status="ignored"),
     Flag("--lora", "", text, status="later"),
+    Flag("-s --lora-scaled", "", words, None, many=True, then_number=True),
     Flag("--cache-reuse", "", text, status="later", off_values=("0",), env="LLAMA_ARG_CACHE_REUSE"),
 )
 
@@ -29,6 +30,13 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("words", [["-c", "7"], ["--ctx-size", "7"], ["--ctx_size", "7"], ["--ctx_size=7"]])
 def test_spellings_of_a_flag(words: list[str]) -> None:
     assert parse(FLAGS, words, {}).ctx_size == 7
+
+
+@pytest.mark.parametrize("given", [["-s", "a:0.5"], ["-s", "a", "0.5"], ["--lora_scaled", "a", "0.5"]])
+def test_a_file_and_its_scale_are_one_word_or_two(given: list[str]) -> None:
+    got = parse(FLAGS, [*given, "-c", "7", "-s", "b,c:2", "-s", "d", "-1e-1", "--slots"], {})
+    assert (got.lora_scaled, got.ctx_size) == (["a:0.5", "b", "c:2", "d:-1e-1"], 7)
+    assert got.given[0][1][1] == "a:0.5"
 
 
 def test_underscores_in_values_stay() -> None:
