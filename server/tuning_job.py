@@ -70,6 +70,8 @@ def new_job(body: Mapping[str, Any], store: Store, base: str, names: set[str], n
     suffix = fields.text("suffix")
     if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
         refuse("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
+    if fields.array("integrations"):
+        refuse("integrations", "must be empty: this server reports to no other services")
     method = fields.object("method")
     kind = method.get("type", "supervised")
     if kind not in _METHODS:

@@ -178,6 +178,7 @@ TUNING = _object(
     {
         **_many("training_file validation_file suffix model", "string"),
         **_many("hyperparameters method", "object"),
+        "integrations": {"type": ["array", "null"], "maxItems": 0},
         **_limits("integer", seed=(0, None)),
     },
     "training_file",

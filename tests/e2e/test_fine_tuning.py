@@ -153,6 +153,10 @@ def test_what_is_wrong_is_said_at_the_door(
     assert "field 'hyperparameters.n_epochs'" in refused(hyperparameters={"n_epochs": 0})
     assert "field 'hyperparameters.rate': is not known" in refused(hyperparameters={"rate": 0})
     assert "field 'suffix'" in refused(suffix="a/b")
+    assert "field 'integrations': expected an array, got a number" in refused(integrations=5)
+    assert "field 'integrations': expected an array, got a string" in refused(integrations="x")
+    for listed in ([{}], [{"type": "wandb", "wandb": {"project": "p"}}]):
+        assert "field 'integrations': must be empty" in refused(integrations=listed)
     with pytest.raises(openai.NotFoundError):
         api.fine_tuning.jobs.retrieve("ftjob-x")
     with pytest.raises(openai.NotFoundError, match="does not exist"):
@@ -160,7 +164,7 @@ def test_what_is_wrong_is_said_at_the_door(
     job = api.fine_tuning.jobs.create(model="stories", training_file=file, hyperparameters={"n_epochs": 500})
     with pytest.raises(openai.BadRequestError, match="is in use by"):
         api.files.delete(file)
-    queued = api.fine_tuning.jobs.create(model="stories", training_file=file)
+    queued = api.fine_tuning.jobs.create(model="stories", training_file=file, integrations=[])
     assert api.fine_tuning.jobs.pause(job.id).status == "paused"
     assert api.fine_tuning.jobs.resume(job.id).status == "queued"
     assert api.fine_tuning.jobs.cancel(queued.id).status == "cancelled"
