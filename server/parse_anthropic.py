@@ -24,8 +24,9 @@ _RENAMED = (
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat request that asks for the same."""
     fields = Fields(body)
-    if body.get("n") not in (None, 1):
-        refuse("n", "must be 1")
+    for name in ("n", "n_cmpl"):
+        if body.get(name) not in (None, 1):
+            refuse(name, "must be 1")
     chat = {name: value for name, value in body.items() if name not in _RENAMED}
     if body.get("max_tokens") is None:
         chat["max_tokens"] = DEFAULT_MAX_TOKENS

@@ -30,8 +30,9 @@ def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
             unsupported(name, "is not there; previous_response_id is")
     if body.get("top_logprobs"):
         unsupported("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
-    if body.get("n") not in (None, 1):
-        refuse("n", "must be 1")
+    for name in ("n", "n_cmpl"):
+        if body.get(name) not in (None, 1):
+            refuse(name, "must be 1")
     chat = {k: v for k, v in body.items() if k not in _RENAMED and k not in _STATEFUL and k != "top_logprobs"}
     instructions = fields.text("instructions")
     chat["messages"] = [{"role": "system", "content": instructions}] if instructions else []

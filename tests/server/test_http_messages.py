@@ -161,6 +161,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"stop_sequences": "x"}, 400, "stop_sequences"),
     ({"stop_sequences": [1]}, 400, "stop_sequences"),
     ({"n": 2}, 400, "'n'"),
+    ({"n_cmpl": 2}, 400, "'n_cmpl'"),
 ]
 
 

@@ -241,6 +241,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"instructions": 1}, 400, "instructions"),
     ({"text": {"format": {"type": "sound"}}}, 400, "response_format"),
     ({"n": 2}, 400, "'n'"),
+    ({"n_cmpl": 2}, 400, "'n_cmpl'"),
     ({"top_logprobs": 2}, 501, "top_logprobs"),
 ]
 
