@@ -73,7 +73,7 @@ def explained(kind: str, source: str, error: str, error_of: Callable[[str], str]
     if kind not in ("json_schema", "strict_json_schema"):
         return GrammarError(said)
     schema, where = json.loads(source), ""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
     for n, (path, part) in enumerate(_parts(schema, "")):
         if n >= _MAX_LOOKED_AT:
             break

@@ -192,6 +192,7 @@ def test_a_bad_grammar_says_where(source: str, problem: str) -> None:
         ("json_schema", "{", "the schema is not JSON"),
         ("json_schema", "[1]", "must be an object or a boolean"),
         ("json_schema", "[" * 100_000, "nested too deeply"),
+        ("json_schema", "false", "in the schema at /: "),
         ("json_schema", '{"type": "foo"}', "in the schema at /: Invalid type: foo"),
         ("json_schema", '{"$ref": "#/$defs/x"}', "in the schema at /: Pointer"),
         ("json_schema", '{"properties": {"a": {"items": {"minimum": "q"}}}}', "in the schema at /properties/a/items: "),
