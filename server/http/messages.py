@@ -106,7 +106,7 @@ class MessagesReply(Reply):
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.config.model,
+            "model": self.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

@@ -54,7 +54,7 @@ class Reply:
     def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
         self.options: ReplyOptions = job.options
         self.tokenizer = served.tokenizer
-        self.config = config
+        self.model = self.options.model or config.model
         self.id = self.id_prefix + secrets.token_urlsafe(24)
         self.created = int(time.time())
         prefixes = self.options.prefixes
@@ -65,7 +65,7 @@ class Reply:
         self.common = {
             "created": self.created,
             "id": self.id,
-            "model": self.options.model or config.model,
+            "model": self.model,
             "system_fingerprint": BUILD_INFO,
         }
 
@@ -154,7 +154,7 @@ class Reply:
             "tokens": [token.id for token in result.tokens] if wanted else [],
             "id_slot": done.id_slot,
             "stop": True,
-            "model": self.config.model,
+            "model": self.model,
             "tokens_predicted": done.n_predicted,
             "tokens_evaluated": done.n_prompt or len(request.prompt),
             "generation_settings": self.settings(request),

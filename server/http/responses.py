@@ -178,7 +178,7 @@ class ResponsesReply(Reply):
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "model": self.config.model,
+            "model": self.model,
             "output": [],
             "usage": None,
             **self._asked,

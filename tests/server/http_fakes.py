@@ -83,6 +83,16 @@ class FakeTemplate:
         return "<s>" + "".join(map(str, kwargs.values())) + text + ("[assistant]" if add_generation_prompt else "")
 
 
+class FakeAdapters:
+    """One finetuned model."""
+
+    NAME = "ft:fake:me:1"
+    entries: ClassVar = ()
+
+    def find(self, name: str) -> int | None:
+        return 0 if name == self.NAME else None
+
+
 @dataclass(eq=False)
 class FakeSequence:
     """One generation."""
@@ -283,6 +293,7 @@ async def running(
     embedder: Any = None,
     tuning: Any = None,
     sleep: Any = None,
+    adapters: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a server, and end it."""
@@ -291,7 +302,7 @@ async def running(
     service = Service()
     info = ModelInfo(n_ctx=N_CTX, n_ctx_train=1024, n_vocab=259, n_embd=8, n_params=1000, nbytes=4000, ftype="F32")
     tokenizer, template = tokenizer or FakeTokenizer(), template or FakeTemplate()
-    served = Served(scheduler, tokenizer, template, info, tuning=tuning, embedder=embedder, sleep=sleep)
+    served = Served(scheduler, tokenizer, template, info, adapters, tuning=tuning, embedder=embedder, sleep=sleep)
     service.start(lambda: served)
     await service.loaded()
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
