@@ -14,11 +14,17 @@ from typing import Any
 from aiohttp import web
 
 from server.config import ServerConfig
-from server.errors import InvalidRequest, ServerFault
+from server.errors import InvalidRequest, RequestError, ServerFault
 from server.http.context import error_response
 
 log = logging.getLogger("logitless.http")
 BACKLOG = 128  # connections that wait to be accepted
+
+
+class ExpectationFailed(RequestError):
+    """417: the client waits for more than a server can promise."""
+
+    code = 417
 
 
 class Protocol(web.RequestHandler):
@@ -40,6 +46,13 @@ class Protocol(web.RequestHandler):
         response.headers["Server"] = "logitless"
         response.force_close()
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPExpectationFailed):
+            resp = error_response(ExpectationFailed("header 'Expect': can only be 100-continue"))
+        return await super().finish_response(request, resp, start_time)
 
 
 async def listen(

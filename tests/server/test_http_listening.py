@@ -145,3 +145,23 @@ async def test_what_is_no_http_gets_an_error_object(sent: bytes, caplog: pytest.
     writer.close()
     await writer.wait_closed()
     await ended(task)
+
+
+async def test_what_a_client_expects(caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    async with aiohttp.ClientSession() as http:
+        for method, path in (("POST", "/completion"), ("GET", "/nope"), ("PUT", "/completion")):
+            headers = {"Expect": "miracles", "Origin": "http://here"}
+            async with http.request(method, url + path, headers=headers, data=b'{"prompt": "say:a"}') as reply:
+                assert (reply.status, reply.content_type) == (417, "application/json")
+                assert reply.headers["Access-Control-Allow-Origin"] == "http://here"
+                assert (await reply.json())["error"] == {
+                    "code": 417,
+                    "message": "header 'Expect': can only be 100-continue",
+                    "type": "invalid_request_error",
+                }
+        async with http.post(url + "/completion", json={"prompt": "say:a"}, expect100=True) as reply:
+            assert (reply.status, (await reply.json())["content"]) == (200, "a")
+        async with http.options(url + "/completion", headers={"Origin": "http://here"}) as reply:
+            assert reply.status == 200
+    await ended(task)
