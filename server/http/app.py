@@ -17,7 +17,7 @@ from server.http.context import CONTEXT, Context, json_response
 from server.http.guard import Guard, Handler
 from server.http.listen import listen
 from server.http.page import PAGE, add_pages
-from server.http.tuning_context import LISTENERS
+from server.http.tuning_context import LISTENERS, SILENCE
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
@@ -125,7 +125,7 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
     guard = Guard(config, context.keys, _PUBLIC)
     app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
     app[CONTEXT] = context
-    app[LISTENERS] = service.listeners
+    app[LISTENERS], app[SILENCE] = service.listeners, config.timeout
     prefix = config.api_prefix.rstrip("/")
     for path, handler in _GET.items():
         app.router.add_get(prefix + path, handler)

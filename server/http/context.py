@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -87,12 +87,18 @@ async def unhurried(raw: bytes, parse: Callable[[], T]) -> T:
 async def read_body(request: web.Request, seconds: float) -> bytes:
     """The request's body, or 400, 408, 413."""
     try:
-        async with asyncio.timeout(seconds):
-            return await request.read()
-    except TimeoutError:
-        raise RequestTimeout("the request did not arrive in time") from None
+        return await in_time(request.read(), seconds)
     except (web.RequestPayloadError, HttpProcessingError):  # garbage where Content-Encoding promises gzip
         raise InvalidRequest("the body does not have the form that the request's headers promise") from None
+
+
+async def in_time(arriving: Awaitable[T], seconds: float) -> T:
+    """What the client sends, or 408."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await arriving
+    except TimeoutError:
+        raise RequestTimeout("the request did not arrive in time") from None
 
 
 async def beside(work: Callable[[], T]) -> T:

@@ -11,9 +11,9 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from server.errors import InvalidRequest, NotFound, RequestError, unkept
-from server.http.context import beside, json_response
+from server.http.context import beside, in_time, json_response
 from server.http.listing import listed
-from server.http.tuning_context import Desk, desk_of
+from server.http.tuning_context import SILENCE, Desk, desk_of
 from server.store import Row
 from server.tuning_job import RUNNING
 
@@ -52,29 +52,34 @@ async def upload(request: web.Request) -> web.Response:
 async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
     """(purpose, the file's name, None if there is no file); the last one of the form is under `path` then."""
     purpose, filename = "", None
-    async for part in await request.multipart():
+    silence = request.app[SILENCE]
+    parts = await request.multipart()
+    while (part := await in_time(parts.next(), silence)) is not None:
         if not isinstance(part, BodyPartReader):
             continue
+        pieces = _pieces(part, MAX_FIELD if part.name == "purpose" else MAX_BYTES, silence)
         if part.name == "purpose":
-            purpose = b"".join([piece async for piece in _pieces(part, "purpose", MAX_FIELD)]).decode(
-                "utf-8", "replace"
-            )
+            purpose = b"".join([piece async for piece in pieces]).decode("utf-8", "replace")
         elif part.name == "file":
             filename = part.filename or "file"
             with path.open("wb") as file:
-                async for piece in _pieces(part, "file", MAX_BYTES):
+                async for piece in pieces:
                     await beside(partial(file.write, piece))
+        else:  # a field that means nothing here
+            async for _ in pieces:
+                pass
     return purpose, filename
 
 
-async def _pieces(part: BodyPartReader, name: str, limit: int) -> AsyncIterator[bytes]:
-    """About a megabyte at a time. TooLarge: no more of it is read then."""
+async def _pieces(part: BodyPartReader, limit: int, silence: float) -> AsyncIterator[bytes]:
+    """About a megabyte at a time. A large file may take long, as long as more of it comes. TooLarge: no more of it is
+    read then."""
     piece, n = bytearray(), 0
-    while chunk := await part.read_chunk(1 << 16):
+    while chunk := await in_time(part.read_chunk(1 << 16), silence):
         piece += chunk
         n += len(chunk)
         if n > limit:
-            raise TooLarge(f"field '{name}': is larger than {limit} bytes")
+            raise TooLarge(f"field '{str(part.name)[:64]}': is larger than {limit} bytes")
         if len(piece) >= PIECE:
             yield bytes(piece)
             piece.clear()

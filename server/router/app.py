@@ -20,7 +20,7 @@ from server.http.context import beside, json_response, read_body
 from server.http.guard import Guard
 from server.http.listen import listen
 from server.http.page import PAGE, add_pages
-from server.http.tuning_context import DESK, LISTENERS, desk_of
+from server.http.tuning_context import DESK, LISTENERS, SILENCE, desk_of
 from server.keys import Keys
 from server.router.cached import Cache, CachedModels
 from server.router.catalog import CatalogError
@@ -96,7 +96,7 @@ class Router:
 
     def _add_jobs(self, app: web.Application) -> None:
         """Files and jobs: what there is comes from the desk, what is to be done goes to a model's server."""
-        app[DESK], app[LISTENERS] = self._desk, self._desk.listeners
+        app[DESK], app[LISTENERS], app[SILENCE] = self._desk, self._desk.listeners, self._config.timeout
         for method, path, handler in (
             ("GET", "/v1/files", files.files),
             ("POST", "/v1/files", files.upload),

@@ -16,7 +16,7 @@ from aiohttp import web
 from server.config import ServerConfig
 from server.http import files
 from server.http.guard import Guard
-from server.http.tuning_context import DESK
+from server.http.tuning_context import DESK, SILENCE
 from server.keys import Keys
 from server.router.desk import RouterDesk
 
@@ -24,10 +24,10 @@ LINE = b'{"text": "' + b"a" * 10_227 + b'"}\n'  # 10 KiB
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Path]]:
+async def serving(folder: Path, silence: float = 60) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Path]]:
     app = web.Application(middlewares=[Guard(ServerConfig(), Keys((), ""), ()).middleware])
     desk = RouterDesk(str(folder))
-    app[DESK] = desk
+    app[DESK], app[SILENCE] = desk, silence
     app.add_routes([web.post("/v1/files", files.upload), web.get("/v1/files/{id}/content", files.content)])
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
@@ -96,6 +96,33 @@ def test_a_client_that_leaves_and_a_bad_line_leave_nothing_behind(tmp_path: Path
             assert reply.status == 400
             assert told.startswith("field 'file': rows.jsonl: line 21: must have one of 'text'")
             assert list(folder.iterdir()) == []
+
+    asyncio.run(run())
+
+
+def test_a_client_that_falls_silent_and_a_slow_one(tmp_path: Path) -> None:
+    async def run() -> None:
+        silence = 1.0
+        async with serving(tmp_path, silence) as (session, url, folder):
+
+            async def stuck() -> AsyncIterator[bytes]:
+                yield LINE * 300
+                await asyncio.Event().wait()
+
+            async def slow() -> AsyncIterator[bytes]:
+                began = asyncio.get_running_loop().time()
+                while asyncio.get_running_loop().time() < began + 1.5 * silence:
+                    yield LINE
+                    await asyncio.sleep(silence / 50)
+
+            async with session.post(url, data=form(stuck())) as reply:
+                assert (reply.status, (await reply.json())["error"]["message"]) == (
+                    408,
+                    "the request did not arrive in time",
+                )
+            assert list(folder.iterdir()) == []
+            async with session.post(url, data=form(slow())) as reply:
+                assert reply.status == 200
 
     asyncio.run(run())
 
