@@ -120,7 +120,7 @@ class ChatTemplate:
         if self.caps["supports_object_arguments"] and isinstance(arguments, str):
             try:
                 parsed = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return call
             arguments = parsed if isinstance(parsed, dict) else arguments
         elif not self.caps["supports_object_arguments"] and isinstance(arguments, dict):

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from server.errors import InvalidRequest, NotSupported
 
 INT_MAX = 2**31 - 1
+MAX_DEPTH = 256  # of JSON: what is told again, rendered or compiled costs some calls a level, of Python's 1000
 FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32
 
 
@@ -32,11 +33,28 @@ def json_value(raw: bytes) -> object:
     except UnicodeEncodeError:
         raise InvalidRequest("the body has a surrogate escape without its partner") from None
     except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
+        raise _nested() from None
     except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(body):
+        raise _nested()
     parsed: object = body
     return parsed
+
+
+def _is_deep(value: object) -> bool:
+    """Whether arrays and objects lie in each other more than MAX_DEPTH times."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [v for v in level if isinstance(v, list | dict)]
+        if not level:
+            return False
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    return True
+
+
+def _nested() -> InvalidRequest:
+    return InvalidRequest("the body is nested too deeply")
 
 
 def _no_constant(name: str) -> NoReturn:
