@@ -8,7 +8,7 @@ from typing import Any
 from server.config import ServerConfig
 from server.http.context import encode_json
 from server.http.native import progress_object
-from server.http.probabilities import LegacyLogprobs, within
+from server.http.probabilities import LegacyLogprobs, Shown
 from server.http.reply import Reply, Result, quoted, sse, timings
 from server.parse import Job
 from server.requests import Finished, Progress, Token, TokenProb
@@ -25,6 +25,8 @@ class OpenAIReply(Reply):
         super().__init__(job, served, config)
         self._head = 'data: {"choices":[{"finish_reason":null,"index":'
         self._tail = f"],{encode_json({**self.common, 'object': self.chunk_kind})[1:]}\n\n"
+        wanted = self.results if self.options.top is not None else ()
+        self._shown = [Shown(self.tokenizer, result.request) for result in wanted]
         self._plain = self.options.top is None and not self.options.timings_per_token
 
     def choice(self, result: Result) -> dict[str, Any]:
@@ -80,12 +82,14 @@ class OpenAIReply(Reply):
         opening = self._open(result)
         if self.options.top is not None:
             result.held.append(token)
+            result.untold += token.text
         if not token.text:
             return opening
         extra = {}
         if self.options.timings_per_token and token.timings is not None:
             extra["timings"] = timings(token.timings)
-        return opening + self._told(result, self.deltas(result, token.text), **extra)
+        deltas = self.deltas(result, token.text)
+        return opening + self._told(result, deltas, self._begun(result) if deltas else [], **extra)
 
     def progress(self, result: Result, progress: Progress) -> str:
         return self._open(result) + self.chunk(
@@ -95,12 +99,11 @@ class OpenAIReply(Reply):
     def finish(self, result: Result, finished: Finished) -> str:
         result.finished = finished
         text = self._open(result)
-        if finished.stop_type == "word":
-            result.held = within(result.held, finished.text, self.tokenizer)
-        result.held = self.without_end(result.held, finished)
+        result.untold += finished.text
+        tokens = self._begun(result) if finished.stop_type == "word" else self.without_end(result.held, result)
         deltas = self.deltas(result, finished.text, last=True)
-        if deltas or result.held:
-            text += self._told(result, deltas or [self.delta(result, "", None)])
+        if deltas or tokens:
+            text += self._told(result, deltas or [self.delta(result, "", None)], tokens)
         return text + self.chunk([self.delta(result, None, self.finish_reason(result))], **self.last_extra(result))
 
     def last_extra(self, result: Result) -> dict[str, Any]:
@@ -120,7 +123,7 @@ class OpenAIReply(Reply):
         return self.chunk([], usage=self.usage(), **extra) + done
 
     def _probs(self, result: Result) -> list[TokenProb]:
-        tokens = self.without_end(self.probable(result), result.finished)
+        tokens = self.without_end(self.probable(result), result)
         return [token.prob for token in tokens if token.prob is not None]
 
     def _open(self, result: Result) -> str:
@@ -129,12 +132,19 @@ class OpenAIReply(Reply):
         result.opened = True
         return self.opening(result)
 
-    def _told(self, result: Result, deltas: list[dict[str, Any]], **extra: Any) -> str:
-        """Chunks with these parts; the first has the probabilities of the tokens since the last one."""
+    def _begun(self, result: Result) -> list[Token]:
+        """The held tokens that begin inside the text that has come since; those after it are held on."""
+        if not result.held:
+            return []
+        tokens = self._shown[result.number].take(result.held, result.untold)
+        del result.held[: len(tokens)]
+        result.untold = ""
+        return tokens
+
+    def _told(self, result: Result, deltas: list[dict[str, Any]], tokens: list[Token], **extra: Any) -> str:
+        """Chunks with these parts; the first has the tokens' probabilities."""
         if self.options.top is not None and deltas:
-            probs = [token.prob for token in result.held if token.prob is not None]
-            deltas[0]["logprobs"] = self.logprobs(result, probs)
-            result.held.clear()
+            deltas[0]["logprobs"] = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
         return "".join([self.chunk([delta], **extra) for delta in deltas])
 
 

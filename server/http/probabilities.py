@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from models.tokenizer import Tokenizer
-from server.requests import Token, TokenProb
+from server.requests import CompletionRequest, Token, TokenProb
 
 _LOWEST = -3.4028234663852886e38  # JSON has no infinity; llama-server writes this
 
@@ -52,16 +52,41 @@ def splits_character(tail: bytes) -> bool:
     return False
 
 
-def within(tokens: Sequence[Token], text: str, tokenizer: Tokenizer) -> list[Token]:
-    """The tokens that begin inside `text`: what a stop text cut off does not count."""
-    room = len(text.encode())
-    kept = []
-    for token in tokens:
-        if room <= 0:
-            break
-        kept.append(token)
-        room -= len(tokenizer.piece(token.id, special=False))
-    return kept
+class Shown:
+    """Which tokens the text that is shown consists of: what a stop text cut off has none."""
+
+    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
+        self._tokenizer, self._request = tokenizer, request
+        self._rest = b""  # of the tokens taken so far: bytes that no text has shown yet
+
+    def take(self, tokens: Sequence[Token], text: str) -> list[Token]:
+        """Those of the next tokens that begin inside the next text."""
+        raw = self._rest + b"".join([self._piece(token.id) for token in tokens])
+        end, at, n = _n_bytes(raw, len(text)), len(self._rest), 0
+        while n < len(tokens) and at < end:
+            at += len(self._piece(tokens[n].id))
+            n += 1
+        self._rest = raw[end:at]
+        return list(tokens[:n])
+
+    def _piece(self, id: int) -> bytes:
+        request = self._request
+        return self._tokenizer.piece(id, special=request.special or id in request.preserved)
+
+
+def _n_bytes(raw: bytes, n: int) -> int:
+    """How many bytes the first n characters were made of; invalid ones are a U+FFFD of one to three bytes."""
+    at, rest = 0, memoryview(raw)
+    while n > 0 and at < len(raw):
+        try:
+            text, broken = str(rest[at:], "utf-8"), 0
+        except UnicodeDecodeError as error:
+            text, broken = str(rest[at : at + error.start], "utf-8"), error.end - error.start
+        if n <= len(text):
+            return at + len(text[:n].encode())
+        at += len(text.encode()) + broken
+        n -= len(text) + 1
+    return at
 
 
 class LegacyLogprobs:

@@ -12,7 +12,7 @@ from typing import Any
 from server.config import BUILD_INFO, ServerConfig
 from server.errors import RequestError
 from server.http.context import encode_json, error_object
-from server.http.probabilities import within
+from server.http.probabilities import Shown
 from server.parse import Job, ReplyOptions
 from server.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
 from server.service import Served
@@ -24,7 +24,9 @@ MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells
 class Result:
     """What one generation has brought so far."""
 
-    __slots__ = ("finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tail", "tokens")
+    __slots__ = (
+        "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tail", "tokens", "untold",
+    )  # fmt: skip
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
         self.index = index  # as it is shown
@@ -32,7 +34,8 @@ class Result:
         self.request = request
         self.prefix = prefix  # echo
         self.tokens: list[Token] = []  # not kept for streams
-        self.held: list[Token] = []  # streams: told with the next text
+        self.held: list[Token] = []  # streams: told with the text that they are in
+        self.untold = ""  # that text, as far as it has come
         self.tail = b""  # the last bytes of the text whose probabilities were told
         self.n_tokens = 0
         self.opened = False
@@ -104,15 +107,15 @@ class Reply:
 
     def probable(self, result: Result) -> list[Token]:
         """The tokens whose probabilities belong to the shown text."""
-        tokens = [token for token in result.tokens if token.prob is not None]
+        tokens = result.tokens
         if result.finished.stop_type == "word":
-            return within(tokens, result.content, self.tokenizer)
-        return tokens
+            tokens = Shown(self.tokenizer, result.request).take(tokens, result.content)
+        return [token for token in tokens if token.prob is not None]
 
-    def without_end(self, tokens: list[Token], finished: Finished) -> list[Token]:
-        """The tokens less the one that ended the generation: OpenAI's shapes tell of text only."""
-        ended = finished.stop_type == "eos" and tokens and tokens[-1].id in self.tokenizer.eog_ids
-        return tokens[:-1] if ended else tokens
+    def without_end(self, tokens: list[Token], result: Result) -> list[Token]:
+        """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of text only."""
+        ended = result.finished.stop_type == "eos" and tokens and tokens[-1].id in self.tokenizer.eog_ids
+        return tokens[:-1] if ended and not result.request.special else tokens
 
     # -- as a stream of server-sent events; each method returns the text to send, perhaps none
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -201,12 +202,10 @@ class FakeScheduler:
         self.stats.tokens_predicted += 1
         self.stats.bytes_read += 4
         if id == EOS:
-            return [*events, Token(id, "", self._prob(request, id)), self._finish(s, "eos")]
+            text = self.tokenizer.piece(id).decode() if request.special else ""
+            return [*events, Token(id, text, self._prob(request, id)), self._finish(s, "eos")]
         s.raw += self.tokenizer.piece(id)
-        try:
-            text = s.raw.decode()
-        except UnicodeDecodeError as error:
-            text = s.raw[: error.start].decode()
+        text = getincrementaldecoder("utf-8")("replace").decode(s.raw)
         for stop in request.stop:
             where = text.find(stop)
             if where >= 0:
