@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -18,6 +18,7 @@ from server.http.guard import Guard, Handler
 from server.http.listen import listen
 from server.http.page import PAGE, add_pages
 from server.http.tuning_context import LISTENERS, SILENCE
+from server.keys import Keys
 from server.service import Service
 
 log = logging.getLogger("logitless.http")
@@ -30,17 +31,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _openapi(request: web.Request) -> web.Response:
-    from server.http.openapi import document  # its tables are made when someone asks
-
-    routes = {
-        (route.method.lower(), re.sub(r"{(\w+):[^}]*}", r"{\1}", route.resource.canonical))
-        for route in request.app.router.routes()
-        if route.resource is not None and route.method != "HEAD"
-    }
-    prefix = request.app[CONTEXT].config.api_prefix.rstrip("/")
-    pages = {prefix + path for path in PAGE}
-    told = ((method, path) for method, path in routes if path not in pages)
-    return json_response(document(BUILD_INFO, told, keys=bool(request.app[CONTEXT].keys)))
+    return description(request.app[CONTEXT].config, request.app[CONTEXT].keys)
 
 
 _GET: dict[str, Handler] = {
@@ -138,6 +129,24 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
     add_pages(app, config)
     app.on_response_prepare.append(guard.add_headers)
     return app
+
+
+def endpoints() -> Iterator[tuple[str, str]]:
+    """(method, path) of what a model's server answers, but for the page."""
+    yield from (("GET", path) for path in _GET)
+    yield from (("POST", path) for path in _POST)
+    yield from ((method, path) for method, path, _ in _RARE)
+    if vertex.wanted():
+        yield "POST", "/predict"
+
+
+def description(config: ServerConfig, keys: Keys) -> web.Response:
+    """All of it as an OpenAPI document."""
+    from server.http.openapi import document  # its tables are made when someone asks
+
+    prefix = config.api_prefix.rstrip("/")
+    told = ((method.lower(), prefix + re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in endpoints())
+    return json_response(document(BUILD_INFO, told, keys=bool(keys)))
 
 
 def _later(name: str) -> Handler:

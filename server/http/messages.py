@@ -13,6 +13,7 @@ from server.http.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks
 from server.http.chat import Answers
 from server.http.context import CONTEXT, encode_json, error_object, error_response, json_response
 from server.http.generate import run
+from server.http.guard import Handler
 from server.http.reply import Reply, Result
 from server.parse import Job
 from server.parse_anthropic import chat_body
@@ -23,34 +24,36 @@ from server.service import Served
 _STOP_REASONS = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
 
 
+def refusing(handler: Handler) -> Handler:
+    """The handler, with refusals in Anthropic's form."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            response = error_response(error)
+            response.text = encode_json(_error(error))
+            return response
+
+    return handle
+
+
+@refusing
 async def messages(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
     context = request.app[CONTEXT]
-    try:
-        parser, template = context.parser, context.served.template
-        job = await context.parsed(request, lambda body: parse_chat(chat_body(body), parser, template))
-        return await run(request, context, job, MessagesReply(job, context.served, context.config))
-    except RequestError as error:
-        return _refused(error)
+    parser, template = context.parser, context.served.template
+    job = await context.parsed(request, lambda body: parse_chat(chat_body(body), parser, template))
+    return await run(request, context, job, MessagesReply(job, context.served, context.config))
 
 
+@refusing
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages/count_tokens."""
     context = request.app[CONTEXT]
-    try:
-        parser, template = context.parser, context.served.template
-        ids = await context.parsed(
-            request, lambda body: parser.tokens(render_chat(chat_body(body), parser, template).text)
-        )
-    except RequestError as error:
-        return _refused(error)
+    parser, template = context.parser, context.served.template
+    ids = await context.parsed(request, lambda body: parser.tokens(render_chat(chat_body(body), parser, template).text))
     return json_response({"input_tokens": len(ids)})
-
-
-def _refused(error: RequestError) -> web.Response:
-    response = error_response(error)
-    response.text = encode_json(_error(error))
-    return response
 
 
 def _error(error: RequestError) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from aiohttp import web
 from server.config import BUILD_INFO, ServerConfig
 from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 from server.fields import json_object
-from server.http import files, fine_tuning
+from server.http import files, fine_tuning, messages
+from server.http.app import description, endpoints
 from server.http.context import beside, json_response, read_body
 from server.http.guard import Guard
 from server.http.listen import listen
@@ -52,6 +53,7 @@ class Router:
     ) -> None:
         self._fleet, self._config, self._read, self._desk = fleet, config, read, desk
         self.autoload, self._limit = autoload, limit
+        self._keys = Keys(config.api_keys, config.api_key_file)
         self._prefix = config.api_prefix.rstrip("/")
         self._reading = asyncio.Lock()
         self._told: Told = WeakKeyDictionary()
@@ -62,7 +64,7 @@ class Router:
     def app(self) -> web.Application:
         """The application."""
         config, prefix = self._config, self._prefix
-        guard = Guard(config, Keys(config.api_keys, config.api_key_file), _PUBLIC)
+        guard = Guard(config, self._keys, _PUBLIC)
         app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
         for path in ("/health", "/v1/health"):
             app.router.add_get(prefix + path, self._health)
@@ -88,8 +90,11 @@ class Router:
         for path in ("/v1/stream", "/v1/stream/{id}"):
             app.router.add_delete(prefix + path, self._stop_stream)
         app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
+        app.router.add_get(prefix + "/openapi.json", self._openapi)
+        for method, path in endpoints():  # of those above, what was added first answers
+            handler = messages.refusing(self._pass_on) if path.startswith("/v1/messages") else self._pass_on
+            app.router.add_route(method, prefix + path, handler)
         add_pages(app, config)
-        app.router.add_route("*", prefix + "/{path:.*}", self._pass_on)
         app.on_response_prepare.append(guard.add_headers)
         app.cleanup_ctx.append(self._connections)
         return app
@@ -172,6 +177,9 @@ class Router:
             if request.match_info["id"] in (item["id"], *item["aliases"]):
                 return json_response(item)
         raise NotFound(f"model {request.match_info['id'][:200]!r} not found")
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        return description(self._config, self._keys)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """GET /models/sse."""
