@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from server.fields import FLOAT_MAX
+
 MAX_BREAKER_BYTES, MAX_TAIL = 40, 20
 LOG_FLOAT_MAX = 88.7228391
 
@@ -196,12 +198,11 @@ class Dry:
         longest: dict[int, int] = {}
         for token, length in zip(recent[at + 1].tolist(), lengths[at].tolist(), strict=True):
             longest[token] = max(longest.get(token, 0), min(length, limit))
-        return {
-            token: float(np.float32(self.multiplier * math.pow(self.base, self._exponent(length))))
-            for token, length in longest.items()
-            if not self.breakers.is_single(token)
-        }
+        return {token: self._penalty(length) for token, length in longest.items() if not self.breakers.is_single(token)}
 
-    def _exponent(self, length: int) -> int:
+    def _penalty(self, length: int) -> float:
         exponent = length - self.allowed
-        return min(exponent, self.max_exponent) if self.max_exponent > 0 else exponent
+        if self.max_exponent > 0:
+            exponent = min(exponent, self.max_exponent)
+        penalty = self.multiplier * math.pow(self.base, exponent)
+        return float(np.float32(min(max(penalty, -FLOAT_MAX), FLOAT_MAX)))

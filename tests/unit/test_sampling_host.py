@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from graph.ops import samplers as s
 from server import repetition
+from server.fields import FLOAT_MAX
 from server.repetition import Breakers, Dry, Penalties, find_breakers, suffix_lengths
 from server.rng import Generator, choose_seed
 from server.sampling import (
@@ -165,6 +167,13 @@ def test_huge_repetitions_do_not_overflow() -> None:
     dry = Dry(1.0, 1.75, 2, 4096, NO_BREAKERS)
     dry.begin([1] * 1000)
     assert np.isfinite(np.float32(dry.penalties()[1]))
+
+
+@pytest.mark.parametrize("multiplier", [1e38, -1e38])
+def test_a_penalty_beyond_f32_is_its_largest_number(multiplier: float) -> None:
+    dry = Dry(multiplier, 1.75, 2, 4096, NO_BREAKERS)
+    dry.begin([1] * 1000)
+    assert dry.penalties() == {1: math.copysign(FLOAT_MAX, multiplier)}
 
 
 def test_breaker_tails() -> None:
