@@ -118,10 +118,16 @@ def limited(name: str, value: float, low: float, high: float, hard: bool) -> flo
 
 
 class Fields:
-    """The fields of one JSON object; a later name is an alias that counts when the earlier are absent or null."""
+    """The fields of one JSON object; a later name is an alias that counts when the earlier are absent or null.
+    `within`: the object's own name with a dot, where it is a field itself."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], within: str = "") -> None:
         self.body = body
+        self._within = within
+
+    def inside(self, name: str) -> Fields:
+        """Those of the object in this field."""
+        return Fields(self.object(name), f"{self._within}{name}.")
 
     def find(self, *names: str) -> tuple[str, Any]:
         """(name, value) of the first that is given, else (first name, None)."""
@@ -131,18 +137,22 @@ class Fields:
                 return name, value
         return names[0], None
 
+    def _named(self, *names: str) -> tuple[str, Any]:
+        name, value = self.find(*names)
+        return self._within + name, value
+
     def number(
         self, *names: str, default: float, low: float = -FLOAT_MAX, high: float = FLOAT_MAX, hard: bool = False
     ) -> float:
         """A float within limits."""
-        name, value = self.find(*names)
+        name, value = self._named(*names)
         return default if value is None else float(limited(name, as_number(name, value), low, high, hard))
 
     def integer(
         self, *names: str, default: int, low: int = -INT_MAX - 1, high: int = INT_MAX, hard: bool = False
     ) -> int:
         """An integer within limits."""
-        name, value = self.find(*names)
+        name, value = self._named(*names)
         return default if value is None else int(limited(name, as_integer(name, value), low, high, hard))
 
     def boolean(self, name: str, default: bool = False) -> bool:
@@ -151,19 +161,19 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            refuse(name, f"expected a boolean, got {article(value)}")
+            refuse(self._within + name, f"expected a boolean, got {article(value)}")
         return value
 
     def text(self, name: str, default: str = "") -> str:
         """A string."""
         value = self.body.get(name)
-        return default if value is None else as_text(name, value)
+        return default if value is None else as_text(self._within + name, value)
 
     def array(self, name: str) -> Sequence[Any] | None:
         """A list, or None when it is not given."""
         value = self.body.get(name)
         if value is not None and not isinstance(value, list):
-            refuse(name, f"expected an array, got {article(value)}")
+            refuse(self._within + name, f"expected an array, got {article(value)}")
         return value
 
     def object(self, name: str) -> Mapping[str, Any]:
@@ -172,5 +182,5 @@ class Fields:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            refuse(name, f"expected an object, got {article(value)}")
+            refuse(self._within + name, f"expected an object, got {article(value)}")
         return value

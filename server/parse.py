@@ -168,7 +168,7 @@ class RequestParser:
         return ReplyOptions(
             stream=fields.boolean("stream"),
             model=tuned_name(fields, self.adapters),
-            include_usage=Fields(fields.object("stream_options")).boolean("include_usage"),
+            include_usage=fields.inside("stream_options").boolean("include_usage"),
             return_tokens=fields.boolean("return_tokens"),
             timings_per_token=fields.boolean("timings_per_token"),
             return_progress=fields.boolean("return_progress"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.fields import Fields, article, as_text, refuse, unsupported
+from server.translated import Translated
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
 _RENAMED = (
@@ -21,13 +22,14 @@ _RENAMED = (
 )
 
 
-def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
+def chat_body(body: Mapping[str, Any]) -> Translated:
     """The chat request that asks for the same."""
     fields = Fields(body)
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             refuse(name, "must be 1")
     chat = {name: value for name, value in body.items() if name not in _RENAMED}
+    names: dict[str, str] = {}
     if body.get("max_tokens") is None:
         chat["max_tokens"] = DEFAULT_MAX_TOKENS
     system = _text("system", body.get("system"))
@@ -37,32 +39,40 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     if not body.get("messages"):
         refuse("messages", "must be a non-empty array")
     if body.get("stop_sequences") is not None:
+        names["stop"] = "stop_sequences"
         chat["stop"] = [as_text("stop_sequences", word) for word in fields.array("stop_sequences") or ()]
     chat["reasoning_format"] = "auto"  # reasoning has blocks of its own
     if body.get("tools") is not None:
         chat["tools"] = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(fields.array("tools") or ())]
-    _choose(chat, fields.object("tool_choice"))
-    _think(chat, Fields(fields.object("thinking")))
-    form = fields.object("output_format") or Fields(fields.object("output_config")).object("format")
+        for i in range(len(chat["tools"])):
+            names[f"tools[{i}].function"] = f"tools[{i}]"
+            names[f"tools[{i}].function.parameters"] = f"tools[{i}].input_schema"
+    _choose(chat, fields.inside("tool_choice"))
+    _think(chat, fields.inside("thinking"))
+    name, form = "output_format", fields.object("output_format")
+    if not form:
+        name, form = "output_config.format", fields.inside("output_config").object("format")
     if form:
         if form.get("type") != "json_schema":
-            refuse("output_format", "type must be json_schema")
+            refuse(name, "type must be json_schema")
+        names["response_format.json_schema"] = name
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
-    return chat
+    return Translated(chat, names)
 
 
-def _choose(chat: dict[str, Any], choice: Mapping[str, Any]) -> None:
-    if not choice:
+def _choose(chat: dict[str, Any], choice: Fields) -> None:
+    given = choice.body
+    if not given:
         return
-    kind = choice.get("type")
+    kind = given.get("type")
     if kind == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        chat["tool_choice"] = {"type": "function", "function": {"name": given.get("name")}}
     elif kind in ("auto", "any", "none"):
         chat["tool_choice"] = "required" if kind == "any" else kind
     else:
         refuse("tool_choice", "type must be auto, any, tool or none")
-    if choice.get("disable_parallel_tool_use") is not None:
-        chat["parallel_tool_calls"] = not Fields(choice).boolean("disable_parallel_tool_use")
+    if given.get("disable_parallel_tool_use") is not None:
+        chat["parallel_tool_calls"] = not choice.boolean("disable_parallel_tool_use")
 
 
 def _think(chat: dict[str, Any], thinking: Fields) -> None:
@@ -109,7 +119,7 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
         where = f"{name}.content[{k}]"
         if not isinstance(block, dict):
             refuse(where, f"expected an object, got {article(block)}")
-        kind, part = block.get("type"), Fields(block)
+        kind, part = block.get("type"), Fields(block, f"{where}.")
         if kind == "text":
             texts.append(_required(where, part, "text"))
         elif kind == "thinking" and role == "assistant":
@@ -117,11 +127,12 @@ def _message(name: str, message: object) -> list[dict[str, Any]]:
         elif kind == "redacted_thinking":
             continue
         elif kind == "tool_use" and role == "assistant":
+            id = _required(where, part, "id")
             function = {
-                "name": block.get("name"),
+                "name": _required(where, part, "name"),
                 "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
             }
-            calls.append({"id": _required(where, part, "id"), "type": "function", "function": function})
+            calls.append({"id": id, "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
             text = _text(f"{where}.content", block.get("content"))
             results.append({"role": "tool", "tool_call_id": _required(where, part, "tool_use_id"), "content": text})

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.fields import Fields, article, as_text, refuse, unsupported
+from server.translated import Translated
 
 _RENAMED = (
     "store",
@@ -22,7 +23,7 @@ _RENAMED = (
 _STATEFUL = ("conversation", "background", "prompt")
 
 
-def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> Translated:
     """The chat request that asks for the same. `earlier`: the items of the conversation that it goes on with."""
     fields = Fields(body)
     for name in _STATEFUL:
@@ -34,28 +35,30 @@ def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
         if body.get(name) not in (None, 1):
             refuse(name, "must be 1")
     chat = {k: v for k, v in body.items() if k not in _RENAMED and k not in _STATEFUL and k != "top_logprobs"}
+    names = {"messages": "input", "response_format": "text.format", "response_format.json_schema": "text.format"}
     instructions = fields.text("instructions")
     chat["messages"] = [{"role": "system", "content": instructions}] if instructions else []
     if earlier:
-        _add(chat["messages"], list(earlier))
-    _add(chat["messages"], body.get("input"))
+        _add(chat["messages"], list(earlier), {})
+    _add(chat["messages"], body.get("input"), names)
     chat["reasoning_format"] = "auto"  # reasoning has items of its own
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1, hard=True)
-    effort = Fields(fields.object("reasoning")).text("effort")
+    effort = fields.inside("reasoning").text("effort")
     if effort:
         chat["reasoning_effort"] = effort
-    form = Fields(fields.object("text")).object("format")
+    form = fields.inside("text").object("format")
     if form:
         chat["response_format"] = _format(form)
     if body.get("tools") is not None:
         chat["tools"] = [_tool(i, tool) for i, tool in enumerate(fields.array("tools") or ())]
+        names |= {f"tools[{i}].function": f"tools[{i}]" for i in range(len(chat["tools"]))}
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
         choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
     if choice is not None:
         chat["tool_choice"] = choice
-    return chat
+    return Translated(chat, names)
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,8 +75,9 @@ def _tool(i: int, tool: object) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
-def _add(messages: list[dict[str, Any]], given: object) -> None:
-    """The items of `input` as messages; calls and reasoning belong to the assistant's message beside them."""
+def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -> None:
+    """The items of `input` as messages; calls and reasoning belong to the assistant's message beside them. `names`
+    gets where a message comes from."""
     if isinstance(given, str):
         messages.append({"role": "user", "content": given})
         return
@@ -86,6 +90,7 @@ def _add(messages: list[dict[str, Any]], given: object) -> None:
         if kind == "message":
             as_text(f"input[{i}].role", item.get("role"))
             _add_message(messages, item)
+            names[f"messages[{len(messages) - 1}]"] = f"input[{i}]"
         elif kind == "function_call":
             call = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
             for key, value in (*call.items(), ("call_id", item.get("call_id"))):
@@ -97,6 +102,7 @@ def _add(messages: list[dict[str, Any]], given: object) -> None:
             if not isinstance(item.get("call_id"), str):
                 refuse(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item.get("output")})
+            names[f"messages[{len(messages) - 1}].content"] = f"input[{i}].output"
         elif kind == "reasoning":
             messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
         else:

@@ -43,7 +43,11 @@ async def messages(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
     context = request.app[CONTEXT]
     parser, template = context.parser, context.served.template
-    job = await context.parsed(request, lambda body: parse_chat(chat_body(body), parser, template))
+
+    def parse(body: dict[str, Any]) -> Job:
+        return chat_body(body).read(lambda chat: parse_chat(chat, parser, template))
+
+    job = await context.parsed(request, parse)
     return await run(request, context, job, MessagesReply(job, context.served, context.config))
 
 
@@ -52,8 +56,12 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages/count_tokens."""
     context = request.app[CONTEXT]
     parser, template = context.parser, context.served.template
-    ids = await context.parsed(request, lambda body: parser.tokens(render_chat(chat_body(body), parser, template).text))
-    return json_response({"input_tokens": len(ids)})
+
+    def parse(body: dict[str, Any]) -> int:
+        return len(parser.tokens(chat_body(body).read(lambda chat: render_chat(chat, parser, template)).text))
+
+    n_tokens = await context.parsed(request, parse)
+    return json_response({"input_tokens": n_tokens})
 
 
 def _error(error: RequestError) -> dict[str, Any]:

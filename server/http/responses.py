@@ -54,7 +54,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         earlier = kept.before(key, fields.text("previous_response_id"))
         asked = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
         asked["store"] = fields.boolean("store", True)
-        job = parse_chat(chat_body(body, earlier.items), parser, template)
+        job = chat_body(body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
         keep = partial(kept.keep, key, given=body.get("input"), earlier=earlier) if asked["store"] else None
         return job, asked, keep
 
@@ -105,7 +105,8 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
 
     def parse(body: dict[str, Any]) -> int:
         earlier = context.kept.before(key, Fields(body).text("previous_response_id"))
-        return len(parser.tokens(render_chat(chat_body(body, earlier.items), parser, template).text))
+        prompt = chat_body(body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
+        return len(parser.tokens(prompt.text))
 
     n_tokens = await context.parsed(request, parse)
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
