@@ -93,7 +93,8 @@ class Router:
         app.router.add_get(prefix + "/openapi.json", self._openapi)
         for method, path in endpoints():  # of those above, what was added first answers
             handler = messages.refusing(self._pass_on) if path.startswith("/v1/messages") else self._pass_on
-            app.router.add_route(method, prefix + path, handler)
+            for allowed in ("GET", "HEAD") if method == "GET" else (method,):
+                app.router.add_route(allowed, prefix + path, handler)
         add_pages(app, config)
         app.on_response_prepare.append(guard.add_headers)
         app.cleanup_ctx.append(self._connections)

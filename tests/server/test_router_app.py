@@ -55,6 +55,8 @@ async def test_paths_and_methods() -> None:
                 assert "Allow" in reply.headers
         async with session.options(url + "/completion") as reply:
             assert reply.status == 200
+        async with session.head(url + "/slots", params={"model": "a"}) as reply:
+            assert reply.status == 502  # asked of the model, which does not start
 
 
 async def test_every_endpoint_of_a_model_is_passed_on() -> None:
