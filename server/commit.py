@@ -66,7 +66,7 @@ class Committer:
                     seq.prompt_probs.append(_pre_sampling(result, row, n_top, seq.tokens[p + 1]))
                     row += 1
             draft = draft_part(seq, n)
-            late = row in result.unsampled and seq.n_computed + n - len(draft) == len(seq.tokens)
+            late = seq.samples and row in result.unsampled and seq.n_computed + n - len(draft) == len(seq.tokens)
             seq.n_computed += n - len(draft) - late  # what could not be sampled is computed again
             seq.table_sent = True
             if seq.copy is not None:

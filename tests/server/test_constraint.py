@@ -19,7 +19,7 @@ from server.speculation.settings import SpeculationParams
 from server.step_feeds import SamplingFeeds, room_of, sampling_feeds
 from server.ubatch import StepResult, UBatch
 from tests.models.test_grammar_matcher import TOKENS, compile_, tokenizer
-from tests.server.scheduler_fakes import Bench, FakeEngine, FakeSampler
+from tests.server.scheduler_fakes import Bench, FakeEngine, FakeSampler, oracle
 
 PROMPT = [1, 5, 3, 7]
 
@@ -184,6 +184,19 @@ def test_late_masks_change_nothing_and_hold_up_nobody() -> None:
     assert bench.answers[slow].ids == expected
     assert bench.answers[slow].finished.n_prompt == len(PROMPT)
     assert bench.scheduler.stats.prompt_tokens == 2 * len(PROMPT) + 1
+
+
+def test_who_samples_nothing_has_no_row_that_could_be_late() -> None:
+    bench = late_bench()
+    slow = bench.submit(PROMPT, n_predict=20, ignore_eos=True, sampling=SamplingParams(seed=1))
+    other = bench.submit([*PROMPT, 2], n_predict=20, ignore_eos=True)
+    warm = []
+    for salt in range(6):
+        warm.append(bench.submit([*PROMPT, 4 + salt], n_predict=0, priority=-1))  # before them in every run
+        bench.step()
+    bench.drain()
+    for seq in (slow, other, *warm):
+        assert bench.answers[seq].outcome() == oracle(seq.request, 1024)
 
 
 @pytest.mark.parametrize("n_ubatch", [3, 512])
