@@ -61,8 +61,6 @@ class AdapterBank:
             self._grow(adapter)
             columns = self._room(adapter.rank)
             assert columns is not None
-        self._columns[handle] = columns
-        self._origins[handle] = columns.start, adapter.digest
         at = slice(columns.start, columns.stop)
         for name, (a, b) in self._host.items():
             by_column = a.T if name == EMBEDDING else a
@@ -73,6 +71,8 @@ class AdapterBank:
                 by_column[own] = pair.a.T if name == EMBEDDING else pair.a
                 b[:, own] = pair.b * np.float32(adapter.factor(name))
             self._write(name)
+        self._columns[handle] = columns
+        self._origins[handle] = columns.start, adapter.digest
         return handle
 
     def keep(self, handles: Iterable[int]) -> None:
@@ -104,10 +104,7 @@ class AdapterBank:
     def move_to(self, session: Session) -> None:
         """The same adapters in another session, where a device was lost."""
         self._session = session
-        for name, (a, b) in self._host.items():
-            prefix = f"lora.{self.generation}.{name}"
-            self.pairs[name] = session.define(f"{prefix}.a", a.shape), session.define(f"{prefix}.b", b.shape)
-            self._write(name)
+        self.pairs = self._states(self._host, self.generation)
 
     def _room(self, n: int) -> range | None:
         """The first n free columns in a row."""
@@ -118,32 +115,44 @@ class AdapterBank:
         return None
 
     def _grow(self, adapter: Adapter) -> None:
-        """States for more columns or more weights. Those in use keep their columns."""
+        """States for more columns or more weights. Those in use keep their columns. An error changes nothing: what runs
+        goes on with the old ones."""
         last = max((columns.stop for columns in self._columns.values()), default=0)
         n_columns = max(self.n_columns, LEAST_COLUMNS)
         if self._room(adapter.rank) is None:
             while n_columns < last + adapter.rank:
                 n_columns *= 2
+        names = self._names | adapter.pairs.keys()
+        host = {name: self._widened(name, n_columns) for name in self._declared if name in names}
+        pairs = self._states(host, self.generation + 1)
         self._session.forget(t.name for pair in self.pairs.values() for t in pair)
-        self._names |= adapter.pairs.keys()
-        old, before = self._host, self.n_columns
-        self._host, self.pairs, self.n_columns = {}, {}, n_columns
+        self._names, self._host, self.pairs, self.n_columns = names, host, pairs, n_columns
         self.generation += 1
-        for name in (name for name in self._declared if name in self._names):
-            n_out, n_in = matrix_shape(self._declared[name].shape)
-            embedding = name == EMBEDDING
-            a = np.zeros((n_out, n_columns) if embedding else (n_columns, n_in), np.float32)
-            b = np.zeros((n_in if embedding else n_out, n_columns), np.float32)
-            if name in old:
-                (a.T if embedding else a)[:before] = old[name][0].T if embedding else old[name][0]
-                b[:, :before] = old[name][1]
-            self._host[name] = a, b
-            prefix = f"lora.{self.generation}.{name}"
-            self.pairs[name] = (
-                self._session.define(f"{prefix}.a", a.shape),
-                self._session.define(f"{prefix}.b", b.shape),
-            )
-            self._write(name)
+
+    def _widened(self, name: str, n_columns: int) -> tuple[F32, F32]:
+        """What the device holds of a matrix, with zeros in the other columns."""
+        n_out, n_in = matrix_shape(self._declared[name].shape)
+        embedding = name == EMBEDDING
+        a = np.zeros((n_out, n_columns) if embedding else (n_columns, n_in), np.float32)
+        b = np.zeros((n_in if embedding else n_out, n_columns), np.float32)
+        if name in self._host:
+            before_a, before_b = self._host[name]
+            (a.T if embedding else a)[: self.n_columns] = before_a.T if embedding else before_a
+            b[:, : self.n_columns] = before_b
+        return a, b
+
+    def _states(self, host: Mapping[str, tuple[F32, F32]], generation: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """States that hold these arrays: all, or after an error none."""
+        made: list[Tensor] = []
+        try:
+            for name, halves in host.items():
+                for half, values in zip("ab", halves, strict=True):
+                    made.append(self._session.define(f"lora.{generation}.{name}.{half}", values.shape))
+                    self._session.write(made[-1].name, values)
+        except BaseException:
+            self._session.forget(t.name for t in made)
+            raise
+        return dict(zip(host, zip(made[::2], made[1::2], strict=True), strict=True))
 
     def _write(self, name: str) -> None:
         for t, values in zip(self.pairs[name], self._host[name], strict=True):

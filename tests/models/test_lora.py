@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,6 +77,31 @@ def test_rows_have_their_own_adapters(name: str, shared_data: Path) -> None:
     assert log_probs(engine, [((three, 1.0),)])[0] == mixed[3]
     four = engine.adapters.put(random_adapter(engine.gguf, 1))  # where the first one was
     assert log_probs(engine, [(), ((four, 1.0),)]) == [base, alone]
+    engine.close()
+
+
+@pytest.mark.parametrize(("call", "n"), [("define", 1), ("define", 4), ("write", 7)])
+def test_an_adapter_that_has_no_room_changes_nothing(
+    call: str, n: int, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for those that run, and it may come again."""
+    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64))
+    bank, session = engine.adapters, engine.session
+    one = bank.put(random_adapter(engine.gguf, 1))
+    mix = ((one, 1.0),)
+    alone, states = log_probs(engine, [mix]), set(session._states)
+    large = random_adapter(engine.gguf, 2, rank=20)
+    with monkeypatch.context() as patch:
+        real = getattr(session, call)
+        calls = iter([real] * (n - 1))
+        refuse = Mock(side_effect=MemoryError)
+        patch.setattr(session, call, lambda *args: next(calls, refuse)(*args))
+        with pytest.raises(MemoryError):
+            bank.put(large)
+    assert (set(session._states), bank.n_columns) == (states, 16)
+    assert log_probs(engine, [mix]) == alone
+    two = bank.put(large)
+    assert log_probs(engine, [mix, ((two, 1.0),)])[0] == alone[0]
     engine.close()
 
 
