@@ -14,13 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from errno import ENOSPC
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from models.gguf_write import settle
 
 VERSION = 1
+PATIENCE = 5.0  # seconds that another process may keep us from writing
+RETRY = 0.02
 ABANDONED = 86400  # seconds in which nobody has written to an unfinished file
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
@@ -32,6 +35,7 @@ create table if not exists checkpoints (seq integer primary key autoincrement, i
     data text not null, unique (job, step));
 """
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class Store:
@@ -43,6 +47,7 @@ class Store:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
             _clean(self.folder / name)
         self._lock = threading.Lock()
+        self._patience = PATIENCE
         try:
             self._db = sqlite3.connect(self.folder / "logitless.sqlite", check_same_thread=False, isolation_level=None)
             self._db.execute("pragma journal_mode = wal")
@@ -51,6 +56,7 @@ class Store:
                 raise OSError(f"{self.folder}: was written by a newer version ({version}, this one knows {VERSION})")
             self._db.executescript(_SCHEMA)
             self._db.execute(f"pragma user_version = {VERSION}")
+            self._db.execute("pragma busy_timeout = 0")  # from now on `_do` waits
         except sqlite3.Error as error:
             raise OSError(f"{self.folder}: {error}") from None
 
@@ -58,19 +64,38 @@ class Store:
         with self._lock:
             self._db.close()
 
-    def _run(self, sql: str, *values: object, durable: bool = True) -> list[tuple[Any, ...]]:
-        """`durable`: not even a power failure takes it back, for which the disk is waited for."""
-        with self._lock:
-            try:
-                self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
-                return self._db.execute(sql, values).fetchall()
-            except sqlite3.Error as error:
-                raise self._refused(error) from None
+    def patient(self) -> Store:
+        """The same, for threads that nobody waits for: however long another process keeps it from writing."""
+        other = copy(self)
+        other._patience = math.inf
+        return other
 
-    def _refused(self, error: sqlite3.Error) -> OSError:
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+    def _do(self, call: Callable[[], T]) -> T:
+        """Something with the database, which is this thread's meanwhile, but not while another process writes to it."""
+        until = time.monotonic() + self._patience
+        while True:
+            with self._lock:
+                try:
+                    return call()
+                except sqlite3.Error as error:
+                    code = getattr(error, "sqlite_errorcode", 0)  # none of sqlite3's own, such as after `close`
+                    if code & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                        raise self._refused(error, code) from None
+            time.sleep(RETRY)
+
+    def _refused(self, error: sqlite3.Error, code: int) -> OSError:
+        if code == sqlite3.SQLITE_FULL:
             return OSError(ENOSPC, str(error), str(self.folder))
         return OSError(f"{self.folder}: {error}")
+
+    def _run(self, sql: str, *values: object, durable: bool = True) -> list[tuple[Any, ...]]:
+        """`durable`: not even a power failure takes it back, for which the disk is waited for."""
+
+        def run() -> list[tuple[Any, ...]]:
+            self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
+            return self._db.execute(sql, values).fetchall()
+
+        return self._do(run)
 
     # -- files and jobs: rows that change
 
@@ -90,22 +115,22 @@ class Store:
     def change(self, table: str, id: str, change: Callable[[Row], Row | None]) -> Row | None:
         """Put what `change` makes of a row in its place, and let nobody come between, in no process. None: it is left
         as it is, because `change` says so or because there is none."""
-        with self._lock:
+
+        def run() -> Row | None:
+            self._db.execute("pragma synchronous = full")
+            self._db.execute("begin immediate")
             try:
-                self._db.execute("pragma synchronous = full")
-                self._db.execute("begin immediate")
-                try:
-                    found = self._db.execute(f"select data from {table} where id = ?", (id,)).fetchone()
-                    row = change(json.loads(found[0])) if found else None
-                    if row is not None:
-                        self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
-                    self._db.execute("commit")
-                finally:
-                    if self._db.in_transaction:  # or no other could ever begin
-                        self._db.execute("rollback")
-            except sqlite3.Error as error:
-                raise self._refused(error) from None
-        return row
+                found = self._db.execute(f"select data from {table} where id = ?", (id,)).fetchone()
+                row = change(json.loads(found[0])) if found else None
+                if row is not None:
+                    self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
+                self._db.execute("commit")
+            finally:
+                if self._db.in_transaction:  # or no other could ever begin
+                    self._db.execute("rollback")
+            return row
+
+        return self._do(run)
 
     @property
     def version(self) -> int:
@@ -181,7 +206,7 @@ class Store:
             "data": data or {},
         }
         sql = "insert into events (id, job, step, data) values (?, ?, ?, ?)"
-        # streams wait for it after each optimizer step, which is done again after a power failure
+        # the job waits for it after each optimizer step, which is done again after a power failure
         self._run(sql, row["id"], job, step, _json(row), durable=type != "metrics")
         return row
 

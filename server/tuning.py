@@ -56,6 +56,7 @@ class Tuning:
     ) -> None:
         """`names`: jobs of models with other names are for other servers that share the store; None: all are ours."""
         self.store, self.engine, self.adapters, self.base = store, engine, adapters, base
+        self._keeper = store.patient()  # of errands: what they have to tell waits for whoever has the store
         self._names = names
         self._tokenizer, self._template = tokenizer, template
         self.on_change = on_change  # somebody should look: events, states
@@ -67,7 +68,7 @@ class Tuning:
         self._trainer: Trainer | None = None
         self._work: Generator[Event, None, None] | None = None
         self._left_alone: set[str] = set()  # jobs whose end could not be kept
-        self._saved_at = 0.0
+        self._saved, self._saved_at = 0, 0.0  # the last checkpoint: optimizer steps in it, and when
         self._settled = True  # the trainer is between two optimizer steps
         self._errand: Errand | None = None  # of the job; nothing else is done for it meanwhile
         self._then: Callable[[Any], None] = _nothing  # what to do with its result
@@ -96,7 +97,12 @@ class Tuning:
         with self._lock:
             if self._job is not None:
                 return
-            waiting = [job for job in self._jobs() if job["status"] in RUNNING and job["id"] not in self._left_alone]
+            try:
+                jobs = self._jobs()
+            except OSError as error:
+                log.error("the jobs cannot be read: %s", error)
+                return
+            waiting = [job for job in jobs if job["status"] in RUNNING and job["id"] not in self._left_alone]
             if not waiting:
                 return
             self._job = waiting[0]["id"]
@@ -182,7 +188,8 @@ class Tuning:
             self._send(partial(self._begin, job, prepared), self._begun)
             return False
         if job["status"] == "queued":  # paused and resumed before this thread looked
-            self._update(job, status="running")
+            self._send(partial(self._update, job, status="running"))
+            return False
         return True
 
     def _part(self) -> float | None:
@@ -253,9 +260,9 @@ class Tuning:
                 read_checkpoint(path).restore(trainer)
             engine.prepare_kernels(trainer.steps.plan_ahead(settings.grad_acc, validates=len(validation) > 0))
             done = trainer.counters.iterations
-            self.store.forget_events(job["id"], done)
+            self._keeper.forget_events(job["id"], done)
             message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
-            self.store.add_event(job["id"], message)
+            self._keeper.add_event(job["id"], message)
             self._update(job, status="running", started_at=job.get("started_at") or int(time.time()))
         except BaseException:
             trainer.steps.forget()
@@ -267,18 +274,19 @@ class Tuning:
         stats = self.stats
         stats.jobs_running, stats.loss, stats.valid_loss = 1, None, None
         stats.step, stats.n_steps = trainer.counters.iterations, trainer.n_steps
-        self._saved_at = time.monotonic()
+        self._saved, self._saved_at = trainer.counters.iterations, time.monotonic()
 
     def close(self) -> None:
         """The server ends: the job goes on from here when it starts again."""
         until = time.perf_counter() + CLOSE_SECONDS
         try:
-            while self._within_step and time.perf_counter() < until:
-                self._part()
-            if self._errand is not None:  # it saves, or has begun nothing
-                if self._errand.finish(until - time.perf_counter()):
-                    self._errand.result()
-            elif self._worth_saving:
+            while (self._errand is not None or self._within_step) and time.perf_counter() < until:
+                if self._errand is None:
+                    self._part()
+                elif self._errand.finish(until - time.perf_counter()):
+                    errand, self._errand = self._errand, None
+                    errand.result()
+            if self._errand is None and self._worth_saving:
                 self._save({"id": self._job})
         except Exception as error:
             log.warning("the checkpoint of %s could not be written: %s", self._job, error)
@@ -286,12 +294,12 @@ class Tuning:
 
     @property
     def _within_step(self) -> bool:
-        return self._errand is None and self._trainer is not None and not self._settled
+        return self._trainer is not None and not self._settled
 
     @property
     def _worth_saving(self) -> bool:
         """In the middle of a step, the last checkpoint is what a job goes on from."""
-        return self._trainer is not None and self._settled and self._trainer.counters.iterations > 0
+        return self._trainer is not None and self._settled and self._trainer.counters.iterations > self._saved
 
     def _told(self, job: Row, event: Event) -> None:
         from training.errors import TrainingError
@@ -312,10 +320,9 @@ class Tuning:
                 "learning_rate": event.rate,
                 "total_steps": event.n_steps,
             }
-            self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
             ended_epoch = trainer.counters.epochs > event.epoch and event.iteration < event.n_steps
-            if ended_epoch and not len(trainer.validation_indices):
-                self._send(partial(self._publish, job))
+            publish = ended_epoch and not len(trainer.validation_indices)
+            self._send(partial(self._tell, job, message, metrics, publish=publish))
         elif isinstance(event, Validated):
             stats.valid_loss = event.result.loss
             metrics = {
@@ -324,9 +331,8 @@ class Tuning:
                 "full_valid_mean_token_accuracy": event.result.accuracy,
             }
             message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}"
-            self.store.add_event(job["id"], message, type="metrics", step=event.iteration, data=metrics)
-            if event.iteration < trainer.n_steps:  # an epoch ended
-                self._send(partial(self._publish, job))
+            publish = event.iteration < trainer.n_steps  # an epoch ended
+            self._send(partial(self._tell, job, message, metrics, publish=publish))
         elif isinstance(event, Settled) and time.monotonic() - self._saved_at > SAVE_SECONDS:
             self._send(partial(self._save, job))
         elif isinstance(event, Save):
@@ -336,17 +342,23 @@ class Tuning:
                 raise TrainingError(event.reason)
             self._send(partial(self._finish, job), self._leave)
 
+    def _tell(self, job: Row, message: str, metrics: Row, *, publish: bool) -> None:
+        """An errand: what is known of a step."""
+        self._keeper.add_event(job["id"], message, type="metrics", step=metrics["step"], data=metrics)
+        if publish:
+            self._publish(job)
+
     def _finish(self, job: Row) -> None:
         """An errand: the job has succeeded."""
         trainer = self._trainer
         assert trainer is not None
-        events = [e["data"] for _, e in self.store.events(job["id"]) if e["type"] == "metrics"]
+        events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
         lines = ["step,train_loss,train_accuracy,valid_loss"]
         columns = ("step", "train_loss", "train_mean_token_accuracy", "full_valid_loss")
         for m in events:
             lines.append(",".join("" if m.get(name) is None else str(m[name]) for name in columns))
-        results = self.store.add_file("\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results")
-        job = self.store.get("jobs", job["id"]) or job
+        results = self._keeper.add_file("\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results")
+        job = self._keeper.get("jobs", job["id"]) or job
         self._update(
             job,
             status="succeeded",
@@ -355,8 +367,8 @@ class Tuning:
             trained_tokens=trainer.counters.tokens,
             result_files=[results["id"]],
         )
-        self.store.add_event(job["id"], f"New fine-tuned model created: {job['model_name']}")
-        self.store.add_event(job["id"], "The job has successfully completed")
+        self._keeper.add_event(job["id"], f"New fine-tuned model created: {job['model_name']}")
+        self._keeper.add_event(job["id"], "The job has successfully completed")
 
     # -- checkpoints
 
@@ -376,7 +388,7 @@ class Tuning:
 
         assert self._trainer is not None
         save_checkpoint(self._checkpoint_path(job["id"]), self._trainer, self.engine.hparams.arch)
-        self._saved_at = time.monotonic()
+        self._saved, self._saved_at = self._trainer.counters.iterations, time.monotonic()
 
     def _publish(self, job: Row) -> None:
         """An errand: a checkpoint that requests can use, the result first, then what the job goes on from."""
@@ -398,16 +410,16 @@ class Tuning:
             "metrics": self._metrics(job["id"], step),
             "path": str(path),
         }
-        self.store.add_checkpoint(job["id"], step, row)
+        self._keeper.add_checkpoint(job["id"], step, row)
         self._save(job)
         self._register(job, name, str(path))
         self._register(job, job["model_name"], str(path))
-        self.store.add_event(job["id"], f"Checkpoint created at step {step}: {name}", step=step)
+        self._keeper.add_event(job["id"], f"Checkpoint created at step {step}: {name}", step=step)
 
     def _metrics(self, job: str, step: int) -> Row:
         """What is known of a step."""
         found: Row = {"step": float(step)}
-        for _, event in self.store.events(job):
+        for _, event in self._keeper.events(job):
             if event["type"] == "metrics" and event["data"].get("step") == step:
                 found |= {k: v for k, v in event["data"].items() if k.startswith(("train_", "full_valid_"))}
         return found
@@ -422,14 +434,14 @@ class Tuning:
     # -- ends
 
     def _update(self, job: Row, **fields: Any) -> None:
-        """Change a job, unless somebody has cancelled or paused it meanwhile."""
+        """An errand: change a job, unless somebody has cancelled or paused it meanwhile."""
 
         def change(now: Row) -> Row:
             stays = {"status": now["status"]} if now["status"] in (*ENDED, "paused") else {}
             return {**now, **fields, **stays}
 
-        if self.store.change("jobs", job["id"], change) is None:
-            self.store.put("jobs", {**job, **fields})
+        if self._keeper.change("jobs", job["id"], change) is None:
+            self._keeper.put("jobs", {**job, **fields})
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
         """Cancel, pause or resume; None where the job's state does not allow it."""
@@ -445,21 +457,25 @@ class Tuning:
 
     def _fail(self, error: Exception) -> None:
         """The job failed; the next one gets its chance."""
+        if self._job is None:
+            self._leave()
+        else:
+            self._send(partial(self._keep_failure, self._job, error), self._leave)
+
+    def _keep_failure(self, id: str, error: Exception) -> None:
+        """An errand."""
         from training.errors import TrainingError
 
-        id = self._job
-        job = self.store.get("jobs", id) if id is not None else None
-        if job is not None:
-            message = " ".join(str(error).split()) or type(error).__name__
-            code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
-            detail = {"code": code, "message": message, "param": None}
-            try:
+        message = " ".join(str(error).split()) or type(error).__name__
+        code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
+        detail = {"code": code, "message": message, "param": None}
+        try:
+            if (job := self._keeper.get("jobs", id)) is not None:
                 self._update(job, status="failed", finished_at=int(time.time()), error=detail)
-                self.store.add_event(job["id"], f"The job failed: {message}", level="error")
-            except OSError as refused:  # it still counts as running, and must not be tried again at once
-                log.error("that job %s failed cannot be kept: %s", id, refused)
-                self._left_alone.add(job["id"])
-        self._leave()
+                self._keeper.add_event(job["id"], f"The job failed: {message}", level="error")
+        except Exception as refused:  # it still counts as running, and must not be tried again at once
+            log.error("that job %s failed cannot be kept: %s", id, refused)
+            self._left_alone.add(id)
 
     def _leave(self, _: object = None) -> None:
         """Give up the device."""

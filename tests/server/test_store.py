@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import sqlite3
+import threading
 import time
 from errno import ENOSPC
 from pathlib import Path
@@ -61,6 +63,29 @@ def test_a_full_disk(tmp_path: Path):
         part.write_bytes(b"text")
         assert _keep(desk, part, large, "fine-tune")["bytes"] == 4
     store.close()
+
+
+def test_who_waits_for_another_process_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("server.store.PATIENCE", -1.0)
+    store = Store(tmp_path)
+    store.put("jobs", {"id": "j", "n": 0})
+    other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)
+    other.execute("begin immediate")
+    with pytest.raises(OSError, match="database is locked"):
+        store.add_event("j", "told")
+    tried = threading.Event()
+    monkeypatch.setattr("server.store.time.sleep", lambda _: tried.set())
+    writer = threading.Thread(target=store.patient().change, args=("jobs", "j", lambda row: {**row, "n": 1}))
+    writer.start()
+    assert tried.wait(60)
+    assert store.get("jobs", "j") == {"id": "j", "n": 0}
+    other.execute("rollback")
+    writer.join(60)
+    assert store.get("jobs", "j") == {"id": "j", "n": 1}
+    other.close()
+    store.close()
+    with pytest.raises(OSError, match="closed database"):
+        store.patient().add_event("j", "too late")
 
 
 def test_what_a_kill_left_half_written_goes_when_nobody_can_be_writing_it(tmp_path: Path):

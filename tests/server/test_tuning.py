@@ -6,6 +6,7 @@ import errno
 import itertools
 import math
 import os
+import sqlite3
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -76,6 +77,11 @@ class Job:
             self.ready.clear()
             assert self.tuning.ready or self.ready.wait(600)  # kernels may have to be compiled
         self.tuning.run(seconds)
+
+    def leave(self) -> None:
+        """Take turns until it has given up the device."""
+        while self.tuning._job is not None:
+            self.turn(0.0)
 
     def finish(self, seconds: float, between: Callable[[int], None] = lambda turn: None) -> None:
         turns = 0
@@ -210,8 +216,8 @@ def test_a_job_whose_end_cannot_be_kept_is_left_alone(
     full = Mock(side_effect=OSError(errno.ENOSPC, "database or disk is full"))
     with monkeypatch.context() as patch:
         for name in ("put", "change", "add_event"):
-            patch.setattr(job.store, name, full)
-        job.turn(0.0)
+            patch.setattr(Store, name, full)
+        job.leave()
         job.tuning.created()
         assert not job.tuning.ready
         assert job.tuning.stats.jobs_running == 0
@@ -219,6 +225,56 @@ def test_a_job_whose_end_cannot_be_kept_is_left_alone(
     assert job.tuning.set_status(job.id, ("paused",), "queued")
     job.begin()
     assert job.status == "running"
+    job.tuning.close()
+
+
+def test_a_store_that_cannot_be_read_ends_no_server(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(tmp_path, engine, full=False)
+    job.begin()
+    broken = Mock(side_effect=OSError(errno.EIO, "disk I/O error"))
+    with monkeypatch.context() as patch:
+        for name in ("_run", "change"):
+            patch.setattr(Store, name, broken)
+        job.leave()
+        assert not job.tuning.ready
+        assert job.tuning.stats.jobs_running == 0
+    assert f"that job {job.id} failed cannot be kept: [Errno {errno.EIO}] disk I/O error" in caplog.text
+    assert "the jobs cannot be read" in caplog.text
+    job.tuning.close()
+
+
+@pytest.mark.parametrize("at", ["begin", "step", "failure"])
+def test_a_job_waits_beside_requests_for_whoever_has_the_store(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Another process writes to it, for longer than anybody would wait: the engine's thread has nothing to do."""
+    monkeypatch.setattr("server.store.PATIENCE", -1.0)
+    job = Job(tmp_path, engine, full=False)
+    if at != "begin":
+        job.begin()
+    if at == "failure":
+        monkeypatch.setattr(job.tuning, "_part", Mock(side_effect=DeviceLost("cpu: gone")))
+    other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)
+    other.execute("begin immediate")
+    tried = threading.Event()
+    monkeypatch.setattr("server.store.time.sleep", lambda _: tried.set())
+    while not tried.is_set():
+        if job.tuning.ready:
+            job.turn(0.0)
+    assert job.tuning.pending
+    with pytest.raises(OSError, match="database is locked"):
+        job.tuning.set_status(job.id, ("running", "queued"), "cancelled")
+    other.execute("rollback")
+    other.close()
+    if at == "failure":
+        job.leave()
+        assert job.status == "failed"
+    else:
+        job.finish(0.0)
+        steps = [e["data"]["step"] for _, e in job.store.events(job.id) if e["type"] == "metrics"]
+        assert steps == list(range(1, job.tuning.stats.n_steps + 1))
     job.tuning.close()
 
 
