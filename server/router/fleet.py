@@ -112,7 +112,7 @@ class Fleet(Generic[C]):
         failures = model.n_failures
         model.wanted += 1
         try:
-            while model.state != LOADED or model.leaving:
+            while model.state != LOADED or (model.leaving and uses):
                 if self._closed:
                     raise Unavailable("the server is shutting down")
                 if model.n_failures > failures:

@@ -97,6 +97,20 @@ async def test_a_busy_model_ends_its_requests_first_and_an_idle_one_goes_before_
         assert house.loaded == "ab"
 
 
+async def test_who_only_looks_need_not_wait_for_what_a_model_that_is_to_go_still_does():
+    """It may be the one who ends it."""
+    house = House("ab", 1)
+    async with house.fleet.lease("a") as a:
+        waiting = asyncio.create_task(house.use("b"))
+        await settle()
+        user, looker = (asyncio.create_task(house.use("a", uses=uses)) for uses in (True, False))
+        await settle()
+        assert (user.done(), looker.done()) == (False, True)
+        assert looker.result() is a
+    await asyncio.gather(waiting, user)
+    assert house.started == ["a", "b", "a"]
+
+
 async def test_many_requests_for_one_missing_model_cost_one_place():
     house = House("abc", 2)
     await house.use("a")
