@@ -18,6 +18,7 @@ from server.fields import json_object
 from server.http import files, fine_tuning, messages
 from server.http.app import description, endpoints
 from server.http.context import beside, json_response, read_body
+from server.http.generate import CONVERSATION
 from server.http.guard import Guard
 from server.http.listen import listen
 from server.http.page import PAGE, add_pages
@@ -29,7 +30,7 @@ from server.router.desk import RouterDesk
 from server.router.fleet import LOADED, Entry, Fleet
 from server.router.listing import Told, events, on_its_way, shown
 from server.router.process import ServerProcess
-from server.router.proxy import Unconnected, ask, forward, pass_back
+from server.router.proxy import Unconnected, ask, forward, pass_back, stream_over
 
 _PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *PAGE})
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
@@ -263,7 +264,14 @@ class Router:
         if self._fleet.get(name) is None:
             name = self._desk.base_of(name) or name
         path, session = self._path(request), self._session
-        lease = partial(self._fleet.lease, name, autoload=self._wants_load(request), uses=request.method != "GET")
+        outlives = request.method == "POST" and CONVERSATION in request.headers  # its connection, perhaps
+        lease = partial(
+            self._fleet.lease,
+            name,
+            autoload=self._wants_load(request),
+            uses=request.method != "GET",
+            rest=partial(stream_over, session, request) if outlives else None,
+        )
         try:
             async with lease() as child:
                 return await forward(session, request, child, path, body)

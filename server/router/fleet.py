@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 
@@ -87,6 +87,7 @@ class Fleet(Generic[C]):
         self._limit = limit
         self._queue: list[Model[C]] = []  # those that wait for a place
         self._running: list[Model[C]] = []  # those that have one; some may not be known by name any more
+        self._rests: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._clock = 0
         self._closed = False
@@ -105,9 +106,16 @@ class Fleet(Generic[C]):
         return model
 
     @asynccontextmanager
-    async def lease(self, name: str, *, autoload: bool = True, uses: bool = True) -> AsyncIterator[C]:
-        """The model's child, which is not ended by others' wishes meanwhile. BadGateway: it cannot be started. Who only
-        looks at it does not use it (`uses`)."""
+    async def lease(
+        self,
+        name: str,
+        *,
+        autoload: bool = True,
+        uses: bool = True,
+        rest: Callable[[C], Coroutine[Any, Any, None]] | None = None,
+    ) -> AsyncIterator[C]:
+        """The model's child, which is not ended by others' wishes meanwhile, nor until `rest` is over: what it still
+        does then. BadGateway: it cannot be started. Who only looks at it does not use it (`uses`)."""
         model = self.find(name)
         failures = model.n_failures
         model.wanted += 1
@@ -132,14 +140,24 @@ class Fleet(Generic[C]):
             self._tell()
         if uses:
             self._touch(model)
-        assert model.child is not None
+        child = model.child
+        assert child is not None
         try:
-            yield model.child
+            yield child
         finally:
-            model.active -= 1
-            if uses:
-                self._touch(model)
-            self._tell()
+            if rest is None:
+                self._release(model, uses=uses)
+            else:
+                task = asyncio.create_task(rest(child))
+                self._rests.add(task)
+                task.add_done_callback(self._rests.discard)
+                task.add_done_callback(lambda _: self._release(model, uses=uses))
+
+    def _release(self, model: Model[C], *, uses: bool) -> None:
+        model.active -= 1
+        if uses:
+            self._touch(model)
+        self._tell()
 
     @property
     def closed(self) -> bool:
@@ -207,7 +225,9 @@ class Fleet(Generic[C]):
         self._closed = True
         self._queue.clear()
         self._tell()
-        tasks = []
+        tasks = list(self._rests)
+        for task in tasks:
+            task.cancel()
         for model in list(self._running):
             if model.state == LOADED:
                 self._end(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -13,6 +14,7 @@ from yarl import URL
 
 from server.errors import BadGateway, RequestError
 from server.http.context import CLIENT_ADDRESS, CLIENT_KEY, api_key, error_object
+from server.http.generate import CONVERSATION
 from server.router.process import ServerProcess
 
 log = logging.getLogger("logitless.router")
@@ -29,6 +31,7 @@ _OURS = frozenset(
     )
 )
 _NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and everything about CORS: the router answers for that
+LOOK = 1.0  # seconds between two looks at a stream without a reader
 LOST = "the model's server ended while it answered; ask again and it is started again"
 
 
@@ -59,6 +62,17 @@ async def ask(
     except (aiohttp.ClientError, OSError) as error:
         log.warning("a model's server did not answer: %s", type(error).__name__)
         raise BadGateway(LOST) from None
+
+
+async def stream_over(session: aiohttp.ClientSession, request: web.Request, child: ServerProcess) -> None:
+    """Wait until what the child does for a request is over although its client has left (X-Conversation-Id)."""
+    body = json.dumps({"conversation_ids": [request.headers[CONVERSATION]]}).encode()
+    with suppress(RequestError, aiohttp.ClientError, OSError, ValueError):  # the child is gone, and its streams are
+        while True:
+            async with await ask(session, request, child, "/v1/streams/lookup", body) as answer:
+                if answer.status != 200 or all(stream["is_done"] for stream in await answer.json()):
+                    return
+            await asyncio.sleep(LOOK)
 
 
 def _headers(request: web.Request, key: str) -> dict[str, str]:

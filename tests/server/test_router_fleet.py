@@ -111,6 +111,27 @@ async def test_who_only_looks_need_not_wait_for_what_a_model_that_is_to_go_still
     assert house.started == ["a", "b", "a"]
 
 
+async def test_what_outlives_its_request_counts_as_one():
+    house = House("ab", 1)
+    over = asyncio.Event()
+
+    async def rest(child: FakeChild) -> None:
+        assert child.name == "a"
+        await over.wait()
+
+    await house.use("a", rest=rest)
+    waiting = asyncio.create_task(house.use("b"))
+    await settle()
+    assert (house.loaded, waiting.done()) == ("a", False)
+    over.set()
+    await waiting
+    assert house.loaded == "b"
+    over.clear()
+    await house.use("a", rest=rest)
+    await house.fleet.close()  # nobody waits for it then
+    assert house.loaded == ""
+
+
 async def test_many_requests_for_one_missing_model_cost_one_place():
     house = House("abc", 2)
     await house.use("a")

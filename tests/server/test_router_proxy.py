@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
-from server.router.proxy import forward
+from server.router.proxy import forward, stream_over
 
 
 async def started(app: web.Application) -> tuple[web.AppRunner, int]:
@@ -48,3 +49,25 @@ async def test_a_path_is_passed_on_as_it_came(path: str) -> None:
         await runner.cleanup()
     await child_runner.cleanup()
     assert answer.partition("\r\n\r\n")[2] == path
+
+
+@pytest.mark.parametrize("last", [[{"is_done": True}], [], None])
+async def test_a_stream_is_over_when_the_child_says_so(last: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.router.proxy.LOOK", 0.0)
+    answers, asked = [[{"is_done": False}], [{"is_done": False}], last], []
+
+    async def lookup(request: web.Request) -> web.Response:
+        asked.append((request.path, await request.json(), request.headers["X-Logitless-Key"]))
+        found = answers.pop(0)
+        return web.json_response(found, status=503 if found is None else 200)
+
+    behind = web.Application()
+    behind.router.add_post("/{path:.*}", lookup)
+    runner, port = await started(behind)
+    child: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}", key="k")
+    request = make_mocked_request("POST", "/v1/completions", {"X-Conversation-Id": "c"})
+    async with aiohttp.ClientSession() as session:
+        await stream_over(session, request, child)
+        await runner.cleanup()
+        assert asked == [("/v1/streams/lookup", {"conversation_ids": ["c"]}, "")] * 3
+        await stream_over(session, request, child)  # nobody answers any more
