@@ -2,7 +2,7 @@
 
 An adapter of rank r has r columns of the stack. A row's gates are its scales at the columns of its adapters and 0
 elsewhere; products are sums over the columns in order, and adding zeros changes no bit, so a row's result does not
-depend on what else is in the stack.
+depend on what else is in the stack. It does on the order of its adapters, which is that of its mixture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.low_rank import EMBEDDING
 from models.weights import Part
 
 F32 = npt.NDArray[np.float32]
-Mix = tuple[tuple[int, float], ...]  # (handle, scale) of each adapter
+Mix = tuple[tuple[int, float], ...]  # (handle, scale) of each adapter, in the order of their columns
 LEAST_COLUMNS = 16
 
 
@@ -44,22 +44,24 @@ class AdapterBank:
         self._host: dict[str, tuple[F32, F32]] = {}  # what the device holds, to write it again
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
         self.n_columns = 0
-        self._origins: dict[int, tuple[int, str]] = {}  # of all that were ever here: first column, digest
+        self._digests: dict[int, str] = {}  # of all that were ever here
         self.generation = 0  # of the states: changes with their shapes
         self._next = 1
 
-    def put(self, adapter: Adapter) -> int:
-        """Bring an adapter to the device. ValueError for one with numbers that are not finite."""
+    def put(self, adapter: Adapter, mix: Mix = ()) -> int:
+        """Bring an adapter to the device, so that it follows a mixture. ValueError for one with numbers that are not
+        finite."""
         for name, given in adapter.pairs.items():
             with np.errstate(over="ignore"):
                 scaled = given.b * np.float32(adapter.factor(name))
             if not (np.isfinite(given.a).all() and np.isfinite(scaled).all()):
                 raise ValueError(f"the adapter of '{name}' holds a number that is not finite")
         handle, self._next = self._next, self._next + 1
-        columns = self._room(adapter.rank)
+        first = self._columns[mix[-1][0]].stop if mix else 0
+        columns = self._room(adapter.rank, first)
         if columns is None or not adapter.pairs.keys() <= self._names:
-            self._grow(adapter)
-            columns = self._room(adapter.rank)
+            self._grow(adapter, first)
+            columns = self._room(adapter.rank, first)
             assert columns is not None
         at = slice(columns.start, columns.stop)
         for name, (a, b) in self._host.items():
@@ -72,7 +74,7 @@ class AdapterBank:
                 b[:, own] = pair.b * np.float32(adapter.factor(name))
             self._write(name)
         self._columns[handle] = columns
-        self._origins[handle] = columns.start, adapter.digest
+        self._digests[handle] = adapter.digest
         return handle
 
     def keep(self, handles: Iterable[int]) -> None:
@@ -81,12 +83,13 @@ class AdapterBank:
         self._columns = {handle: columns for handle, columns in self._columns.items() if handle in wanted}
 
     def digests(self, mix: Mix) -> tuple[tuple[str, float], ...]:
-        """(what its numbers hash to, its scale) of each adapter of a mixture, in the order in which their products are
-        added: together they say which bits it gives, in any process."""
-        return tuple((self._origins[handle][1], scale) for handle, scale in sorted(mix, key=self._place))
+        """(what its numbers hash to, its scale) of each adapter of a mixture: together they say which bits it gives, in
+        any process."""
+        return tuple((self._digests[handle], scale) for handle, scale in mix)
 
-    def _place(self, part: tuple[int, float]) -> int:
-        return self._origins[part[0]][0]
+    def follows(self, handle: int, mix: Mix) -> bool:
+        """Whether an adapter is here, and may be added at the end of a mixture."""
+        return handle in self._columns and (not mix or self._columns[mix[-1][0]].stop <= self._columns[handle].start)
 
     def __contains__(self, handle: int) -> bool:
         return handle in self._columns
@@ -106,20 +109,20 @@ class AdapterBank:
         self._session = session
         self.pairs = self._states(self._host, self.generation)
 
-    def _room(self, n: int) -> range | None:
-        """The first n free columns in a row."""
+    def _room(self, n: int, first: int) -> range | None:
+        """The first n free columns in a row, from one on."""
         used = {c for columns in self._columns.values() for c in columns}
-        for start in range(self.n_columns - n + 1):
+        for start in range(first, self.n_columns - n + 1):
             if not any(c in used for c in range(start, start + n)):
                 return range(start, start + n)
         return None
 
-    def _grow(self, adapter: Adapter) -> None:
+    def _grow(self, adapter: Adapter, first: int) -> None:
         """States for more columns or more weights. Those in use keep their columns. An error changes nothing: what runs
         goes on with the old ones."""
         last = max((columns.stop for columns in self._columns.values()), default=0)
         n_columns = max(self.n_columns, LEAST_COLUMNS)
-        if self._room(adapter.rank) is None:
+        if self._room(adapter.rank, first) is None:
             while n_columns < last + adapter.rank:
                 n_columns *= 2
         names = self._names | adapter.pairs.keys()

@@ -130,11 +130,16 @@ class Adapters:
         return entry.digest
 
     def _handle(self, entry: Entry, besides: Choice) -> int:
-        held = self._weight_sets if entry.whole else self._bank
-        if entry.handle not in held:
-            twin = next((e for e in self.entries if e.path == entry.path and e.handle in held), entry)
+        """`besides`: what it follows. Products are added in the order of columns, so an adapter that lies before those
+        is brought there once more, or bits would depend on who was used first."""
+
+        def fits(handle: int) -> bool:
+            return handle in self._weight_sets if entry.whole else self._bank.follows(handle, besides.mix)
+
+        if not fits(entry.handle):
+            twin = next((e for e in self.entries if e.path == entry.path and fits(e.handle)), entry)
             entry.handle = twin.handle
-        if entry.handle not in held:
+        if not fits(entry.handle):
             in_use = {besides, *self.in_use()}
             try:
                 if entry.source is None:
@@ -144,7 +149,7 @@ class Adapters:
                     adapter = entry.source()
                     handles = {handle for choice in in_use for handle, _ in choice.mix}
                     self._make_room(self._bank, handles, MAX_RESIDENT)
-                    entry.handle = self._bank.put(adapter)
+                    entry.handle = self._bank.put(adapter, besides.mix)
             except (OSError, ValueError) as error:
                 raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {error}") from None
         return entry.handle

@@ -1,0 +1,55 @@
+"""The adapters of a server: what a request gets does not depend on what others have asked for before it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from models.lora import Adapter
+from server.adapters import Adapters
+from server.engine import Engine, EngineOptions
+from tests.models.test_lora import log_probs, random_adapter
+
+MIX = ((0, 0.5), (1, 2.0), (2, -1.0))
+
+
+@pytest.fixture(scope="module")
+def engine(shared_data: Path) -> Iterator[Engine]:
+    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64))
+    engine.load()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def given(engine: Engine) -> list[Adapter]:
+    return [random_adapter(engine.gguf, i, rank) for i, rank in enumerate((3, 9, 4))]
+
+
+def registry(engine: Engine, given: list[Adapter]) -> Adapters:
+    """Of a server that has just started."""
+    engine.adapters.keep([])
+    adapters = Adapters(engine.adapters, engine.weight_sets)
+    for i, adapter in enumerate(given):
+        adapters.add(f"{i}.gguf", partial(lambda adapter: adapter, adapter))
+    return adapters
+
+
+def test_who_was_used_first_changes_no_bit(engine: Engine, given: list[Adapter]) -> None:
+    """Products are added in the order of ids, wherever the adapters came to lie; who runs keeps what it has."""
+    found = []
+    for order in itertools.permutations(range(3)):
+        adapters = registry(engine, given)
+        alone = [adapters.resolve(((id, 1.0),)) for id in order]
+        adapters.in_use = lambda alone=alone: alone
+        before = [log_probs(engine, [choice.mix]) for choice in alone]
+        choice = adapters.resolve(MIX)
+        found.append((log_probs(engine, [choice.mix]), adapters.names(choice)))
+        assert [log_probs(engine, [choice.mix]) for choice in alone] == before
+        assert adapters.resolve(MIX) == choice  # and is not brought there again
+    assert found == found[:1] * 6
+    assert found[0][1] == tuple((given[id].digest, scale) for id, scale in MIX)
