@@ -25,6 +25,7 @@ class WeightSets:
     def __init__(self, session: Session, base: Model, gguf: GGUFFile) -> None:
         self._session, self._base, self._gguf = session, base, gguf
         self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}  # the names are of its own states
+        self._digests: dict[int, str] = {}  # of all that were ever here
         self._next = 1
 
     def put(self, path: str | Path) -> int:
@@ -35,6 +36,7 @@ class WeightSets:
             if h != self._base.hparams or gguf.tensors.keys() != self._gguf.tensors.keys():
                 raise ModelFileError(path, "is a model of other sizes than the one that is served")
             handle, self._next = self._next, self._next + 1
+            self._digests[handle] = _digest(gguf)
             self._sets[handle] = (gguf, *self._define(handle, gguf, h))
         except BaseException:
             gguf.close()
@@ -56,7 +58,7 @@ class WeightSets:
 
     def digest(self, handle: int) -> str:
         """What its weights hash to, in any process."""
-        return _digest(self._sets[handle][0])
+        return self._digests[handle]
 
     def model(self, handle: int) -> Model:
         return self._sets[handle][1] if handle else self._base

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from models.lora import Adapter
+from models.merge import merge
+from models.weight_sets import digest_of
 from server.adapters import Adapters
 from server.engine import Engine, EngineOptions
 from tests.models.test_lora import log_probs, random_adapter
@@ -53,3 +55,20 @@ def test_who_was_used_first_changes_no_bit(engine: Engine, given: list[Adapter])
         assert adapters.resolve(MIX) == choice  # and is not brought there again
     assert found == found[:1] * 6
     assert found[0][1] == tuple((given[id].digest, scale) for id, scale in MIX)
+
+
+def test_a_finetune_that_was_put_away_has_its_name_still(engine: Engine, given: list[Adapter], tmp_path: Path) -> None:
+    """A slot that was computed with it may be saved."""
+    adapters = registry(engine, [])
+    for i, adapter in enumerate(given):
+        merge(tmp_path / f"{i}.gguf", engine.gguf, engine.hparams, [(adapter, 1.0)])
+        adapters.add(tmp_path / f"{i}.gguf", None)
+    first = adapters.resolve(((0, 1.0),))
+    names = adapters.names(first)
+    assert names == ((digest_of(tmp_path / "0.gguf"), 1.0),)
+    for id in (1, 2):
+        adapters.resolve(((id, 1.0),))
+    assert first.weights not in engine.weight_sets
+    assert adapters.names(first) == names
+    again = adapters.choice_of(names)
+    assert (again != first, adapters.names(again)) == (True, names)
