@@ -44,7 +44,7 @@ class AdapterBank:
         self._host: dict[str, tuple[F32, F32]] = {}  # what the device holds, to write it again
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
         self.n_columns = 0
-        self._digests: dict[int, str] = {}  # of all that were ever here
+        self._digests: dict[int, str] = {}  # of those that are here or remembered
         self.generation = 0  # of the states: changes with their shapes
         self._next = 1
 
@@ -77,10 +77,12 @@ class AdapterBank:
         self._digests[handle] = adapter.digest
         return handle
 
-    def keep(self, handles: Iterable[int]) -> None:
-        """Give up the columns of all adapters but these."""
+    def keep(self, handles: Iterable[int], remembered: Iterable[int] = ()) -> None:
+        """Give up the columns of all adapters but these; `remembered`: others whose digests somebody may ask for."""
         wanted = set(handles)
         self._columns = {handle: columns for handle, columns in self._columns.items() if handle in wanted}
+        known = self._columns.keys() | set(remembered)
+        self._digests = {handle: digest for handle, digest in self._digests.items() if handle in known}
 
     def digests(self, mix: Mix) -> tuple[tuple[str, float], ...]:
         """(what its numbers hash to, its scale) of each adapter of a mixture: together they say which bits it gives, in

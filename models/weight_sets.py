@@ -25,7 +25,7 @@ class WeightSets:
     def __init__(self, session: Session, base: Model, gguf: GGUFFile) -> None:
         self._session, self._base, self._gguf = session, base, gguf
         self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}  # the names are of its own states
-        self._digests: dict[int, str] = {}  # of all that were ever here
+        self._digests: dict[int, str] = {}  # of those that are here or remembered
         self._next = 1
 
     def put(self, path: str | Path) -> int:
@@ -66,12 +66,14 @@ class WeightSets:
     def __contains__(self, handle: int) -> bool:
         return handle in self._sets
 
-    def keep(self, handles: Iterable[int]) -> None:
-        """Give up the memory of all weights but these."""
+    def keep(self, handles: Iterable[int], remembered: Iterable[int] = ()) -> None:
+        """Give up the memory of all weights but these; `remembered`: others whose digests somebody may ask for."""
         for handle in self._sets.keys() - set(handles):
             gguf, _, names = self._sets.pop(handle)
             self._session.forget(names)
             gguf.close()
+        known = self._sets.keys() | set(remembered)
+        self._digests = {handle: digest for handle, digest in self._digests.items() if handle in known}
 
     def move_to(self, session: Session, base: Model) -> None:
         """The same weights in another session, where a device was lost."""

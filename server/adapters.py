@@ -43,10 +43,15 @@ class Adapters:
     """`find` and `entries` may be read by any thread; everything else belongs to the engine's."""
 
     def __init__(
-        self, bank: AdapterBank, weight_sets: WeightSets, in_use: Callable[[], Iterable[Choice]] = tuple
+        self,
+        bank: AdapterBank,
+        weight_sets: WeightSets,
+        in_use: Callable[[], Iterable[Choice]] = tuple,
+        remembered: Callable[[], Iterable[Choice]] = tuple,
     ) -> None:
         self._bank, self._weight_sets = bank, weight_sets
         self.in_use = in_use  # what running and waiting requests have
+        self.remembered = remembered  # what slots were computed with
         self.entries: list[Entry] = []
         self._by_name: dict[str, Entry] = {}
         self._clock = 0
@@ -140,22 +145,27 @@ class Adapters:
             twin = next((e for e in self.entries if e.path == entry.path and fits(e.handle)), entry)
             entry.handle = twin.handle
         if not fits(entry.handle):
-            in_use = {besides, *self.in_use()}
             try:
                 if entry.source is None:
-                    self._make_room(self._weight_sets, {choice.weights for choice in in_use}, MAX_WEIGHTS)
+                    self._make_room(self._weight_sets, besides, MAX_WEIGHTS)
                     entry.handle = self._weight_sets.put(entry.path)
                 else:
                     adapter = entry.source()
-                    handles = {handle for choice in in_use for handle, _ in choice.mix}
-                    self._make_room(self._bank, handles, MAX_RESIDENT)
+                    self._make_room(self._bank, besides, MAX_RESIDENT)
                     entry.handle = self._bank.put(adapter, besides.mix)
             except (OSError, ValueError) as error:
                 raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {error}") from None
         return entry.handle
 
-    def _make_room(self, held: AdapterBank | WeightSets, wanted: set[int], limit: int) -> None:
+    def _make_room(self, held: AdapterBank | WeightSets, besides: Choice, limit: int) -> None:
         """Only what something needs, and of the rest what was used last."""
+
+        def handles(choices: Iterable[Choice]) -> set[int]:
+            if held is self._weight_sets:
+                return {choice.weights for choice in choices}
+            return {handle for choice in choices for handle, _ in choice.mix}
+
+        wanted = handles([besides, *self.in_use()])
         idle = [e for e in self.entries if e.whole == (held is self._weight_sets) and e.handle in held]
         idle = sorted((e for e in idle if e.handle not in wanted), key=lambda e: -e.last_used)
-        held.keep(wanted | {e.handle for e in idle[: limit - 1]})
+        held.keep(wanted | {e.handle for e in idle[: limit - 1]}, handles(self.remembered()))

@@ -45,7 +45,10 @@ def connect(engine: Engine, scheduler: Scheduler, adapters: Given, *, apply: boo
     """The registry of a server's adapters and finetunes, which the scheduler asks for every request."""
     from server.adapters import Adapters
 
-    known = Adapters(engine.adapters, engine.weight_sets, lambda: scheduler.choices)
+    slots = scheduler.slots
+    known = Adapters(
+        engine.adapters, engine.weight_sets, lambda: scheduler.choices, lambda: [slot.choice for slot in slots]
+    )
     for path, scale, adapter in adapters:
         known.add(path, partial(_same, adapter), scale=scale if apply else 0.0, metadata=dict(adapter.metadata))
     scheduler.resolve_lora = known.resolve

@@ -64,6 +64,7 @@ def test_a_finetune_that_was_put_away_has_its_name_still(engine: Engine, given: 
         merge(tmp_path / f"{i}.gguf", engine.gguf, engine.hparams, [(adapter, 1.0)])
         adapters.add(tmp_path / f"{i}.gguf", None)
     first = adapters.resolve(((0, 1.0),))
+    adapters.remembered = lambda: [first]
     names = adapters.names(first)
     assert names == ((digest_of(tmp_path / "0.gguf"), 1.0),)
     for id in (1, 2):
@@ -72,3 +73,18 @@ def test_a_finetune_that_was_put_away_has_its_name_still(engine: Engine, given: 
     assert adapters.names(first) == names
     again = adapters.choice_of(names)
     assert (again != first, adapters.names(again)) == (True, names)
+
+
+def test_what_no_slot_remembers_is_forgotten(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often adapters come and go."""
+    monkeypatch.setattr("server.adapters.MAX_RESIDENT", 2)
+    bank = engine.adapters
+    adapters = registry(engine, [random_adapter(engine.gguf, i) for i in range(3)])
+    slots = [adapters.resolve(((0, 1.0),))]
+    adapters.remembered = lambda: slots
+    names = adapters.names(slots[0])
+    for i in range(12):
+        adapters.resolve(((i % 3, 1.0),))
+        assert len(bank._digests) <= 3
+    assert slots[0].mix[0][0] not in bank
+    assert adapters.names(slots[0]) == names
