@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from models.grammar import Grammar, GrammarError, Matcher
 from models.grammar.triggers import Pattern
 
 Bits = npt.NDArray[np.uint32]
+Found = Bits | GrammarError | None  # None: everything is allowed
 N_WORKERS = 4
 
 
@@ -92,19 +94,24 @@ class Guide:
             if piece and not self._matcher.accept_bytes(piece):
                 raise GrammarError("does not allow the text of its trigger")
 
-    def masks(self, draft: Sequence[int]) -> list[Bits | None]:
-        """The masks here and after each drafted token, as far as the draft is allowed. Leaves the place as it is,
-        unless a trigger is awaited: then call it on a copy."""
-        found, n_accepted = [self.mask()], 0
-        for id in draft:
-            if self._matcher is None:
-                self.accept(id)
-                found.append(self.mask())
-            elif self._matcher.accept(id):
-                found.append(self._matcher.mask())
-                n_accepted += 1
-            else:
-                break
+    def masks(self, draft: Sequence[int]) -> list[Found]:
+        """The masks here and after each drafted token, as far as the draft is allowed; where a drafted token ends the
+        grammar, why: it need not come. Leaves the place as it is, unless a trigger is awaited: then call it on a
+        copy."""
+        found: list[Found] = [self.mask()]
+        n_accepted = 0
+        try:
+            for id in draft:
+                if self._matcher is None:
+                    self.accept(id)
+                    found.append(self.mask())
+                elif self._matcher.accept(id):
+                    n_accepted += 1
+                    found.append(self._matcher.mask())
+                else:
+                    break
+        except GrammarError as error:
+            found.append(error)
         if self._matcher is not None:
             self._matcher.rollback(n_accepted)
         return found
@@ -122,16 +129,19 @@ class Mask:
 
     __slots__ = ("_index", "_job", "bits")
 
-    def __init__(self, job: Future[list[Bits | None]], index: int) -> None:
+    def __init__(self, job: Future[list[Found]], index: int) -> None:
         self._job, self._index = job, index
         self.bits: Bits | None = None  # once `wait` has given it
 
     def wait(self, seconds: float) -> Bits | None:
         """The mask, None if all tokens are allowed. TimeoutError: not there yet. GrammarError: there is none. Of a row
         that the draft before it rules out, anything."""
-        found = self._job.result(max(0.0, seconds))
-        self.bits = found[min(self._index, len(found) - 1)]
-        return self.bits
+        masks = self._job.result(max(0.0, seconds))
+        found = masks[min(self._index, len(masks) - 1)]
+        if isinstance(found, GrammarError):
+            raise found
+        self.bits = found
+        return found
 
 
 class Masks:
@@ -141,7 +151,8 @@ class Masks:
         self._guide = Guide(constraint)
         self._busy = threading.Lock()  # held by who uses the guide
         self._accepted: deque[int] = deque()  # tokens that the guide does not know yet
-        self._job: Future[list[Bits | None]] = Future()
+        self._problem: GrammarError | None = None  # a token has come after which there are no masks
+        self._job: Future[list[Found]] = Future()
         self._rows: list[Mask] = []
         self.ended = False  # the grammar's text was whole, and only its end was ruled out
         self._submit(())
@@ -160,10 +171,11 @@ class Masks:
         """The masks of the next token and of those after each drafted one; None: everything is allowed."""
         if self._guide.awaiting:
             guide = self._guide.copy()
-            for id in draft:
-                guide.accept(id)
-                if not guide.awaiting:
-                    break
+            with suppress(GrammarError):  # the worker will find it, too
+                for id in draft:
+                    guide.accept(id)
+                    if not guide.awaiting:
+                        break
             if guide.awaiting:
                 self._rows = []
                 return [None] * (1 + len(draft))
@@ -192,9 +204,7 @@ class Masks:
             try:
                 self._guide.accept(id)
             except GrammarError as error:
-                self._job = Future()
-                self._job.set_exception(error)
-                return
+                self._problem = error
             if self._guide.awaiting:
                 return
         else:
@@ -215,10 +225,16 @@ class Masks:
         else:
             self._job = _workers().submit(self._work, draft)
 
-    def _work(self, draft: tuple[int, ...]) -> list[Bits | None]:
+    def _work(self, draft: tuple[int, ...]) -> list[Found]:
         with self._busy:
-            while self._accepted:
-                self._guide.accept(self._accepted.popleft())
+            if self._problem is None:
+                try:
+                    while self._accepted:
+                        self._guide.accept(self._accepted.popleft())
+                except GrammarError as error:
+                    self._problem = error
+            if self._problem is not None:
+                raise self._problem
             return self._guide.masks(draft)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.grammar import GrammarError
 from models.grammar.triggers import Pattern
 from server.constraint import Constraint, Mask, Masks
 from server.requests import Failed
@@ -103,6 +104,34 @@ def test_drafts_get_the_masks_that_single_steps_get(before: list[int], draft: li
         assert apart.accept(id)
         assert together.accept(id)
     assert text_of(together.rows()[0]) == text_of(apart.rows()[0])  # the draft has left nothing behind
+
+
+@pytest.mark.parametrize("draft", ["", "xy", "ab"])
+def test_a_trigger_that_the_grammar_does_not_allow_ends_it_with_any_draft(draft: str) -> None:
+    masks = lazy('root ::= "x"', words=(b"ab",))
+    follow(masks, ids("ya"))
+    assert masks.accept(ids("b")[0])
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="does not allow the text of its trigger"):
+            text_of(masks.rows(ids(draft))[0])
+
+
+def test_a_drafted_trigger_that_is_not_allowed_ends_nothing_unless_it_comes() -> None:
+    masks = lazy('root ::= "x"', words=(b"ab",))
+    rows = masks.rows(ids("yab"))
+    assert [text_of(row) for row in rows[:3]] == [None] * 3
+    with pytest.raises(GrammarError, match="does not allow the text of its trigger"):
+        text_of(rows[3])
+    assert follow(masks, ids("ya")) is None
+
+
+@pytest.mark.parametrize("draft", ["", "x"])
+def test_a_forced_token_that_is_not_allowed_ends_it_with_any_draft(draft: str) -> None:
+    masks = Masks(Constraint(compile_('root ::= "x" "x" "x"')))
+    masks.force(ids("y")[0])
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="a token came that the grammar does not allow"):
+            text_of(masks.rows(ids(draft))[0])
 
 
 def test_draws_lie_where_the_op_looks_for_them() -> None:
