@@ -152,7 +152,7 @@ class Tuning:
                 self._attend(errand)
                 if time.perf_counter() > until:
                     return
-            if self.ready and self._goes_on():
+            if self._errand is None and self.ready and self._goes_on():
                 while (following := self._part()) is not None:
                     now = time.perf_counter()
                     if now + (following or now - began) > until:

@@ -27,6 +27,7 @@ from models.gguf_file import GGUFFile
 from server.adapters import Adapters
 from server.cli.bench import greedy
 from server.engine import Engine, EngineOptions
+from server.errand import Errand
 from server.store import Store
 from server.tuning import Tuning
 from server.tuning_job import new_job
@@ -115,6 +116,22 @@ def test_a_turn_ends_before_a_part_that_would_not_fit(
         part.side_effect = [0.5, 0.5, 2.0, 0.0]
         job.tuning.run(4.5)
     assert part.call_count == 2 + 3
+    job.tuning.close()
+
+
+def test_an_errand_that_ends_while_it_is_looked_at_is_attended_first(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, engine, full=False)
+    job.begin()
+    looks, part = itertools.chain([False], itertools.repeat(True)), Mock(return_value=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(job.tuning, "_part", part)
+        patch.setattr(Errand, "wants", property(lambda _: next(looks)))
+        job.tuning._errand = Errand(Mock(), Mock())
+        job.tuning.run(0.0)
+    part.assert_not_called()
+    job.tuning._errand = None
     job.tuning.close()
 
 
