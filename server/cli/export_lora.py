@@ -21,7 +21,8 @@ def run(options: SimpleNamespace) -> int:
     given = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
     if not given:
         raise UsageError("export-lora: --lora FILE or --lora-scaled FILE:SCALE is required")
-    check_output(options.output)
+    read = [("-m", options.model), *(("--lora", path) for path, _ in given)]
+    check_output(options.output, "-o", read)
     with GGUFFile.open(options.model) as base:
         h = hparams_of(base)
         changed = merge(options.output, base, h, [(read_adapter(path, base, h), scale) for path, scale in given])

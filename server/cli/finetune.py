@@ -29,15 +29,13 @@ def run(options: SimpleNamespace) -> int:
     checkpoint = checkpoint_of(options)
     only_write = options.only_write_lora or options.n == "0"
     lora = None
+    output = options.lora_out or options.output
     if kind == LORA:
         lora = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else lora_options(options)
         if only_write:
             return _only_write(options, path, checkpoint)
     elif only_write:
         raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
-    output = options.lora_out or options.output
-    if kind == LORA and Path(output).resolve() == path.resolve():
-        raise CliError(f"--lora-out: {output} is the model itself")
 
     def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
         return trainable(session, gguf, h, lora, options)
@@ -84,9 +82,11 @@ def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -
     from models.gguf_file import GGUFFile
     from models.lora import Adapter, Pair, write_adapter
     from models.model import hparams_of
+    from server.cli import training_run
 
     if checkpoint is None or checkpoint.lora is None:
         raise UsageError("finetune: --only-write-lora needs --checkpoint-in FILE, a LoRA checkpoint")
+    training_run.check_outputs(o, o.lora_out)
     values = checkpoint.tensors
     weights = [name.removesuffix(".lora_a") for name in values if name.endswith(".lora_a")]
     adapter = Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, checkpoint.lora.alpha)

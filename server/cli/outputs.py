@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from server.cli.flags import CliError
 
 
-def check_output(path: str) -> None:
-    """CliError: no file of this name can be made there.
+def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | Path | None]] = ()) -> None:
+    """CliError: no file of this name can be made there, or it is that of another flag, which it would replace.
 
     A file is written beside its name and then takes it, so a device (/dev/null) or a folder would be replaced.
     """
+    for other, name in others:
+        if name and os.path.realpath(name) == os.path.realpath(path):
+            raise CliError(f"{flag}: {path} is the file of {other}, and would take its place")
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise CliError(f"{folder}: no such folder")

@@ -29,7 +29,7 @@ def run(options: SimpleNamespace) -> int:
         parse_dtype(options.type)
     except ValueError as error:
         raise UsageError(f"--type: {error}") from None
-    check_output(options.output)
+    check_output(options.output, "-o")
     synthesize(options.output, shape, options.type, options.seed, progress=_progress if sys.stderr.isatty() else None)
     print(f"{options.output}: {shape} {options.type.upper()}, seed {options.seed}", file=sys.stderr)
     return 0

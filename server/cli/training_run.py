@@ -125,9 +125,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
         raise UsageError("--file FILE is required: the text or the .jsonl file to learn from")
     if o.plot and (reason := refusal(o.plot)):
         raise UsageError(f"--plot: {reason}")
-    for path in (output, o.checkpoint_out, o.plot):
-        if path:
-            check_output(path)
+    check_outputs(o, output)
     began = time.monotonic()
     with GGUFFile.open(model) as gguf, open_session(o) as session:
         h = load.hparams_of_writer(gguf, model)
@@ -144,6 +142,18 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
             print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
         _fit(o, trainer, gguf, h, output, began)
     return 0
+
+
+def check_outputs(o: SimpleNamespace, output: str) -> None:
+    """CliError: a file of the run cannot be written, or would take the place of one that it reads or also writes."""
+    read = [("-m", getattr(o, "model", None)), ("--vocab-model", getattr(o, "vocab_model", None)), ("--file", o.file)]
+    others = [*read, ("--checkpoint-in", o.checkpoint_in)]
+    for flag, path in (("--lora-out" if getattr(o, "lora_out", None) else "-o", output), ("--plot", o.plot)):
+        if path:
+            check_output(path, flag, others)
+            others.append((flag, path))
+    if o.checkpoint_out:  # the checkpoint that a run went on from may be replaced by its next one
+        check_output(o.checkpoint_out, "--checkpoint-out", [pair for pair in others if pair[0] != "--checkpoint-in"])
 
 
 def prepare(

@@ -118,6 +118,9 @@ def test_from_scratch_then_an_adapter_then_merged(
         written = folder / "again" / "ad-LATEST.gguf"
         assert written.read_bytes() == (folder / "ad-LATEST.gguf").read_bytes()
         written.unlink()
+    code, told = run(capsys, "finetune", "-m", model, *only[:3], only[1], "-n", "0")
+    assert code == 1
+    assert "ck-20.gguf is the file of --checkpoint-in, and would take its place" in told
     merged = str(folder / "merged.gguf")
     code, told = run(capsys, "export-lora", "-m", model, "--lora-scaled", f"{folder / 'ad-20.gguf'}:0.5", "-o", merged)
     assert code == 0, told
@@ -230,7 +233,13 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("finetune -m M --lora-out L", "--file FILE is required"),
         ("finetune -m M --lora-out /no/such/L --file T", "/no/such: no such folder"),
         ("finetune -m M --lora-out DIR --file T", "DIR: is not a regular file"),
-        ("finetune -m M --lora-out M --file T", "--lora-out: m.gguf is the model itself"),
+        ("finetune -m M --lora-out M --file T", "--lora-out: m.gguf is the file of -m, and would take its place"),
+        ("finetune -m M -o LINK --file T", "-o: LINK is the file of -m, and would take its place"),
+        ("finetune -m M -o T --file T", "-o: a.txt is the file of --file, and would take its place"),
+        ("finetune -m M -o O --file T --checkpoint-out M", "--checkpoint-out: m.gguf is the file of -m, and"),
+        ("finetune -m M -o O --file T --checkpoint-out O", "--checkpoint-out: out.gguf is the file of -o, and"),
+        ("finetune -m M -o O --file T --checkpoint-in O", "-o: out.gguf is the file of --checkpoint-in, and"),
+        ("train --vocab-model M -o M --file T", "-o: m.gguf is the file of --vocab-model, and would take its place"),
         ("finetune -m M -o PIPE --file T", "PIPE: is not a regular file"),
         ("finetune -m M -o O --file T --checkpoint-out /proc/1/C", "/proc/1/C: cannot be written: "),
         ("finetune -m M -o O --file T --plot /no/such/x.svg", "/no/such: no such folder"),
@@ -250,6 +259,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("export-lora -m M -o O -s M x", "unexpected argument: x"),
         ("export-lora -m M -o DIR --lora M", "DIR: is not a regular file"),
         ("export-lora -m M -o O --lora M", "is not a LoRA adapter"),
+        ("export-lora -m M -o M --lora T", "-o: m.gguf is the file of -m, and would take its place"),
+        ("export-lora -m M -o T -s T 0.5", "-o: a.txt is the file of --lora, and would take its place"),
     ],
 )
 def test_what_is_wrong_is_one_line(words: str, told: str, given: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,14 +272,18 @@ def test_what_is_wrong_is_one_line(words: str, told: str, given: Path, capsys: p
         "NONE": "NONE",
         "DIR": "DIR",
         "PIPE": "PIPE",
+        "LINK": "LINK",
     }
     (given / "DIR").mkdir(exist_ok=True)
     if not (given / "PIPE").exists():
         os.mkfifo(given / "PIPE")
+        (given / "LINK").symlink_to(given / "m.gguf")
+    model = (given / "m.gguf").read_bytes()
     code, err = run(capsys, *(str(given / names[w]) if w in names else w for w in words.split()))
     assert code in (1, 2)
     assert told in err.replace(str(given) + "/", "")
     assert err.count("\n") == 1
+    assert (given / "m.gguf").read_bytes() == model
 
 
 def test_devices_are_opened_in_order_and_closed_once(
