@@ -272,6 +272,13 @@ def file_name(value: str) -> str:
     return value
 
 
+def address(value: str) -> str:
+    """A host to listen on; an empty one would mean every network that the machine is in."""
+    if not value.strip():
+        raise ValueError("names no address")
+    return value
+
+
 def text(value: str) -> str:
     """Anything."""
     return value
@@ -288,6 +295,13 @@ def keys(value: str) -> list[str]:
     if not found:
         raise ValueError("must have a key")
     return found
+
+
+def key(value: str) -> str:
+    """A single one, which may have commas in it."""
+    if not value.strip():
+        raise ValueError("must have a key")
+    return value
 
 
 def wholes(low: int, high: int) -> Callable[[str], list[int]]:

@@ -7,10 +7,12 @@ from server.cli.compatible import COMPATIBLE
 from server.cli.flags import (
     Flag,
     Group,
+    address,
     choice,
     device_list,
     file_name,
     json_object,
+    key,
     keys,
     number,
     text,
@@ -130,7 +132,7 @@ SAMPLING = Group(
 SERVING = Group(
     "Server",
     (
-        Flag("--host", "address to listen on", text, "127.0.0.1", "ADDRESS", env="LLAMA_ARG_HOST"),
+        Flag("--host", "address to listen on", address, "127.0.0.1", "ADDRESS", env="LLAMA_ARG_HOST"),
         Flag("--port", "port to listen on; 0: any free one", whole(0, 65535), 8080, env="LLAMA_ARG_PORT"),
         Flag("--api-prefix", "path in front of every endpoint", text, "", "PATH", env="LLAMA_ARG_API_PREFIX"),
         Flag("--api-key", "keys to ask for, separated by commas", keys, None, "KEYS", env="LLAMA_API_KEY", many=True),
@@ -283,7 +285,7 @@ TUNING = Group(
         Flag(
             "--admin-api-key",
             "key that changes need: of files, jobs, slots, adapters",
-            text,
+            key,
             None,
             "KEY",
             env="LOGITLESS_ADMIN_API_KEY",

@@ -6,7 +6,7 @@ import logging
 import socket
 from types import SimpleNamespace
 
-from server.cli.flags import CliError, Flag, Group, device_list, text, whole
+from server.cli.flags import CliError, Flag, Group, address, device_list, whole
 from server.cli.options import HELP, THREADS
 
 log = logging.getLogger("logitless.rpc")
@@ -19,7 +19,7 @@ RPC_SERVER = (
             Flag(
                 "-H --host",
                 "address to listen on; whoever can connect can use the device",
-                text,
+                address,
                 "127.0.0.1",
                 "ADDRESS",
             ),

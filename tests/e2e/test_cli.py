@@ -120,6 +120,10 @@ def test_a_server_imports_neither_compilers_nor_what_writes_files() -> None:
         (["serve", "--log-file", "/no/such/folder/x"], 1, ["--log-file /no/such/folder/x: No such file"]),
         (["serve", "--media_path", "x"], 1, ["not supported yet: --media_path"]),
         (["serve", "-m", ""], 2, ["-m", "names no file"]),
+        (["serve", "--admin-api-key", ""], 2, ["--admin-api-key", "must have a key"]),
+        (["serve", "--admin-api-key", " "], 2, ["--admin-api-key", "must have a key"]),
+        (["serve", "--host", ""], 2, ["--host", "names no address"]),
+        (["rpc-server", "--host", " "], 2, ["--host", "names no address"]),
         (["serve", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
         (["generate", "-m", "/does/not/exist.gguf", "-p", "x"], 1, ["/does/not/exist.gguf"]),
         (["bench", "-m", "/does/not/exist.gguf"], 1, ["/does/not/exist.gguf"]),
@@ -141,6 +145,8 @@ def test_errors_are_one_line(argv: list[str], code: int, words: list[str], refus
 
 def test_environment_is_read_and_named() -> None:
     assert "LLAMA_ARG_PORT" in one_line_error("serve", code=2, LLAMA_ARG_PORT="x")
+    assert "LOGITLESS_ADMIN_API_KEY: '' must have a key" in one_line_error("serve", code=2, LOGITLESS_ADMIN_API_KEY="")
+    assert "LLAMA_ARG_HOST: '' names no address" in one_line_error("serve", code=2, LLAMA_ARG_HOST="")
     assert "/from/env.gguf" in one_line_error("tokenize", code=1, LLAMA_ARG_MODEL="/from/env.gguf")
     assert "/from/cli.gguf" in one_line_error("tokenize", "-m", "/from/cli.gguf", code=1, LLAMA_ARG_MODEL="/from/env")
 
