@@ -126,7 +126,8 @@ class Reporter:
             self.write(line, ended)
             self._sample = 0 if e.sample >= e.n_samples else e.sample
         else:
-            gained = "-" * max(0, min(20, round(10 * (self.first_loss - e.loss)))) + ">"
+            fallen = min(2.0, max(0.0, self.first_loss - e.loss))  # 0 where that is NaN
+            gained = "-" * round(10 * fallen) + ">"
             self.write(
                 f"train: iter={e.iteration}/{e.n_steps} sample={e.sample}/{e.n_samples} sched={e.factor:.6f} "
                 f"loss={e.loss:.6f} dt={clock(spent)} eta={clock(eta)} |{gained}",

@@ -145,3 +145,14 @@ def test_the_time_left_is_smoothed_and_leaves_saving_out() -> None:
     assert f"dt=0:10 eta={clock((0.7 * 10 + 0.3 * 2) * 8)}" in lines[-1]
     assert "iter=2/10 sample=2/10 sched=1.000000 loss=3.000000" in lines[-1]
     assert report.losses == [(1, 4.0), (2, 3.0)]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(("loss", "shown"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
+def test_a_loss_that_is_no_number_is_shown(loss: float, shown: str, terminal: bool) -> None:
+    lines: list[str] = []
+    report = Reporter(lambda text, final: lines.append(text), terminal=terminal, now=lambda: 1.0)
+    for i, at in ((1, 4.0), (2, loss), (3, loss)):
+        report(replace(step(i), loss=at, result=Result(10, 5, [at], [1.0])))
+    assert f" loss={shown}" in lines[1]
+    assert f" loss={shown}" in lines[2]
