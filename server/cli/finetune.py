@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from server.cli import load
+from server.cli import load, training_run
 from server.cli.flags import CliError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def run(options: SimpleNamespace) -> int:
-    from server.cli import training_run
     from training.errors import TrainingError
     from training.trainable import FULL, LORA
 
@@ -60,10 +59,8 @@ def trainable(
 
 def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
     """The checkpoint to go on from; a file that is not there yet begins a run that will write it."""
-    if not options.checkpoint_in:
-        return None
-    path = Path(options.checkpoint_in.replace(options.pattern_fn_it, options.fn_latest))
-    if not path.exists():
+    path = training_run.newest(options.checkpoint_in, options)
+    if path is None or not path.exists():
         return None
     from training.checkpoint import read_checkpoint
 
@@ -82,7 +79,6 @@ def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -
     from models.gguf_file import GGUFFile
     from models.lora import Adapter, Pair, write_adapter
     from models.model import hparams_of
-    from server.cli import training_run
 
     if checkpoint is None or checkpoint.lora is None:
         raise UsageError("finetune: --only-write-lora needs --checkpoint-in FILE, a LoRA checkpoint")

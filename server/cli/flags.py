@@ -279,6 +279,13 @@ def address(value: str) -> str:
     return value
 
 
+def not_empty(value: str) -> str:
+    """Anything but nothing."""
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
 def text(value: str) -> str:
     """Anything."""
     return value

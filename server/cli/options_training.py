@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.cli.flags import IGNORED, Flag, Group, choice, number, text, whole, words
+from server.cli.flags import IGNORED, Flag, Group, choice, not_empty, number, text, whole, words
 from server.cli.model_options import MODEL
 from server.cli.options import DEVICE, HELP, JSON, THREADS, VERBOSE
 
@@ -80,7 +80,7 @@ FILES = Group(
         Flag("--checkpoint-in", "go on from here, if the file exists", text, "", "FILE"),
         Flag("--checkpoint-out", "write checkpoints here", text, "", "FILE"),
         Flag("--save-every", "steps between saves; 0: only at the end", whole(0), 10),
-        Flag("--pattern-fn-it", "what stands for the step's number in names of files", text, "ITERATION", "TEXT"),
+        Flag("--pattern-fn-it", "what stands for the step's number in names of files", not_empty, "ITERATION", "TEXT"),
         Flag("--fn-latest", "what stands there in the newest file's name", text, "LATEST", "TEXT"),
         Flag(
             "--output-type",

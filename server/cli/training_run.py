@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -146,14 +147,18 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
 
 def check_outputs(o: SimpleNamespace, output: str) -> None:
     """CliError: a file of the run cannot be written, or would take the place of one that it reads or also writes."""
-    read = [("-m", getattr(o, "model", None)), ("--vocab-model", getattr(o, "vocab_model", None)), ("--file", o.file)]
-    others = [*read, ("--checkpoint-in", o.checkpoint_in)]
-    for flag, path in (("--lora-out" if getattr(o, "lora_out", None) else "-o", output), ("--plot", o.plot)):
-        if path:
+    read = {"-m": getattr(o, "model", None), "--vocab-model": getattr(o, "vocab_model", None), "--file": o.file}
+    others = [*read.items(), ("--checkpoint-in", newest(o.checkpoint_in, o))]
+    # of the names with a step's number those count that a file which is read has
+    numbers = [0, *map(int, re.findall(r"\d+", " ".join(Path(path).name for _, path in others if path)))]
+    result = "--lora-out" if getattr(o, "lora_out", None) else "-o"
+    for flag, pattern in ((result, output), ("--plot", o.plot), ("--checkpoint-out", o.checkpoint_out)):
+        if flag == "--checkpoint-out":  # the next one may replace the one that the run goes on from
+            others = [other for other in others if other[0] != "--checkpoint-in"]
+        paths = list(dict.fromkeys(path for n in numbers for path in named(pattern, n, o)))
+        for path in paths:
             check_output(path, flag, others)
-            others.append((flag, path))
-    if o.checkpoint_out:  # the checkpoint that a run went on from may be replaced by its next one
-        check_output(o.checkpoint_out, "--checkpoint-out", [pair for pair in others if pair[0] != "--checkpoint-in"])
+        others += [(flag, path) for path in paths]
 
 
 def prepare(
@@ -241,6 +246,12 @@ def named(pattern: str, iteration: int, o: SimpleNamespace) -> list[Path]:
     """The files of a save: a name with ITERATION is written under the number and under LATEST, as llama.cpp's."""
     if not pattern:
         return []
-    if o.pattern_fn_it not in pattern:
-        return [Path(pattern)]
-    return [Path(pattern.replace(o.pattern_fn_it, text)) for text in (str(iteration), o.fn_latest)]
+    path = Path(pattern)
+    if o.pattern_fn_it not in path.name:
+        return [path]
+    return [path.parent / path.name.replace(o.pattern_fn_it, text) for text in (str(iteration), o.fn_latest)]
+
+
+def newest(pattern: str, o: SimpleNamespace) -> Path | None:
+    """The last file that `named` writes."""
+    return next(reversed(named(pattern, 0, o)), None)

@@ -134,6 +134,26 @@ def test_from_scratch_then_an_adapter_then_merged(
         assert len(gguf.tensors) == 20
 
 
+def test_the_steps_number_stands_in_the_files_name_only(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a save with the number of a file that is read is refused before it takes its place."""
+    folder = tmp_path / "at-it"
+    folder.mkdir()
+    names = "--pattern-fn-it it --fn-latest new"
+    one = f"--file {given}/a.txt -c 8 -b 2 -t 1 --iterations 2 --save-every 0 {names}".split()
+    files = ("-o", f"{folder}/m-it.gguf", "--checkpoint-out", f"{folder}/c-it.gguf")
+    assert run(capsys, "finetune", "-m", f"{given}/m.gguf", *one, *files)[0] == 0
+    assert {path.name for path in folder.iterdir()} == {"m-2.gguf", "m-new.gguf", "c-2.gguf", "c-new.gguf"}
+    start = ("--checkpoint-in", f"{folder}/c-it.gguf")
+    code, told = run(capsys, "finetune", "-m", f"{given}/m.gguf", *one, *files, *start)
+    assert code == 0, told
+    assert "going on after iteration 2" in told
+    code, told = run(capsys, "finetune", "-m", f"{folder}/m-2.gguf", *one, *files)
+    assert code == 1
+    assert "m-2.gguf is the file of -m, and would take its place" in told
+
+
 def test_plan_tells_the_memory_of_a_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new_model(folder / "p.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     flags = ("finetune", "-m", str(folder / "p.gguf"), "-c", "16", "-t", "1", "--json")
@@ -243,6 +263,9 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
         ("finetune -m M -o PIPE --file T", "PIPE: is not a regular file"),
         ("finetune -m M -o O --file T --checkpoint-out /proc/1/C", "/proc/1/C: cannot be written: "),
         ("finetune -m M -o O --file T --plot /no/such/x.svg", "/no/such: no such folder"),
+        ("finetune -m M -o O --file T --pattern-fn-it= ", "--pattern-fn-it: '' must not be empty"),
+        ("finetune -m M -o O --file T --pattern-fn-it out --fn-latest no/such", "no: no such folder"),
+        ("finetune -m M -o O --file T --pattern-fn-it out --fn-latest m", "-o: m.gguf is the file of -m, and would"),
         ("synth --shape tiny -o PIPE", "PIPE: is not a regular file"),
         ("finetune -m M --lora-out L --file NONE", "NONE: No such file or directory"),
         ("finetune -m M --lora-out L --file T -c 100000", "fewer than the 100001 that one window of 100000 needs"),
