@@ -181,7 +181,8 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(f"{d['device']:<10}" + "".join(f"{text:>14}" for text in columns))
     lines.append(f"the process itself, with its code, its tables and the vocabulary: {mib(report['process'])}")
     lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
-    lines.append(f"prompts that have left the cache (--cache-ram): up to {mib(report['prompts'])} more")
+    most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"
+    lines.append(f"prompts that have left the cache (--cache-ram): {most}")
     lines.append("")
     for d in report["devices"]:
         lines.append(f"{d['device']} has {', '.join(d['parts']) or 'nothing of the model'}")
