@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.cli import load, lora, speculation, tls
 from server.cli.flags import CliError
+from server.cli.log import start_log
 from server.cli.model_keys import overrides
 from server.cli.progress import show_compiling
 
@@ -56,21 +56,6 @@ def run(options: SimpleNamespace) -> int:
             raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
         raise
     return 0
-
-
-def start_log(options: SimpleNamespace) -> None:
-    """What the server says goes to the terminal, and to the end of --log-file."""
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
-    if options.log_file:
-        try:
-            handlers.append(logging.FileHandler(options.log_file, encoding="utf-8"))
-        except OSError as error:
-            raise CliError(f"--log-file {options.log_file}: {error.strerror}") from None
-    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.WARNING, format=layout, handlers=handlers)
-    logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
-    if options.log_disable:
-        logging.disable()
 
 
 async def _serve(options: SimpleNamespace, path: Path) -> None:
