@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from server.cli.flags import CliError, Flag, Group, choice, text, whole
+from server.cli.flags import CliError, Flag, Group, choice, folder_name, whole
 
 KV_TYPES = ("f32", "f16", "q8_0")
 
@@ -97,7 +97,7 @@ CACHE = Group(
         Flag(
             "--slot-save-path",
             "the folder that POST /slots/{id}?action=save and restore use",
-            text,
+            folder_name,
             "",
             "FOLDER",
             env="LLAMA_ARG_SLOT_SAVE_PATH",

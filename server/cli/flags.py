@@ -272,6 +272,21 @@ def file_name(value: str) -> str:
     return value
 
 
+def folder_name(value: str) -> str:
+    """The same of a folder."""
+    if not value:
+        raise ValueError("names no folder")
+    return value
+
+
+def file_names(value: str) -> list[str]:
+    """Files separated by commas."""
+    found = words(value)
+    if not found:
+        raise ValueError("names no file")
+    return found
+
+
 def address(value: str) -> str:
     """A host to listen on; an empty one would mean every network that the machine is in."""
     if not value.strip():

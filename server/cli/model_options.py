@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from server.cli.flags import Flag, Group, file_name, text, whole
+from server.cli.flags import Flag, Group, file_name, folder_name, text, whole
 
 _REPO = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.-]+))?", re.ASCII)
 
@@ -52,7 +52,7 @@ DOWNLOADS = (
         metavar="REPO",
         env="LLAMA_ARG_HF_REPO",
     ),
-    Flag("-hff --hf-file", "that file of the repository", text, metavar="FILE", env="LLAMA_ARG_HF_FILE"),
+    Flag("-hff --hf-file", "that file of the repository", file_name, metavar="FILE", env="LLAMA_ARG_HF_FILE"),
     Flag("-hft --hf-token", "token for private and gated repositories", text, metavar="TOKEN", env="HF_TOKEN"),
     Flag(
         "-mu --model-url",
@@ -80,14 +80,14 @@ ROUTER = Group(
         Flag(
             "--models-dir",
             "serve the GGUF files of a folder, each by its name; a model is loaded when a request names it",
-            text,
+            folder_name,
             metavar="FOLDER",
             env="LLAMA_ARG_MODELS_DIR",
         ),
         Flag(
             "--models-preset",
             "an INI file of models and their flags: a section each, [*] for all",
-            text,
+            file_name,
             metavar="FILE",
             env="LLAMA_ARG_MODELS_PRESET",
         ),

@@ -11,9 +11,12 @@ from server.cli.flags import (
     choice,
     device_list,
     file_name,
+    file_names,
+    folder_name,
     json_object,
     key,
     keys,
+    not_empty,
     number,
     text,
     whole,
@@ -109,11 +112,15 @@ SAMPLING = Group(
         Flag("--adaptive-target", "adaptive-p: wanted probability; negative: off", number(), -1.0, "X"),
         Flag("--adaptive-decay", "adaptive-p: memory", number(0, 0.99), 0.9, "X"),
         Flag("--grammar", "a GBNF grammar for requests that bring no constraint of their own", text, None, "GRAMMAR"),
-        Flag("--grammar-file", "the same from a file", text, None, "FILE"),
+        Flag("--grammar-file", "the same from a file", file_name, None, "FILE"),
         Flag(
-            "-j --json-schema", "a JSON schema for requests that bring no constraint of their own", text, None, "SCHEMA"
+            "-j --json-schema",
+            "a JSON schema for requests that bring no constraint of their own",
+            not_empty,
+            None,
+            "SCHEMA",
         ),
-        Flag("-jf --json-schema-file", "the same from a file", text, None, "FILE"),
+        Flag("-jf --json-schema-file", "the same from a file", file_name, None, "FILE"),
         Flag("--mirostat", "0: off, 1 or 2: its version", whole(0, 2), 0),
         Flag("--mirostat-lr", "Mirostat: learning rate, eta", number(), 0.1, "X"),
         Flag("--mirostat-ent", "Mirostat: wanted surprise, tau", number(), 5.0, "X"),
@@ -139,12 +146,12 @@ SERVING = Group(
         Flag(
             "--api-key-file",
             "a file of keys, one a line; # begins a comment; read again when it changes",
-            text,
+            file_name,
             None,
             "FILE",
         ),
-        Flag("--ssl-key-file", "private key of HTTPS, PEM", text, None, "FILE", env="LLAMA_ARG_SSL_KEY_FILE"),
-        Flag("--ssl-cert-file", "its certificate chain, PEM", text, None, "FILE", env="LLAMA_ARG_SSL_CERT_FILE"),
+        Flag("--ssl-key-file", "private key of HTTPS, PEM", file_name, None, "FILE", env="LLAMA_ARG_SSL_KEY_FILE"),
+        Flag("--ssl-cert-file", "its certificate chain, PEM", file_name, None, "FILE", env="LLAMA_ARG_SSL_CERT_FILE"),
         Flag("--reuse-port", "let several servers listen on the port", env="LLAMA_ARG_REUSE_PORT"),
         Flag("--max-request-size", "most MiB of a request's body; larger ones get 413", whole(1, 2**20), 64, "MIB"),
         Flag(
@@ -181,13 +188,13 @@ SERVING = Group(
         Flag(
             "--path",
             "serve the files of a folder in the place of the page (they need no key)",
-            text,
+            folder_name,
             metavar="FOLDER",
             env="LLAMA_ARG_STATIC_PATH",
         ),
         Flag("--ui --webui", "serve the page at /", default=True, env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
         VERBOSE,
-        Flag("--log-file", "write what is said to this file, too", text, None, "FILE", env="LLAMA_LOG_FILE"),
+        Flag("--log-file", "write what is said to this file, too", file_name, None, "FILE", env="LLAMA_LOG_FILE"),
         Flag("--log-disable", "log nothing"),
     ),
 )
@@ -221,7 +228,9 @@ REQUESTS = Group(
             "TEMPLATE",
             env="LLAMA_ARG_CHAT_TEMPLATE",
         ),
-        Flag("--chat-template-file", "the same from a file", text, None, "FILE", env="LLAMA_ARG_CHAT_TEMPLATE_FILE"),
+        Flag(
+            "--chat-template-file", "the same from a file", file_name, None, "FILE", env="LLAMA_ARG_CHAT_TEMPLATE_FILE"
+        ),
         Flag(
             "--chat-template-kwargs",
             "variables of the template, a JSON object",
@@ -281,7 +290,7 @@ REQUESTS = Group(
 TUNING = Group(
     "Fine-tuning",
     (
-        Flag("--data-dir", "folder of files and fine-tuning jobs; without it there are none", text, None, "DIR"),
+        Flag("--data-dir", "folder of files and fine-tuning jobs; without it there are none", folder_name, None, "DIR"),
         Flag(
             "--admin-api-key",
             "key that changes need: of files, jobs, slots, adapters",
@@ -302,7 +311,7 @@ LORA = Group(
         Flag(
             "--lora",
             "a LoRA adapter; may be given again, or several separated by commas",
-            words,
+            file_names,
             None,
             "FILE",
             many=True,
@@ -310,7 +319,7 @@ LORA = Group(
         Flag(
             "--lora-scaled",
             "the same with a scale, or FILE SCALE; may be given again, or several separated by commas",
-            words,
+            file_names,
             None,
             "FILE:SCALE",
             many=True,
@@ -359,7 +368,7 @@ GENERATE = (
             MODEL,
             *DOWNLOADS,
             Flag("-p --prompt", "the text to continue", text, None, "TEXT"),
-            Flag("-f --file", "read the text from a file", text, None, "FILE"),
+            Flag("-f --file", "read the text from a file", file_name, None, "FILE"),
             Flag(
                 "-n --predict --n-predict",
                 "most tokens to generate; -1: until the end",
@@ -451,7 +460,7 @@ SYNTH = (
             Flag("--shape", "size: 15M, 135M, 1B and others; --list shows them", text, "15M", "NAME"),
             Flag("--type", "number type of the matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_K, ...", text, "F32", "TYPE"),
             Flag("--seed", "of the random weights", whole(0, 2**63 - 1), 0),
-            Flag("-o --output", "the file to write", text, None, "FILE"),
+            Flag("-o --output", "the file to write", file_name, None, "FILE"),
             Flag("--list", "show the shapes and types and leave"),
             HELP,
         ),

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from server.cli.flags import IGNORED, Flag, Group, choice, not_empty, number, text, whole, words
+from server.cli.flags import (
+    IGNORED,
+    Flag,
+    Group,
+    choice,
+    file_name,
+    file_names,
+    folder_name,
+    not_empty,
+    number,
+    text,
+    whole,
+    words,
+)
 from server.cli.model_options import MODEL
 from server.cli.options import DEVICE, HELP, JSON, THREADS, VERBOSE
 
@@ -24,7 +37,7 @@ _RANKS = {
 DATA = Group(
     "Data",
     (
-        Flag("-f --file --train-data", "what to learn: a text, or .jsonl rows", text, None, "FILE"),
+        Flag("-f --file --train-data", "what to learn: a text, or .jsonl rows", file_name, None, "FILE"),
         Flag("-c --ctx-size --ctx", "tokens of a window", whole(1, 2**20), 128),
         Flag("-b --batch-size --batch", "windows of one device run", whole(1, 2**16), 8),
         Flag("--grad-acc", "device runs of an optimizer step, each with windows of its own", whole(1, 2**16), 1),
@@ -77,8 +90,8 @@ OPTIMIZER = Group(
 FILES = Group(
     "Files",
     (
-        Flag("--checkpoint-in", "go on from here, if the file exists", text, "", "FILE"),
-        Flag("--checkpoint-out", "write checkpoints here", text, "", "FILE"),
+        Flag("--checkpoint-in", "go on from here, if the file exists", file_name, "", "FILE"),
+        Flag("--checkpoint-out", "write checkpoints here", file_name, "", "FILE"),
         Flag("--save-every", "steps between saves; 0: only at the end", whole(0), 10),
         Flag("--pattern-fn-it", "what stands for the step's number in names of files", not_empty, "ITERATION", "TEXT"),
         Flag("--fn-latest", "what stands there in the newest file's name", text, "LATEST", "TEXT"),
@@ -89,7 +102,7 @@ FILES = Group(
             "f32",
             "TYPE",
         ),
-        Flag("--plot", "draw the loss curves; .png needs Pillow", text, None, "FILE.svg|png"),
+        Flag("--plot", "draw the loss curves; .png needs Pillow", file_name, None, "FILE.svg|png"),
     ),
 )
 PLACE = Group(
@@ -111,8 +124,8 @@ FINETUNE = (
         "Finetune",
         (
             MODEL,
-            Flag("-o --output", "train all weights, and write the model here", text, None, "FILE"),
-            Flag("--lora-out", "train a LoRA adapter, and write it here", text, None, "FILE"),
+            Flag("-o --output", "train all weights, and write the model here", file_name, None, "FILE"),
+            Flag("--lora-out", "train a LoRA adapter, and write it here", file_name, None, "FILE"),
             Flag("--only-write-lora", "write the adapter of --checkpoint-in, without training"),
             Flag("-n", "0: the same", choice("0"), None, "0"),
             Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4),
@@ -142,8 +155,8 @@ TRAIN = (
     Group(
         "New model",
         (
-            Flag("-o --output", "the model to write", text, None, "FILE"),
-            Flag("--vocab-model", "take the vocabulary of this GGUF file (default: bytes)", text, None, "FILE"),
+            Flag("-o --output", "the model to write", file_name, None, "FILE"),
+            Flag("--vocab-model", "take the vocabulary of this GGUF file (default: bytes)", file_name, None, "FILE"),
             Flag("--name", "the model's name (default: the file's)", text, None, "TEXT"),
             Flag("--chat-template", "a Jinja template to put into the file", text, None, "TEMPLATE"),
             Flag("--shape", "sizes by name, as of `synth`", text, "tiny", "NAME"),
@@ -171,12 +184,12 @@ EXPORT_LORA = (
         "Merge",
         (
             MODEL,
-            Flag("-o --output", "the model to write", text, None, "FILE"),
-            Flag("-l --lora", "an adapter; may be given again", words, None, "FILE", many=True),
+            Flag("-o --output", "the model to write", file_name, None, "FILE"),
+            Flag("-l --lora", "an adapter; may be given again", file_names, None, "FILE", many=True),
             Flag(
                 "-s --lora-scaled",
                 "an adapter and its scale, or FILE X; may be given again",
-                words,
+                file_names,
                 None,
                 "FILE:X",
                 many=True,
@@ -192,7 +205,7 @@ EXAMPLE = (
         "Example",
         (
             Flag("--name", "sine, mnist-fc or mnist-cnn", choice("sine", "mnist-fc", "mnist-cnn"), None, "NAME"),
-            Flag("--data", "folder of the digits: four IDX files, gzipped", text, None, "FOLDER"),
+            Flag("--data", "folder of the digits: four IDX files, gzipped", folder_name, None, "FOLDER"),
             Flag("-epochs --epochs", "passes over the digits; 0: 30, or 8 of mnist-cnn", whole(0), 0),
             Flag("--examples", "batches of 8 waves that the sine learns from", whole(1), 256),
             Flag("-opt --optimizer", "of the sine: lbfgs or adamw", choice("lbfgs", "adamw"), "lbfgs", "NAME"),

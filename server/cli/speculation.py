@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from server.cli.flags import CliError, Flag, Group, UsageError, choice, device_list, number, text, whole
+from server.cli.flags import CliError, Flag, Group, UsageError, choice, device_list, file_name, number, text, whole
 from server.cli.model_keys import overrides
 from server.cli.model_options import Repo
 from server.cli.placement import layers, n_layers
@@ -49,7 +49,7 @@ def speculation_group(kv_types: tuple[str, ...]) -> Group:
             Flag(
                 "-md --model-draft --spec-draft-model",
                 "a smaller model with the same vocabulary, for draft-simple",
-                text,
+                file_name,
                 metavar="FILE",
                 env="LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_MODEL_DRAFT",
             ),

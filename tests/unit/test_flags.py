@@ -153,3 +153,16 @@ def test_tables(command: object) -> None:
     assert max(map(len, shown.splitlines())) <= 100
     assert all(f.help for f in flags if f.status == "works")
     parse(flags, [], {})
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
+def test_a_path_is_not_empty(command: object) -> None:
+    """A variable of the shell that is not set must not turn off what it was to name."""
+    flags = [f for g in command.groups for f in g.flags]  # type: ignore[attr-defined]
+    paths = [f for f in flags if f.metavar.startswith(("FILE", "FOLDER", "DIR")) and f.status == "works"]
+    for f in paths:
+        with pytest.raises(UsageError, match=rf"^{f.long}: '' names no (file|folder)$"):
+            parse(flags, [f"{f.long}="], {})
+        for name in f.env.split():
+            with pytest.raises(UsageError, match=rf"^{name}: '' names no (file|folder)$"):
+                parse(flags, [], {name: ""})
