@@ -1,10 +1,8 @@
-"""Writing GGUF files, whole or not at all: a temporary file, brought to the disk, then renamed."""
+"""Writing GGUF files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy.typing as npt
 
 from models.gguf_metadata import Metadata
 from models.gguf_types import TENSOR_TYPES, ValueType
+from models.whole_file import unfinished
 
 TYPE_NUMBERS = {kind.name.lower(): number for number, kind in TENSOR_TYPES.items()}
 
@@ -109,43 +108,6 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
                 writer.write_padding(file, n)
         finally:
             writer.close()
-
-
-@contextmanager
-def unfinished(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to; what lies there when the block ends takes the name in one step.
-
-    OSError names `path`: nobody knows the other.
-    """
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        settle(part, path)
-    except OSError as error:
-        if error.errno is None:  # a device's, from which the data came
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def settle(part: Path, path: Path) -> None:
-    """Bring what lies under `part` to the disk and give it the name `path` in one step."""
-    _sync(part)
-    part.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk, so that what is renamed is there after a power failure."""
-    if path.is_dir() and os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def copied_keys(metadata: Metadata) -> dict[str, Key]:

@@ -7,7 +7,6 @@ is a random sequence of blocks of the pool.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from models.quantize import DTYPES, block_of, quantize, storable_dtype
 from models.synth_vocab import vocabulary
+from models.whole_file import unfinished
 
 _POOL = 1 << 20  # elements quantised for each type and standard deviation
 _CHUNK = 1 << 23  # bytes put together before each write
@@ -112,18 +112,13 @@ def synthesize(
         label = "custom"
     matrix, embedding = parse_dtype(dtype)
     tensors = list(_tensors(shape, matrix, embedding))
-    path = Path(path)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        writer = GGUFWriter(unfinished, arch)
+    with unfinished(path) as part:
+        writer = GGUFWriter(part, arch)
         try:
             _add_keys(writer, shape, f"random {label} {dtype.upper()}, seed {seed}", _file_type(dtype))
             _write(writer, tensors, seed, progress)
         finally:
             writer.close()
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[_Tensor]:

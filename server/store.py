@@ -19,7 +19,7 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.gguf_write import settle
+from models.whole_file import settle
 
 VERSION = 1
 PATIENCE = 5.0  # seconds that another process may keep us from writing

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from models.whole_file import unfinished
+
 Points = Sequence[tuple[float, float]]
 SUFFIXES = (".svg", ".png")
 _W, _H, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 420, 64, 16, 52, 44
@@ -47,10 +49,11 @@ def plot(path: str | Path, curves: Mapping[str, Points], title: str = "", x_name
     """Write the picture; points that are not finite are left out. ValueError as `refusal` has it."""
     if reason := refusal(str(path)):
         raise ValueError(reason)
-    if str(path).lower().endswith(".png"):
-        _paint(path, curves, title, x_name)
-    else:
-        Path(path).write_text(svg(curves, title, x_name), encoding="utf-8")
+    with unfinished(path) as part:
+        if str(path).lower().endswith(".png"):
+            _paint(part, curves, title, x_name)
+        else:
+            part.write_text(svg(curves, title, x_name), encoding="utf-8")
 
 
 def svg(curves: Mapping[str, Points], title: str = "", x_name: str = "optimizer step") -> str:
@@ -70,7 +73,7 @@ def svg(curves: Mapping[str, Points], title: str = "", x_name: str = "optimizer 
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _paint(path: str | Path, curves: Mapping[str, Points], title: str, x_name: str) -> None:
+def _paint(path: Path, curves: Mapping[str, Points], title: str, x_name: str) -> None:
     from PIL import Image, ImageDraw, ImageFont
 
     picture = Image.new("RGB", (_W * _SCALE, _H * _SCALE), "white")

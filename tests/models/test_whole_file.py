@@ -1,0 +1,99 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from models.synth import synthesize
+from models.whole_file import unfinished
+from training.plot import plot
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITE = """
+import sys
+from models.whole_file import unfinished
+with unfinished(sys.argv[1]) as part:
+    part.write_text("theirs")
+    print("begun", flush=True)
+    input()
+"""
+
+
+@contextmanager
+def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of writing this file."""
+    command = [sys.executable, "-c", WRITE, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_killed_processes_left_goes_and_what_others_write_stays(tmp_path: Path) -> None:
+    path, other = tmp_path / "m[1].gguf", tmp_path / "m[1].gguf.0123456789ab.part"
+    other.write_text("a download")
+    with writer(path) as killed:
+        pass
+    left = tmp_path / f"{path.name}.{killed.pid}.part"
+    assert left.read_text() == "theirs"
+    with writer(path) as running:
+        assert not left.exists()
+        left.write_text("by a process whose number is another's now")
+        with unfinished(path) as part:
+            part.write_text("ours")
+        theirs = tmp_path / f"{path.name}.{running.pid}.part"
+        assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+            path.name: "ours",
+            theirs.name: "theirs",
+            other.name: "a download",
+        }
+        running.communicate("\n", timeout=60)
+        assert running.returncode == 0
+    assert path.read_text() == "theirs"
+    assert set(tmp_path.iterdir()) == {path, other}
+
+
+def test_a_part_that_another_container_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may have our number."""
+    path = tmp_path / "m.gguf"
+    with writer(path) as running:
+        monkeypatch.setattr("os.getpid", lambda: running.pid)
+        with pytest.raises(BlockingIOError) as refused, unfinished(path):
+            raise AssertionError("not reached")
+        assert refused.value.filename == str(path)
+        running.communicate("\n", timeout=60)
+    assert path.read_text() == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("m.gguf", lambda path: synthesize(path, "tiny")),
+        ("loss.svg", lambda path: plot(path, {"training": [(0, 1.0), (1, 0.5)]})),
+    ],
+)
+def test_a_disk_without_room_names_the_file_and_keeps_the_old_one(
+    name: str, write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="too large") as refused:
+            write(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert refused.value.filename == str(path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert path.read_text() == "before"
