@@ -116,7 +116,7 @@ def as_text(outcomes: list[Outcome]) -> str:
     from graph.conformance import OK, UNSUPPORTED, WRONG
     from graph.op import OPS
 
-    lines = []
+    rows: list[tuple[str, str, str, list[str]]] = []
     for name in dict.fromkeys(o.op for o in outcomes):
         of_op = [o for o in outcomes if o.op == name]
         counts = [f"{sum(o.status == s for o in of_op)} {s}" for s in (OK, WRONG, UNSUPPORTED)]
@@ -125,8 +125,12 @@ def as_text(outcomes: list[Outcome]) -> str:
         limit = f"{OPS[name].tolerance:.0e}"
         if OPS[name].tolerance_quantised:
             limit += f" ({OPS[name].tolerance_quantised:.0e} with quantised weights)"
-        lines.append(f"{name:<18}{shown:<24}worst error {worst:.1e} of at most {limit}")
-        lines += [f"    wrong: {o.case}: {o.detail}" for o in of_op if o.status == WRONG]
+        wrong = [f"    wrong: {o.case}: {o.detail}" for o in of_op if o.status == WRONG]
+        rows.append((name, shown, f"worst error {worst:.1e} of at most {limit}", wrong))
+    widths = [2 + max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    lines = []
+    for name, shown, error, wrong in rows:
+        lines += [f"{name:<{widths[0]}}{shown:<{widths[1]}}{error}", *wrong]
     n_wrong = sum(o.status == WRONG for o in outcomes)
     lines.append(f"{len(outcomes)} cases, {n_wrong} wrong")
     return "\n".join(lines)

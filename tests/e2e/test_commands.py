@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from graph.conformance import OK, UNSUPPORTED, WRONG, Outcome, register_all
+from graph.op import OPS
+from server.cli import selftest
 from server.cli.main import main
 from server.cli.rehearsal import Understudy
 from server.ubatch import StepResult, UBatch
@@ -144,6 +147,16 @@ def test_selftest_of_named_ops() -> None:
     got = run("selftest", "--op", "nonsense")
     assert got.returncode == 2
     assert b"nonsense" in got.stderr
+
+
+def test_selftests_columns_never_run_together() -> None:
+    register_all()
+    name = max(OPS, key=len)
+    cases = [Outcome("add", "x", OK, 0.0), *(Outcome(name, "x", status, 0.5) for status in (OK, WRONG, UNSUPPORTED))]
+    lines = selftest.as_text(cases).splitlines()
+    assert [line.split("  ")[0] for line in lines[:2]] == ["add", name]
+    assert "  1 ok, 1 wrong, 1 unsupported  worst error " in lines[1]
+    assert lines[0].index("worst") == lines[1].index("worst")
 
 
 def test_bench(mini_model: str) -> None:
