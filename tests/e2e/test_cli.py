@@ -214,6 +214,13 @@ def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
     assert got.stderr == b""
 
 
+def test_what_the_terminal_cannot_show_is_replaced(tiny_model: Path) -> None:
+    got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING="ascii")
+    assert got.returncode == 0, got.stderr
+    assert b"cpu runs " in got.stdout
+    assert b" ? 2" in got.stdout  # attention × 2
+
+
 def test_closed_streams_are_empty_ones(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "server.cli", "tokenize", "-m", str(tiny_model)]
     words = ["sh", "-c", 'exec "$0" "$@" <&- >&-', *command]
