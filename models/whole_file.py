@@ -5,32 +5,31 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows, where nobody can remove a file that is open
-    fcntl = None  # type: ignore[assignment]
+ABANDONED = 3600  # seconds in which nobody has written to an unfinished file: its process is gone, wherever it ran
 
 
 @contextmanager
 def unfinished(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to; what lies there when the block ends takes the name in one step.
+    """A path beside `path` to write to; what lies there when the block ends takes the name in one step. A link stays
+    one, and its file is written.
 
     What processes that were killed have left of this file goes first. OSError names `path`: nobody knows the other.
     """
-    path = Path(path)
-    _sweep(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    file = Path(os.path.realpath(path))
+    beside = file.parent.glob(f"{glob.escape(file.name)}.*.part")
+    sweep(part for part in beside if re.fullmatch(r"\.\d{1,10}\.part", part.name.removeprefix(file.name)))
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        with _held(part):
-            try:
-                yield part
-                settle(part, path)
-            finally:
-                part.unlink(missing_ok=True)
+        try:
+            yield part
+            settle(part, file)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         if error.errno is None:  # a device's, from which the data came
             raise
@@ -44,31 +43,12 @@ def settle(part: Path, path: Path) -> None:
     _sync(path.parent)
 
 
-def _sweep(path: Path) -> None:
-    """Take away the parts of this file that nobody holds."""
-    for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-        if re.fullmatch(r"\.\d{1,10}\.part", part.name.removeprefix(path.name)):  # a download's has 12 hex digits
-            with suppress(OSError), _held(part) as alone:
-                if alone:
-                    part.unlink()
-
-
-@contextmanager
-def _held(part: Path) -> Iterator[bool]:
-    """Lock a file, which ends with the process however that ends, also in another container; whether it is certain
-    that nobody else has it. BlockingIOError: somebody else does."""
-    if fcntl is None:
-        yield True
-        return
-    with part.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except BlockingIOError:
-            raise
-        except OSError:  # a file system without locks
-            alone = False
-        yield alone
+def sweep(parts: Iterable[Path]) -> None:
+    """Take away those that are abandoned."""
+    for part in parts:
+        with suppress(OSError):
+            if part.stat().st_mtime < time.time() - ABANDONED:
+                part.unlink()
 
 
 def _sync(path: Path) -> None:

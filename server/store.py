@@ -13,18 +13,17 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.whole_file import settle
+from models.whole_file import settle, sweep
 
 VERSION = 1
 PATIENCE = 5.0  # seconds that another process may keep us from writing
 RETRY = 0.02
-ABANDONED = 86400  # seconds in which nobody has written to an unfinished file
 _SCHEMA = """
 create table if not exists files (id text primary key, data text not null, seq integer unique);
 create table if not exists jobs (id text primary key, data text not null, seq integer unique);
@@ -45,7 +44,7 @@ class Store:
         self.folder = Path(folder)
         for name in ("files", "checkpoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-            _clean(self.folder / name)
+            sweep((self.folder / name).glob("*.part"))  # other processes write here, too
         self._lock = threading.Lock()
         self._patience = PATIENCE
         try:
@@ -232,14 +231,6 @@ class Store:
         """Of a job, the newest first."""
         found = self._run("select data from checkpoints where job = ? order by step desc", job)
         return [json.loads(data) for (data,) in found]
-
-
-def _clean(folder: Path) -> None:
-    """Remove what a kill has left half written: what nobody touches any more, since other processes write here, too."""
-    for part in folder.glob("*.part"):
-        with suppress(OSError):
-            if part.stat().st_mtime < time.time() - ABANDONED:
-                part.unlink()
 
 
 def _json(row: Mapping[str, Any]) -> str:

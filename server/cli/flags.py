@@ -80,12 +80,14 @@ def parse(flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str]
     command line flag by flag, as (dest, its words)."""
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
     notices: list[str] = []
+    walked = list(_walk(flags, argv))
+    on_line = {f.dest for f, _, _ in walked}
     for f in flags:
-        found = from_environment(f, environ)
+        found = None if f.dest in on_line else from_environment(f, environ)
         if found is not None:
             _apply(f, found[1], found[0], values, notices, replace=True)
     given: list[tuple[str, list[str]]] = []
-    for f, name, value in _walk(flags, argv):
+    for f, name, value in walked:
         _apply(f, value, name, values, notices, replace=all(f.dest != dest for dest, _ in given))
         given.append((f.dest, [name, value] if isinstance(value, str) else [name]))
     for f in flags:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | 
     A file is written beside its name and then takes it, so a device (/dev/null) or a folder would be replaced.
     """
     for other, name in others:
-        if name and os.path.realpath(name) == os.path.realpath(path):
+        if name and _files(name) & _files(path):
             raise CliError(f"{flag}: {path} is the file of {other}, and would take its place")
     folder = Path(path).absolute().parent
     if not folder.is_dir():
@@ -27,3 +28,9 @@ def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | 
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise CliError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _files(path: str | Path) -> set[str]:
+    """What tells a file from others; parts of one split model count as one."""
+    names = {os.path.abspath(path), os.path.realpath(path)}
+    return {re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"\1", name) for name in names}

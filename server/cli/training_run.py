@@ -156,6 +156,8 @@ def check_outputs(o: SimpleNamespace, output: str) -> None:
         if flag == "--checkpoint-out":  # the next one may replace the one that the run goes on from
             others = [other for other in others if other[0] != "--checkpoint-in"]
         paths = list(dict.fromkeys(path for n in numbers for path in named(pattern, n, o)))
+        if flag == "--plot":  # has no number
+            paths = [Path(pattern)] if pattern else []
         for path in paths:
             check_output(path, flag, others)
         others += [(flag, path) for path in paths]

@@ -214,8 +214,9 @@ def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
     assert got.stderr == b""
 
 
-def test_what_the_terminal_cannot_show_is_replaced(tiny_model: Path) -> None:
-    got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING="ascii")
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])  # the latter is what LC_ALL=C is
+def test_what_the_terminal_cannot_show_is_replaced(tiny_model: Path, encoding: str) -> None:
+    got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING=encoding)
     assert got.returncode == 0, got.stderr
     assert b"cpu runs " in got.stdout
     assert b" ? 2" in got.stdout  # attention × 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from models.synth import synthesize
-from models.whole_file import unfinished
+from models.whole_file import ABANDONED, unfinished
 from training.plot import plot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,39 +42,38 @@ def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_what_killed_processes_left_goes_and_what_others_write_stays(tmp_path: Path) -> None:
-    path, other = tmp_path / "m[1].gguf", tmp_path / "m[1].gguf.0123456789ab.part"
-    other.write_text("a download")
+    path, download = tmp_path / "m[1].gguf", tmp_path / "m[1].gguf.0123456789ab.part"
+    download.write_text("a download")
+    os.utime(download, (0, 0))
     with writer(path) as killed:
         pass
     left = tmp_path / f"{path.name}.{killed.pid}.part"
     assert left.read_text() == "theirs"
+    long_ago = time.time() - ABANDONED - 60
+    os.utime(left, (long_ago, long_ago))
     with writer(path) as running:
         assert not left.exists()
-        left.write_text("by a process whose number is another's now")
         with unfinished(path) as part:
             part.write_text("ours")
         theirs = tmp_path / f"{path.name}.{running.pid}.part"
         assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
             path.name: "ours",
             theirs.name: "theirs",
-            other.name: "a download",
+            download.name: "a download",
         }
         running.communicate("\n", timeout=60)
         assert running.returncode == 0
     assert path.read_text() == "theirs"
-    assert set(tmp_path.iterdir()) == {path, other}
+    assert set(tmp_path.iterdir()) == {path, download}
 
 
-def test_a_part_that_another_container_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process may have our number."""
-    path = tmp_path / "m.gguf"
-    with writer(path) as running:
-        monkeypatch.setattr("os.getpid", lambda: running.pid)
-        with pytest.raises(BlockingIOError) as refused, unfinished(path):
-            raise AssertionError("not reached")
-        assert refused.value.filename == str(path)
-        running.communicate("\n", timeout=60)
-    assert path.read_text() == "theirs"
+def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    link, file = tmp_path / "loss.svg", tmp_path / "far" / "loss.svg"
+    link.symlink_to(file)
+    plot(link, {"training": [(0, 1.0), (1, 0.5)]})
+    assert link.is_symlink()
+    assert [p.name for p in file.parent.iterdir()] == ["loss.svg"]
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from models.whole_file import ABANDONED
 from server.errors import DiskFull
 from server.http.context import encode_json
 from server.http.files import _keep
-from server.store import ABANDONED, Store
+from server.store import Store
 
 
 def test_numbers_that_are_not_finite_are_kept_as_null(tmp_path: Path):

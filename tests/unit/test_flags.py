@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 from server.cli import help
-from server.cli.flags import CliError, Flag, UsageError, choice, json_object, number, parse, text, whole, wholes, words
+from server.cli.flags import (
+    CliError,
+    Flag,
+    UsageError,
+    address,
+    choice,
+    json_object,
+    number,
+    parse,
+    text,
+    whole,
+    wholes,
+    words,
+)
 from server.cli.main import COMMANDS
 from server.cli.model_keys import rules
 
@@ -166,3 +179,8 @@ def test_a_path_is_not_empty(command: object) -> None:
         for name in f.env.split():
             with pytest.raises(UsageError, match=rf"^{name}: '' names no (file|folder)$"):
                 parse(flags, [], {name: ""})
+
+
+def test_a_variable_that_is_no_value_is_none_of_a_flag_that_is_given() -> None:
+    flags = (Flag("--host", "", address, "127.0.0.1", env="LLAMA_ARG_HOST"),)
+    assert parse(flags, ["--host", "::1"], {"LLAMA_ARG_HOST": ""}).host == "::1"
