@@ -168,6 +168,13 @@ class Session:
             if b not in held.buffers:
                 yield from self._brought(held, b)
 
+    def settle_beside(self, name: str, other: str) -> None:
+        """Bring a mutable state to where another one lives, now and not with the first plan; where that has no home
+        yet, nothing."""
+        if other in self._homes:
+            for _ in self.settle({name: self._homes[other]}, [name]):
+                pass
+
     def arena(self, b: int, size: int, apart: str = "") -> Buffer | None:
         """A backend's memory for what lives within one run. All plans of a name share it: they run one at a time.
 

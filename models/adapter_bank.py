@@ -93,6 +93,12 @@ class AdapterBank:
         """Whether an adapter is here, and may be added at the end of a mixture."""
         return handle in self._columns and (not mix or self._columns[mix[-1][0]].stop <= self._columns[handle].start)
 
+    def is_torn(self, rank: int, mix: Mix) -> bool:
+        """Whether there are columns enough for one more adapter, but none in a row behind a mixture."""
+        used = sum(len(columns) for columns in self._columns.values())
+        first = self._columns[mix[-1][0]].stop if mix else 0
+        return self._room(rank, first) is None and used + rank <= self.n_columns // 2
+
     def __contains__(self, handle: int) -> bool:
         return handle in self._columns
 
@@ -129,7 +135,7 @@ class AdapterBank:
                 n_columns *= 2
         names = self._names | adapter.pairs.keys()
         host = {name: self._widened(name, n_columns) for name in self._declared if name in names}
-        pairs = self._states(host, self.generation + 1)
+        pairs = self._states(host, self.generation + 1, self.pairs)
         self._session.forget(t.name for pair in self.pairs.values() for t in pair)
         self._names, self._host, self.pairs, self.n_columns = names, host, pairs, n_columns
         self.generation += 1
@@ -146,14 +152,23 @@ class AdapterBank:
             b[:, : self.n_columns] = before_b
         return a, b
 
-    def _states(self, host: Mapping[str, tuple[F32, F32]], generation: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """States that hold these arrays: all, or after an error none."""
+    def _states(
+        self,
+        host: Mapping[str, tuple[F32, F32]],
+        generation: int,
+        before: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """States that hold these arrays, with memory where those `before` them have theirs: all, or after an error
+        none."""
         made: list[Tensor] = []
         try:
             for name, halves in host.items():
                 for half, values in zip("ab", halves, strict=True):
                     made.append(self._session.define(f"lora.{generation}.{name}.{half}", values.shape))
                     self._session.write(made[-1].name, values)
+            for t, old in zip(made, [t for name in host for t in (before or {}).get(name, (None, None))], strict=True):
+                if old is not None:  # who runs needs it in the next step, and must not hear then that there is no room
+                    self._session.settle_beside(t.name, old.name)
         except BaseException:
             self._session.forget(t.name for t in made)
             raise

@@ -19,6 +19,10 @@ MAX_WEIGHTS = 2  # whole models likewise
 Source = Callable[[], Adapter]
 
 
+class _Torn(Exception):
+    """A stack of adapters would grow although there are free columns enough."""
+
+
 @dataclass
 class Entry:
     """An adapter, or a whole model where `source` is None. Its numbers are read when a request first wants them, and
@@ -98,10 +102,19 @@ class Adapters:
                 raise InvalidRequest(f"field 'lora': there is no adapter {id}")
         chosen = [(self.entries[id], scale) for id, scale in sorted(wanted.items()) if scale]
         self._clock += 1
+        try:
+            return self._placed(chosen)
+        except _Torn:  # what nobody needs now goes, and these are placed from the first column on
+            for entry, _ in chosen:
+                entry.handle = entry.handle if entry.whole else 0  # who runs keeps its own
+            self._make_room(self._bank, BASE, 1)
+            return self._placed(chosen, grows=True)
+
+    def _placed(self, chosen: list[tuple[Entry, float]], *, grows: bool = False) -> Choice:
         choice = BASE
         for entry, scale in chosen:
             entry.last_used = self._clock
-            handle = self._handle(entry, choice)
+            handle = self._handle(entry, choice, grows=grows)
             if entry.whole:
                 choice = choice._replace(weights=handle)
             else:
@@ -117,7 +130,8 @@ class Adapters:
         """The mixture of these adapters, on the device. InvalidRequest where it does not give the same bits here."""
         found: dict[int, float] = {}
         for digest, scale in names:
-            entry = next((entry for entry in self.entries if self._digest(entry) == digest), None)
+            alike = (entry for entry in self.entries if self._digest(entry) == digest and entry.id not in found)
+            entry = next(alike, None)
             if entry is None:
                 raise InvalidRequest(f"the state was computed with a finetune that is not loaded here ({digest[:40]})")
             found[entry.id] = scale
@@ -134,7 +148,7 @@ class Adapters:
                 return ""
         return entry.digest
 
-    def _handle(self, entry: Entry, besides: Choice) -> int:
+    def _handle(self, entry: Entry, besides: Choice, *, grows: bool) -> int:
         """`besides`: what it follows. Products are added in the order of columns, so an adapter that lies before those
         is brought there once more, or bits would depend on who was used first."""
 
@@ -152,9 +166,12 @@ class Adapters:
                 else:
                     adapter = entry.source()
                     self._make_room(self._bank, besides, MAX_RESIDENT)
+                    if not grows and self._bank.is_torn(adapter.rank, besides.mix):
+                        raise _Torn
                     entry.handle = self._bank.put(adapter, besides.mix)
-            except (OSError, ValueError) as error:
-                raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {error}") from None
+            except (MemoryError, OSError, ValueError) as error:
+                said = str(error) or "out of memory"
+                raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {said}") from None
         return entry.handle
 
     def _make_room(self, held: AdapterBank | WeightSets, besides: Choice, limit: int) -> None:

@@ -66,7 +66,7 @@ def _choose(chat: dict[str, Any], choice: Fields) -> None:
         return
     kind = given.get("type")
     if kind == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": given.get("name")}}
+        chat["tool_choice"] = {"type": "function", "function": {"name": _required("tool_choice", choice, "name")}}
     elif kind in ("auto", "any", "none"):
         chat["tool_choice"] = "required" if kind == "any" else kind
     else:

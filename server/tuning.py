@@ -286,6 +286,8 @@ class Tuning:
                 elif self._errand.finish(until - time.perf_counter()):
                     errand, self._errand = self._errand, None
                     errand.result()
+                    if self._then == self._leave:  # the job was over, or paused
+                        self._trainer = None
             if self._errand is None and self._worth_saving:
                 self._save({"id": self._job})
         except Exception as error:

@@ -127,7 +127,7 @@ async def delete(request: web.Request) -> web.Response:
         in_use = row["id"] in (job["training_file"], job["validation_file"])
         if in_use and (job["status"] in RUNNING or job["status"] == "paused"):
             raise InvalidRequest(f"the file {row['id']} is in use by {job['id']}")
-    store.delete("files", row["id"])
+    await beside(partial(store.delete, "files", row["id"]))
     store.file_path(row["id"]).unlink(missing_ok=True)
     return json_response({"id": row["id"], "object": "file", "deleted": True})
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from server.errors import InvalidRequest, NotFound, unkept
-from server.http.context import CONTEXT, encode_json, json_response
+from server.http.context import CONTEXT, beside, encode_json, json_response
 from server.http.listing import listed
 from server.http.tuning_context import LISTENERS, desk_of, tuning_of
 from server.store import Row
@@ -32,9 +32,13 @@ async def create(request: web.Request) -> web.Response:
         return new_job(body, tuning.store, tuning.base, names, n_ctx)
 
     job = await context.parsed(request, parse)
-    try:
+
+    def keep() -> None:
         tuning.store.put("jobs", job)
         tuning.store.add_event(job["id"], f"Created fine-tuning job: {job['id']}")
+
+    try:
+        await beside(keep)  # another process may have the store
     except OSError as error:
         raise unkept("the job cannot be kept", error) from None
     tuning.created()
@@ -52,20 +56,24 @@ async def job(request: web.Request) -> web.Response:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    return _set(request, (*RUNNING, "paused"), "cancelled")
+    return await _set(request, (*RUNNING, "paused"), "cancelled")
 
 
 async def pause(request: web.Request) -> web.Response:
-    return _set(request, RUNNING, "paused")
+    return await _set(request, RUNNING, "paused")
 
 
 async def resume(request: web.Request) -> web.Response:
-    return _set(request, ("paused",), "queued")
+    return await _set(request, ("paused",), "queued")
 
 
-def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Response:
+async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Response:
     row = _found(request)
-    changed = desk_of(request).set_status(row["id"], allowed, status)
+    desk = desk_of(request)
+    try:
+        changed = await beside(lambda: desk.set_status(row["id"], allowed, status))
+    except OSError as error:
+        raise unkept("the job cannot be changed", error) from None
     if changed is None:
         raise InvalidRequest(f"the job {row['id']} is {_found(request)['status']}, so it cannot be {status}")
     return json_response(_shown(changed))

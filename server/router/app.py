@@ -269,7 +269,7 @@ class Router:
             self._fleet.lease,
             name,
             autoload=self._wants_load(request),
-            uses=request.method != "GET",
+            uses=request.method not in ("GET", "HEAD"),
             rest=partial(stream_over, session, request) if outlives else None,
         )
         try:

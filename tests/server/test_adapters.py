@@ -57,6 +57,12 @@ def test_who_was_used_first_changes_no_bit(engine: Engine, given: list[Adapter])
     assert found[0][1] == tuple((given[id].digest, scale) for id, scale in MIX)
 
 
+def test_a_file_that_is_given_twice_is_found_twice(engine: Engine, given: list[Adapter]) -> None:
+    adapters = registry(engine, [given[0], given[0]])
+    choice = adapters.resolve(((0, 0.5), (1, 2.0)))
+    assert adapters.choice_of(adapters.names(choice)) == choice
+
+
 def test_a_finetune_that_was_put_away_has_its_name_still(engine: Engine, given: list[Adapter], tmp_path: Path) -> None:
     """A slot that was computed with it may be saved."""
     adapters = registry(engine, [])
@@ -88,3 +94,13 @@ def test_what_no_slot_remembers_is_forgotten(engine: Engine, monkeypatch: pytest
         assert len(bank._digests) <= 3
     assert slots[0].mix[0][0] not in bank
     assert adapters.names(slots[0]) == names
+
+
+def test_the_stack_grows_with_what_is_in_it_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair wants its second adapter behind its first, which lies farther on every time."""
+    monkeypatch.setattr("server.adapters.MAX_RESIDENT", 4)
+    adapters = registry(engine, [random_adapter(engine.gguf, i, 8) for i in range(40)])
+    before = engine.adapters.n_columns
+    for i in range(39):
+        adapters.resolve(((i, 1.0), (i + 1, 1.0)))
+    assert engine.adapters.n_columns <= max(before, 128)

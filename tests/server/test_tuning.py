@@ -8,6 +8,7 @@ import math
 import os
 import sqlite3
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -322,3 +323,32 @@ def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(engine: Engin
     assert {"True blk.0.attn_q.weight" + ("" if full else ".lora_b"), "False optimizer.adam.first_moments"} < set(found)
     assert found == whole.results()
     assert any(left)
+
+
+@pytest.mark.parametrize("errand", ["_finish", "_keep_failure"])
+def test_a_job_that_is_over_does_not_go_on_while_the_server_ends(
+    errand: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The errand that keeps how it ended comes to its end meanwhile."""
+    monkeypatch.setitem(HYPERPARAMETERS, "n_epochs", 2)
+    job = Job(tmp_path, engine, full=False)
+    tuning, real, begun = job.tuning, getattr(job.tuning, errand), threading.Event()
+    if errand == "_keep_failure":
+        tuning._publish = Mock(side_effect=OSError("no room"))  # type: ignore[method-assign]
+
+    def late(*args: Any) -> None:
+        begun.set()
+        time.sleep(0.3)
+        real(*args)
+
+    setattr(tuning, errand, late)
+    job.begin()
+    while not begun.is_set():
+        job.turn(0.0)
+    caplog.clear()
+    part = tuning._part = Mock(side_effect=tuning._part)  # type: ignore[method-assign]
+    path = tuning._checkpoint_path(job.id)
+    there = path.exists()
+    tuning.close()
+    assert (part.call_count, path.exists(), caplog.messages) == (0, there, [])
+    assert Store(tmp_path).get("jobs", job.id)["status"] == ("failed" if errand == "_keep_failure" else "succeeded")  # type: ignore[index]
