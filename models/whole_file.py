@@ -21,9 +21,9 @@ def unfinished(path: str | Path) -> Iterator[Path]:
     What processes that were killed have left of this file goes first. OSError names `path`: nobody knows the other.
     """
     file = Path(os.path.realpath(path))
-    beside = file.parent.glob(f"{glob.escape(file.name)}.*.part")
-    sweep(part for part in beside if re.fullmatch(r"\.\d{1,10}\.part", part.name.removeprefix(file.name)))
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    parts = file.parent.glob(f"{glob.escape(file.name)}.*.part")
+    sweep(part for part in parts if re.fullmatch(r"\.\d{1,10}\.part", part.name.removeprefix(file.name)))
+    part = part_of(path)
     try:
         try:
             yield part
@@ -34,6 +34,12 @@ def unfinished(path: str | Path) -> Iterator[Path]:
         if error.errno is None:  # a device's, from which the data came
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def part_of(path: str | Path) -> Path:
+    """Where this process writes what is to become this file."""
+    file = Path(os.path.realpath(path))
+    return file.with_name(f"{file.name}.{os.getpid()}.part")
 
 
 def settle(part: Path, path: Path) -> None:

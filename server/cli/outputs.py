@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from models.whole_file import part_of
 from server.cli.flags import CliError
 
 
@@ -24,8 +24,10 @@ def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | 
         raise CliError(f"{folder}: no such folder")
     if Path(path).exists() and not Path(path).is_file():
         raise CliError(f"{path}: is not a regular file")
+    part = part_of(path)
     try:
-        tempfile.TemporaryFile(dir=folder).close()
+        part.touch()
+        part.unlink()
     except OSError as error:
         raise CliError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -37,6 +37,7 @@ HARD = [
     ("adaptive_decay", 1.0), ("n_keep", -2), ("n_discard", -1), ("n_indent", -1), ("sse_ping_interval", -2),
     ("n_cache_reuse", -1), ("t_max_predict_ms", -2),
 ]  # fmt: skip
+NOTHING = [[id, False] for id in range(259)]  # of the vocabulary
 FIELDS: list[tuple[str, Any]] = [
     *[(name, value) for name in NUMBERS for value in ("1", True, [], {})],
     *[(name, value) for name in INTEGERS for value in ("1", True, [], 1.5)],
@@ -46,7 +47,7 @@ FIELDS: list[tuple[str, Any]] = [
     *[("samplers", value) for value in (1, {}, [1], ["nope"], "k?", "k" * 99)],
     *[
         ("logit_bias", value)
-        for value in (1, "x", [1], [[1]], [[1, 2, 3]], [[1, True]], [[1, None]], {"1": "x"}, [[{}, 1]])
+        for value in (1, "x", [1], [[1]], [[1, 2, 3]], [[1, True]], [[1, None]], {"1": "x"}, [[{}, 1]], NOTHING)
     ],
     *[("dry_sequence_breakers", value) for value in ([], "x", [1], {}, ["z"] * 65)],
     *[("speculative.type", value) for value in (1, [], "nope", "ngram-simple,nope", "draft-simple")],
