@@ -94,8 +94,10 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (for as long as we run)
     out = sys.stdout
-    if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding.lower() != "utf-8"):
-        out.reconfigure(errors="replace")  # a sign that the terminal does not know is no reason to fail
+    if isinstance(out, io.TextIOWrapper):
+        lossless = out.errors == "surrogateescape" and out.encoding.lower() == "utf-8"
+        if out.errors in ("strict", "surrogateescape") and not lossless:
+            out.reconfigure(errors="replace")  # a sign that the terminal does not know is no reason to fail
 
 
 def _dispatch(words: list[str]) -> int:

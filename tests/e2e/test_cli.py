@@ -222,6 +222,12 @@ def test_what_the_terminal_cannot_show_is_replaced(tiny_model: Path, encoding: s
     assert b" ? 2" in got.stdout  # attention × 2
 
 
+def test_who_says_how_it_is_to_be_replaced_has_it_so(tiny_model: Path) -> None:
+    got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING="ascii:backslashreplace")
+    assert got.returncode == 0, got.stderr
+    assert rb" \xd7 2" in got.stdout
+
+
 def test_closed_streams_are_empty_ones(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "server.cli", "tokenize", "-m", str(tiny_model)]
     words = ["sh", "-c", 'exec "$0" "$@" <&- >&-', *command]
