@@ -57,7 +57,7 @@ class AdapterBank:
             if not (np.isfinite(given.a).all() and np.isfinite(scaled).all()):
                 raise ValueError(f"the adapter of '{name}' holds a number that is not finite")
         handle, self._next = self._next, self._next + 1
-        first = self._columns[mix[-1][0]].stop if mix else 0
+        first = self._behind(mix)
         columns = self._room(adapter.rank, first)
         if columns is None or not adapter.pairs.keys() <= self._names:
             self._grow(adapter, first)
@@ -91,13 +91,12 @@ class AdapterBank:
 
     def follows(self, handle: int, mix: Mix) -> bool:
         """Whether an adapter is here, and may be added at the end of a mixture."""
-        return handle in self._columns and (not mix or self._columns[mix[-1][0]].stop <= self._columns[handle].start)
+        return handle in self._columns and self._behind(mix) <= self._columns[handle].start
 
     def is_torn(self, rank: int, mix: Mix) -> bool:
         """Whether there are columns enough for one more adapter, but none in a row behind a mixture."""
         used = sum(len(columns) for columns in self._columns.values())
-        first = self._columns[mix[-1][0]].stop if mix else 0
-        return self._room(rank, first) is None and used + rank <= self.n_columns // 2
+        return self._room(rank, self._behind(mix)) is None and used + rank <= self.n_columns // 2
 
     def __contains__(self, handle: int) -> bool:
         return handle in self._columns
@@ -115,7 +114,11 @@ class AdapterBank:
     def move_to(self, session: Session) -> None:
         """The same adapters in another session, where a device was lost."""
         self._session = session
-        self.pairs = self._states(self._host, self.generation)
+        self.pairs = self._states(self._host, self.generation, {})
+
+    def _behind(self, mix: Mix) -> int:
+        """The first column behind a mixture."""
+        return self._columns[mix[-1][0]].stop if mix else 0
 
     def _room(self, n: int, first: int) -> range | None:
         """The first n free columns in a row, from one on."""
@@ -153,10 +156,7 @@ class AdapterBank:
         return a, b
 
     def _states(
-        self,
-        host: Mapping[str, tuple[F32, F32]],
-        generation: int,
-        before: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        self, host: Mapping[str, tuple[F32, F32]], generation: int, before: Mapping[str, tuple[Tensor, Tensor]]
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """States that hold these arrays, with memory where those `before` them have theirs: all, or after an error
         none."""
@@ -166,13 +166,14 @@ class AdapterBank:
                 for half, values in zip("ab", halves, strict=True):
                     made.append(self._session.define(f"lora.{generation}.{name}.{half}", values.shape))
                     self._session.write(made[-1].name, values)
-            for t, old in zip(made, [t for name in host for t in (before or {}).get(name, (None, None))], strict=True):
-                if old is not None:  # who runs needs it in the next step, and must not hear then that there is no room
-                    self._session.settle_beside(t.name, old.name)
+            pairs = dict(zip(host, zip(made[::2], made[1::2], strict=True), strict=True))
+            for name, old in before.items():  # who runs needs it in the next step, where no room would be too late
+                for t, other in zip(pairs[name], old, strict=True):
+                    self._session.settle_beside(t.name, other.name)
         except BaseException:
             self._session.forget(t.name for t in made)
             raise
-        return dict(zip(host, zip(made[::2], made[1::2], strict=True), strict=True))
+        return pairs
 
     def _write(self, name: str) -> None:
         for t, values in zip(self.pairs[name], self._host[name], strict=True):

@@ -12,8 +12,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 TRUE = frozenset({"1", "true", "on", "yes", "enabled"})
 FALSE = frozenset({"0", "false", "off", "no", "disabled"})
 WORKS, IGNORED, LATER = "works", "ignored", "later"
@@ -267,42 +268,6 @@ def addresses(value: str) -> list[str]:
     return found
 
 
-def file_name(value: str) -> str:
-    """A path, which a variable of the shell that is not set is not."""
-    if not value:
-        raise ValueError("names no file")
-    return value
-
-
-def folder_name(value: str) -> str:
-    """The same of a folder."""
-    if not value:
-        raise ValueError("names no folder")
-    return value
-
-
-def file_names(value: str) -> list[str]:
-    """Files separated by commas."""
-    found = words(value)
-    if not found:
-        raise ValueError("names no file")
-    return found
-
-
-def address(value: str) -> str:
-    """A host to listen on; an empty one would mean every network that the machine is in."""
-    if not value.strip():
-        raise ValueError("names no address")
-    return value
-
-
-def not_empty(value: str) -> str:
-    """Anything but nothing."""
-    if not value:
-        raise ValueError("must not be empty")
-    return value
-
-
 def text(value: str) -> str:
     """Anything."""
     return value
@@ -313,19 +278,30 @@ def words(value: str) -> list[str]:
     return [w.strip() for w in value.split(",") if w.strip()]
 
 
-def keys(value: str) -> list[str]:
-    """The same with at least one: a server whose key went missing must not be open to all."""
-    found = words(value)
-    if not found:
-        raise ValueError("must have a key")
-    return found
+def _not_blank(value: str) -> str:
+    """Anything; nothing where it is blanks only."""
+    return value if value.strip() else ""
 
 
-def key(value: str) -> str:
-    """A single one, which may have commas in it."""
-    if not value.strip():
-        raise ValueError("must have a key")
-    return value
+def given(convert: Callable[[str], T], reason: str) -> Callable[[str], T]:
+    """As `convert` has it; ValueError where that is nothing, as it is of a variable of the shell that is not set."""
+
+    def check(value: str) -> T:
+        found = convert(value)
+        if not found:
+            raise ValueError(reason)
+        return found
+
+    return check
+
+
+not_empty = given(text, "must not be empty")
+file_name = given(text, "names no file")
+file_names = given(words, "names no file")  # separated by commas
+folder_name = given(text, "names no folder")
+address = given(_not_blank, "names no address")  # to listen on; an empty one would be all networks of the machine
+keys = given(words, "must have a key")  # a server whose key went missing must not be open to all
+key = given(_not_blank, "must have a key")  # which may have commas in it
 
 
 def wholes(low: int, high: int) -> Callable[[str], list[int]]:

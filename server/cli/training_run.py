@@ -151,13 +151,15 @@ def check_outputs(o: SimpleNamespace, output: str) -> None:
     others = [*read.items(), ("--checkpoint-in", newest(o.checkpoint_in, o))]
     # of the names with a step's number those count that a file which is read has
     numbers = [0, *map(int, re.findall(r"\d+", " ".join(Path(path).name for _, path in others if path)))]
+
+    def names(pattern: str) -> list[Path]:
+        return list(dict.fromkeys(path for n in numbers for path in named(pattern, n, o)))
+
     result = "--lora-out" if getattr(o, "lora_out", None) else "-o"
-    for flag, pattern in ((result, output), ("--plot", o.plot), ("--checkpoint-out", o.checkpoint_out)):
+    plotted = [Path(o.plot)] if o.plot else []  # has no number
+    for flag, paths in ((result, names(output)), ("--plot", plotted), ("--checkpoint-out", names(o.checkpoint_out))):
         if flag == "--checkpoint-out":  # the next one may replace the one that the run goes on from
             others = [other for other in others if other[0] != "--checkpoint-in"]
-        paths = list(dict.fromkeys(path for n in numbers for path in named(pattern, n, o)))
-        if flag == "--plot":  # has no number
-            paths = [Path(pattern)] if pattern else []
         for path in paths:
             check_output(path, flag, others)
         others += [(flag, path) for path in paths]
