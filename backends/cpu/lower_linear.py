@@ -159,7 +159,7 @@ def matmul(
     if (mt, nt) == expanded_tile(dtype, isa()):
         most, times = rows_at_once(m, count * ACT_BLOCK)
         rows = m if times == 1 else most + MAX_TILE
-        stretch = _stretch(count, nt * expanded_nbytes(layout) * count, m)
+        stretch = _stretch(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
         args = (*args, stretch, group, most, times, *act_panels(m, isa()))
         grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
         scratch = (rows + mt) * nt * LANES * 4 + nt * stretch * expanded_nbytes(layout)
@@ -169,7 +169,7 @@ def matmul(
         chunk = min(HELD_CHUNK_BYTES, nt * group * strips // FEWEST_CHUNKS) if holds else CHUNK_BYTES
         grain = max(1, chunk // (nt * group))
         held = grain if holds else 0
-        args = (*args, count if m <= mt else _stretch(count, nt * group, m), group, held)
+        args = (*args, count if m <= mt else _stretch(count, nt * group, m, layout.shared), group, held)
         scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
     streams = (addresses[0], nt * group) if times == 1 else (0, 0)
     return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, times * strips, grain, scratch, streams, beside)]
@@ -186,20 +186,22 @@ def _(t: Tensor, at: At) -> list[Instruction]:
         return [Instruction(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
     most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
     rows = m if times == 1 else most + MAX_TILE
-    stretch = _stretch(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m)
+    stretch = _stretch(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
     args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, group, most, times)
     args = (*args, *act_panels(m, isa()))
     scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
     return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
 
 
-def _stretch(count: int, nbytes: int, m: int) -> int:
-    """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts.
+def _stretch(count: int, nbytes: int, m: int, shared: int) -> int:
+    """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts of
+    those that have `shared` a scale of activations.
 
     They take half of the first-level cache at most. While tiles of some rows run, the next weights are asked for: of
     few rows not many, for a core can have few lines under way.
     """
-    return -(-count // -(-nbytes // min(cache_nbytes(1) // 2, (4 << 10) + 100 * m)))
+    parts = -(-nbytes // min(cache_nbytes(1) // 2, (4 << 10) + 100 * m))
+    return -(-count // shared // parts) * shared
 
 
 @lower("get_rows")

@@ -156,7 +156,7 @@ def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
         np.testing.assert_array_equal(
             offsets, 1.5 * 2**23 - 128 * np.concatenate([sums.sum(-1, keepdims=True), sums], -1)
         )
-        np.testing.assert_allclose(total[..., 0], scale[..., 0] * q.sum(-1), rtol=1e-6)
+        np.testing.assert_array_equal(total[..., 0], q.sum(-1))
         out[r0:r1] = q * scale
     return out.reshape(m, k)
 
@@ -174,8 +174,12 @@ def test_quantised_weights(pool: Pool, dtype: str) -> None:
         for m in (1, 2, 3, 5, 8, 9, 17, 33):
             x = rng.normal(size=(m, k)).astype(np.float32)
             y = multiply(pool, x, packed, dtype, n)
-            assert worst(y, rounded(pool, x, LAYOUTS[dtype].block) @ w.T) < 1e-6
+            inexact = rounded(pool, x, LAYOUTS[dtype].block) @ w.T
+            assert worst(y, inexact) < (1e-6 if LAYOUTS[dtype].shared == 1 else 2e-4)
             assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
+            if LAYOUTS[dtype].shared > 1:  # dots are rounded to ones, which is little beside what activations were
+                ours, theirs = np.abs(y - inexact).mean(), np.abs(inexact - x.astype(np.float64) @ w.T).mean()
+                assert ours < 0.03 * theirs
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

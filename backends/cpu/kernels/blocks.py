@@ -66,11 +66,12 @@ class Packed:
         return self.loaded[key]
 
     def quants(self, step):
-        """Unsigned bytes: q, or with an offset (q << shift) + 128."""
+        """Unsigned bytes: q << shift, of signed types + 128; or without what waits (emit.late_shift)."""
         b, layout = self.b, self.layout
         if layout.quants == 512:
             return self.vector(0, step)
-        shift, mask = layout.shift, 15 << layout.shift
+        shift = layout.shift - e.late_shift(layout)
+        mask = 15 << shift
         u = e.bits_to(b, self.vector(0, step % 4), shift - 4 * (step // 4), mask)
         if layout.high == 64:
             u = b.or_(u, e.bits_to(b, self.vector(1, 0), 4 + shift - step, 16 << shift))

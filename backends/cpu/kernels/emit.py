@@ -136,6 +136,17 @@ def dot_start(b, offset, biased):
     return each(DOT_ZERO) if not biased or isa() == "avx2" else splat(b, offset)
 
 
+def late_shift(layout):
+    """How much of the shift of a type's quants waits until their products are added up: all where sums of two products
+    of a shifted quant, which has no sign, would not fit into 16 bits."""
+    return layout.shift if layout.mins and isa() == "avx2" else 0
+
+
+def dot_shifted(b, dot, left):
+    """An integer dot times 2^left."""
+    return b.add(b.shl(dot, each(left)), each((DOT_ZERO - (DOT_ZERO << left)) % 2**32)) if left else dot
+
+
 def dot_value(b, dot):
     """An integer dot as f32; exact."""
     return b.fsub(b.bitcast(dot, V16F), each(DOT_FLOAT))
@@ -146,6 +157,16 @@ def dot_times(b, dot, scale):
     if isa() == "plain":  # without a fused multiply-add the large zero would swallow the dot
         return b.fmul(dot_value(b, dot), scale)
     return fma(b, b.bitcast(dot, V16F), scale, b.fmul(scale, each(-DOT_FLOAT)))
+
+
+def dot_added(b, acc, dot, scale):
+    """acc + (DOT_FLOAT + an integer dot) · scale, rounded once: of several dots `less_zeros` takes DOT_FLOAT away."""
+    return fma(b, b.bitcast(dot, V16F), scale, acc)
+
+
+def less_zeros(b, acc, scales):
+    """What `dot_added` made of dots whose scales are `scales` in sum, without the DOT_FLOATs."""
+    return fma(b, scales, each(-DOT_FLOAT), acc)
 
 
 def dot(b, acc, u, x, biased):

@@ -27,12 +27,14 @@ step v+4 in its high half. One high bit: bit `step` of byte [r][t]. Two high bit
 The kernels read every signed type as unsigned with offset 128: a quant of b bits is shifted to the top of its byte
 (q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot.
 It does so as the bits of the float 1.5 · 2^23 − 128 · sum(x): near 1.5 · 2^23 the bits of floats count in ones, so the
-finished dot is read as a float without a conversion (emit.py: dot_times).
+finished dot is read as a float without a conversion (emit.py: dot_times). Types of 256 k, whose activations share a
+scale, add up eight such floats and take away what was 1.5 · 2^23 in all of them at once; that rounds ones of a dot, so
+their quants are at the top of a byte, too (q4_k · 16, q5_k · 8), where ones are least.
 
 Activations (M rows) are rearranged, too.
     q8_act     panels of as many rows as the tile for many rows has (with fewer, one panel), the last panel taking what
                is left, so that a tile reads from one end to the other. A panel is [K/32][rows] of 52 bytes: 32 i8
-               quants, f32 scale, f32 scale · sum, and the starts of an integer dot with all, with the first 16 and with
+               quants, f32 scale, f32 sum, and the starts of an integer dot with all, with the first 16 and with
                the second
     f32_act    [K][M] f32
 """
@@ -56,13 +58,18 @@ class Layout:
     high: int = 0  # per 32 k
     fine: int = 0  # per 32 k
     coarse: int = 0  # per GGUF block
-    shift: int = 0  # signed types: quants are read as q << shift, offset 128
+    shift: int = 0  # quants are read as q << shift; signed types with offset 128
     mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
 
     @property
     def parts(self) -> int:
         """Scales of 32 k."""
         return 2 if self.high == 128 else 1
+
+    @property
+    def shared(self) -> int:
+        """Blocks of 32 k whose activations share a scale."""
+        return max(1, self.block // 32)
 
     @property
     def bundle(self) -> int:
@@ -112,8 +119,8 @@ LAYOUTS: dict[str, Layout] = {
     "q4_1": Layout(32, 20, 256, coarse=64, mins=True),
     "q5_0": Layout(32, 22, 256, high=64, coarse=32, shift=3),
     "q5_1": Layout(32, 24, 256, high=64, coarse=64, mins=True),
-    "q4_k": Layout(256, 144, 256, fine=32, coarse=64, mins=True),
-    "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, mins=True),
+    "q4_k": Layout(256, 144, 256, fine=32, coarse=64, shift=4, mins=True),
+    "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, shift=3, mins=True),
     "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2),
 }
 

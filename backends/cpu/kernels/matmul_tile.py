@@ -1,7 +1,8 @@
 """The register tile of products with packed weights (layout.py): `mt` activation rows × `nt` groups of 16 outputs.
 
-Its accumulators stay in registers over a stretch of K. Each output is one chain of fused multiply-adds over k (over
-blocks of 32 for quantised types), whatever the tile, so the bits of a row do not depend on the rows beside it.
+Its accumulators stay in registers over a stretch of K. Each output is one chain of fused multiply-adds over k (for
+quantised types over what shares a scale of activations: blocks of 32, whose dots are a chain in turn where those are of
+256), whatever the tile, so the bits of a row do not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanding, Packed
+from backends.cpu.kernels.emit_math import STRICT
 from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM, AT_ONCE, LAYOUTS
 
 
 def quant_tile(dtype, mt, nt, form):
-    """A tile of quantised weights, as one of the forms of blocks.py: a loop over blocks of 32.
+    """A tile of quantised weights, as one of the forms of blocks.py: a loop over blocks of 32, within one over the
+    scales of activations if blocks share them. A dot that does not need a scale of its own is an operation less.
 
     Between the dots of a block the memory is asked for what comes later: with few rows it is the limit, and it has to
     be asked all the time, for few lines can be under way at once. So a block of packed weights meets up to 16 rows,
     AT_ONCE by AT_ONCE, before the next.
     """
     layout = LAYOUTS[dtype]
-    biased = not layout.mins
+    biased, shared = not layout.mins, layout.shared
     halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
     turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
     def block_of(b, i, acc, w, x, ahead, wide):
-        sums = list(acc)
+        """`acc`: the sums, and where blocks share a scale of activations, so far without it, the groups' scales."""
+        sums, zeros = list(acc[: mt * nt]), list(acc[mt * nt :])
         asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead), 8 * len(halves)))
         for rows, part in turns:
             if (rows, part) != turns[0]:
@@ -48,18 +52,39 @@ def quant_tile(dtype, mt, nt, form):
                     x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
                     for n in range(nt):
                         dots[j * nt + n] = e.dot(b, dots[j * nt + n], u[n], x4, biased)
+            dots = [e.dot_shifted(b, dot, e.late_shift(layout)) for dot in dots]
             scales = [block.scale(part) for block in blocks]
-            scales_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4)) for row in xs]
-            terms = [e.dot_times(b, dot, scales[k % nt]) for k, dot in enumerate(dots)]
-            first = rows[0] * nt
-            for k, term in enumerate(terms):
-                sums[first + k] = e.fma(b, term, scales_x[k // nt], sums[first + k])
+            places = range(rows[0] * nt, rows[0] * nt + len(dots))
+            if shared > 1:
+                terms = [e.dot_added(b, sums[k], dot, scales[k % nt]) for k, dot in zip(places, dots, strict=True)]
+                if rows[0] == 0:
+                    zeros = [b.fadd(zero, s, flags=STRICT) for zero, s in zip(zeros, scales, strict=True)]
+            else:
+                terms = [e.dot_times(b, dot, scales[k % nt]) for k, dot in enumerate(dots)]
             if layout.mins:
                 mins = [block.min() for block in blocks]
                 sums_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
-                for k in range(len(dots)):
-                    sums[first + k] = e.fma(b, mins[k % nt], sums_x[k // nt], sums[first + k])
-        return sums
+                terms = [e.fma(b, mins[k % nt], sums_x[k // nt], term) for k, term in enumerate(terms)]
+            if shared == 1:
+                scales_x = [scale_of(b, row) for row in xs]
+                terms = [
+                    e.fma(b, term, scales_x[i // nt], sums[k])
+                    for i, (k, term) in enumerate(zip(places, terms, strict=True))
+                ]
+            sums[places.start : places.stop] = terms
+        return [*sums, *zeros]
+
+    def shared_of(b, i, acc, w, x_at, ahead, wide):
+        none = [e.each(0.0)] * (mt * nt + nt)
+        inner = lambda j, values: block_of(b, j, values, w, x_at(j), ahead, wide)
+        values = e.loop(b, i, b.add(i, e.i64(shared)), none, inner)
+        sums, zeros = values[: mt * nt], values[mt * nt :]
+        scales_x = [scale_of(b, e.at(b, x_at(i), ACT_BLOCK * j)) for j in range(mt)]
+        terms = [e.less_zeros(b, term, zeros[k % nt]) for k, term in enumerate(sums)]
+        return [e.fma(b, term, scales_x[k // nt], acc[k]) for k, term in enumerate(terms)]
+
+    def scale_of(b, row):
+        return e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4))
 
     def blocks_of(b, i, w, wide):
         if form is Expanding:
@@ -72,7 +97,10 @@ def quant_tile(dtype, mt, nt, form):
             return weights
         return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
-    return tile_of(block_of, mt, nt, claiming=form is not Packed)
+    def lone_of(b, i, acc, w, x_at, ahead, wide):
+        return block_of(b, i, acc, w, x_at(i), ahead, wide)
+
+    return tile_of(shared_of if shared > 1 else lone_of, mt, nt, shared, claiming=form is not Packed)
 
 
 def spread(items, n):
@@ -84,7 +112,8 @@ def spread(items, n):
 def float_tile(dtype, mt, nt):
     """A tile of floats: a loop over k."""
 
-    def element_of(b, i, acc, w, x, _ahead, _wide):
+    def element_of(b, i, acc, w, x_at, _ahead, _wide):
+        x = x_at(i)
         ws = []
         for group in w:
             ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
@@ -97,8 +126,9 @@ def float_tile(dtype, mt, nt):
     return tile_of(element_of, mt, nt)
 
 
-def tile_of(body, mt, nt, *, claiming=False):
-    """An intrinsic that runs `body` for blocks begin…end; its sums [mt][nt][16] start from zero where begin is 0.
+def tile_of(body, mt, nt, by=1, *, claiming=False):
+    """An intrinsic that runs `body` for blocks begin…end, `by` at once; its sums [mt][nt][16] start from zero where
+    begin is 0.
 
     They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, `adding`
     to what is there if that is not 0. So many bytes `ahead` lies what a later tile reads: in packed weights the next
@@ -138,9 +168,9 @@ def tile_of(body, mt, nt, *, claiming=False):
                 e.prefetch(b, place, write=True)
 
             def step(i, acc):
-                return body(b, i, acc, w, e.at(b, x0, b.mul(i, a[4])), a[11], wide)
+                return body(b, i, acc, w, lambda block: e.at(b, x0, b.mul(block, a[4])), a[11], wide)
 
-            values = e.loop(b, a[9], a[10], start, step)
+            values = e.loop(b, a[9], a[10], start, step, by)
             with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (added, put):
                 with added:
                     for place, value in zip(ends, values, strict=True):

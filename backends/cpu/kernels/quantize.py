@@ -66,7 +66,7 @@ def round_blocks(b, x, y, stride, scales, inverses):
     first, second = (b.sub(pick(sums, list(range(i, 2 * count, 2))), every(16 * e.DOT_ZERO % 2**32)) for i in range(2))
     whole = b.add(first, second)
     starts = [b.sub(every(e.DOT_ZERO), b.shl(part, every(7))) for part in (whole, first, second)]
-    columns = [b.bitcast(v, words) for v in (scales, b.fmul(scales, b.sitofp(whole, scales.type)))] + starts
+    columns = [b.bitcast(v, words) for v in (scales, b.sitofp(whole, scales.type))] + starts
     for n, place in enumerate(places):
         row = ir.Constant(ir.VectorType(e.I32, 4), ir.Undefined)
         for i, column in enumerate(columns[:4]):
