@@ -9,6 +9,7 @@ from __future__ import annotations
 from numba import njit
 
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_dot import late_shift
 from backends.cpu.kernels.layout import expanded_nbytes
 
 NEAR = 4  # blocks
@@ -66,11 +67,11 @@ class Packed:
         return self.loaded[key]
 
     def quants(self, step):
-        """Unsigned bytes: q << shift, of signed types + 128; or without what waits (emit.late_shift)."""
+        """Unsigned bytes: q << shift, of signed types + 128; less what waits for their dots (emit_dot.late_shift)."""
         b, layout = self.b, self.layout
         if layout.quants == 512:
             return self.vector(0, step)
-        shift = layout.shift - e.late_shift(layout)
+        shift = layout.shift - late_shift(layout)
         mask = 15 << shift
         u = e.bits_to(b, self.vector(0, step % 4), shift - 4 * (step // 4), mask)
         if layout.high == 64:

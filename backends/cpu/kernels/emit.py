@@ -1,8 +1,7 @@
-"""Building blocks of LLVM IR: vectors (of 16 lanes unless said), broadcasts, each ISA's integer dot product, loops."""
+"""Building blocks of LLVM IR: vectors (of 16 lanes unless said), broadcasts, loops."""
 
 from __future__ import annotations
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -13,11 +12,6 @@ I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntTy
 I8P = I8.as_pointer()
 V16I, V16F, V16H = ir.VectorType(I32, 16), ir.VectorType(F32, 16), ir.VectorType(ir.HalfType(), 16)
 V16I8, V16I16 = ir.VectorType(I8, 16), ir.VectorType(I16, 16)
-V8I, V32B, V64B, V16S = ir.VectorType(I32, 8), ir.VectorType(I8, 32), ir.VectorType(I8, 64), ir.VectorType(I16, 16)
-
-
-# Integer dots start at the bits of 1.5 · 2^23: within ±2^22 around it, the bits of n more are those of the float n more
-DOT_FLOAT, DOT_ZERO = 1.5 * 2**23, 0x4B400000
 
 
 def i64(value):
@@ -129,87 +123,6 @@ def bits_to(b, value, left, mask):
     if left:
         value = b.shl(value, each(left)) if left > 0 else b.lshr(value, each(-left))
     return b.and_(value, each(mask * 0x01010101))
-
-
-def dot_start(b, offset, biased):
-    """The first value of an integer dot: DOT_ZERO, or `offset`, which holds it and −128·sum(x) for biased quants."""
-    return each(DOT_ZERO) if not biased or isa() == "avx2" else splat(b, offset)
-
-
-def late_shift(layout):
-    """How much of the shift of a type's quants waits until their products are added up: all where sums of two products
-    of a shifted quant, which has no sign, would not fit into 16 bits."""
-    return layout.shift if layout.mins and isa() == "avx2" else 0
-
-
-def dot_shifted(b, dot, left):
-    """An integer dot times 2^left."""
-    return b.add(b.shl(dot, each(left)), each((DOT_ZERO - (DOT_ZERO << left)) % 2**32)) if left else dot
-
-
-def dot_value(b, dot):
-    """An integer dot as f32; exact."""
-    return b.fsub(b.bitcast(dot, V16F), each(DOT_FLOAT))
-
-
-def dot_times(b, dot, scale):
-    """An integer dot times a scale of at most 22 significant bits, rounded once: one instruction, no conversion."""
-    if isa() == "plain":  # without a fused multiply-add the large zero would swallow the dot
-        return b.fmul(dot_value(b, dot), scale)
-    return fma(b, b.bitcast(dot, V16F), scale, b.fmul(scale, each(-DOT_FLOAT)))
-
-
-def dot_added(b, acc, dot, scale):
-    """acc + (DOT_FLOAT + an integer dot) · scale, rounded once: of several dots `less_zeros` takes DOT_FLOAT away."""
-    return fma(b, b.bitcast(dot, V16F), scale, acc)
-
-
-def less_zeros(b, acc, scales):
-    """What `dot_added` made of dots whose scales are `scales` in sum, without the DOT_FLOATs."""
-    return fma(b, scales, each(-DOT_FLOAT), acc)
-
-
-def dot(b, acc, u, x, biased):
-    """acc + the products of 4 unsigned bytes of u in each lane and the 4 signed bytes of the i32 x; exact on every ISA.
-
-    `biased`: u is 128 + a signed quant, and `dot_start` took care of the 128.
-    """
-    kind = isa()
-    if kind == "plain":
-        for t in range(4):
-            xt = b.ashr(b.shl(x, ir.Constant(I32, 24 - 8 * t)), ir.Constant(I32, 24))
-            ut = b.and_(b.lshr(u, each(8 * t)), each(255))
-            acc = b.add(acc, b.mul(ut, splat(b, xt)))
-        return acc
-    xs = splat(b, x)
-    if kind == "avx512_vnni":
-        t = _dot_operand(V16I, V64B)
-        return call(b, "llvm.x86.avx512.vpdpbusd.512", V16I, [acc, b.bitcast(u, t), b.bitcast(xs, t)])
-    parts = []
-    for h in range(2):
-        a, uh, xh = (_half_of(b, v, h) for v in (acc, u, xs))
-        if kind == "avx_vnni":
-            t = _dot_operand(V8I, V32B)
-            parts.append(call(b, "llvm.x86.avx512.vpdpbusd.256", V8I, [a, b.bitcast(uh, t), b.bitcast(xh, t)]))
-            continue
-        uh, xh = b.bitcast(uh, V32B), b.bitcast(xh, V32B)
-        if biased:  # u·x of 255·127 would saturate the 16-bit sums: multiply |w| by x with the sign of w instead
-            w = b.xor(uh, ir.Constant(V32B, [-128] * 32))
-            uh = call(b, "llvm.abs.v32i8", V32B, [w, ir.Constant(ir.IntType(1), 0)])
-            xh = call(b, "llvm.x86.avx2.psign.b", V32B, [xh, w])
-        pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", V16S, [uh, xh])
-        ones = ir.Constant(V16S, [1] * 16)
-        parts.append(b.add(a, call(b, "llvm.x86.avx2.pmadd.wd", V8I, [pairs, ones])))
-    return b.shuffle_vector(*parts, ir.Constant(V16I, list(range(16))))
-
-
-def _dot_operand(words, octets):
-    return octets if llvm.llvm_version_info[0] >= 22 else words
-
-
-def _half_of(b, value, h):
-    lanes = ir.Constant(V8I, list(range(8 * h, 8 * h + 8)))
-    return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
 
 
 def loop(b, begin, end, start, body, step=1):

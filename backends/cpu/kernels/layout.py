@@ -27,7 +27,7 @@ step v+4 in its high half. One high bit: bit `step` of byte [r][t]. Two high bit
 The kernels read every signed type as unsigned with offset 128: a quant of b bits is shifted to the top of its byte
 (q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot.
 It does so as the bits of the float 1.5 · 2^23 − 128 · sum(x): near 1.5 · 2^23 the bits of floats count in ones, so the
-finished dot is read as a float without a conversion (emit.py: dot_times). Types of 256 k, whose activations share a
+finished dot is read as a float without a conversion (emit_dot.py). Types of 256 k, whose activations share a
 scale, add up eight such floats and take away what was 1.5 · 2^23 in all of them at once; that rounds ones of a dot, so
 their quants are at the top of a byte, too (q4_k · 16, q5_k · 8), where ones are least.
 
@@ -60,6 +60,11 @@ class Layout:
     coarse: int = 0  # per GGUF block
     shift: int = 0  # quants are read as q << shift; signed types with offset 128
     mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
+
+    @property
+    def bits(self) -> int:
+        """Of a quant."""
+        return 8 if self.quants == 512 else 4 + self.high // 64
 
     @property
     def parts(self) -> int:

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanding, Packed
+from backends.cpu.kernels.emit_dot import Dot, added, less_zeros, times
 from backends.cpu.kernels.emit_math import STRICT
 from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM, AT_ONCE, LAYOUTS
 
@@ -27,7 +28,7 @@ def quant_tile(dtype, mt, nt, form):
     AT_ONCE by AT_ONCE, before the next.
     """
     layout = LAYOUTS[dtype]
-    biased, shared = not layout.mins, layout.shared
+    shared = layout.shared
     halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
     turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
@@ -42,8 +43,8 @@ def quant_tile(dtype, mt, nt, form):
                 blocks = blocks_of(b, i, w, wide)
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
-            starts = [e.dot_start(b, e.load(b, e.at(b, row, offset), e.I32, 4), biased) for row in xs]
-            dots = [start for start in starts for _ in blocks]
+            starts = [e.load(b, e.at(b, row, offset), e.I32, 4) for row in xs]
+            dots = [Dot(b, layout, start) for start in starts for _ in blocks]
             for step in range(8 // layout.parts * part, 8 // layout.parts * (part + 1)):
                 for line, near in next(asks):
                     e.prefetch(b, line, near=near)
@@ -51,16 +52,16 @@ def quant_tile(dtype, mt, nt, form):
                 for j, row in enumerate(xs):
                     x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
                     for n in range(nt):
-                        dots[j * nt + n] = e.dot(b, dots[j * nt + n], u[n], x4, biased)
-            dots = [e.dot_shifted(b, dot, e.late_shift(layout)) for dot in dots]
+                        dots[j * nt + n].add(u[n], x4)
+            values = [dot.value() for dot in dots]
             scales = [block.scale(part) for block in blocks]
             places = range(rows[0] * nt, rows[0] * nt + len(dots))
             if shared > 1:
-                terms = [e.dot_added(b, sums[k], dot, scales[k % nt]) for k, dot in zip(places, dots, strict=True)]
+                terms = [added(b, sums[k], dot, scales[k % nt]) for k, dot in zip(places, values, strict=True)]
                 if rows[0] == 0:
                     zeros = [b.fadd(zero, s, flags=STRICT) for zero, s in zip(zeros, scales, strict=True)]
             else:
-                terms = [e.dot_times(b, dot, scales[k % nt]) for k, dot in enumerate(dots)]
+                terms = [times(b, dot, scales[k % nt]) for k, dot in enumerate(values)]
             if layout.mins:
                 mins = [block.min() for block in blocks]
                 sums_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
@@ -80,7 +81,7 @@ def quant_tile(dtype, mt, nt, form):
         values = e.loop(b, i, b.add(i, e.i64(shared)), none, inner)
         sums, zeros = values[: mt * nt], values[mt * nt :]
         scales_x = [scale_of(b, e.at(b, x_at(i), ACT_BLOCK * j)) for j in range(mt)]
-        terms = [e.less_zeros(b, term, zeros[k % nt]) for k, term in enumerate(sums)]
+        terms = [less_zeros(b, term, zeros[k % nt]) for k, term in enumerate(sums)]
         return [e.fma(b, term, scales_x[k // nt], acc[k]) for k, term in enumerate(terms)]
 
     def scale_of(b, row):

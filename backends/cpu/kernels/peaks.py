@@ -7,6 +7,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_dot import busiest_step
 from backends.cpu.kernels.layout import peak_chains
 from backends.cpu.kernels.registry import kernel
 
@@ -70,7 +71,7 @@ def peak_int8():
 
     def step(b, i, sums, pointer):
         x = e.load(b, pointer, e.I32, 4)  # in a register all the time: spreading one takes a dot product's place
-        return [e.dot(b, s, s, x, False) for s in sums]  # what stays the same would be multiplied once, before the loop
+        return [busiest_step(b, s, x) for s in sums]  # what stays the same would be multiplied once, before the loop
 
     burn = busy_loop(step, CHAINS, e.V16I)
 

@@ -11,6 +11,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_dot import DOT_FLOAT, DOT_ZERO
 from backends.cpu.kernels.emit_math import tree, trees
 from backends.cpu.kernels.layout import ACT_BLOCK, ACT_SCALE
 from backends.cpu.kernels.registry import f32p, from_bits, kernel
@@ -49,7 +50,7 @@ def largest_of(n):
 def round_blocks(b, x, y, stride, scales, inverses):
     """Blocks of 32 floats, a lane of the scales for each → q8_act blocks `stride` bytes apart (layout.py).
 
-    Added to 1.5 · 2^23 a number is rounded to an integer, ties to even, that stands in the low bits (emit.DOT_ZERO).
+    Added to 1.5 · 2^23 a number is rounded to an integer, ties to even, that stands in the low bits (DOT_ZERO).
     """
     count = scales.type.count
     lane = lambda v, i: b.extract_element(v, ir.Constant(e.I32, i))
@@ -57,15 +58,15 @@ def round_blocks(b, x, y, stride, scales, inverses):
     for n, place in enumerate(places):
         for i in range(2):
             v = b.fmul(e.load(b, e.at(b, x, 128 * n + 64 * i), e.V16F, 4), e.splat(b, lane(inverses, n)))
-            halves.append(b.bitcast(b.fadd(v, e.each(e.DOT_FLOAT)), e.V16I))
+            halves.append(b.bitcast(b.fadd(v, e.each(DOT_FLOAT)), e.V16I))
             e.store(b, b.trunc(halves[-1], e.V16I8), e.at(b, place, 16 * i))
     words = ir.VectorType(e.I32, count)
     every = lambda value: ir.Constant(words, [value] * count)
     pick = lambda v, lanes: b.shuffle_vector(v, v, ir.Constant(ir.VectorType(e.I32, len(lanes)), lanes))
     sums = trees(b, halves, lambda b, u, v: b.add(u, v))
-    first, second = (b.sub(pick(sums, list(range(i, 2 * count, 2))), every(16 * e.DOT_ZERO % 2**32)) for i in range(2))
+    first, second = (b.sub(pick(sums, list(range(i, 2 * count, 2))), every(16 * DOT_ZERO % 2**32)) for i in range(2))
     whole = b.add(first, second)
-    starts = [b.sub(every(e.DOT_ZERO), b.shl(part, every(7))) for part in (whole, first, second)]
+    starts = [b.sub(every(DOT_ZERO), b.shl(part, every(7))) for part in (whole, first, second)]
     columns = [b.bitcast(v, words) for v in (scales, b.sitofp(whole, scales.type))] + starts
     for n, place in enumerate(places):
         row = ir.Constant(ir.VectorType(e.I32, 4), ir.Undefined)
