@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 
 from backends.cpu import image
 from backends.cpu.frontend import ir_of
-from backends.cpu.isa import host
+from backends.cpu.isa import compiled_for
 
 FRAMED = r'\1 "frame-pointer"="all" {'
 
@@ -24,7 +24,7 @@ FRAMED = r'\1 "frame-pointer"="all" {'
 def target() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    here = host()
+    here = compiled_for()
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=here.name, features=here.attributes, opt=3, reloc="pic", codemodel="default"
     )

@@ -19,6 +19,10 @@ from backends import cache
 
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "plain")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of the first processor
+WITHOUT = {  # what processors that have no better variant than this do without, and such a processor's name
+    "avx_vnni": ("alderlake", ("avx512", "avx10", "amx")),
+    "avx2": ("haswell", ("avx512", "avx10", "amx", "avxvnni")),
+}
 CHANGES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that differ from start to start
 
 
@@ -80,6 +84,20 @@ def isa() -> str:
     if asked and asked not in here:
         raise ValueError(f"LOGITLESS_ISA={asked}: this machine has {', '.join(here)}")
     return asked or here[0]
+
+
+@functools.cache
+def compiled_for() -> Host:
+    """What kernels are compiled for: this processor, or one like it of which the variant asked for is the best.
+
+    Else LLVM would put such code into wider registers, and neither its speed nor its bits would tell of that processor.
+    """
+    here = host()
+    if isa() == offered()[0] or isa() not in WITHOUT:
+        return here
+    name, missing = WITHOUT[isa()]
+    attributes = here.attributes.split(",")
+    return Host(name, ",".join("-" + a[1:] if a[1:].startswith(missing) else a for a in attributes))
 
 
 def has_512_bits() -> bool:

@@ -102,25 +102,34 @@ def _(t: Tensor) -> Tensor:
 
 
 @lower("accumulate_product")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Instruction] | None:
     return _sum(t, at)
 
 
 @lower("add_product")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Instruction] | None:
     x, n = t.src[0], math.prod(t.shape)
     first = [] if at(x) == at(t) else [Instruction("copy", (at(x), at(t), n), -(-n // 4096), 8)]
-    return [*first, *_sum(t, at)]
+    product = _sum(t, at)
+    return product and [*first, *product]
 
 
-def _sum(t: Tensor, at: At) -> list[Instruction]:
+def _sum(t: Tensor, at: At) -> list[Instruction] | None:
     a = t.src[1]
-    return _product("tiles" if len(a.shape) == 3 else "k", "k", t, a.shape[-2], at, adding=True)
+    if len(a.shape) == 3:
+        return _of_tiles(t, a, "k", at, adding=True)
+    return _product("k", "k", t, a.shape[0], at, adding=True)
 
 
 @lower("tiled_product")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    return _product("tiles", "n" if t.attrs["transposed"] else "k", t, t.src[0].shape[1], at)
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    return _of_tiles(t, t.src[0], "n" if t.attrs["transposed"] else "k", at)
+
+
+def _of_tiles(t: Tensor, a: Tensor, b_layout: str, at: At, adding: bool = False) -> list[Instruction] | None:
+    """None for tiles of another instruction set's rows: there is no kernel for those."""
+    _, k, rows = a.shape
+    return _product("tiles", b_layout, t, k, at, adding) if rows == gemm_tile(isa())[0] else None
 
 
 @lower("linear")

@@ -250,10 +250,11 @@ for _dtype in (
     matmul.case(lambda r, d=_dtype: ([r.normal(size=(14, 50)), Weight(r.normal(size=(50, 512)), d)], {}))  # type: ignore[misc]
 
 
-def _tiles(r: np.random.Generator) -> list[Array]:
-    return [r.normal(size=(4, 300, 8)), r.normal(size=(300, 70))]
-
-
-for _make in (_tiles, lambda r: [r.normal(size=(300, 31)), r.normal(size=(300, 70))]):
+# A as it is, and packed for tiles of the processors that have such
+for _make in (
+    lambda r: [r.normal(size=(300, 31)), r.normal(size=(300, 70))],
+    lambda r: [r.normal(size=(4, 300, 8)), r.normal(size=(300, 70))],
+    lambda r: [r.normal(size=(6, 300, 6)), r.normal(size=(300, 70))],
+):
     add_product.case(lambda r, make=_make: ([r.normal(size=(31, 70)), *make(r)], {}))  # type: ignore[misc]
     accumulate_product.case(lambda r, make=_make: ([State(r.normal(size=(31, 70)), "f32"), *make(r)], {}))  # type: ignore[misc]

@@ -68,6 +68,25 @@ def test_a_damaged_answer_is_asked_for_again(asked: list[int], tmp_path: Path) -
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("variant", ["avx_vnni", "avx2"])
+def test_a_variant_that_is_asked_for_is_all_that_kernels_use(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = isa.Host("sapphirerapids", "+avx,+avx2,+fma,+avxvnni,+avx512f,+avx512vl,+avx512bw,+avx512vnni,+amx-int8")
+    monkeypatch.setattr(isa, "host", lambda: machine)
+    monkeypatch.setattr(isa, "isa", lambda: "avx512_vnni")
+    assert isa.compiled_for.__wrapped__() == machine
+    monkeypatch.setattr(isa, "isa", lambda: variant)
+    target = isa.compiled_for.__wrapped__()
+    assert target.has("avx", "avx2", "fma")
+    assert target.has("avxvnni") == (variant == "avx_vnni")
+    assert "-avx512f" in target.attributes
+    assert "+avx512" not in target.attributes
+    assert "+amx" not in target.attributes
+    older = isa.Host("skylake-avx512", "+avx2,+fma,+avx512f,+avx512vl,+avx512bw")  # whose best variant is avx2
+    monkeypatch.setattr(isa, "host", lambda: older)
+    monkeypatch.setattr(isa, "isa", lambda: "avx2")
+    assert isa.compiled_for.__wrapped__() == older
+
+
 def test_sizes_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the system tells them; without a system that does, small ones."""
 
