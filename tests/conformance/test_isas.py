@@ -1,0 +1,21 @@
+"""Products, whose tiles differ between instruction sets, on one that most machines of users have and CI's has not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from backends.cpu.isa import isa, offered
+
+PRODUCTS = ("linear", "matmul", "matmul_tn", "add_product", "accumulate_product")
+
+
+@pytest.mark.skipif("avx2" not in offered() or isa() == "avx2", reason="AVX2 is what test_ops runs on, or not there")
+def test_products_on_avx2() -> None:
+    command = [sys.executable, "-m", "server.cli", "selftest", *(part for op in PRODUCTS for part in ("--op", op))]
+    done = subprocess.run(command, env={**os.environ, "LOGITLESS_ISA": "avx2"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(op in done.stdout for op in PRODUCTS)
