@@ -100,6 +100,11 @@ def compiled_for() -> Host:
     return Host(name, ",".join("-" + a[1:] if a[1:].startswith(missing) else a for a in attributes))
 
 
+def has_wide_registers() -> bool:
+    """Whether kernels have 32 registers of 16 floats; else they have 16 of half of that."""
+    return compiled_for().has("avx512f", "avx512vl")
+
+
 def has_512_bits() -> bool:
     """Whether vectors of 512 bits are one register here."""
     return host().has("avx512f", "avx512vl")

@@ -21,12 +21,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from backends.cpu.isa import has_wide_registers
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit_math import STRICT, exp2, fill, fma, larger, tanh, tree, vector
 
 PAGE = 16
 BLOCK = 32  # cells
 UNROLL = 4
+SUMS = 16  # vectors of sums; of what is f32 already as many as registers hold, for reading it again costs little
+F32_SUMS = SUMS if has_wide_registers() else 4
 LINE = 64  # bytes that the processor fetches at a time
 HEADROOM = 16.0  # weights are at most 2^16
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
@@ -113,7 +116,9 @@ def scores(size, rows, dtype, ahead):
     Meanwhile the core fetches what lies at the four addresses of `next`, of each so many bytes as `ahead` says.
     """
     ways = 2 if size % 2 == 0 else 1
-    at_once = ways if rows * 2 * ways <= 16 else 1  # partial sums: side by side, or for many rows one after the other
+    room = F32_SUMS if dtype == "f32" else SUMS
+    most = min(rows, room // 2)  # rows side by side
+    at_once = ways if most * 2 * ways <= room else 1  # partial sums: so, too, or one after the other
     step = ways * (UNROLL if size % (UNROLL * ways) == 0 else 1)
     turns = step // ways  # of which each fetches its part: a core forgets what it is asked for all at once
     parts = [-(-nbytes * step // size // LINE) for nbytes in ahead]  # lines to fetch with each step
@@ -122,7 +127,12 @@ def scores(size, rows, dtype, ahead):
     def tile(typingctx, q, k0, k1, out, a0, a1, a2, a3):
         def codegen(ctx, b, sig, args):
             Q, K0, K1, OUT, *pages = (b.inttoptr(v, e.I8P) for v in args)
-            places = [(r, page) for r in range(rows) for page in range(2)]
+            for first in range(0, rows, most):
+                of_rows(b, Q, K0, K1, OUT, pages, range(first, min(rows, first + most)))
+            return ctx.get_dummy_value()
+
+        def of_rows(b, Q, K0, K1, OUT, pages, some):
+            places = [(r, page) for r in some for page in range(2)]
 
             def fetch(d, turn):
                 for page, lines in zip(pages, parts, strict=True):
@@ -139,7 +149,7 @@ def scores(size, rows, dtype, ahead):
                     for way in range(at_once):
                         at = b.add(d, e.i64(turn * ways + way))
                         keys = [keys_at(b, page, dtype, size, at, group) for page in (K0, K1)]
-                        for r in range(rows):
+                        for r in some:
                             x = e.splat(b, read(b, Q, b.add(b.mul(at, e.i64(4)), e.i64(r * size * 4))), PAGE)
                             for page in range(2):
                                 result.append(fma(b, x, keys[page], sums[len(result)]))
@@ -148,7 +158,7 @@ def scores(size, rows, dtype, ahead):
 
             total = []
             for way in range(0, ways, at_once):
-                turn = partial(body, fetches=way == 0)
+                turn = partial(body, fetches=way == some.start == 0)
                 sums = e.loop(b, e.i64(way), e.i64(size), [fill(PAGE, 0.0)] * (len(places) * at_once), turn, step)
                 if way:  # the first sums wait in their place: registers are few
                     total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
@@ -157,7 +167,6 @@ def scores(size, rows, dtype, ahead):
                     total = [b.fadd(u, v, flags=STRICT) for u, v in zip(total, new, strict=True)] if total else new
                 for (r, page), value in zip(places, total, strict=True):
                     write(b, value, OUT, (r * BLOCK + page * PAGE) * 4)
-            return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 8), codegen
 
@@ -179,7 +188,7 @@ def weighted_sum(size, rows, *, whole=False):
                 return read(b, V, b.add(b.mul(cell, e.i64(size * 4)), e.i64(j * 4)), vector(width))
 
             begin, end, by = (e.i64(0), e.i64(BLOCK), UNROLL) if whole else (*args[3:5], 1)
-            _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by)
+            _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by, F32_SUMS)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 5), codegen
@@ -206,7 +215,7 @@ def weighted_sum_of_pages(size, rows, dtype):
                         e.prefetch(b, e.at(b, start, e.i64(line * LINE)), near=False)
                 return values_at(b, b.select(second, V1, V0), dtype, size, inside, j, width)
 
-            _sum_cells(b, size, rows, P, OUT, of_cell, *args[4:6], 1)
+            _sum_cells(b, size, rows, P, OUT, of_cell, *args[4:6], 1, SUMS)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 8), codegen
@@ -214,10 +223,10 @@ def weighted_sum_of_pages(size, rows, dtype):
     return tile
 
 
-def _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by):
-    """`of_cell(cell, j, width)`: elements j…j+width−1 of a cell's values."""
+def _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by, room):
+    """`of_cell(cell, j, width)`: elements j…j+width−1 of a cell's values. `room`: vectors of sums at once."""
     width = widest(size)
-    held = max(1, 16 // rows) * width  # elements whose sums stay in registers
+    held = max(1, room // rows) * width  # elements whose sums stay in registers
     for first in range(0, size, held):
         chunks = range(first, min(size, first + held), width)
         places = [(r, j) for r in range(rows) for j in chunks]
