@@ -12,6 +12,7 @@ import itertools
 from numba import types
 from numba.extending import intrinsic
 
+from backends.cpu.isa import has_wide_registers
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanding, Packed
 from backends.cpu.kernels.emit_dot import Dot, added, less_zeros, times
@@ -29,6 +30,8 @@ def quant_tile(dtype, mt, nt, form):
     """
     layout = LAYOUTS[dtype]
     shared = layout.shared
+    # LLVM moves what is asked for to a block's end, all at once; of few rows in wide registers it leaves more apart
+    in_order = form is Packed and (mt >= AT_ONCE or not has_wide_registers())
     halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
     turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
@@ -48,6 +51,8 @@ def quant_tile(dtype, mt, nt, form):
             for step in range(8 // layout.parts * part, 8 // layout.parts * (part + 1)):
                 for line, near in next(asks):
                     e.prefetch(b, line, near=near)
+                if in_order:
+                    e.keep_order(b)
                 u = [block.quants(step) for block in blocks]
                 for j, row in enumerate(xs):
                     x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
