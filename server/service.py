@@ -317,8 +317,7 @@ class Service:
         if sleep is None or not scheduler.idle:
             self._wake.wait()
         elif not self._wake.wait(sleep.left()):
-            sleep.begin()
-            scheduler.count()
+            sleep.begin(scheduler.count)
             log.info("nobody needed the model for %g seconds: it sleeps", sleep.seconds)
 
     def _use_model(self) -> None:

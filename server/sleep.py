@@ -52,13 +52,16 @@ class Sleep:
         """Seconds until it is time to sleep; None: it sleeps already."""
         return None if self.asleep else max(0.0, self._used + self.seconds - self._clock())
 
-    def begin(self) -> None:
-        """Sleep."""
-        self._stats.sleeping = 1
-        for part in reversed(self._parts):
-            part.sleep()
-        gc.collect()  # plans and the graphs that they were made of know each other
-        _trim()
+    def begin(self, count: Callable[[], object] = lambda: None) -> None:
+        """Sleep. `count` brings gauges up to date before anybody can see that the model sleeps."""
+        try:
+            for part in reversed(self._parts):
+                part.sleep()
+            gc.collect()  # plans and the graphs that they were made of know each other
+            _trim()
+            count()
+        finally:
+            self._stats.sleeping = 1
 
     def use(self) -> bool:
         """The model is needed now: whether it slept. ServerFault says why it cannot be loaded again; the next one

@@ -54,6 +54,14 @@ def test_the_time_counts_from_the_last_use():
     assert log == ["draft sleeps", "engine sleeps", "engine wakes", "draft wakes"]
 
 
+def test_nobody_is_told_before_memory_and_gauges_are_what_they_will_be():
+    stats, log = SchedulerStats(), []
+    sleep = Sleep(10, [Part("engine", log)], stats, Clock())
+    sleep.begin(lambda: log.append(f"counted, asleep: {sleep.asleep}"))
+    assert log == ["engine sleeps", "counted, asleep: False"]
+    assert sleep.asleep
+
+
 def test_who_cannot_wake_sleeps_on_and_the_next_use_tries_again():
     stats, log = SchedulerStats(), []
     engine, draft = Part("engine", log), Part("draft", log)
