@@ -36,6 +36,11 @@ class Host:
     def has(self, *features: str) -> bool:
         return self._present.issuperset(features)
 
+    @property
+    def has_512_bits(self) -> bool:
+        """Whether it has 32 registers of 16 floats; else it has 16 of half of that."""
+        return self.has("avx512f", "avx512vl")
+
     @functools.cached_property
     def _present(self) -> frozenset[str]:
         return frozenset(a[1:] for a in self.attributes.split(",") if a.startswith("+"))
@@ -98,16 +103,6 @@ def compiled_for() -> Host:
     name, missing = WITHOUT[isa()]
     attributes = here.attributes.split(",")
     return Host(name, ",".join("-" + a[1:] if a[1:].startswith(missing) else a for a in attributes))
-
-
-def has_wide_registers() -> bool:
-    """Whether kernels have 32 registers of 16 floats; else they have 16 of half of that."""
-    return compiled_for().has("avx512f", "avx512vl")
-
-
-def has_512_bits() -> bool:
-    """Whether vectors of 512 bits are one register here."""
-    return host().has("avx512f", "avx512vl")
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends import cache
-from backends.cpu.isa import has_512_bits
+from backends.cpu.isa import host
 from backends.errors import DeviceError
 from backends.vulkan import matrices
 from backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
@@ -87,7 +87,7 @@ class Instance:
     def __init__(self, validation: bool = False) -> None:
         # Mesa's drivers read these when they start. lavapipe takes 256 bits unless told, and does not tell shaders that
         # it kept on disk by that: those of each width lie in a folder of their own, beside ours.
-        width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "512" if has_512_bits() else "256")
+        width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "512" if host().has_512_bits else "256")
         os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(cache.cache_folder() / f"mesa-{width}"))
         ffi, self.lib = binding()
         self.keep = keep = Keep()

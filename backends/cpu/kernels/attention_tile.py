@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.isa import has_wide_registers
+from backends.cpu.isa import compiled_for
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit_math import STRICT, exp2, fill, fma, larger, tanh, tree, vector
 
@@ -29,7 +29,7 @@ PAGE = 16
 BLOCK = 32  # cells
 UNROLL = 4
 SUMS = 16  # vectors of sums; of what is f32 already as many as registers hold, for reading it again costs little
-F32_SUMS = SUMS if has_wide_registers() else 4
+F32_SUMS = SUMS if compiled_for().has_512_bits else 4
 LINE = 64  # bytes that the processor fetches at a time
 HEADROOM = 16.0  # weights are at most 2^16
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN

@@ -12,7 +12,7 @@ import itertools
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.isa import has_wide_registers
+from backends.cpu.isa import compiled_for
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanding, Packed
 from backends.cpu.kernels.emit_dot import Dot, added, less_zeros, times
@@ -31,7 +31,7 @@ def quant_tile(dtype, mt, nt, form):
     layout = LAYOUTS[dtype]
     shared = layout.shared
     # LLVM moves what is asked for to a block's end, all at once; of few rows in wide registers it leaves more apart
-    in_order = form is Packed and (mt >= AT_ONCE or not has_wide_registers())
+    in_order = form is Packed and (mt >= AT_ONCE or not compiled_for().has_512_bits)
     halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
     turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
