@@ -6,7 +6,7 @@ which are each other's memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,15 @@ from models.hparams import Hparams
 KV_TYPES = ("f32", "f16", "q8_0")
 
 
+@dataclass(frozen=True)
+class Out:
+    """The R rows of a batch whose logits are wanted, where these are not all: in the last layer only they ask."""
+
+    ids: Tensor  # (R,) i32: indices into the batch
+    pos: Tensor  # (R,) i32: theirs
+    slot: Tensor  # (R,) i32: theirs
+
+
 class Rows(Protocol):
     """T tokens, and which of them need logits (None: all)."""
 
@@ -30,31 +39,36 @@ class Rows(Protocol):
     @property
     def pos(self) -> Tensor: ...  # (T,) i32
     @property
-    def out(self) -> Tensor | None: ...  # (R,) i32: indices of rows
+    def out(self) -> Out | None: ...
 
 
 class Memory(Protocol):
-    """What a row's query meets: keys and values of its own sequence up to its position."""
+    """What a row's query meets: keys and values of its own sequence up to its position. In the last layer only the
+    rows of `out` ask, where not all are wanted."""
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float
-    ) -> Tensor: ...  # q (T, H, D), k and v (T, H_kv, D) of these rows → (T, H, D)
+    ) -> Tensor: ...  # q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q
 
 
 @dataclass(frozen=True)
 class Batch:
-    """T tokens of any sequences, and the R rows whose logits are wanted."""
+    """T tokens of any sequences, and the rows whose logits are wanted."""
 
     tokens: Tensor  # (T,) i32
     pos: Tensor  # (T,) i32
     slot: Tensor  # (T,) i32: the row of `tables` that holds the token's sequence
     cells: Tensor  # (T,) i32: where the token's key and value go
-    out: Tensor  # (R,) i32: indices into the batch
+    out: Out | None
 
     @classmethod
-    def feeds(cls, n_tokens: int, n_out: int) -> Batch:
+    def feeds(cls, n_tokens: int, n_out: int | None = None) -> Batch:
+        """`n_out` None: logits of every row."""
         tokens, pos, slot, cells = (feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells"))
-        return cls(tokens, pos, slot, cells, feed("out", (n_out,), "i32"))
+        if n_out is None:
+            return cls(tokens, pos, slot, cells, None)
+        ids, out_pos, out_slot = (feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot"))
+        return cls(tokens, pos, slot, cells, Out(ids, out_pos, out_slot))
 
 
 @dataclass(frozen=True)
@@ -105,12 +119,14 @@ class Cached:
 
     memory: PagedMemory
     batch: Batch
+    stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # each layer's cache afterwards
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
         batch, memory = self.batch, self.memory
         keys, values = memory.keys[layer], memory.values[layer]
-        keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
-        return attention(q, keys, values, memory.tables, batch.slot, batch.pos, scale=scale, window=window, cap=cap)
+        self.stored[layer] = keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
+        asking = batch.out or batch if layer == len(memory.keys) - 1 else batch
+        return attention(q, keys, values, memory.tables, asking.slot, asking.pos, scale=scale, window=window, cap=cap)
 
 
 @dataclass(frozen=True)
@@ -121,13 +137,12 @@ class Sequences:
     tokens: Tensor  # (T,) i32, T a multiple of length
     pos: Tensor  # (T,) i32
     start: Tensor  # (T,) i32: the first row of its window that a row sees; where texts are packed, its own text's
-    out: Tensor | None = None  # (R,) i32
+    out: None = None
 
     @classmethod
-    def feeds(cls, n_sequences: int, length: int, n_out: int | None = None) -> Sequences:
-        """`n_out` None: logits of every row."""
+    def feeds(cls, n_sequences: int, length: int) -> Sequences:
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
-        return cls(length, tokens, pos, start, None if n_out is None else feed("out", (n_out,), "i32"))
+        return cls(length, tokens, pos, start)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
         return causal_attention(q, k, v, self.start, length=self.length, scale=scale, window=window, cap=cap)
@@ -143,7 +158,7 @@ class Texts:
     pos: Tensor  # (T,) i32
     types: Tensor  # (T,) i32: which segment a token is of
     count: Tensor  # (T / length,) i32: the text's part of a window
-    out: Tensor | None = None
+    out: None = None
 
     @classmethod
     def feeds(cls, n_texts: int, length: int) -> Texts:

@@ -14,7 +14,7 @@ from models.weights import Weights
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
-    """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
+    """Tokens in, hidden states (T, n_embd) out."""
     assert isinstance(rows, Texts)
     x = add(w.embedding(rows.tokens), get_rows(w["token_types"], rows.types))  # (T, n_embd)
     x = add(x, get_rows(w["position_embd"], rows.pos))
@@ -26,7 +26,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = _norm(b, "attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
         y = b.linear("ffn_down", gelu(b.linear("ffn_up", x)))
         x = _norm(b, "layer_output_norm", add(x, y), h)
-    return x if rows.out is None else get_rows(x, rows.out)
+    return x
 
 
 def _norm(w: Weights, name: str, x: Tensor, h: Hparams) -> Tensor:

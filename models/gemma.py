@@ -8,7 +8,7 @@ from graph.tensor import Tensor
 from models.batch import Memory, Rows
 from models.hparams import Hparams
 from models.rope import Rotary
-from models.self_attention import self_attention
+from models.self_attention import Side, self_attention
 from models.weights import Weights
 
 
@@ -18,15 +18,16 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     far, near = rotary.angles(rows.pos), rotary.local_angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
-        angles = near if h.is_local(layer) else far
-        y = self_attention(b, h, b.norm("attn_norm", x, h.eps), angles, memory, layer)
+        asking = seen = Side(b, b.norm("attn_norm", x, h.eps), near if h.is_local(layer) else far)
+        if layer == h.n_layer - 1 and rows.out is not None:  # what the others would ask, nobody needs
+            w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
+            b = w.block(layer)
+            angles = rotary.local_angles if h.is_local(layer) else rotary.angles
+            asking = Side(b, b.norm("attn_norm", x, h.eps), angles(rows.out.pos))
+        y = self_attention(asking, seen, h, memory, layer)
         x = add(x, b.norm("post_attention_norm", y, h.eps))
-        if layer == h.n_layer - 1 and rows.out is not None:
-            x = get_rows(x, rows.out)  # (R, n_embd): nobody needs the others any more
-            b = w.of_rows(rows.out).block(layer)
         y = geglu(b, b.norm("ffn_norm", x, h.eps))
         x = add(x, b.norm("post_ffw_norm", y, h.eps), name=f"blk.{layer}")
-    w = w if rows.out is None else w.of_rows(rows.out)
     return w.norm("output_norm", x, h.eps)
 
 

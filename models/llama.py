@@ -12,7 +12,7 @@ from graph.tensor import Tensor
 from models.batch import Memory, Rows
 from models.hparams import Hparams
 from models.rope import Rotary
-from models.self_attention import self_attention
+from models.self_attention import Side, self_attention
 from models.weights import Weights
 
 
@@ -22,12 +22,13 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     angles = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
-        x = add(x, self_attention(b, h, b.norm("attn_norm", x, h.eps), angles, memory, layer))
-        if layer == h.n_layer - 1 and rows.out is not None:
-            x = get_rows(x, rows.out)  # (R, n_embd): nobody needs the others any more
-            b = w.of_rows(rows.out).block(layer)
+        asking = seen = Side(b, b.norm("attn_norm", x, h.eps), angles)
+        if layer == h.n_layer - 1 and rows.out is not None:  # what the others would ask, nobody needs
+            w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
+            b = w.block(layer)
+            asking = Side(b, b.norm("attn_norm", x, h.eps), rotary.angles(rows.out.pos))
+        x = add(x, self_attention(asking, seen, h, memory, layer))
         x = add(x, swiglu(b, b.norm("ffn_norm", x, h.eps)), name=f"blk.{layer}")
-    w = w if rows.out is None else w.of_rows(rows.out)
     return w.norm("output_norm", x, h.eps)
 
 

@@ -38,15 +38,21 @@ class Model:
         return replace(self, weights=replace(self.weights, low_rank=low_rank))
 
     def logits(self, batch: Batch, memory: PagedMemory) -> Tensor:
-        """(R, n_vocab) f32 of the batch's `out` rows."""
+        """(R, n_vocab) f32 of the batch's `out` rows, or of all."""
         return self.forward(batch, Cached(memory, batch))
 
+    def remembered(self, batch: Batch, memory: PagedMemory) -> tuple[Tensor, Tensor]:
+        """The last layer's cache after the batch: all that has to run where nobody wants logits."""
+        cached = Cached(memory, batch)
+        self.hidden(batch, cached)
+        return cached.stored[self.hparams.n_layer - 1]
+
     def training_logits(self, sequences: Sequences) -> Tensor:
-        """(R, n_vocab) f32 of whole sequences without a cache; `graph.autodiff.backward` goes through it."""
+        """(T, n_vocab) f32 of whole sequences without a cache; `graph.autodiff.backward` goes through it."""
         return self.forward(sequences, sequences)
 
     def forward(self, rows: Rows, memory: Memory) -> Tensor:
-        return self.head(self.hidden(rows, memory), rows.out)
+        return self.head(self.hidden(rows, memory), rows.out.ids if rows.out else None)
 
     def head(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""

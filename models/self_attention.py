@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
 from graph.ops.shape import reshape
@@ -11,13 +13,22 @@ from models.hparams import Hparams
 from models.weights import Weights
 
 
-def self_attention(b: Weights, h: Hparams, x: Tensor, angles: Tensor, memory: Memory, layer: int) -> Tensor:
-    q = reshape(b.linear("attn_q", x), shape=(-1, h.n_head, h.head_dim))
-    k = reshape(b.linear("attn_k", x), shape=(-1, h.n_head_kv, h.head_dim))
-    v = reshape(b.linear("attn_v", x), shape=(-1, h.n_head_kv, h.head_dim))
-    if "attn_q_norm" in b:
-        q, k = rms_norm(q, b["attn_q_norm"], eps=h.eps), rms_norm(k, b["attn_k_norm"], eps=h.eps)
-    q, k = (rope(t, angles, interleaved=h.interleaved_rope) for t in (q, k))
+class Side(NamedTuple):
+    """Rows that ask, or rows that are seen."""
+
+    b: Weights  # the layer's, for these rows
+    x: Tensor  # (T, n_embd), normalised
+    angles: Tensor  # (T, 2, n/2)
+
+
+def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: int) -> Tensor:
+    """(T, n_embd) for the rows that ask."""
+    q = reshape(asking.b.linear("attn_q", asking.x), shape=(-1, h.n_head, h.head_dim))
+    k = reshape(seen.b.linear("attn_k", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
+    v = reshape(seen.b.linear("attn_v", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
+    if "attn_q_norm" in asking.b:
+        q, k = rms_norm(q, asking.b["attn_q_norm"], eps=h.eps), rms_norm(k, seen.b["attn_k_norm"], eps=h.eps)
+    q, k = (rope(t, side.angles, interleaved=h.interleaved_rope) for t, side in ((q, asking), (k, seen)))
     window = h.window if h.is_local(layer) else 0
     y = memory.attend(layer, q, k, v, scale=h.attention_scale, window=window, cap=h.attn_softcap)
-    return b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))
+    return asking.b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))

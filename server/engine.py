@@ -178,9 +178,9 @@ class Engine:
         self.session.reserve(self._reserved)
         trash = np.full(self.table_pages, self.n_pages, np.int32)
         self._write_table(self.options.n_slots, trash)
-        largest = Shape(self.options.n_ubatch, 1)
+        largest = Shape(self.options.n_ubatch, 0)
         self.session.prepare(largest, lambda: self._build(largest))
-        self._run(Shape(1, 1), UBatch())
+        self._run(Shape(1, 1, whole=True), UBatch())
         self.session.prepare("copies", self._build_copies)
         self._prepare_moves()
         self.gguf.release()
@@ -272,8 +272,11 @@ class Engine:
     # --- the graph ---------------------------------------------------------------------------------------------
 
     def _build(self, shape: Shape) -> list[Tensor]:
-        batch = Batch.feeds(shape.n_tokens, shape.n_out)
-        logits = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0).logits(batch, self.memory)
+        model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
+        if not shape.n_out:
+            return list(model.remembered(Batch.feeds(shape.n_tokens), self.memory))
+        batch = Batch.feeds(shape.n_tokens, None if shape.whole else shape.n_out)
+        logits = model.logits(batch, self.memory)
         sampling = sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
         ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
         fetches = [ids]
@@ -314,7 +317,7 @@ class Engine:
 
         self._place()
         prepare(self.session.placed(self._everything()).order)
-        shapes = [Shape(1, 1), *usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots)]
+        shapes = usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots)
         steps = [partial(self._build, shape) for shape in shapes]
         return self.session.planned_bytes([self._reserved, self._build_copies, *steps])
 
@@ -371,6 +374,10 @@ class Engine:
         unsampled: dict[int, str] = {}
         late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
         n_out = len(batch.out)
+        n_written = feeds.nbytes + 4 * self.table_pages * len(batch.tables) + 8 * len(batch.copies)
+        if not shape.n_out:
+            plan.run(None, (0, 0))
+            return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
         fetched = plan.run(None, (n_out, n_out) if shape.n_top else (n_out,), late)
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
         logprobs = top_ids = None
@@ -383,7 +390,7 @@ class Engine:
             top_ids,
             split_probs(words, shape.n_probs) if shape.n_probs else None,
             sum([f.nbytes for f in fetched]),
-            feeds.nbytes + 4 * self.table_pages * len(batch.tables) + 8 * len(batch.copies),
+            n_written,
             unsampled,
         )
 

@@ -19,7 +19,8 @@ class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     """What a plan depends on: everything that is structure and not a value."""
 
     n_tokens: int
-    n_out: int
+    n_out: int  # 0: what the tokens leave in the cache is all that is wanted
+    whole: bool = False  # rows are all the tokens, in order
     n_list: int = 16  # entries of the sparse lists (biases, penalties)
     n_top: int = 0
     n_probs: int = 0
@@ -39,6 +40,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
     return Shape(
         n_tokens,
         n_out,
+        n_out == n_tokens and len(batch.out) == len(batch.tokens),
         power_of_two(n_list, 16),
         1 + power_of_two(batch.n_top - 1, 1) if batch.n_top > 1 else batch.n_top,
         power_of_two(batch.n_probs, 1) if batch.n_probs else 0,
@@ -50,7 +52,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
 
 def _size(batch: UBatch) -> tuple[int, int]:
     """Tokens and rows. Beside streams a prompt's last step is as large as those before, and each has a row for all."""
-    n, n_out = len(batch.tokens), max(1, len(batch.out))
+    n, n_out = len(batch.tokens), len(batch.out)
     if not batch.n_streams or n == batch.n_streams or n > MOST_BESIDE:
         return bucket(n), bucket(n_out)
     n = power_of_two(n, LEAST_BESIDE)
@@ -68,7 +70,7 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS) -> list[Shape]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
     return [
-        *(Shape(n, n) for n in sorted({bucket(n) for n in range(2, n_streams + 1)})),
+        *(Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})),
         *(Shape(n, min(n, r)) for r in rows for n in beside),
         *(Shape(n, 1) for n in alone),
     ]

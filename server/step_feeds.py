@@ -53,10 +53,11 @@ class StepFeeds:
     def __init__(self, room: Mapping[str, Array], spare_slot: int, spare_cell: int) -> None:
         self.nbytes = sum(array.nbytes for array in room.values())
         self._tokens, self._pos, self._slot = room["tokens"], room["pos"], room["slot"]
-        self._cells, self._out = room["cells"], room["out"]
+        self._cells, self._out = room["cells"], room.get("out")
+        self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
         self._targets, self.gates = room.get("targets"), room.get("gates")
         self._spare_slot, self._spare_cell = spare_slot, spare_cell
-        self._sampling = SamplingFeeds(room)
+        self._sampling = SamplingFeeds(room) if "sample.params" in room else None
 
     def write(self, batch: UBatch) -> None:
         """All but `gates`, which the adapters' weights decide."""
@@ -66,13 +67,16 @@ class StepFeeds:
         self._pos[:n] = batch.pos
         self._slot[:n] = slot
         self._cells[:n] = batch.cells
-        self._out[:n_out] = out
         if n < len(self._tokens):
             self._tokens[n:] = self._pos[n:] = 0
             self._slot[n:] = self._spare_slot
             self._cells[n:] = self._spare_cell
-        if n_out < len(self._out):
-            self._out[n_out:] = 0
+        if self._sampling is None:  # nobody wants logits
+            return
+        if self._out is not None and self._out_pos is not None and self._out_slot is not None:
+            self._out[:n_out], self._out[n_out:] = out, 0
+            self._out_pos[:n_out], self._out_pos[n_out:] = [batch.pos[i] for i in out], 0
+            self._out_slot[:n_out], self._out_slot[n_out:] = [slot[i] for i in out], self._spare_slot
         if self._targets is not None:
             self._targets[:n_out], self._targets[n_out:] = batch.targets, 0
         self._sampling.write(batch.rows, [slot[i] for i in out])

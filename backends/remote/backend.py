@@ -141,7 +141,9 @@ class RemoteBackend:
                 n = stack[-1]
                 op, src, shape, dtype, attrs, name = nodes[n]
                 missing = [s for s in src if s not in new]
-                if op == "given":
+                if n in new:  # two nodes read it, and the first to be made had it made
+                    pass
+                elif op == "given":
                     new[n] = made[id(sent[attrs["index"]])]
                 elif missing:
                     stack += missing

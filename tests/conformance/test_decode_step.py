@@ -68,7 +68,8 @@ def last_logits(path: Path, cache_type: str) -> Any:
     session.write("tables", table)
     for pos in np.split(np.arange(22, dtype=np.int32), [21]):
         cells = table[pos // 16] * 16 + pos % 16
-        feeds = {"tokens": tokens[pos], "pos": pos, "slot": 0 * pos, "cells": cells, "out": pos[-1:] - pos[0]}
+        last = {"out": pos[-1:] - pos[0], "out.pos": pos[-1:], "out.slot": 0 * pos[-1:]}
+        feeds = {"tokens": tokens[pos], "pos": pos, "slot": 0 * pos, "cells": cells, **last}
         graph = [model.logits(Batch.feeds(len(pos), 1), memory)]
         (logits,) = session.plan(lambda graph=graph: graph).run(feeds)  # type: ignore[misc]
     session.close()

@@ -36,7 +36,8 @@ def steps() -> list[dict[str, Array]]:
     made = []
     for pos in np.split(np.arange(22, dtype=np.int32), [SPLIT, 21]):
         cells = TABLE[pos // 16] * 16 + pos % 16
-        made.append({"tokens": TOKENS[pos], "pos": pos, "slot": 0 * pos, "cells": cells, "out": pos[-1:] - pos[0]})
+        last = {"out": pos[-1:] - pos[0], "out.pos": pos[-1:], "out.slot": 0 * pos[-1:]}
+        made.append({"tokens": TOKENS[pos], "pos": pos, "slot": 0 * pos, "cells": cells, **last})
     return made
 
 

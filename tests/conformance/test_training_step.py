@@ -113,11 +113,11 @@ def test_gradients_through_the_cache_are_those_without_it(shared_data: Path) -> 
     """A prompt written into pages and attended to there, against the same tokens as a training batch."""
     trained = Trained.open(shared_data / "models" / "arch-llama-gqa-F32.gguf", Session([CPUBackend(1)]))
     memory = PagedMemory.define(trained.session, trained.model.hparams, 3, (1, 2), "f32", "f32")
-    batch, params = Batch.feeds(LENGTH, LENGTH), list(trained.model.weights.tensors.values())
+    batch, params = Batch.feeds(LENGTH), list(trained.model.weights.tensors.values())
     sequences = Sequences.feeds(1, LENGTH)
     pos = np.arange(LENGTH, dtype=np.int32)
     feeds = {name: values[:LENGTH] for name, values in trained.feeds().items()}
-    feeds |= {"slot": 0 * pos, "cells": pos + 32, "out": pos}
+    feeds |= {"slot": 0 * pos, "cells": pos + 32}
     caches = {t.name: np.zeros(t.shape) for t in (*memory.keys, *memory.values)}
     states = {**trained.values, **caches, "tables": np.array([[2, 0]])}
     found = []

@@ -250,9 +250,8 @@ def compute(
                     "pos": pos,
                     "slot": np.zeros(n, np.int32),
                     "cells": (table[0, pos // 16] * 16 + pos % 16).astype(np.int32),
-                    "out": np.arange(n, dtype=np.int32),
                 }
-                rows.append(session.run(n, lambda n=n: [model.logits(Batch.feeds(n, n), memory)], feeds)[0].copy())  # type: ignore[misc]
+                rows.append(session.run(n, lambda n=n: [model.logits(Batch.feeds(n), memory)], feeds)[0].copy())  # type: ignore[misc]
                 start += n
             return np.concatenate(rows)
         finally:

@@ -62,18 +62,20 @@ def test_tokens_that_fill_a_step_up_are_nobodys() -> None:
     """Also where the step before was full."""
     row = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
     names = ("tokens", "pos", "slot", "cells")
-    room = room_of([*(feed(name, (4,), "i32") for name in names), feed("out", (2,), "i32"), *sampling_feeds(2, 16)])
+    outs = ("out", "out.pos", "out.slot")
+    tokens, rows = (feed(name, (4,), "i32") for name in names), (feed(name, (2,), "i32") for name in outs)
+    room = room_of([*tokens, *rows, *sampling_feeds(2, 16)])
     feeds = StepFeeds(room, 9, 160)
     feeds.write(UBatch([5, 6, 7, 8], [1, 2, 3, 4], [0, 0, 1, 1], [17, 18, 35, 36], [1, 3], [row, row]))
-    assert [room[name].tolist() for name in (*names, "out")] == [
+    assert [room[name].tolist() for name in (*names, *outs)] == [
         *([5, 6, 7, 8], [1, 2, 3, 4], [0, 0, 1, 1], [17, 18, 35, 36]),
-        [1, 3],
+        *([1, 3], [2, 4], [0, 1]),
     ]
     assert room["sample.slot"].tolist() == [0, 1]
     feeds.write(UBatch([3], [5], [1], [37], [0], [row]))
-    assert [room[name].tolist() for name in (*names, "out")] == [
+    assert [room[name].tolist() for name in (*names, *outs)] == [
         *([3, 0, 0, 0], [5, 0, 0, 0], [1, 9, 9, 9], [37, 160, 160, 160]),
-        [0, 0],
+        *([0, 0], [5, 0], [1, 9]),
     ]
     assert room["sample.slot"].tolist() == [1, -1]
     assert room["sample.chain"][1, 0] == s.END

@@ -50,6 +50,8 @@ class Tiny:
             "slot": np.zeros(n, np.int32),
             "cells": pos + 32,
             "out": np.array([n - 1], np.int32),
+            "out.pos": pos[-1:],
+            "out.slot": np.zeros(1, np.int32),
         }
 
     def logits(self) -> np.ndarray[Any, Any]:
