@@ -167,7 +167,7 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     scratch = rows * (2 * size + 32 + 16 + 2 + 1) * 4 + 32 * size * 4 + 64
     args = (*args, tokens)
     if rounded := t.op == "attention_act":
-        args = (*args, *act_panels(n, isa()))
+        args = (*args, *act_panels(n, isa(), 32))
     kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{':act' * rounded}"
     return [Instruction(kernel, args, units, 1, scratch)]
 

@@ -68,7 +68,7 @@ def _(t: Tensor) -> Tensor:
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
-    args = (at(t.src[0]), at(t), m, k // 32, *act_panels(m, isa()))
+    args = (at(t.src[0]), at(t), m, k // 32, *act_panels(m, isa(), group))
     grain = max(1, 4096 // k) if m < MANY_ROWS else 32  # rows lie 52 bytes apart: two threads share a line at each seam
     return [Instruction(f"quantize_act:{group}", args, m, grain)]
 
@@ -76,7 +76,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 @lower("rms_norm_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
-    args = (*map(at, t.src), at(t), m, k // 32, *act_panels(m, isa()), bits(t.attrs["eps"]))
+    args = (*map(at, t.src), at(t), m, k // 32, *act_panels(m, isa(), t.attrs["group"]), bits(t.attrs["eps"]))
     return [Instruction(f"rms_norm_act:{t.attrs['group']}", args, m, 32, scratch=4 * k)]
 
 
@@ -84,7 +84,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     units = m * -(-k // GLU_OF_UNIT)
-    args = (*map(at, t.src), at(t), m, k // 32, GLU_OF_UNIT // 32, *act_panels(m, isa()))
+    args = (*map(at, t.src), at(t), m, k // 32, GLU_OF_UNIT // 32, *act_panels(m, isa(), t.attrs["group"]))
     kernel = f"glu_act:{t.attrs['activation']}:{t.attrs['group']}"
     return [Instruction(kernel, args, units, 2 if m < MANY_ROWS else 16, scratch=4 * GLU_OF_UNIT)]
 
@@ -160,7 +160,7 @@ def matmul(
         most, times = rows_at_once(m, count * ACT_BLOCK)
         rows = m if times == 1 else most + MAX_TILE
         stretch = _stretch(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
-        args = (*args, stretch, group, most, times, *act_panels(m, isa()))
+        args = (*args, stretch, group, most, times, *act_panels(m, isa(), 32 * layout.shared))
         grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
         scratch = (rows + mt) * nt * LANES * 4 + nt * stretch * expanded_nbytes(layout)
     else:
@@ -188,7 +188,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     rows = m if times == 1 else most + MAX_TILE
     stretch = _stretch(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
     args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, group, most, times)
-    args = (*args, *act_panels(m, isa()))
+    args = (*args, *act_panels(m, isa(), 32 * layout.shared))
     scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
     return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
 
@@ -197,10 +197,10 @@ def _stretch(count: int, nbytes: int, m: int, shared: int) -> int:
     """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts of
     those that have `shared` a scale of activations.
 
-    They take half of the first-level cache at most. While tiles of some rows run, the next weights are asked for: of
-    few rows not many, for a core can have few lines under way.
+    They take half of the first-level cache at most. While tiles run, the next weights are asked for: of few rows not
+    many, for a core can have few lines under way.
     """
-    parts = -(-nbytes // min(cache_nbytes(1) // 2, (4 << 10) + 100 * m))
+    parts = -(-nbytes // min(cache_nbytes(1) // 2, max(5 << 10, 250 * m)))
     return -(-count // shared // parts) * shared
 
 

@@ -32,6 +32,7 @@ from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.memory import aligned
 from backends.cpu.pool import Instruction, Pool, Table
 from backends.cpu.weights import pack_instructions, packed_nbytes
+from graph.dtype import DTYPES
 from graph.ops.linear import linear, pack_act, quantize_act
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor, feed, state
@@ -141,7 +142,7 @@ def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
     node = quantize_act(feed("x", x.shape), group=group)
     memory = Memory(x=x)
     pool.run(Table(LOWERINGS["quantize_act"](node, memory)))
-    panel_rows, n_panels = act_panels(m, isa())
+    panel_rows, n_panels = act_panels(m, isa(), group)
     blocks = memory.result(node).reshape(-1, ACT_BLOCK)
     out = np.empty((m, k // 32, 32))
     for panel in range(n_panels):
@@ -242,7 +243,7 @@ def test_every_tile_has_the_same_bits(pool: Pool, dtype: str, monkeypatch: pytes
     n, k = 40, 512
     packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
     x = rng.normal(size=(19, k)).astype(np.float32)
-    monkeypatch.setattr(lower_linear, "act_panels", lambda m, _: (m, 1))  # one panel suits every tile
+    monkeypatch.setattr(lower_linear, "act_panels", lambda m, *_: (m, 1))  # one panel suits every tile
     results = []
     for shape in tiles(dtype, isa()):
         monkeypatch.setattr(lower_linear, "tile_for", lambda *_, shape=shape: shape)
@@ -367,16 +368,17 @@ def test_panels_hold_every_row() -> None:
             last = m - rows * (count - 1)
             assert last == m if count == 1 else MAX_TILE <= last < rows + MAX_TILE
             for kind in ISAS:
-                panel_rows, n_panels = act_panels(m, kind)
-                assert count == 1 or n_panels == 1 or rows % panel_rows == 0  # no tile is in two panels
+                for group in (32, 256):
+                    panel_rows, n_panels = act_panels(m, kind, group)
+                    assert count == 1 or n_panels == 1 or rows % panel_rows == 0  # no tile is in two panels
 
 
 @pytest.mark.parametrize("kind", ISAS)
 def test_types_that_share_activations_agree_on_their_panels(kind: str) -> None:
     """No tile's rows are in two panels, whatever the type."""
     for m in (*range(1, 300), 511, 512, 513):
-        panel_rows, n_panels = act_panels(m, kind)
         for dtype in QUANTISED:
+            panel_rows, n_panels = act_panels(m, kind, DTYPES[dtype].block)
             rows, groups = tile_for(dtype, kind, m)
             assert rows <= m
             assert n_panels == 1 or rows == panel_rows

@@ -44,21 +44,17 @@ class Packed:
         self.at = place(layout.quants_at, layout.quants), place(layout.high_at, layout.high)
         self.loaded = {}
 
-    def asks(self, group_nbytes):
-        """Cache lines to ask for, and whether for the first-level cache: as many bytes as this block has, of the next
-        group; and those of a few blocks later, for a processor with too many lines under way forgets what it was asked.
+    def asks(self, later):
+        """Cache lines to ask for, and whether for the first-level cache: as many bytes as this block has, of what comes
+        later; and those of a few blocks on, for a processor with too many lines under way forgets what it was asked.
         """
-        far = [(line, False) for line in self._lines(group_nbytes)]
+        far = [(e.at(self.b, later, line), False) for line in range(0, self.layout.block_nbytes, 64)]
         return [ask for both in zip(far, self._near_asks(), strict=True) for ask in both]
 
     def _near_asks(self):
-        return [(line, True) for line in self._lines(NEAR * self.layout.block_nbytes)]
-
-    def _lines(self, ahead):
-        """As many as this block has, so many bytes later."""
         b, nbytes = self.b, self.layout.block_nbytes
-        start = e.at(b, e.at(b, self.group, b.mul(self.i, e.i64(nbytes))), ahead)
-        return [e.at(b, start, line) for line in range(0, nbytes, 64)]
+        start = e.at(b, e.at(b, self.group, b.mul(self.i, e.i64(nbytes))), NEAR * nbytes)
+        return [(e.at(b, start, line), True) for line in range(0, nbytes, 64)]
 
     def vector(self, section, index):
         key = section, index
@@ -107,7 +103,7 @@ class Expanded:
         self.b, self.layout, nbytes = b, layout, expanded_nbytes(layout)
         self.at = e.at(b, group, b.mul(i, e.i64(nbytes)))
 
-    def asks(self, _ahead):
+    def asks(self):
         return []  # they stay in the first-level cache
 
     def quants(self, step):
@@ -127,7 +123,7 @@ class Expanding(Packed):
         super().__init__(b, layout, group, i)
         self.to = e.at(b, to, b.mul(i, e.i64(expanded_nbytes(layout))))
 
-    def asks(self, _ahead):
+    def asks(self):
         return self._near_asks()  # the kernel asked for the others while earlier tiles ran
 
     def _left(self, vector, at):

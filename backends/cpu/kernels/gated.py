@@ -85,6 +85,7 @@ def _lone(dtype, activation):
     """
     tile = quant_tile(dtype, 1, 1, Packed)
     join, round_row = joined(activation), row_rounder(32)
+    nbytes = LAYOUTS[dtype].block_nbytes
 
     def run(a, begin, end, scratch):
         gate, up, x, count, group_nbytes = a[0], a[1], a[2], a[6], a[8]
@@ -98,7 +99,7 @@ def _lone(dtype, activation):
                 ahead = group_nbytes if part % 2 == 0 else gate - up + group_nbytes
             if part == 4 * end - 1 and following != 0:
                 ahead = following - w
-            tile(w, 0, 0, x, ACT_BLOCK, 0, out, 0, 0, 0, count, ahead, 0, 0)
+            tile(w, 0, 0, x, ACT_BLOCK, 0, out, 0, 0, 0, count, 0, 0, 0, w + ahead, nbytes, 0)
         join(scratch, scratch + n * 4, scratch, n)
         round_row(scratch, a[3] + begin * ACT_BLOCK, ACT_BLOCK, end - begin)
 
@@ -135,10 +136,12 @@ def _expanded(dtype, activation):
                         out = scratch + row * 128 if k1 == count else sums
                         at, rows_beside = tile_at(r0 + r, r0 + row, m, panel_rows, n_panels, count)
                         xr, x_stride = a[2] + at * ACT_BLOCK, rows_beside * ACT_BLOCK
-                        ask(a[0] + group, asked, min(stop, asked + each))
-                        ask(a[1] + group, asked, min(stop, asked + each))
+                        spread = min(each, 64 * (k1 - k0))
+                        ask(a[0] + group, asked + spread, min(stop, asked + each))
+                        ask(a[1] + group, asked + spread, min(stop, asked + each))
+                        later = a[0] + group + asked, spread // (k1 - k0), a[1] - a[0]
                         asked += each
-                        rest = xr, x_stride, sums, out, 128, 0, k0, k1, ahead, wide, nbytes
+                        rest = xr, x_stride, sums, out, 128, 0, k0, k1, ahead, wide, nbytes, *later
                         if r > 0:
                             tile(wide, nbytes, 1, *rest)
                         else:  # gate and up are two groups of one weight, as it were

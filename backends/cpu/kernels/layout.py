@@ -195,11 +195,14 @@ def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
         return -(-m // rows) * once + leaving, -rows
 
     # With few rows memory is the limit, which is asked most evenly for packed weights
-    able = (t for t in tiles(dtype, isa) if t[0] <= m and not (wide and t == expanded and m <= MAX_TILE))
+    few = m <= (MAX_TILE if to_unpack else 2 * MAX_TILE)
+    able = (t for t in tiles(dtype, isa) if t[0] <= m and not (wide and few and t == expanded))
     return min(able, key=cost)
 
 
-def act_panels(m: int, isa: str) -> tuple[int, int]:
-    """Rows of a panel of q8_act, and how many panels. Types that meet panels of one tile's rows all have that tile."""
-    tile = tile_for("q8_0", isa, m)
-    return (tile[0], m // tile[0]) if tile == expanded_tile("q8_0", isa) else (m, 1)
+def act_panels(m: int, isa: str, group: int) -> tuple[int, int]:
+    """Rows of a panel of q8_act, and how many panels: of a tile's rows only where all types of this group, the numbers
+    that share a scale, have that tile."""
+    wanted = "q8_0" if group == 32 else "q6_k"
+    tile = tile_for(wanted, isa, m)
+    return (tile[0], m // tile[0]) if tile == expanded_tile(wanted, isa) else (m, 1)

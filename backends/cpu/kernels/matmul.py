@@ -80,12 +80,13 @@ def _packed(dtype, mt, nt):
     """
     quantised = LAYOUTS[dtype].block > 1
     tile = quant_tile(dtype, mt, nt, Packed) if quantised else float_tile(dtype, mt, nt)
-    x_nbytes = ACT_BLOCK if quantised else 4
+    x_nbytes, block_nbytes = ACT_BLOCK if quantised else 4, LAYOUTS[dtype].block_nbytes if quantised else 0
     follows = LAYOUTS[dtype].block == 32  # those of 256 lose 2 to 3 % where a distance is not always the same
 
     def run(a, begin, end, scratch):
         m, n, count, stretch, group_nbytes, held = a[3], a[4], a[5], a[6], a[7], a[8]
         groups = (n + 15) // 16
+        each = block_nbytes // ((m + mt - 1) // mt)  # of what a block asks for: the tiles of all rows share it
         back, back_nbytes = scratch + (m + mt) * nt * 64, max(1, held) * nt * 64
         first = groups  # of those that are held back
         following = i64p(scratch - FOLLOWING)[0]
@@ -100,6 +101,7 @@ def _packed(dtype, mt, nt):
                 first = min(first, g0)
             for k0 in range(0, count, stretch):
                 k1 = min(count, k0 + stretch)
+                asked = w + ahead + k0 * block_nbytes
                 for r in range(0, m, mt):
                     row = min(r, m - mt)
                     x, x_stride = a[1] + row * x_nbytes, m * x_nbytes
@@ -109,7 +111,8 @@ def _packed(dtype, mt, nt):
                         out, out_stride = a[2] + (row * n + g0 * 16) * 4, n * 4
                     elif k1 == count:
                         out, out_stride = back + row * back_nbytes + (g0 - first) * 64, back_nbytes
-                    tile(w, group_nbytes, last, x, x_stride, sums, out, out_stride, 0, k0, k1, ahead, 0, 0)
+                    later = asked + r // mt * each * (k1 - k0), each, 0
+                    tile(w, group_nbytes, last, x, x_stride, sums, out, out_stride, 0, k0, k1, 0, 0, 0, *later)
             if not to_y and (unit == end - 1 or g0 + nt - first == held * nt):
                 columns = min(n, (g0 + nt) * 16) - first * 16
                 for row in range(m):
@@ -158,13 +161,15 @@ def _expanded(dtype, mt, nt, adding):
                     to_y = finished and (row == r or not adding)
                     out, stride = (y + row * n * 4, n * 4) if to_y else (sums, nt * 64)
                     # the next groups, for the first tile alone reads memory, which rests while others run
-                    ask(w, asked, min(stop, asked + each))
+                    spread = min(each, 128 * (k1 - k0))
+                    ask(w, asked + spread, min(stop, asked + each))
+                    later = w + asked, spread // (k1 - k0), 64
                     asked += each
-                    rest = x, x_stride, sums, out, stride, adding and to_y, k0, k1, ahead, wide, wide_nbytes
+                    rest = x, x_stride, sums, out, stride, adding and to_y, k0, k1, ahead
                     if r > 0:
-                        tile(wide, wide_nbytes, nt, *rest)
+                        tile(wide, wide_nbytes, nt, *rest, wide, wide_nbytes, *later)
                     else:
-                        first_tile(w, group_nbytes, last, *rest)
+                        first_tile(w, group_nbytes, last, *rest, wide, wide_nbytes, *later)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
                     copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns, 0)
@@ -195,7 +200,7 @@ def linear_rows(rows):
                     packed[i * 16 + c] = w[min(c, columns - 1) * k + i]
             for r in range(0, m, mt):
                 r = min(r, m - mt)
-                tile(scratch, 0, 0, a[1] + r * 4, m * 4, sums, sums, 64, 0, 0, k, 0, 0, 0)
+                tile(scratch, 0, 0, a[1] + r * 4, m * 4, sums, sums, 64, 0, 0, k, 0, 0, 0, 0, 0, 0)
                 copy(sums, a[2] + (r * n + g * 16) * 4, n, columns, 0)
 
     return run

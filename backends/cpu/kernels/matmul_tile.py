@@ -35,10 +35,10 @@ def quant_tile(dtype, mt, nt, form):
     halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
     turns = [(rows, part) for rows in halves for part in range(layout.parts)]
 
-    def block_of(b, i, acc, w, x, ahead, wide):
+    def block_of(b, i, acc, w, x, ahead, wide, asked):
         """`acc`: the sums, and where blocks share a scale of activations, so far without it, the groups' scales."""
         sums, zeros = list(acc[: mt * nt]), list(acc[mt * nt :])
-        asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead), 8 * len(halves)))
+        asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead, asked(i)), 8 * len(halves)))
         for rows, part in turns:
             if (rows, part) != turns[0]:
                 e.keep_order(b)
@@ -80,9 +80,9 @@ def quant_tile(dtype, mt, nt, form):
             sums[places.start : places.stop] = terms
         return [*sums, *zeros]
 
-    def shared_of(b, i, acc, w, x_at, ahead, wide):
+    def shared_of(b, i, acc, w, x_at, ahead, wide, asked):
         none = [e.each(0.0)] * (mt * nt + nt)
-        inner = lambda j, values: block_of(b, j, values, w, x_at(j), ahead, wide)
+        inner = lambda j, values: block_of(b, j, values, w, x_at(j), ahead, wide, asked)
         values = e.loop(b, i, b.add(i, e.i64(shared)), none, inner)
         sums, zeros = values[: mt * nt], values[mt * nt :]
         scales_x = [scale_of(b, e.at(b, x_at(i), ACT_BLOCK * j)) for j in range(mt)]
@@ -97,14 +97,14 @@ def quant_tile(dtype, mt, nt, form):
             return [form(b, layout, group, i, to) for group, to in zip(w, wide, strict=True)]
         return [form(b, layout, group, i) for group in w]
 
-    def asks_of(b, blocks, x, ahead):
-        weights = [ask for block in blocks for ask in block.asks(ahead)]
+    def asks_of(b, blocks, x, ahead, asked):
         if form is Packed:
-            return weights
+            return blocks[0].asks(asked[0])
+        weights = [ask for block in blocks for ask in block.asks()] + [(line, False) for line in asked]
         return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
-    def lone_of(b, i, acc, w, x_at, ahead, wide):
-        return block_of(b, i, acc, w, x_at(i), ahead, wide)
+    def lone_of(b, i, acc, w, x_at, ahead, wide, asked):
+        return block_of(b, i, acc, w, x_at(i), ahead, wide, asked)
 
     return tile_of(shared_of if shared > 1 else lone_of, mt, nt, shared, claiming=form is not Packed)
 
@@ -118,7 +118,7 @@ def spread(items, n):
 def float_tile(dtype, mt, nt):
     """A tile of floats: a loop over k."""
 
-    def element_of(b, i, acc, w, x_at, _ahead, _wide):
+    def element_of(b, i, acc, w, x_at, _ahead, _wide, _asked):
         x = x_at(i)
         ws = []
         for group in w:
@@ -137,9 +137,10 @@ def tile_of(body, mt, nt, by=1, *, claiming=False):
     begin is 0.
 
     They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, `adding`
-    to what is there if that is not 0. So many bytes `ahead` lies what a later tile reads: in packed weights the next
-    group, with expanded ones the next rows. `wide` is where groups are left expanded, `wide_nbytes` apart.
-    A tile of many rows is `claiming` the lines of its sums early: some of them are in y.
+    to what is there if that is not 0. With expanded weights the next rows lie so many bytes `ahead`. `wide` is where
+    groups are left expanded, `wide_nbytes` apart. Of the weights that come later each block asks for two lines (packed
+    weights: as many as a block has from `asked` on), `apart` bytes apart, and for those `asked_step` bytes further than
+    the block before. A tile of many rows is `claiming` the lines of its sums early: some of them are in y.
     """
 
     @intrinsic
@@ -159,6 +160,9 @@ def tile_of(body, mt, nt, by=1, *, claiming=False):
         ahead,
         wide,
         wide_nbytes,
+        asked,
+        asked_step,
+        apart,
     ):
         def codegen(ctx, b, sig, a):
             w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
@@ -173,8 +177,12 @@ def tile_of(body, mt, nt, by=1, *, claiming=False):
             for place in ends if claiming else ():
                 e.prefetch(b, place, write=True)
 
+            def lines_asked(i):
+                line = e.at(b, b.inttoptr(a[14], e.I8P), b.mul(b.sub(i, a[9]), a[15]))
+                return line, e.at(b, line, a[16])
+
             def step(i, acc):
-                return body(b, i, acc, w, lambda block: e.at(b, x0, b.mul(block, a[4])), a[11], wide)
+                return body(b, i, acc, w, lambda block: e.at(b, x0, b.mul(block, a[4])), a[11], wide, lines_asked)
 
             values = e.loop(b, a[9], a[10], start, step, by)
             with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (added, put):
@@ -186,6 +194,6 @@ def tile_of(body, mt, nt, by=1, *, claiming=False):
                         e.store(b, value, place)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 14), codegen
+        return types.void(*[types.int64] * 17), codegen
 
     return tile
