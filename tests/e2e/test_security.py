@@ -165,7 +165,8 @@ def test_the_log_has_one_line_an_event(guarded: Guarded) -> None:
         guarded.ask("POST", path, {"filename": "a\nFORGED line"})
     guarded.ask("POST", "/completion", {"prompt": "a", "grammar": "FORGED\nFORGED line\n"})
     guarded.server.process.terminate()
-    _, err = guarded.server.process.communicate(timeout=20)
+    err = guarded.server.process.stderr.read()  # to its end; `communicate` forgets what was read ahead with "listening"
+    guarded.server.process.wait(20)
     told = "".join(guarded.server.log) + err
     assert SECRET not in told
     assert "listening on" in (kept := guarded.log.read_text())
