@@ -73,13 +73,14 @@ class StepFeeds:
             self._cells[n:] = self._spare_cell
         if self._sampling is None:  # nobody wants logits
             return
+        slots = [slot[i] for i in out]
         if self._out is not None and self._out_pos is not None and self._out_slot is not None:
             self._out[:n_out], self._out[n_out:] = out, 0
             self._out_pos[:n_out], self._out_pos[n_out:] = [batch.pos[i] for i in out], 0
-            self._out_slot[:n_out], self._out_slot[n_out:] = [slot[i] for i in out], self._spare_slot
+            self._out_slot[:n_out], self._out_slot[n_out:] = slots, self._spare_slot
         if self._targets is not None:
             self._targets[:n_out], self._targets[n_out:] = batch.targets, 0
-        self._sampling.write(batch.rows, [slot[i] for i in out])
+        self._sampling.write(batch.rows, slots)
 
 
 class SamplingFeeds:
