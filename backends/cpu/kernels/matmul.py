@@ -165,11 +165,12 @@ def _expanded(dtype, mt, nt, adding):
                     ask(w, asked + spread, min(stop, asked + each))
                     later = w + asked, spread // (k1 - k0), 64
                     asked += each
-                    rest = x, x_stride, sums, out, stride, adding and to_y, k0, k1, ahead
+                    rows_here = x, x_stride, sums, out, stride, adding and to_y
+                    rest = *rows_here, k0, k1, ahead, wide, wide_nbytes, *later
                     if r > 0:
-                        tile(wide, wide_nbytes, nt, *rest, wide, wide_nbytes, *later)
+                        tile(wide, wide_nbytes, nt, *rest)
                     else:
-                        first_tile(w, group_nbytes, last, *rest, wide, wide_nbytes, *later)
+                        first_tile(w, group_nbytes, last, *rest)
             if columns < nt * 16:
                 for r in range(0, rows, mt):
                     copy(scratch + r * nt * 64, y + min(r, rows - mt) * n * 4, n, columns, 0)
