@@ -5,20 +5,21 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from server.ubatch import size_below, size_beside
+
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
-LEAST = 8  # tokens that the smallest step has room for
-LEAST_PROMPT = 4  # of a step: prompts go on, however slow they are beside the streams
-DOUBLE = 2.2  # what twice as many tokens are taken to add, until it has been seen
-REMEMBERED = 7  # steps: their median forgets an outlier
+LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
+SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
+REMEMBERED = 33  # steps: while a prompt arrives, a dozen of the shortest are late, and their median forgets them
 
 
 class Pace:
     """Learns from the steps that ran what streams are used to, by how many they are, and what prompts add to them.
 
-    Steps are powers of two, for every size needs a plan of its own, and what a token adds depends on how many there
-    are: eight rows may take as long as sixteen. So a size is judged by what it took last time, and the next larger one
-    by how much more that took when it was last tried. Where the smallest size takes too long, a step does not fill it:
-    each of its tokens looks at all that is there of its prompt, which may take longer than the weights.
+    Steps have few sizes, for each needs a plan of its own, and what a token adds depends on how many there are: eight
+    rows may take as long as sixteen. So a size is judged by what it took last time, and the next larger one by how
+    much more that took when it was last tried. Where the smallest size takes too long, a step does not fill it: each
+    of its tokens looks at all that is there of its prompt, which may take longer than the weights.
     """
 
     def __init__(self, most: int) -> None:
@@ -27,7 +28,7 @@ class Pace:
         self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
         self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._added = 0.0  # seconds that it took longer than one without prompts
-        self._doubling: dict[int, float] = {}  # by size: how many times as much twice its tokens add
+        self._growth: dict[int, float] = {}  # by size: how many times as much the next larger one adds
 
     def observe(self, n_prompt: int, n_tokens: int, seconds: float) -> None:
         """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts."""
@@ -36,35 +37,35 @@ class Pace:
         elif n_prompt == n_tokens:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
-            size, n_streams = _at_least(n_tokens), n_tokens - n_prompt
+            size, n_streams = size_beside(n_tokens), n_tokens - n_prompt
             added = max(0.0, seconds - self._usual(n_streams))
             if size == self._least(n_streams):
                 added *= (size - n_streams) / n_prompt  # had it been full
-            if size == 2 * self._size:
-                self._doubling[self._size] = _ratio(added, self._added)
-            elif 2 * size == self._size:
-                self._doubling[size] = _ratio(self._added, added)
+            if self._size and size == _above(self._size):
+                self._growth[self._size] = _ratio(self._size, added, self._added)
+            elif self._size == _above(size):
+                self._growth[size] = _ratio(size, self._added, added)
             self._size, self._added = size, added
 
     def tokens(self, n_streams: int) -> int:
         """The tokens that the next step may have, `n_streams` of them for streams."""
         least = self._least(n_streams)
-        most = max(least, _at_least(n_streams + self.most + 1) // 2)
+        most = max(least, _at_most(n_streams + self.most))
         if not self._plain or not (self._size or self._token):
             return min(most, n_streams + self.most)
         spare = (STRETCH - 1) * self._usual(n_streams)
         if self._size:
             size, added = self._size, self._added
-            if added * self._doubling.get(size, DOUBLE) <= spare:
-                size *= 2
+            if added * self._growth.get(size, _expected(size)) <= spare:
+                size = _above(size)
             while added > spare and size > least:
-                size //= 2
-                added /= self._doubling.get(size, 2.0)
+                size = size_below(size)
+                added /= self._growth.get(size, _above(size) / size)
             if added > spare:
                 fitting = int((least - n_streams) * spare / added)
                 return n_streams + min(self.most, max(LEAST_PROMPT, fitting))
         else:
-            size = _at_least(n_streams + int(spare / self._token) + 1) // 2
+            size = _at_most(n_streams + int(spare / self._token))
         return min(max(least, min(size, most)), n_streams + self.most)
 
     def _usual(self, n_streams: int) -> float:
@@ -75,16 +76,25 @@ class Pace:
 
     def _least(self, n_streams: int) -> int:
         """The smallest size with prompts."""
-        return _at_least(n_streams + min(self.most, LEAST_PROMPT))
+        return size_beside(n_streams + min(self.most, LEAST_PROMPT))
 
 
-def _ratio(added: float, half: float) -> float:
-    return min(DOUBLE, max(1.0, added / half)) if half else DOUBLE
+def _above(size: int) -> int:
+    return size_beside(size + 1)
 
 
-def _at_least(n: int) -> int:
-    """The size that holds n tokens."""
-    return max(LEAST, _power(n))
+def _at_most(n: int) -> int:
+    """The largest size of n tokens or fewer."""
+    return size_below(size_beside(n + 1))
+
+
+def _expected(size: int) -> float:
+    return SUPERLINEAR * _above(size) / size
+
+
+def _ratio(size: int, larger: float, smaller: float) -> float:
+    """What the size above adds, in what `size` does: one slow step of either is not believed."""
+    return min(_expected(size), max(1.0, larger / smaller)) if smaller else _expected(size)
 
 
 def _power(n: int) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from server.ubatch import UBatch, bucket
+from server.ubatch import LEAST_BESIDE, UBatch, bucket, size_beside
 
-LEAST_BESIDE = 8  # tokens of a step with streams and prompts: products are fastest by eight rows
-MOST_BESIDE = 128  # up to here such steps are powers of two, which the scheduler prefers
+MOST_BESIDE = 128  # tokens of a step with streams and prompts up to which it has one of the scheduler's sizes
 USUAL_STREAMS = 8  # whose steps alone are planned ahead, and half of them beside prompts
 
 
@@ -55,7 +54,7 @@ def _size(batch: UBatch) -> tuple[int, int]:
     n, n_out = len(batch.tokens), len(batch.out)
     if not batch.n_streams or n == batch.n_streams or n > MOST_BESIDE:
         return bucket(n), bucket(n_out)
-    n = power_of_two(n, LEAST_BESIDE)
+    n = size_beside(n)
     return n, min(n, max(_rows(batch.n_streams + 1), bucket(n_out)))
 
 
@@ -66,7 +65,7 @@ def _rows(n: int) -> int:
 def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS) -> list[Shape]:
     """What most servers will need, first what is likelier: up to `most` streams, these with prompts, prompts alone."""
     n_streams = min(n_slots, most)
-    beside = [n for n in (8, 16, 32, 64, 128) if n <= n_ubatch]
+    beside = [n for n in range(LEAST_BESIDE, 1 + min(n_ubatch, MOST_BESIDE)) if size_beside(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
     return [

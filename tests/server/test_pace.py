@@ -104,7 +104,7 @@ def test_what_streams_are_used_to_depends_on_how_many_there_are() -> None:
     pace.observe(5, 8, 1.0)
     assert pace.tokens(3) == 16  # of three nothing is known but what one takes, to which nothing was added
     pace.observe(60, 64, 9.0)
-    assert pace.tokens(32) == 32 + 19  # of 32 what 16 take: 4.8 of 8 s, for 32 tokens
+    assert pace.tokens(32) == 32 + 12  # of 32 what 16 take: 4.8 of 6 s, for 16 tokens
 
 
 def test_from_one_slow_step_it_recovers_at_once() -> None:
@@ -119,6 +119,8 @@ def test_from_one_slow_step_it_recovers_at_once() -> None:
     assert pace.tokens(1) == 16
     pace.observe(15, 16, 0.1 + 15 * 0.1 / 31)
     pace.observe(0, 1, 30.0)
+    assert pace.tokens(1) == 24
+    pace.observe(23, 24, 0.1 + 23 * 0.1 / 31)
     assert pace.tokens(1) == 32
 
 
@@ -137,3 +139,26 @@ def test_a_size_that_takes_as_long_as_half_of_it_is_kept() -> None:
     pace.observe(15, 16, 1.6)  # 1.2 times as much as 8 have added
     pace.observe(7, 8, 1.9)
     assert pace.tokens(1) == 16
+
+
+def test_steps_keep_the_largest_size_that_fits() -> None:
+    """Not a smaller one and one that is too large by turns."""
+    pace = Pace(128)
+    pace.observe(0, 1, 1.0)
+    pace.observe(0, 1, 1.0)
+    pace.observe(15, 16, 1.45)
+    sizes = []
+    for _ in range(40):
+        sizes.append(pace.tokens(1))
+        pace.observe(sizes[-1] - 1, sizes[-1], 1.0 + 0.06 * (sizes[-1] - 8))  # 16: 1.48, 24: 1.96, 32: 2.44
+    assert sizes == [24] * 40
+
+
+def test_the_late_steps_of_a_prompt_that_arrives_are_not_what_streams_are_used_to() -> None:
+    pace = Pace(128)
+    for _ in range(100):
+        pace.observe(0, 1, 1.0)
+    for seconds in (2.9, 1.9, 3.8, 1.4, 2.2, 1.8, 3.0, 1.7, 1.3, 2.4):  # its ids are being read
+        pace.observe(0, 1, seconds)
+    pace.observe(31, 32, 2.3)
+    assert pace.tokens(1) == 24
