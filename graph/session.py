@@ -216,15 +216,21 @@ class Session:
             return values_of(held.first_bytes(), t.dtype, t.shape)
         return values_of(self.backends[b].download(Place(self.buffer(t, b)), t.nbytes), t.dtype, t.shape)
 
-    def read_bytes(self, name: str, offset: int, nbytes: int) -> Bytes:
-        """A copy of some bytes of a mutable state. ValueError when it does not have them."""
+    def read_bytes(self, name: str, offset: int, nbytes: int, into: Bytes | None = None) -> Bytes:
+        """A copy of some bytes of a mutable state, on request `into` that many bytes. ValueError when it does not have
+        them."""
         held, b = self._held(name), self._homes.get(name)
         t = held.tensor
         if t.attrs["constant"] or offset < 0 or nbytes < 0 or offset + nbytes > t.nbytes:
             raise ValueError(f"state {name!r} has {t.nbytes} bytes that may be read, not {nbytes} at {offset}")
         if b is None:
-            return np.array(held.first_bytes()[offset : offset + nbytes])
-        return np.array(self.backends[b].download(Place(self.buffer(t, b), offset), nbytes))
+            data = held.first_bytes()[offset : offset + nbytes]
+        else:
+            data = self.backends[b].download(Place(held.buffers.get(b) or self.buffer(t, b), offset), nbytes)
+        if into is None:
+            return np.array(data)
+        into.data[:] = data.data  # numpy's own copy lets go of the GIL, and waits for it afterwards
+        return into
 
     def touch(self, name: str, offset: int, nbytes: int) -> None:
         """Write some bytes of a mutable state as they are, so that the host's system gives the memory for them. A

@@ -7,6 +7,7 @@ which are each other's memory.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -94,22 +95,30 @@ class PagedMemory:
         """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
         return [copy_pages(cache, pairs) for cache in (*self.keys, *self.values)]
 
-    @property
+    @cached_property
     def page_nbytes(self) -> int:
         """Bytes of one page: keys and values of all layers."""
-        return sum(t.nbytes // t.shape[0] for t in (*self.keys, *self.values))
+        return sum(size for _, size in self._parts)
 
-    def read_page(self, session: Session, page: int) -> Bytes:
-        """A copy of a page, layer by layer, keys before values, as the device keeps them."""
-        sizes = [(t, t.nbytes // t.shape[0]) for pair in zip(self.keys, self.values, strict=True) for t in pair]
-        return np.concatenate([session.read_bytes(t.name, page * size, size) for t, size in sizes])
+    @cached_property
+    def _parts(self) -> list[tuple[str, int]]:
+        """Of a page, in the order of its bytes: states, and how many bytes they have of it."""
+        return [(t.name, t.nbytes // t.shape[0]) for pair in zip(self.keys, self.values, strict=True) for t in pair]
+
+    def read_page(self, session: Session, page: int, into: Bytes | None = None) -> Bytes:
+        """A copy of a page, layer by layer, keys before values, as the device keeps them; on request `into` memory for
+        `page_nbytes`."""
+        data, at = np.empty(self.page_nbytes, np.uint8) if into is None else into, 0
+        for name, size in self._parts:
+            session.read_bytes(name, page * size, size, data[at : at + size])
+            at += size
+        return data
 
     def write_page(self, session: Session, page: int, data: Bytes) -> None:
         """Overwrite a page with what `read_page` gave."""
         at = 0
-        for t in (t for pair in zip(self.keys, self.values, strict=True) for t in pair):
-            size = t.nbytes // t.shape[0]
-            session.write(t.name, data[at : at + size], page * size)
+        for name, size in self._parts:
+            session.write(name, data[at : at + size], page * size)
             at += size
 
 

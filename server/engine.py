@@ -476,9 +476,9 @@ class Engine:
         model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
         return CacheKind(model, self.options.type_k, self.options.type_v, PAGE, self.page_nbytes)
 
-    def read_page(self, page: int) -> Bytes:
-        """A copy of one page of the cache, all layers."""
-        return self.memory.read_page(self.session, page)
+    def read_page(self, page: int, into: Bytes | None = None) -> Bytes:
+        """A copy of one page of the cache, all layers; on request `into` memory for `page_nbytes`."""
+        return self.memory.read_page(self.session, page, into)
 
     def write_page(self, page: int, data: Bytes) -> None:
         """Overwrite a page with what `read_page` gave."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+SPARE = 64 << 20  # bytes for pages that are taken from the system before a step needs them (see server.prefault)
 
 
 class PageStore(Protocol):
@@ -19,7 +21,7 @@ class PageStore(Protocol):
     @property
     def page_nbytes(self) -> int: ...
 
-    def read_page(self, page: int, /) -> Bytes: ...
+    def read_page(self, page: int, into: Bytes | None = None, /) -> Bytes: ...
 
     def write_page(self, page: int, data: Bytes, /) -> None: ...
 
@@ -35,7 +37,7 @@ class HostCache:
     K and V depend on nothing but the tokens up to their own, so a page that comes back has the bits that it had.
     """
 
-    __slots__ = ("_pages", "limit", "n_restored", "n_saved", "nbytes")
+    __slots__ = ("_pages", "_spare", "limit", "n_restored", "n_saved", "nbytes")
 
     def __init__(self, limit: int | None) -> None:
         """`limit` in bytes; None: as much as there is."""
@@ -44,6 +46,7 @@ class HostCache:
         self.n_saved = 0
         self.n_restored = 0
         self._pages: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()  # (a bit for each slot that had it, bytes)
+        self._spare: list[Bytes] = []
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -59,6 +62,16 @@ class HostCache:
         self._pages[key] = known[0] | owners, known[1]
         self._pages.move_to_end(key)
         return True
+
+    def room(self, nbytes: int) -> Bytes:
+        """Memory for the next page, from the stock if there is any."""
+        return self._spare.pop() if self._spare else np.empty(nbytes, np.uint8)
+
+    def stock(self, nbytes: int, wanted: Callable[[], bool]) -> None:
+        """Lay in memory for as many pages of `nbytes` as are soon saved, until somebody wants something else."""
+        n = (SPARE if self.limit is None else min(SPARE, self.limit - self.nbytes)) // nbytes
+        while len(self._spare) < n and not wanted():
+            self._spare.append(np.full(nbytes, 0, np.uint8))
 
     def put(self, key: bytes, owners: int, data: Bytes) -> None:
         """Keep a page's bytes, if they are within the limit."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from models.adapter_bank import Choice
-from server.host_cache import Bytes, HostCache, PageStore, chain_key
+from server.host_cache import SPARE, Bytes, HostCache, PageStore, chain_key
 from server.pages import Pages, n_pages_for
 from server.prefix import INEXACT, Node, PrefixCache, Tail
 from server.sequence import Sequence, Slot
@@ -90,6 +90,12 @@ class KvCache:
         if self.host is not None:
             self.host.forget(1 << slot.id)
 
+    def prepare(self, wanted: Callable[[], bool]) -> None:
+        """Have host memory at hand for known prefixes that sequences will soon take the place of."""
+        nbytes = self.store.page_nbytes
+        if self.host is not None and self.keep_idle and len(self.pages.free) * nbytes < SPARE:
+            self.host.stock(nbytes, wanted)
+
     def sleep(self) -> None:
         """The device is about to forget its pages, and no sequence has any: keep in host memory what may be there."""
         if self.prefixes.on_evict is not None:
@@ -172,7 +178,8 @@ class KvCache:
         if node.n_tokens < PAGE or self.host.add_owners(node.key, node.owners):
             return
         with suppress(MemoryError, OSError):
-            self.host.put(node.key, node.owners, self.store.read_page(node.page))
+            room = self.host.room(self.store.page_nbytes)
+            self.host.put(node.key, node.owners, self.store.read_page(node.page, room))
 
     def _bring_back(self, root: Node, tokens: list[int], limit: int, owner: int, inexact: bool) -> None:
         """Make those pages of tokens[:limit] known again that host memory has, as long as there is room."""

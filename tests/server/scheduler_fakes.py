@@ -147,9 +147,13 @@ class FakeEngine:
                 p, content = cell
                 self.cells[to] = (p + turn, moved(content) if turn else content)
 
-    def read_page(self, page: int) -> Any:
+    def read_page(self, page: int, into: Any = None) -> Any:
         cells = self.cells[page * PAGE : (page + 1) * PAGE]
-        return np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
+        data = np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
+        if into is None:
+            return data
+        into[:] = data
+        return into
 
     def write_page(self, page: int, data: Any) -> None:
         cells = data.view(np.int64).reshape(PAGE, 2).tolist()

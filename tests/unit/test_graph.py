@@ -331,6 +331,9 @@ def test_some_bytes_of_a_state(session: Session) -> None:
     plan.run({"pairs": np.array([[0, 2]])})
     np.testing.assert_array_equal(before.view(np.float32), [4, 5])
     np.testing.assert_array_equal(session.read_bytes("kv", 16, 8).view(np.float32), [0, 1])
+    room = np.full(12, 255, np.uint8)
+    assert np.shares_memory(session.read_bytes("kv", 16, 8, room[2:10]), room)
+    assert room.tolist() == [255] * 2 + np.array([0, 1], "<f4").view(np.uint8).tolist() + [255] * 2
     for offset, n in ((-4, 4), (20, 8), (0, -1)):
         with pytest.raises(ValueError, match=f"state 'kv' has 24 bytes that may be read, not {n} at {offset}"):
             session.read_bytes("kv", offset, n)
