@@ -10,7 +10,7 @@ from server.ubatch import size_below, size_beside
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
 LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
 SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
-REMEMBERED = 33  # steps: while a prompt arrives, a dozen of the shortest are late, and their median forgets them
+REMEMBERED = 129  # steps: a prompt that arrives, or another process, may hold up dozens, which their median forgets
 
 
 class Pace:
@@ -25,6 +25,7 @@ class Pace:
     def __init__(self, most: int) -> None:
         self.most = most  # tokens of prompts in a step with streams
         self._plain: dict[int, deque[float]] = {}  # seconds of steps without prompts, by the power of two above
+        self._medians: dict[int, float] = {}  # of these, where they have been asked for
         self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
         self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._added = 0.0  # seconds that it took longer than one without prompts
@@ -33,7 +34,9 @@ class Pace:
     def observe(self, n_prompt: int, n_tokens: int, seconds: float) -> None:
         """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts."""
         if not n_prompt:
-            self._plain.setdefault(_power(n_tokens), deque(maxlen=REMEMBERED)).append(seconds)
+            streams = _power(n_tokens)
+            self._plain.setdefault(streams, deque(maxlen=REMEMBERED)).append(seconds)
+            self._medians.pop(streams, None)
         elif n_prompt == n_tokens:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
@@ -72,7 +75,9 @@ class Pace:
         """Seconds of a step without prompts: of so many streams, else of the next fewer known, else of the fewest."""
         size = _power(n_streams)
         known = max((s for s in self._plain if s <= size), default=min(self._plain))
-        return statistics.median(self._plain[known])
+        if known not in self._medians:
+            self._medians[known] = statistics.median(self._plain[known])
+        return self._medians[known]
 
     def _least(self, n_streams: int) -> int:
         """The smallest size with prompts."""

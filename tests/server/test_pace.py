@@ -158,7 +158,7 @@ def test_the_late_steps_of_a_prompt_that_arrives_are_not_what_streams_are_used_t
     pace = Pace(128)
     for _ in range(100):
         pace.observe(0, 1, 1.0)
-    for seconds in (2.9, 1.9, 3.8, 1.4, 2.2, 1.8, 3.0, 1.7, 1.3, 2.4):  # its ids are being read
+    for seconds in (2.9, 1.9, 3.8, 1.4, 2.2, 1.8, 3.0, 1.7, 1.3, 2.4) * 4:  # its ids are being read
         pace.observe(0, 1, seconds)
     pace.observe(31, 32, 2.3)
     assert pace.tokens(1) == 24
