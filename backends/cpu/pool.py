@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backends.cpu import jit
+from backends.cpu import jit, slices
 from backends.cpu.isa import cache_nbytes
 
 MAX_THREADS = 256
@@ -152,7 +152,7 @@ class Pool:
         self._pipes = [os.pipe() for _ in range(n_threads - 1)]
         self._recent: list[Table | None] = [None]
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
-        self._most_stages = self._most_scratch = 0
+        self._most_stages = self._most_scratch = self._caller = 0
         self._ctl[41], self._ctl[42] = n_threads, cache_nbytes(2) // 2
         self._out = np.zeros(8, np.int64)
         out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
@@ -166,6 +166,7 @@ class Pool:
         _open_pools.add(self)
 
     def _serve(self, thread: int, pipe: int) -> None:
+        slices.lengthen()
         out = np.zeros(8, np.int64)
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
@@ -188,6 +189,9 @@ class Pool:
         return seconds
 
     def _ready(self, table: Table) -> None:
+        if self._caller != threading.get_ident():
+            self._caller = threading.get_ident()
+            slices.lengthen()
         if table.n_stages > self._most_stages or table.scratch > self._most_scratch:
             self._grow(table)
         if table is not self._recent[-1]:

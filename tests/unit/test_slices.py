@@ -1,0 +1,70 @@
+"""The scheduler's slices of threads that compute (Linux)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from backends.cpu import slices
+from backends.cpu.pool import Instruction, Pool, Table, bits
+
+T = TypeVar("T")
+tells = pytest.mark.skipif(slices.attributes() is None, reason="the system does not tell")
+
+
+def elsewhere(function: Callable[[], T]) -> T:
+    """What it returns on a thread of its own."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@tells
+def test_only_the_thread_that_asks_has_a_long_slice() -> None:
+    before = slices.attributes()
+
+    def asks() -> list[list[int] | None]:
+        slices.lengthen()
+        return [slices.attributes(), elsewhere(slices.attributes)]
+
+    its, its_child = elsewhere(asks)
+    assert its is not None
+    assert before is not None
+    assert its[1:2] + its[3:5] == before[1:2] + before[3:5]  # policy, nice and priority
+    assert slices.attributes() == before
+    assert its_child == before
+    assert its[5] in (slices.SLICE, 0)  # Linux before 6.12 has none
+
+
+def test_who_computes_asks_workers_and_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(slices, "lengthen", lambda: asked.append(threading.current_thread().name))
+    pool = Pool(3)
+    row = np.ones(4, np.float32)
+    table = Table([Instruction("scale", (row.ctypes.data, row.ctypes.data, 4, bits(0.5)), 1)])
+    for _ in range(5):
+        pool.run(table)
+    here = threading.current_thread().name
+    other = elsewhere(lambda: (pool.run(table), threading.current_thread().name)[1])
+    pool.close()
+    assert sorted(asked) == sorted(["cpu-1", "cpu-2", here, other])
+
+
+@pytest.mark.parametrize("missing", ["platform", "call", "priority"])
+def test_where_the_system_knows_of_none_nothing_changes(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    if missing == "platform":
+        monkeypatch.setattr(sys, "platform", "darwin")
+    elif missing == "call":
+        monkeypatch.setattr(slices, "GET", 0)
+    else:
+        monkeypatch.setattr(slices, "ORDINARY", ())
+    before = slices.attributes()
+    slices.lengthen()
+    assert slices.attributes() == before
