@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-SPARE = 64 << 20  # bytes for pages that are taken from the system before a step needs them (see server.prefault)
+SPARE = 64 << 20  # bytes at most that are taken from the system before a step needs them (see server.prefault)
 
 
 class PageStore(Protocol):
@@ -67,9 +67,10 @@ class HostCache:
         """Memory for the next page, from the stock if there is any."""
         return self._spare.pop() if self._spare else np.empty(nbytes, np.uint8)
 
-    def stock(self, nbytes: int, wanted: Callable[[], bool]) -> None:
-        """Lay in memory for as many pages of `nbytes` as are soon saved, until somebody wants something else."""
-        n = (SPARE if self.limit is None else min(SPARE, self.limit - self.nbytes)) // nbytes
+    def stock(self, n: int, nbytes: int, wanted: Callable[[], bool]) -> None:
+        """Lay in memory for n pages of `nbytes` within the limit, until somebody wants something else."""
+        if self.limit is not None:
+            n = min(n, (self.limit - self.nbytes) // nbytes)
         while len(self._spare) < n and not wanted():
             self._spare.append(np.full(nbytes, 0, np.uint8))
 

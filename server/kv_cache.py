@@ -90,11 +90,12 @@ class KvCache:
         if self.host is not None:
             self.host.forget(1 << slot.id)
 
-    def prepare(self, wanted: Callable[[], bool]) -> None:
+    def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
         """Have host memory at hand for known prefixes that sequences will soon take the place of."""
         nbytes = self.store.page_nbytes
-        if self.host is not None and self.keep_idle and len(self.pages.free) * nbytes < SPARE:
-            self.host.stock(nbytes, wanted)
+        n = min(SPARE // nbytes, len(self.prefixes.idle))
+        if self.host is not None and self.keep_idle and len(self.pages.free) < n:
+            self.host.stock(n, nbytes, wanted)
 
     def sleep(self) -> None:
         """The device is about to forget its pages, and no sequence has any: keep in host memory what may be there."""

@@ -206,6 +206,10 @@ class Scheduler:
         self.count()
         return events
 
+    def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
+        """Have at hand what steps will need, until somebody waits (`wanted`)."""
+        self.cache.prepare_ahead(wanted)
+
     def lose(self, seq: Sequence, error: Exception) -> None:
         """Its cells are lost."""
         self._leave(seq)

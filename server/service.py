@@ -58,7 +58,7 @@ class Served:
         """Make one more thing that requests would otherwise wait for. False: all is made. `wanted`: one waits."""
         from models.grammar import vocabulary
 
-        self.scheduler.cache.prepare(wanted)
+        self.scheduler.prepare_ahead(wanted)
         if self.info.generates and vocabulary.prepare_ahead(self.tokenizer):
             return True
         return self.engine is not None and self.engine.prepare_ahead(wanted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -149,6 +149,9 @@ class FakeScheduler:
 
     def resolve_lora(self, lora: Lora | None) -> Choice:
         return BASE
+
+    def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
+        """It has no cache."""
 
     def count(self) -> None:
         """The gauges are always up to date."""

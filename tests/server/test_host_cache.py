@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from scheduler_fakes import Bench, FakeEngine, oracle, prompt
 
-from server import host_cache
 from server.host_cache import HostCache
 from server.requests import CompletionRequest
 
@@ -16,31 +16,30 @@ def stocked(cache: HostCache) -> set[int]:
     return {page.ctypes.data for page in cache._spare}
 
 
-def test_the_stock_is_bounded_by_its_size_and_by_the_limit(monkeypatch) -> None:
-    monkeypatch.setattr(host_cache, "SPARE", 1000)
+def test_the_stock_is_bounded_by_its_size_and_by_the_limit() -> None:
     cache = HostCache(None)
-    cache.stock(300, lambda: False)
-    cache.stock(300, lambda: False)
+    cache.stock(3, 300, lambda: False)
+    cache.stock(3, 300, lambda: False)
     assert len(stocked(cache)) == 3
     small = HostCache(700)
     small.put(b"a", 1, np.zeros(300, np.uint8))
-    small.stock(300, lambda: False)
+    small.stock(3, 300, lambda: False)
     assert len(stocked(small)) == 1
     small.put(b"b", 1, small.room(300))
-    small.stock(300, lambda: False)
+    small.stock(3, 300, lambda: False)
     assert not stocked(small)
     assert small.nbytes == 600
 
 
 def test_who_waits_is_not_kept_waiting() -> None:
     cache, looks = HostCache(None), []
-    cache.stock(300, lambda: bool(looks.append(1)) or len(looks) > 2)
+    cache.stock(3, 300, lambda: bool(looks.append(1)) or len(looks) > 2)
     assert len(stocked(cache)) == 2
 
 
 def test_room_is_what_was_stocked_then_new() -> None:
     cache = HostCache(1000)
-    cache.stock(300, lambda: False)
+    cache.stock(3, 300, lambda: False)
     laid_in = stocked(cache)
     rooms = [cache.room(300) for _ in range(5)]
     assert {room.ctypes.data for room in rooms[:3]} == laid_in
@@ -48,18 +47,17 @@ def test_room_is_what_was_stocked_then_new() -> None:
     assert len({room.ctypes.data for room in rooms}) == 5
 
 
-def test_prefixes_that_others_take_the_place_of_go_to_the_stock(monkeypatch) -> None:
+def test_prefixes_that_others_take_the_place_of_go_to_the_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """And come back with what they had."""
-    monkeypatch.setattr(host_cache, "SPARE", 4 * PAGE_NBYTES)
     monkeypatch.setattr("server.kv_cache.SPARE", 4 * PAGE_NBYTES)
     bench = Bench(n_slots=1, n_ctx=192, cache_ram=None)
     cache = bench.scheduler.cache
     assert cache.host is not None
-    cache.prepare(lambda: False)
+    cache.prepare_ahead(lambda: False)
     assert not stocked(cache.host)  # there are free pages for a while
     bench.run(prompt(120, 0), n_predict=2, ignore_eos=True)
     bench.run(prompt(30, 1), n_predict=2, ignore_eos=True)
-    cache.prepare(lambda: False)
+    cache.prepare_ahead(lambda: False)
     laid_in = stocked(cache.host)
     assert len(laid_in) == 4
     bench.run(prompt(120, 2), n_predict=2, ignore_eos=True)
@@ -73,6 +71,6 @@ def test_prefixes_that_others_take_the_place_of_go_to_the_stock(monkeypatch) -> 
 def test_nothing_is_laid_in_where_nothing_is_kept() -> None:
     for options in ({"cache_ram": 0}, {"cache_ram": None, "cache_idle_slots": False}):
         bench = Bench(n_slots=1, n_ctx=192, **options)
-        bench.scheduler.cache.prepare(lambda: False)
+        bench.scheduler.cache.prepare_ahead(lambda: False)
         host = bench.scheduler.cache.host
         assert host is None or not stocked(host)
