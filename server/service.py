@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
 SWITCH = 0.0005  # seconds that one thread lets the other wait for Python's lock, which each write to a socket gives up
-PAUSE = 0.2  # seconds without work before each thing that is made ahead
+PAUSE = 0.2  # seconds without work before each thing that is made ahead; before the first request none
 ALONE = 0.02  # seconds of training at a time while nobody else needs the device
 RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
 
@@ -59,9 +59,9 @@ class Served:
         from models.grammar import vocabulary
 
         self.scheduler.prepare_ahead(wanted)
-        if self.info.generates and vocabulary.prepare_ahead(self.tokenizer):
+        if self.engine is not None and self.engine.prepare_ahead(wanted):
             return True
-        return self.engine is not None and self.engine.prepare_ahead(wanted)
+        return self.info.generates and vocabulary.prepare_ahead(self.tokenizer)
 
 
 @dataclass(slots=True)
@@ -94,6 +94,7 @@ class Service:
         self._inbox: deque[Callable[[Scheduler], None]] = deque()
         self._wake = threading.Event()
         self._tickets: dict[int, _Ticket] = {}  # by id() of the sequence; the engine thread's
+        self._asked = False  # whether there was a request; the engine thread's
         self._thread: threading.Thread | None = None
         self._sleep: Sleep | None = None  # the engine thread's
 
@@ -313,8 +314,9 @@ class Service:
         """Until there is something to do; the model goes to sleep when that takes too long."""
         sleep, scheduler, wanted = self._sleep, served.scheduler, self._wake.is_set
         if scheduler.idle:
-            while not self._wake.wait(PAUSE) and (sleep is None or sleep.left()) and served.prepare_ahead(wanted):
-                pass
+            while not self._wake.wait(PAUSE if self._asked else 0.0) and (sleep is None or sleep.left()):
+                if not served.prepare_ahead(wanted):
+                    break
         if sleep is None or not scheduler.idle:
             self._wake.wait()
         elif not self._wake.wait(sleep.left()):
@@ -355,7 +357,7 @@ class Service:
         stream: Stream,
         admitted: asyncio.Future[None],
     ) -> None:
-        now = time.perf_counter()
+        now, self._asked = time.perf_counter(), True
         try:
             self._use_model()
             for index, request in enumerate(requests):

@@ -88,7 +88,8 @@ class Ahead:
 
 
 async def test_an_idle_server_makes_them_all_and_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "PAUSE", 0.0)
+    """Before the first request without a pause."""
+    monkeypatch.setattr(service_module, "PAUSE", threading.TIMEOUT_MAX)
     monkeypatch.setattr(vocabulary, "LARGE", FakeTokenizer.n_vocab)
     engine, service, tokenizer = Ahead(5), Service(), FakeTokenizer()
     served = Served(FakeScheduler(), tokenizer, FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
@@ -96,7 +97,23 @@ async def test_an_idle_server_makes_them_all_and_serves(monkeypatch: pytest.Monk
     await service.loaded()
     assert await asyncio.to_thread(engine.done.wait, 60)
     assert not engine.left
-    assert not vocabulary.prepare_ahead(tokenizer)  # type: ignore[arg-type]  # the view of a large one is made too
     events = [event async for _, event in await service.submit([CompletionRequest((97,))])]
     assert isinstance(events[-1], Finished)
+    assert not vocabulary.prepare_ahead(tokenizer)  # type: ignore[arg-type]  # the view of a large one is made too
+    await service.stop()
+
+
+async def test_after_a_request_it_goes_on_when_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "PAUSE", 0.0)
+    engine, service = Ahead(0), Service()
+    served = Served(FakeScheduler(), FakeTokenizer(), FakeTemplate(), ModelInfo(N_CTX), engine=engine)  # type: ignore[arg-type]
+    service.start(lambda: served)
+    await service.loaded()
+    assert await asyncio.to_thread(engine.done.wait, 60)
+    engine.done.clear()
+    engine.left = 5
+    events = [event async for _, event in await service.submit([CompletionRequest((97,))])]
+    assert isinstance(events[-1], Finished)
+    assert await asyncio.to_thread(engine.done.wait, 60)
+    assert not engine.left
     await service.stop()
