@@ -40,35 +40,48 @@ class Round:
     gaps: list[float]
 
 
-def request(url: str, turn: int, index: int, options: argparse.Namespace) -> Stream:
-    """Prompts differ from each other, and so do those of each turn: nothing is found in a cache."""
-    prompt = [(7919 * (index + 1) + 31 * j + 331 * turn) % VOCABULARY + 300 for j in range(options.prompt)]
-    body = {"prompt": prompt, "n_predict": options.gen, "stream": True, "ignore_eos": True, "cache_prompt": False}
-    raw = json.dumps(body | {"seed": index, "temperature": 0.8}).encode()
+def connect(url: str) -> socket.socket:
     address = urlsplit(url)
-    head = f"POST /completion HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
-    connection = socket.create_connection((address.hostname, address.port or 80))
-    connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw)
+    return socket.create_connection((address.hostname, address.port or 80))
+
+
+def message(url: str, turn: int, index: int, n_prompt: int, n_gen: int) -> bytes:
+    """Prompts differ from each other, and so do those of each turn: nothing is found in a cache."""
+    prompt = [(7919 * (index + 1) + 31 * j + 331 * turn) % VOCABULARY + 300 for j in range(n_prompt)]
+    body = {"prompt": prompt, "n_predict": n_gen, "stream": True, "ignore_eos": True, "cache_prompt": False}
+    raw = json.dumps(body | {"seed": index, "temperature": 0.8}).encode()
+    head = f"POST /completion HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\n"
+    return f"{head}Connection: close\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+def begin(connection: socket.socket, request: bytes) -> Stream:
+    connection.sendall(request)
     connection.setblocking(False)
     return Stream(connection)
 
 
+def receive(selector: selectors.BaseSelector) -> None:
+    """What has arrived for any of the selector's streams, after waiting for some; one that ended leaves."""
+    for key, _ in selector.select():
+        stream: Stream = key.data
+        part = stream.socket.recv(1 << 16)
+        if not part:
+            selector.unregister(stream.socket)
+            stream.socket.close()
+        elif b"data: " in part:
+            stream.times.append(time.perf_counter())
+        stream.received += part
+
+
 def measure(url: str, turn: int, options: argparse.Namespace) -> Round:
     began = time.perf_counter()
-    streams = [request(url, turn, i, options) for i in range(options.streams)]
-    selector = selectors.DefaultSelector()
-    for stream in streams:
-        selector.register(stream.socket, selectors.EVENT_READ, stream)
-    while selector.get_map():
-        for key, _ in selector.select():
-            stream = key.data
-            part = stream.socket.recv(1 << 16)
-            if not part:
-                selector.unregister(stream.socket)
-                stream.socket.close()
-            elif b"data: " in part:
-                stream.times.append(time.perf_counter())
-            stream.received += part
+    messages = (message(url, turn, i, options.prompt, options.gen) for i in range(options.streams))
+    streams = [begin(connect(url), request) for request in messages]
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream.socket, selectors.EVENT_READ, stream)
+        while selector.get_map():
+            receive(selector)
     seconds = time.perf_counter() - began
     gaps = [b - a for stream in streams for a, b in zip(stream.times, stream.times[1:], strict=False)]
     n_tokens = sum(stream.n_tokens() for stream in streams)
