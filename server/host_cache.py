@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-SPARE = 64 << 20  # bytes at most that are taken from the system before a step needs them (see server.prefault)
 
 
 class PageStore(Protocol):

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from models.adapter_bank import Choice
-from server.host_cache import SPARE, Bytes, HostCache, PageStore, chain_key
+from server.host_cache import Bytes, HostCache, PageStore, chain_key
 from server.pages import Pages, n_pages_for
 from server.prefix import INEXACT, Node, PrefixCache, Tail
 from server.sequence import Sequence, Slot
 from server.ubatch import PAGE
+
+SPARE = 64 << 20  # bytes of host memory at most that are taken before a step needs them (see server.prefault)
 
 
 class KvCache:

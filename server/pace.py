@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from server.ubatch import size_below, size_beside
+from server.ubatch import power_of_two, size_below, size_beside
 
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
 LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
@@ -25,7 +25,6 @@ class Pace:
     def __init__(self, most: int) -> None:
         self.most = most  # tokens of prompts in a step with streams
         self._plain: dict[int, deque[float]] = {}  # seconds of steps without prompts, by the power of two above
-        self._medians: dict[int, float] = {}  # of these, where they have been asked for
         self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
         self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._added = 0.0  # seconds that it took longer than one without prompts
@@ -34,9 +33,7 @@ class Pace:
     def observe(self, n_prompt: int, n_tokens: int, seconds: float) -> None:
         """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts."""
         if not n_prompt:
-            streams = _power(n_tokens)
-            self._plain.setdefault(streams, deque(maxlen=REMEMBERED)).append(seconds)
-            self._medians.pop(streams, None)
+            self._plain.setdefault(power_of_two(n_tokens), deque(maxlen=REMEMBERED)).append(seconds)
         elif n_prompt == n_tokens:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
@@ -73,11 +70,9 @@ class Pace:
 
     def _usual(self, n_streams: int) -> float:
         """Seconds of a step without prompts: of so many streams, else of the next fewer known, else of the fewest."""
-        size = _power(n_streams)
+        size = power_of_two(n_streams)
         known = max((s for s in self._plain if s <= size), default=min(self._plain))
-        if known not in self._medians:
-            self._medians[known] = statistics.median(self._plain[known])
-        return self._medians[known]
+        return statistics.median(self._plain[known])
 
     def _least(self, n_streams: int) -> int:
         """The smallest size with prompts."""
@@ -100,8 +95,3 @@ def _expected(size: int) -> float:
 def _ratio(size: int, larger: float, smaller: float) -> float:
     """What the size above adds, in what `size` does: one slow step of either is not believed."""
     return min(_expected(size), max(1.0, larger / smaller)) if smaller else _expected(size)
-
-
-def _power(n: int) -> int:
-    """The power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

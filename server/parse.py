@@ -198,10 +198,8 @@ class RequestParser:
             return [value], False
         if not value:
             refuse(name, "must not be an empty array")
-        if set(map(type, value)) == {int}:
-            return [value], False
-        flat = not any(isinstance(item, list | dict) for item in value)
-        if flat and any(not isinstance(item, str) for item in value):  # tokens, or tokens and texts: one prompt
+        kinds = set(map(type, value))
+        if not kinds & {list, dict} and kinds != {str}:  # tokens, or tokens and texts: one prompt
             return [value], False
         return value, True
 

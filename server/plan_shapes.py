@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from server.ubatch import LEAST_BESIDE, UBatch, bucket, size_beside
+from server.ubatch import LEAST_BESIDE, UBatch, bucket, power_of_two, size_beside
 
 MOST_BESIDE = 128  # tokens of a step with streams and prompts up to which it has one of the scheduler's sizes
 USUAL_STREAMS = 8  # whose steps alone are planned ahead, and half of them beside prompts
@@ -73,8 +73,3 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS) -> list[Shape]
         *(Shape(n, min(n, r)) for r in rows for n in beside),
         *(Shape(n, 1) for n in alone),
     ]
-
-
-def power_of_two(n: int, least: int) -> int:
-    """The smallest power of two that is at least n and `least`."""
-    return max(least, 1 << (n - 1).bit_length() if n > 1 else 1)

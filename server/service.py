@@ -357,7 +357,8 @@ class Service:
         stream: Stream,
         admitted: asyncio.Future[None],
     ) -> None:
-        now, self._asked = time.perf_counter(), True
+        now = time.perf_counter()
+        self._asked = True
         try:
             self._use_model()
             for index, request in enumerate(requests):

@@ -12,6 +12,7 @@ from models.adapter_bank import Mix
 from server.sampling import Row
 
 PAGE = 16  # cells of a page
+LEAST_BESIDE = 8  # tokens of a step with streams and prompts: products are fastest by eight rows
 I32 = npt.NDArray[np.int32]
 
 
@@ -73,16 +74,18 @@ def bucket(n: int) -> int:
     return -(-n // step) * step
 
 
-LEAST_BESIDE = 8  # tokens of a step with streams and prompts: products are fastest by eight rows
-
-
 def size_beside(n: int) -> int:
     """The size that a step with streams and prompts has: 8, 16, 24, 32, 48, 64, 96, … (12 rows take as long as 16)."""
-    power = max(LEAST_BESIDE, 1 << (n - 1).bit_length())
+    power = power_of_two(n, LEAST_BESIDE)
     return power * 3 // 4 if power >= 32 and n <= power * 3 // 4 else power
 
 
 def size_below(size: int) -> int:
     """The next smaller one."""
-    power = 1 << (size - 1).bit_length()
+    power = power_of_two(size)
     return power // 2 if size != power or size <= 16 else power * 3 // 4
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least n and `least`."""
+    return max(least, 1 << (n - 1).bit_length() if n > 1 else 1)
