@@ -1,18 +1,36 @@
 """A product's sum over K where lanes are threads, or elements of a vector: one order for any number of rows.
 
 K is cut into chunks, each summed from its first block to its last, and the chunks' sums are added in order. For few
-rows the chunks are summed side by side by threads of one group (`SPLIT`), for many rows one after the other by one
-thread; the bits are the same. `BLOCK_STEP` stands for what adds block b to `acc`.
+rows the chunks are summed side by side by threads of one group (`SPLIT` teams), for many rows one after the other by
+one thread; the bits are the same. `BLOCK_STEP` stands for what adds block b to `acc`.
 """
 
 from __future__ import annotations
 
-from backends.kernels import product
-from backends.kernels.dialect import LANES
+from collections.abc import Sequence
 
-CHUNKS = 16  # of K on SIMT devices
-SIMT_TILES = [{"WG": LANES * CHUNKS, "MT": mt, "SPLIT": CHUNKS, "CHUNKS": CHUNKS} for mt in (1, 4, 8)]
-SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
+from backends.kernels import product
+from backends.kernels.dialect import LANES, Shape
+from graph.tensor import Tensor
+
+CHUNKS = 32  # of K on SIMT devices
+SPLITS = (16, 32)  # teams of 16 threads in a group
+FEW_GROUPS = 512  # that do not fill a large GPU, so that each had better have many threads
+
+
+def tiles() -> list[dict[str, int]]:
+    """The variants of SIMT devices."""
+    few = [{"WG": LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS} for mt in (1, 4, 8) for n in SPLITS]
+    return [*few, {"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS}]
+
+
+def split_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape) -> int:
+    """Into how many teams to split a product of m rows, mt of them to a group."""
+    if m > 16:
+        return 1
+    groups = -(-m // mt) * sum(-(-w.shape[0] // LANES) for w in parts)
+    return SPLITS[-1] if groups <= FEW_GROUPS and shape.threads >= LANES * SPLITS[-1] else SPLITS[0]
+
 
 FRAME = f"""
   BEGIN
@@ -26,7 +44,7 @@ FRAME = f"""
 #endif
   PRECISE LF tot[MT];
   UNROLL for (uint m = 0u; m < MT; m++) tot[m] = LSPLAT(0.0f);
-  for (uint c = split; c < CHUNKS; c += SPLIT) {{
+  for (uint c = split * (CHUNKS / SPLIT); c < (split + 1u) * (CHUNKS / SPLIT); c++) {{
     PRECISE LF acc[MT];
     UNROLL for (uint m = 0u; m < MT; m++) acc[m] = LSPLAT(0.0f);
     for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {{
@@ -35,7 +53,7 @@ FRAME = f"""
 #if SPLIT == 1
     UNROLL for (uint m = 0u; m < MT; m++) tot[m] = tot[m] + acc[m];
 #else
-    UNROLL for (uint m = 0u; m < MT; m++) sums[m * WG + LID] = acc[m];
+    UNROLL for (uint m = 0u; m < MT; m++) sums[(m * CHUNKS + c) * 16u + LANE] = acc[m];
 #endif
   }}
 #if SPLIT > 1
@@ -43,7 +61,7 @@ FRAME = f"""
   if (SUB < MT) {{
     uint m = SUB;
     PRECISE float total = 0.0f;
-    for (uint s = 0u; s < SPLIT; s++) total = total + sums[m * WG + s * 16u + LANE];
+    for (uint s = 0u; s < CHUNKS; s++) total = total + sums[(m * CHUNKS + s) * 16u + LANE];
     {product.end("total", "kept[0]", "group")}
   }}
 #if PAIR
@@ -57,3 +75,4 @@ FRAME = f"""
 #endif
 """
 UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
+SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * 16 : 1)")

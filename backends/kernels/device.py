@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import backends.kernels.attention
 import backends.kernels.attention_back
 import backends.kernels.causal
 import backends.kernels.chain_texels
@@ -20,10 +21,11 @@ import backends.kernels.optim
 import backends.kernels.rope
 import backends.kernels.rows
 import backends.kernels.select  # noqa: F401  (they register their kernels and rules)
-from backends.kernels import attention, layout
+from backends.kernels import layout, pages
 from backends.kernels.dialect import Shape
 from backends.kernels.fuse import fuse
 from backends.kernels.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
+from backends.kernels.rounding import joined
 from graph.backend import Bytes
 from graph.tensor import ALIASES, Tensor
 
@@ -66,12 +68,12 @@ def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
     waiting = deque(nodes)
     while waiting:
         t = waiting.popleft()
-        together = bool(waiting) and attention.stores_together(t, waiting[0])
-        made = attention.store_turned(t, shape, waiting.popleft()) if together else dispatches(t, shape)
+        together = bool(waiting) and pages.stores_together(t, waiting[0])
+        made = pages.store_turned(t, shape, waiting.popleft()) if together else dispatches(t, shape)
         if made is None:
             raise ValueError(f"no kernel for {t!r}")
         found += made
-    return found
+    return joined(found, shape)
 
 
 def constant_nbytes(t: Tensor) -> int:

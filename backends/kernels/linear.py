@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backends.kernels import layout, product, weights
-from backends.kernels.chunked import CHUNKS, FRAME, SIMT_TILES, UNIT
+from backends.kernels.chunked import FRAME, SUMS, UNIT, split_for, tiles
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
 from backends.kernels.gemm import gemm
 from backends.kernels.linear_coop import LEAST_ROWS, coop_product
@@ -62,9 +62,9 @@ for _dtype in layout.PACKINGS:
         + FRAME.replace("BEGIN", product.begin(_dtype, UNIT)).replace(
             "BLOCK_STEP", _float_step(_dtype) if _floats else _block_step(_dtype)
         ),
-        simt=[tile | {"PAIR": pair, "R": 1} for tile in SIMT_TILES for pair in (0, 1)],
+        simt=[tile | {"PAIR": pair, "R": 1} for tile in tiles() for pair in (0, 1)],
         cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in (0, 1)],
-        local=[("float", "sums", "(SPLIT > 1 ? MT * WG : 1)")],
+        local=[SUMS],
         functions=product.MACROS,
     )
     Kernel(
@@ -106,7 +106,7 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
         return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)
     m = t.src[0].shape[0]
     mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
-    split = 1 if shape.name == "cpu" or m > 16 else CHUNKS
+    split = 1 if shape.name == "cpu" else split_for(m, mt, parts, shape)
     tile = product.Tile(mt, 1, 1 if shape.name == "cpu" or split > 1 else 64 // LANES)
     return [product.launch(t, parts, shape, f"linear_{dtype}", tile, SPLIT=split)]
 

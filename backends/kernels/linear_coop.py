@@ -18,8 +18,9 @@ from dataclasses import replace
 from backends.kernels import product, weights
 from backends.kernels.chunked import CHUNKS
 from backends.kernels.dialect import Kernel, Shape
-from backends.kernels.linear_dot import WORDS, of_rounded, rounding
+from backends.kernels.linear_dot import of_rounded
 from backends.kernels.lowering import Dispatch
+from backends.kernels.rounding import WORDS, rounding
 from graph.tensor import Tensor
 
 WG, TM, TN = 128, 64, 64

@@ -10,50 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backends.kernels import product, weights
-from backends.kernels.chunked import CHUNKS, FRAME, SIMT_TILES, UNIT
-from backends.kernels.dialect import LANES, Arg, Kernel, Shape
-from backends.kernels.lowering import Dispatch, dispatch, groups_for
+from backends.kernels.chunked import FRAME, SUMS, UNIT, split_for, tiles
+from backends.kernels.dialect import LANES, Kernel, Shape
+from backends.kernels.lowering import Dispatch
+from backends.kernels.rounding import WORDS, rounding
 from graph.tensor import Tensor
 
-TILES = [tile for tile in SIMT_TILES if tile["MT"] != 4]
-WORDS = 11  # of 32 rounded activations: eight of four bytes, their scale, and the sums of each 16
+TILES = [tile for tile in tiles() if tile["MT"] != 4]
 # OpSDotKHR of packed bytes (format 0), by SPV_KHR_integer_dot_product and its two capabilities.
 FUNCTIONS = """
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot_of_bytes(uint a, uint b, spirv_literal int format);
 """
-
-Kernel(
-    "round_rows",
-    [Arg("X", "f32"), Arg("Y", "u32", "w")],
-    ["uint n"],
-    f"""
-  FOR_EACH(i, n) {{
-    float most = 0.0f;
-    bool finite = true;
-    for (uint k = 0u; k < 32u; k++) {{
-      float a = FABS(X[i * 32u + k]);
-      finite = finite && a < INF;
-      most = max(most, a);
-    }}
-    float inverse = finite && most > 0.0f ? 127.0f / most : 0.0f, scale = finite ? most / 127.0f : U2F(0x7fc00000u);
-    int first = 0, second = 0;
-    for (uint j = 0u; j < 8u; j++) {{
-      uint word = 0u;
-      for (uint t = 0u; t < 4u; t++) {{
-        int q = finite ? INT(RINT(X[i * 32u + 4u * j + t] * inverse)) : 0;
-        if (j < 4u) first += q; else second += q;
-        word |= (UINT(q) & 255u) << (8u * t);
-      }}
-      Y[i * {WORDS}u + j] = word;
-    }}
-    Y[i * {WORDS}u + 8u] = F2U(scale);
-    Y[i * {WORDS}u + 9u] = F2U(FLOAT(first) * scale);
-    Y[i * {WORDS}u + 10u] = F2U(FLOAT(second) * scale);
-  }}""",
-    simt=[{"WG": 64}],
-    cpu=(),
-)
 
 
 def _block_step(dtype: str) -> str:
@@ -86,17 +54,10 @@ for _dtype in weights.BLOCKS:
         + FRAME.replace("BEGIN", product.begin(_dtype, UNIT)).replace("BLOCK_STEP", _block_step(_dtype)),
         simt=[tile | {"PAIR": pair, "R": 1} for tile in TILES for pair in (0, 1)],
         cpu=(),
-        local=[("float", "sums", "(SPLIT > 1 ? MT * WG : 1)")],
+        local=[SUMS],
         functions=product.MACROS + FUNCTIONS,
         extensions=("GL_EXT_spirv_intrinsics",),
     )
-
-
-def rounding(x: Tensor, shape: Shape) -> Dispatch:
-    """The launch that rounds activations, into the scratch."""
-    m, k = x.shape
-    n = m * (k // 32)
-    return dispatch("round_rows", shape, (x, None), (n,), groups_for(n, shape, 64), n * WORDS * 4)
 
 
 def of_rounded(made: Dispatch, first: Dispatch) -> list[Dispatch]:
@@ -107,7 +68,8 @@ def of_rounded(made: Dispatch, first: Dispatch) -> list[Dispatch]:
 def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
     """The rounding of t's activations and the product."""
     m = t.src[0].shape[0]
-    mt, split = (1 if m == 1 else 8), (1 if m > 16 else CHUNKS)
+    mt = 1 if m == 1 else 8
+    split = split_for(m, mt, parts, shape)
     tile = product.Tile(mt, 1, 1 if split > 1 else 64 // LANES)
     made = product.launch(t, parts, shape, f"linear_dot_{parts[0].dtype}", tile, SPLIT=split)
     return of_rounded(made, rounding(t.src[0], shape))

@@ -6,14 +6,10 @@ from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, n_elements, rows_of
 from graph.tensor import Tensor
 
-WG = 64  # and as many partial sums (one thread has them all; lavapipe 16): they are added up one after the other
-VARIANTS = {"simt": [{"WG": WG}], "cpu": [{"WG": 1}]}
-Kernel(
-    "rms_norm",
-    [Arg("X", "f32"), Arg("W", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint rows", "uint n_weights", "float eps"],
-    """
-  for (uint row = GX; row < rows; row += NGX) {
+# Partial sums of a row: 256, then 16; one thread alone has 64, lavapipe's have 16. The last are added one by one.
+WG = 256
+# What 1 / the root of a row's mean square is, as `k`.
+SCALE = """
 #if WG == 1
     UNROLL for (uint j = 0u; j < 64u; j++) sums[j] = 0.0f;
     uint whole = n / 64u * 64u;
@@ -22,25 +18,48 @@ Kernel(
     for (uint j = 0u; whole + j < n; j++) { float v = X[row * n + whole + j]; sums[j] = FMA(v, v, sums[j]); }
 #else
     PRECISE float own = 0.0f;
-    for (uint i = LID; i < n; i += WG) { float v = X[row * n + i]; own = FMA(v, v, own); }
+    for (uint i = LID; i < n; i += 8u * WG) { /* what waits for memory waits for eight numbers at once */
+      float v[8];
+      UNROLL for (uint j = 0u; j < 8u; j++) v[j] = i + j * WG < n ? X[row * n + i + j * WG] : 0.0f;
+      UNROLL for (uint j = 0u; j < 8u; j++) own = FMA(v[j], v[j], own);
+    }
     sums[LID] = own;
     BARRIER();
+#if WG > 16
+    own = 0.0f;
+    for (uint j = LID % 16u; j < WG; j += 16u) own += sums[j];
+    BARRIER();
+    if (LID < 16u) sums[LID] = own;
+    BARRIER();
+#endif
 #endif
     PRECISE float total = 0.0f;
     for (uint j = 0u; j < PARTS; j++) total += sums[j];
-    float k = 1.0f / sqrt(total / FLOAT(n) + eps);
-    if (n_weights == n) {
+    float k = 1.0f / sqrt(total / FLOAT(n) + eps);"""
+SUMS = [("float", "sums", "(WG == 1 ? 64 : WG)")]
+FUNCTIONS = "#define PARTS (WG == 1 ? 64u : 16u)\n"
+ARGS, WORDS = (
+    [Arg("X", "f32"), Arg("W", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint rows", "uint n_weights", "float eps"],
+)
+Kernel(
+    "rms_norm",
+    ARGS,
+    WORDS,
+    f"""
+  for (uint row = GX; row < rows; row += NGX) {{{SCALE}
+    if (n_weights == n) {{
       for (uint i = LID; i < n; i += WG) Y[row * n + i] = X[row * n + i] * k * W[i];
-    } else {
+    }} else {{
       for (uint i = LID; i < n; i += WG) Y[row * n + i] = X[row * n + i] * k * W[0];
-    }
+    }}
     BARRIER();
-  }""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+  }}""",
+    simt=[{"WG": WG}],
+    cpu=[{"WG": 1}],
     soft=[{"WG": 16}],
-    local=[("float", "sums", "64")],
-    functions="#define PARTS (WG == 1 ? 64u : UINT(WG))\n",
+    local=SUMS,
+    functions=FUNCTIONS,
 )
 Kernel(
     "rms_norm_back",
@@ -68,8 +87,8 @@ Kernel(
     for (uint i = LID; i < n; i += WG) Y[row * n + i] = k * (G[row * n + i] - X[row * n + i] * slope);
     BARRIER();
   }""",
-    simt=VARIANTS["simt"],
-    cpu=VARIANTS["cpu"],
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
     local=[("float", "sums", "64"), ("float", "products", "64")],
 )
 

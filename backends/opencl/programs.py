@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from typing import Any
 
 import pyopencl as cl
@@ -34,7 +35,7 @@ class Programs:
     def _build(self, name: str, defines: Defines) -> Any:
         source = render_opencl(KERNELS[name], defines, self._shape)
         if not self._keep:
-            return cl.Program(self._context, source).build(OPTIONS)
+            return self._compile(source)
         digest = hashlib.sha256("\0".join([self._identity, *OPTIONS, source]).encode()).hexdigest()[:24]
         path = cache.cache_folder() / "opencl" / f"{name}-{digest}"
         kept = cache.read(path)
@@ -43,9 +44,14 @@ class Programs:
                 return cl.Program(self._context, [self._device], [kept]).build(OPTIONS)
             except cl.Error:  # a driver that changed without changing its version
                 pass
-        program = cl.Program(self._context, source).build(OPTIONS)
+        program = self._compile(source)
         cache.write(path, program.get_info(cl.program_info.BINARIES)[0])
         return program
+
+    def _compile(self, source: str) -> Any:
+        with warnings.catch_warnings():  # NVIDIA's compiler has something to say of kernels in which nothing is wrong
+            warnings.simplefilter("ignore", cl.CompilerWarning)
+            return cl.Program(self._context, source).build(OPTIONS)
 
 
 def use_cache_of_pocl() -> None:

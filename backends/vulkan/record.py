@@ -72,10 +72,13 @@ class Recording:
         weakref.finalize(self, device.discard_commands, self.handle)
         self._hazards = Hazards()
         self._bound: Any = None
+        self._copied = False  # since the last barrier
         everything = api.SHADER_READ | api.SHADER_WRITE | api.TRANSFER_READ | api.TRANSFER_WRITE
         writes = api.SHADER_WRITE | api.TRANSFER_WRITE
         self._keep = keep
         self._between = keep.struct("MemoryBarrier", srcAccessMask=writes, dstAccessMask=everything)
+        shaders = api.SHADER_READ | api.SHADER_WRITE
+        self._kernels = keep.struct("MemoryBarrier", srcAccessMask=api.SHADER_WRITE, dstAccessMask=shaders)
         self._to_host = keep.struct("MemoryBarrier", srcAccessMask=writes, dstAccessMask=api.HOST_READ)
 
     def begin(self) -> None:
@@ -83,17 +86,22 @@ class Recording:
         self.device.idle()
         begin = Keep().struct("CommandBufferBeginInfo")
         check(binding()[1].vkBeginCommandBuffer(self.handle[0], begin), "vkBeginCommandBuffer")
-        self._hazards, self._bound = Hazards(), None
+        self._hazards, self._bound, self._copied = Hazards(), None, True
         self._barrier()
 
-    def _barrier(self) -> None:
+    def _barrier(self, *, copies: bool = False) -> None:
+        """Between what was recorded since the last one and what comes. One between kernels alone costs GPUs less."""
         ffi, lib = self._api
-        null, stages = ffi.NULL, api.STAGE_COMPUTE | api.STAGE_TRANSFER
-        lib.vkCmdPipelineBarrier(self.handle[0], stages, stages, 0, 1, self._between, 0, null, 0, null)
+        kernels = not copies and not self._copied
+        stages = api.STAGE_COMPUTE if kernels else api.STAGE_COMPUTE | api.STAGE_TRANSFER
+        memory, null = self._kernels if kernels else self._between, ffi.NULL
+        lib.vkCmdPipelineBarrier(self.handle[0], stages, stages, 0, 1, memory, 0, null, 0, null)
+        self._copied = False
 
-    def _order(self, reads: list[Range], writes: list[Range]) -> None:
+    def _order(self, reads: list[Range], writes: list[Range], *, copies: bool = False) -> None:
         if self._hazards.meets(reads, writes):
-            self._barrier()
+            self._barrier(copies=copies)
+        self._copied |= copies
 
     def dispatch(
         self, pipeline: Pipeline, push: bytes, groups: tuple[int, int, int], reads: list[Range], writes: list[Range]
@@ -116,13 +124,14 @@ class Recording:
         self._order(
             [(source.address + source_at, source.address + source_at + nbytes)],
             [(destination.address + destination_at, destination.address + destination_at + nbytes)],
+            copies=True,
         )
         region = ffi.new("VkBufferCopy *", (source_at, destination_at, nbytes))
         lib.vkCmdCopyBuffer(self.handle[0], source.handle, destination.handle, 1, region)
 
     def fill_zero(self, memory: Any) -> None:
         """The whole of a `Memory`."""
-        self._order([], [(memory.address, memory.address + memory.nbytes)])
+        self._order([], [(memory.address, memory.address + memory.nbytes)], copies=True)
         binding()[1].vkCmdFillBuffer(self.handle[0], memory.handle, 0, api.WHOLE_SIZE, 0)
 
     def finish(self) -> None:

@@ -62,7 +62,8 @@ def test_bound_kernels_run_and_are_given_back_with_their_plan(device: OpenCLBack
     end = time.monotonic() + 10
     while made.reference_count > before and time.monotonic() < end:  # PoCL's thread forgets its command a moment later
         pass
-    assert (held, made.reference_count) == (before + 1, before)
+    counts = "Portable Computing Language" in device.identity  # NVIDIA's kernels are not counted
+    assert (held, made.reference_count) == (before + counts, before)
 
 
 @pytest.mark.parametrize(("workers", "patience"), [(2, 1000), (3, 0)], ids=["two", "three that leave at once"])
@@ -70,6 +71,8 @@ def test_many_launches_are_one_to_the_same_bits(
     workers: int, patience: int, device: OpenCLBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stages of one group and of many, whose sums need all of the stage before."""
+    if device.chains is None:
+        pytest.skip("groups are no threads of this process")
     from backends.opencl import chain
     from backends.opencl.backend import OpenCLBackend, OpenCLProgram
 

@@ -1,0 +1,116 @@
+"""Attention as GPUs run it (attention_spans.py), on devices that are programs: spans at once, and one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.kernels.device import lower_all
+from backends.kernels.dialect import SIMT
+from graph.backend import Backend
+from graph.ops.attention import PAGE, attention, load_k, load_v, store_k, store_v
+from graph.session import Session
+from graph.tensor import Tensor, feed, state
+
+PAGES = 44  # of a sequence: 704 cells, three spans
+SEEN = [0, 15, 16, 255, 256, 300, 511, 512, 703]  # last cells
+
+
+@pytest.fixture
+def gpu(
+    request: pytest.FixtureRequest, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backend]:
+    """A backend of its own that takes its device for a GPU."""
+    name: str = request.param
+    open_device(f"{name}:0")
+    if name == "vulkan":
+        from backends.vulkan.backend import VulkanBackend
+
+        vulkan = VulkanBackend()
+        vulkan.shape = SIMT
+        yield vulkan
+        vulkan.close()
+        return
+    from backends.opencl import programs
+    from backends.opencl.backend import OpenCLBackend
+
+    # PoCL 3.1 makes wrong code of the loops that are written out; oclgrind finds no fault in them.
+    monkeypatch.setattr(programs, "OPTIONS", [*programs.OPTIONS, "-cl-opt-disable"])
+    opencl = OpenCLBackend()
+    opencl.shape, opencl.chains = replace(SIMT, units=opencl.shape.units), None
+    opencl.programs = programs.Programs(opencl._context, opencl.device.device, opencl.identity, opencl.shape)
+    yield opencl
+    opencl.close()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "types", "heads", "window", "cap"),
+    [
+        ("vulkan", ("f16", "f16"), (3, 3), 0, 0.0),
+        ("opencl", ("f16", "f16"), (6, 1), 0, 0.0),
+        ("opencl", ("q8_0", "f32"), (4, 2), 270, 0.0),
+        ("opencl", ("f32", "q8_0"), (2, 2), 0, 3.0),
+    ],
+    indirect=["gpu"],
+)
+def test_spans(gpu: Backend, types: tuple[str, str], heads: tuple[int, int], window: int, cap: float) -> None:
+    """Right, and the same bits whether a group has one span or all of them, beside others and alone."""
+    (n_heads, n_kv), size, n = heads, 64, len(SEEN)
+    draw = np.random.default_rng(4)
+    tables = draw.permutation(n * PAGES).reshape(n, PAGES).astype(np.int32)
+    session = Session([gpu])
+    shapes = {"k": (n * PAGES, n_kv, size, PAGE), "v": (n * PAGES, n_kv, PAGE, size)}
+    k, v = (session.define(name, shapes[name], kind) for name, kind in zip("kv", types, strict=True))
+    n_cells = n * PAGES * PAGE
+    feeds = {name: draw.normal(size=(n_cells, n_kv, size)).astype(np.float32) for name in "xy"}
+    feeds["cells"] = np.arange(n_cells, dtype=np.int32)
+    x, y, cells = feed("x", (n_cells, n_kv, size)), feed("y", (n_cells, n_kv, size)), feed("cells", (n_cells,), "i32")
+    session.run("store", lambda: [store_k(k, x, cells), store_v(v, y, cells)], feeds)
+    keys, values = session.run("load", lambda: [load_k(k, cells), load_v(v, cells)], {"cells": feeds["cells"]})
+    q = draw.normal(size=(n, n_heads, size)).astype(np.float32)
+
+    def rows(which: list[int], repeat: int = 1) -> np.ndarray:
+        many = which * repeat
+
+        def build() -> list[Tensor]:
+            x, table = feed("q", (len(many), n_heads, size)), feed("tables", tables.shape, "i32")
+            slot, pos = feed("slot", (len(many),), "i32"), feed("pos", (len(many),), "i32")
+            return [attention(x, k, v, table, slot, pos, scale=size**-0.5, window=window, cap=cap)]
+
+        feeds = {
+            "q": q[many],
+            "slot": np.array(many, np.int32),
+            "pos": np.array(SEEN, np.int32)[many],
+            "tables": tables,
+        }
+        return session.run(len(many), build, feeds)[0].copy()
+
+    everyone = list(range(n))
+    alone = np.concatenate([rows([i]) for i in everyone])
+    beside_many = rows(everyone, repeat=300 // n)
+    assert beside_many[:n].tobytes() == alone.tobytes()
+    for i, last in enumerate(SEEN):
+        seen = np.arange(max(0, last + 1 - window) if window else 0, last + 1)
+        where = tables[i][seen // PAGE] * PAGE + seen % PAGE
+        for h in range(n_heads):
+            own = h // (n_heads // n_kv)
+            scores = keys[where, own].astype(np.float64) @ q[i, h] * size**-0.5
+            scores = cap * np.tanh(scores / cap) if cap else scores
+            weights = np.exp(scores - scores.max())
+            expected = weights @ values[where, own].astype(np.float64) / weights.sum()
+            np.testing.assert_allclose(alone[i, h], expected, rtol=0, atol=2e-5)
+
+
+def test_few_rows_have_their_spans_at_once() -> None:
+    """What the test above relies on."""
+
+    def kernels(rows: int) -> list[str]:
+        k, v = state("k", (PAGES, 2, 64, PAGE), "f16"), state("v", (PAGES, 2, PAGE, 64), "f16")
+        inputs = feed("tables", (1, PAGES), "i32"), feed("slot", (rows,), "i32"), feed("pos", (rows,), "i32")
+        return [d.kernel for d in lower_all([attention(feed("q", (rows, 4, 64)), k, v, *inputs, scale=0.125)], SIMT)]
+
+    assert kernels(9) == ["attention_spans_f16_f16", "attention_join"]
+    assert kernels(300) == ["attention_spans_f16_f16"]
