@@ -68,9 +68,10 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
                     "batch": n_batch,
                     "threads": n_threads,
                     "tok_s": round(test.n_tokens / seconds, 2),
-                    "limit_fraction": round(max(test.cost.seconds(around)) / seconds, 4),
+                    "limit_fraction": round(max(test.cost.seconds(around)) / seconds, 4) if bench.alone else None,
                 }
-                rows.append(row | ({"ops": profiled(ops, seconds, around)} if ops else {}))
+                limits = around if bench.alone else None
+                rows.append(row | ({"ops": profiled(ops, seconds, limits)} if ops else {}))
                 note(f"{test.name} batch {n_batch} threads {n_threads}: {test.n_tokens / seconds:.1f} tokens/s")
         machines[n_threads] = mean(seen)
         bench.engine.close()
@@ -115,6 +116,11 @@ class Bench:
             self.profile = Profile()
             self.engine.session.observer = self.profile.add
         load.load_weights(self.engine)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the CPU does everything: what is measured of the machine is its."""
+        return len(self.engine.session.backends) == 1
 
     def limits(self) -> Machine:
         """What the machine can do at this moment, on the bench's threads."""
@@ -224,7 +230,7 @@ def show(report: dict[str, Any]) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for r in report["rows"]:
-        share = f"{100 * r['limit_fraction']:.1f} %"
+        share = "" if r["limit_fraction"] is None else f"{100 * r['limit_fraction']:.1f} %"
         table.add_row(r["test"], str(r["batch"]), str(r["threads"]), f"{r['tok_s']:.1f}", share)
     console.print(table)
     for r in report["rows"]:

@@ -61,22 +61,25 @@ def kind(t: Tensor) -> str:
     return f"{t.op} {weights[0].dtype} {sizes}x{weights[0].shape[1]}"
 
 
-def profiled(ops: Ops, seconds: float, machine: Mapping[str, float]) -> list[dict[str, Any]]:
+def profiled(ops: Ops, seconds: float, machine: Mapping[str, float] | None) -> list[dict[str, Any]]:
     """A row for each kind, the longest first: calls and milliseconds of a step, its share of the step's time, and what
-    part of its own time its bytes take at the machine's bandwidth, and its multiply-adds at the peaks."""
+    part of its own time its bytes take at the machine's bandwidth, and its multiply-adds at the peaks (None where these
+    are not known: a device other than the CPU)."""
     ops[STEP].seconds = seconds - sum(spent.seconds for spent in ops.values())
     n_steps = ops[STEP].calls
     rows = []
     for name, spent in sorted(ops.items(), key=lambda item: -item[1].seconds):
-        reading, computing = (least / max(spent.seconds, 1e-9) for least in spent.cost.seconds(machine))
+        fractions: list[float | None] = [None, None]
+        if machine is not None:
+            fractions = [round(least / max(spent.seconds, 1e-9), 4) for least in spent.cost.seconds(machine)]
         rows.append(
             {
                 "op": name,
                 "calls": spent.calls // n_steps,
                 "ms": round(1e3 * spent.seconds / n_steps, 4),
                 "share": round(spent.seconds / seconds, 4),
-                "bandwidth_fraction": round(reading, 4),
-                "peak_fraction": round(computing, 4),
+                "bandwidth_fraction": fractions[0],
+                "peak_fraction": fractions[1],
             }
         )
     return rows

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from graph.backend import Backend
 from graph.conformance import OK, UNSUPPORTED, WRONG, Outcome, register_all
 from graph.op import OPS
 from server.cli import selftest
@@ -170,6 +172,16 @@ def test_bench(mini_model: str) -> None:
         assert set(row) == {"test", "batch", "threads", "tok_s", "limit_fraction"}
         assert row["tok_s"] > 0
         assert row["limit_fraction"] > 0  # may exceed 1: these weights stay in the cache (see tests/unit/test_work.py)
+
+
+def test_bench_on_a_device_tells_no_limits(mini_model: str, open_device: Callable[[str], Backend]) -> None:
+    """What is measured of the machine is the CPU's."""
+    open_device("vulkan:0")
+    words = ["bench", "-m", mini_model, "--device", "vulkan:0", "-p", "8", "-n", "0", "-r", "1", "--ops", "--json"]
+    (row,) = json_of(*words)["rows"]
+    assert row["tok_s"] > 0
+    assert row["limit_fraction"] is None
+    assert {(r["bandwidth_fraction"], r["peak_fraction"]) for r in row["ops"]} == {(None, None)}
 
 
 def test_bench_of_ops(mini_model: str) -> None:
