@@ -160,9 +160,13 @@ class Device:
                     lib.vkDestroyBuffer(self.handle, buffer, ffi.NULL)
                     lib.vkFreeMemory(self.handle, memory, ffi.NULL)
 
-    def submit(self, commands: Any) -> None:
-        """Start a recorded command buffer (VkCommandBuffer *), after the one before it has ended."""
-        self.idle()
+    def submit(self, commands: Any, *, follows: bool = False) -> None:
+        """Start a recorded command buffer (VkCommandBuffer *), after the one before it has ended.
+
+        `follows`: that is the device's affair, and the host need not wait for it. Whoever waits then waits for both.
+        """
+        if not follows:
+            self.idle()
         self._submit.pCommandBuffers = commands
         self._value[0] += 1
         self._pending = True

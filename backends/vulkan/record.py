@@ -140,5 +140,6 @@ class Recording:
         lib.vkCmdPipelineBarrier(self.handle[0], done, api.STAGE_HOST, 0, 1, self._to_host, 0, null, 0, null)
         check(lib.vkEndCommandBuffer(self.handle[0]), "vkEndCommandBuffer")
 
-    def submit(self) -> None:
-        self.device.submit(self.handle)
+    def submit(self, *, follows: bool = False) -> None:
+        """`follows`: see Device.submit. It begins with a barrier, so it comes after what was submitted before."""
+        self.device.submit(self.handle, follows=follows)
