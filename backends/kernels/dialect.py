@@ -27,7 +27,7 @@ class Shape:
     """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
     that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, for
     many rows (linear_coop.py). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere; `texels`: whether
-    weights are read as such there (linear_texels.py)."""
+    weights are read as such there (linear_texels.py). `threads`: of the largest group, at least 256."""
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
@@ -35,6 +35,7 @@ class Shape:
     coop: bool = False
     lanes: int = 0
     texels: bool = False
+    threads: int = 256
 
 
 SIMT = Shape("simt")

@@ -163,7 +163,7 @@ class OpenCLBackend:
 def _shape(found: Found) -> Shape:
     if found.kind == "cpu":
         return Shape("cpu", max(CPU.units, 4 * found.units))
-    return Shape("simt", 8 * found.units)
+    return Shape("simt", 8 * found.units, threads=found.threads)
 
 
 class OpenCLProgram:

@@ -18,6 +18,7 @@ class Found:
     kind: str  # cpu, gpu, accelerator
     memory_bytes: int
     units: int
+    threads: int  # of a group, at most
     features: tuple[str, ...]
     device: Any
 
@@ -54,7 +55,8 @@ def _describe(name: str, platform: Any, d: Any) -> Found:
     features = tuple(word for extension, word in wanted.items() if extension in extensions)
     description = f"{d.name.strip()} ({platform.name.strip()})"
     driver = f"{platform.version.strip()} / {d.driver_version.strip()}"
-    return Found(name, description, driver, kind, d.global_mem_size, d.max_compute_units, features, d)
+    threads = min(d.max_work_group_size, d.max_work_item_sizes[0])
+    return Found(name, description, driver, kind, d.global_mem_size, d.max_compute_units, threads, features, d)
 
 
 def device_named(name: str) -> Found:

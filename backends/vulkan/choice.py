@@ -48,11 +48,11 @@ class Choice:
 
 def class_of(info: DeviceInfo) -> Shape:
     """The class of a device, not yet with cooperative matrices."""
-    wish = os.environ.get(DOTS, "")
+    wish, gpu = os.environ.get(DOTS, ""), replace(SIMT, threads=info.max_invocations)
     if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
-        return replace(SIMT, dot=True)
+        return replace(gpu, dot=True)
     soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
-    return replace(SOFT, lanes=info.subgroup, texels=info.texels) if soft else SIMT
+    return replace(SOFT, lanes=info.subgroup, texels=info.texels) if soft else gpu
 
 
 def known(info: DeviceInfo) -> Choice | None:

@@ -184,7 +184,7 @@ class Instance:
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
             subgroup=int(p11.subgroupSize),
             texels=core.deviceType == CPU and p11.subgroupSize == 16 and features.issuperset(TEXEL_FEATURES),
-            max_invocations=core.limits.maxComputeWorkGroupInvocations,
+            max_invocations=min(core.limits.maxComputeWorkGroupInvocations, core.limits.maxComputeWorkGroupSize[0]),
             identity=bytes(core.pipelineCacheUUID)
             + b"".join(n.to_bytes(4, "little") for n in (core.vendorID, core.deviceID, core.driverVersion)),
             missing=missing,
