@@ -127,7 +127,7 @@ CL_CPU = (
 #define BARRIER()
 #define DEVICE_BARRIER()
 #define ATOMIC_TAKE(x) ((x)++)
-#define ATOMIC_ADD(x, v) (x) += (v)
+#define ATOMIC_ADD(x, v) (((x) += (v)) - (v))
 #define SHARE(n) (((n) + NGX - 1u) / NGX)
 #define FOR_EACH(i, n) for (uint i = GX * SHARE(n), i##_end = min((uint)(n), i + SHARE(n)); i < i##_end; i++)
 #define LANE 0u

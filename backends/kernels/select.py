@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from backends.kernels import select_body as text
-from backends.kernels.dialect import Arg, Kernel, Shape
+from backends.kernels.dialect import KERNELS, Arg, Kernel, Shape
 from backends.kernels.lowering import Buffers, Dispatch, dispatch, groups_for, lower
 from graph.ops import samplers
 from graph.tensor import Tensor
 
-WG = 256
+# Threads of a group, and what they do at a time: `each` reads MANY candidates ahead, COMPACT takes RUN neighbours, and
+# counters of the histogram have COPIES, so that fewer threads wait for each other. A CPU gains nothing by any of it.
+ALONE = {"MANY": 1, "RUN": 1, "COPIES": 1}
+GPU = {"MANY": 8, "RUN": 4, "COPIES": 4}
+SIMT = [{"WG": 1024} | GPU, {"WG": 256} | GPU]  # the largest first; what a shape's `threads` allow is taken
+SOFT, CPU = {"WG": 256} | ALONE, {"WG": 1} | ALONE
 ARRAYS = 6  # words a candidate, in scratch
 MAX_GROUPS = 32  # rows that are sampled at a time: each takes scratch for the whole vocabulary
 
+TYPICAL = """
+          float p = whole > 0.0f ? U2F(e) / whole : 0.0f;
+          OKH(i) = ~F2U(FABS(-LOG(p) - sum));
+          OKL(i) = rank;"""
+NEAR = """
+          float p = whole > 0.0f ? U2F(e) / whole : 0.0f;
+          BP(i) = F2U(p);
+          float d = FABS((p - target) * (1.0f / 0.3f));
+          if (k != LOWEST) KEY(i) = key_of(5.0f - 10.0f * d * d / (1.0f + d));"""
 STEP = f"""
       uint sel = 0u, keep = 0u, stat = 0u, least = 0u;
       bool soft = what == TOP_P || what == TYP_P || what == XTC || what == MIROSTAT_1 || what == MIROSTAT_2
@@ -58,12 +72,7 @@ STEP = f"""
       if (what == TOP_K) {{ sel = 1u; goal = UVEC2(min(UINT(PARAM(K)), n), 0u); keep = 1u; }}
       if (what == TOP_P) {{ sel = 2u; goal = fraction_of(total, PARAM(P), true); least = min_keep; keep = 1u; }}
       if (what == TYP_P) {{
-        EACH(i) {{
-          float p = whole > 0.0f ? U2F(E(i)) / whole : 0.0f;
-          uint rank = HIGH(i);
-          OKH(i) = ~F2U(FABS(-LOG(p) - sum));
-          OKL(i) = rank;
-        }}
+        {text.each(TYPICAL, rank="HIGH(i)", e="E(i)")}
         DEVICE_BARRIER();
         order = 2u; is_sorted = 0u;
         sel = 2u; goal = add64(fraction_of(total, PARAM(TYPICAL), false), UVEC2(1u, 0u)); least = min_keep; keep = 1u;
@@ -88,7 +97,9 @@ STEP = f"""
         goal = part_of(total, DRAWS[4u * drawn], DRAWS[4u * drawn + 1u], true);
       }}
       if (what == PROBS) {{ order = 3u; sel = 1u; goal = UVEC2(min(n_probs, n), 0u); keep = 1u; }}
-      for (uint again = 0u; sel != 0u && again < 2u; again++) {{
+      for (uint turn = {text.NARROWS} ? 0u : 1u; turn < 2u; turn++) {{
+      if (turn == 0u) {text.BOUND}
+      else for (uint again = 0u; sel != 0u && again < 2u; again++) {{
         {text.SELECT}
         if (what == MIROSTAT_1 && again == 0u) {{
           {text.ZIPF}
@@ -98,6 +109,7 @@ STEP = f"""
         }} else break;
       }}
       if (keep != 0u) {text.COMPACT}
+      }}
       /* logits that a sampler changes */
       float t = PARAM(TEMP);
       if (dynamic) {{
@@ -106,32 +118,27 @@ STEP = f"""
         t = low + (high - low) * (share > 0.0f ? power(share, PARAM(EXPONENT)) : PARAM(EXPONENT) == 0.0f ? 1.0f : 0.0f);
       }}
       if (what == TEMPERATURE) {{
-        KEEP_ORDER
-        EACH(i) KEY(i) = t > 0.0f ? key_of(value_of(KEY(i)) / t) : i == best ? KEY(i) : LOWEST;
+        {text.KEEP_ORDER}
+        {text.each("KEY(i) = t > 0.0f ? key_of(value_of(k) / t) : i == best ? k : LOWEST;", k="KEY(i)")}
         DEVICE_BARRIER();
       }}
       if (what == TOP_N_SIGMA && count > 0u) {{
-        KEEP_ORDER
+        {text.KEEP_ORDER}
         float bound = top - PARAM(N_SIGMA) * sqrt(sum / FLOAT(count));
-        EACH(i) if (value_of(KEY(i)) < bound) KEY(i) = LOWEST;
+        {text.each("if (value_of(k) < bound) KEY(i) = LOWEST;", k="KEY(i)")}
         DEVICE_BARRIER();
       }}
       if (what == ADAPTIVE && PARAM(TARGET) >= 0.0f) {{
         float target = min(max(PARAM(TARGET), 0.0f), 1.0f);
         if (weight != 0.0f) target = min(max(2.0f * target - mu / weight, 0.0f), 1.0f);
-        KEEP_ORDER
-        EACH(i) {{
-          float p = whole > 0.0f ? U2F(E(i)) / whole : 0.0f;
-          BP(i) = F2U(p);
-          float d = FABS((p - target) * (1.0f / 0.3f));
-          if (KEY(i) != LOWEST) KEY(i) = key_of(5.0f - 10.0f * d * d / (1.0f + d));
-        }}
+        {text.KEEP_ORDER}
+        {text.each(NEAR, k="KEY(i)", e="E(i)")}
         is_sorted = 0u;
         DEVICE_BARRIER();
       }}
       /* the choice */
       if (what == GREEDY) {{
-        chosen = ID(best); chosen_p = 1.0f; n_left = 1u;
+        chosen = plain ? best : ID(best); chosen_p = 1.0f; n_left = 1u;
         if (n_probs > 0u) {{
           DEVICE_BARRIER();
           if (LID == 0u) {{ KEY(0) = KEY(best); ID(0) = chosen; E(0) = F2U(1.0f); }}
@@ -166,7 +173,10 @@ STEP = f"""
 MASKS = """
 #define MASKED 1u
 #define LATE 2u
+#define ALL 0xffffffffu
+#define MASK_WORD(w) S[r * (mask_words + 1u) + 1u + (w)]
 """
+FIRST = "KEY(i) = (bits >> (i % 32u) & 1u) != 0u ? k : LOWEST; ID(i) = i;"
 BODY = f"""
   uint width = n_probs == 0u ? 1u : 3u + 2u * n_probs, mask_words = (n_vocab + 31u) / 32u;
   uint per_row = has_mask != 0u ? 2u : 1u;
@@ -199,16 +209,13 @@ BODY = f"""
       uint chosen = 0u, n_left = 0u, spent_dist = 0u, spent_xtc = 0u;
       float chosen_p = 0.0f;
       bool masked = has_mask != 0u && S[r * (mask_words + 1u)] == MASKED, finished = false;
+      bool plain = first_code == GREEDY && begin == end && !masked && n_probs == 0u; /* needs no list */
       for (uint attempt = 0u; attempt < 2u && !finished; attempt++) {{
       uint n = n_vocab, order = 0u, is_sorted = 0u, best = 0u, last = 0u, taken = 0u, count = 0u, wanted = 0u;
       uint least_high = 0u, least_low = 0u, limit_key = 0u, used_dist = 0u, used_xtc = 0u, final = 0u;
       float top = 0.0f, whole = 0.0f, limit = 0.0f, sum = 0.0f;
       uvec2 total = UVEC2(0u, 0u), goal = UVEC2(0u, 0u);
-      for (uint i = LID; i < n; i += WG) {{
-        uint k = key_of(L[r * n_vocab + i]);
-        if (attempt > 0u && ((S[r * (mask_words + 1u) + 1u + i / 32u] >> (i % 32u)) & 1u) == 0u) k = LOWEST;
-        KEY(i) = k; ID(i) = i;
-      }}
+      if (!plain) {text.each(FIRST, k="key_of(L[r * n_vocab + i])", bits="attempt > 0u ? MASK_WORD(i / 32u) : ALL")}
       DEVICE_BARRIER();
       {{ uint change = 0u; {text.CHANGE} }}
       uint at = 0u, what = first_code;
@@ -225,7 +232,7 @@ BODY = f"""
       if (what == GREEDY || what == DRAW) {{
         drawn += used_dist; drawn_xtc += used_xtc; spent_dist += used_dist; spent_xtc += used_xtc;
         finished = attempt > 0u || !masked
-            || ((S[r * (mask_words + 1u) + 1u + chosen / 32u] >> (chosen % 32u)) & 1u) != 0u;
+            || (MASK_WORD(chosen / 32u) >> (chosen % 32u) & 1u) != 0u;
         if (!finished && final == ADAPTIVE) {{ mu = mu_before; weight = weight_before; }}
         what = finished && n_probs > 0u ? PROBS : DONE;
       }} else if (what == PROBS) what = DONE;
@@ -249,10 +256,9 @@ BODY = f"""
   }}
 """
 LOCAL = [
-    ("uint", "hist", "256"),
-    ("uint", "m0", "256"),
-    ("uint", "m1", "256"),
-    ("uint", "m2", "256"),
+    ("uint", "hist", "(256 + 16) * COPIES"),
+    ("uint", "h0", "(256 + 16) * COPIES"),
+    ("uint", "h1", "(256 + 16) * COPIES"),
     ("uint", "ra", "WG"),
     ("uint", "rb", "WG"),
     ("float", "rf", "WG"),
@@ -277,8 +283,9 @@ Kernel(
     ],
     ["uint n_vocab", "uint n_rows", "uint n_chain", "uint n_probs", "uint n_seats", "uint has_mask"],
     BODY,
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    simt=SIMT,
+    cpu=[CPU],
+    soft=[SOFT],
     local=LOCAL,
     functions=text.constants() + text.FUNCTIONS + MASKS,
 )
@@ -317,9 +324,15 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         found.append(dispatch("sample_mask", shape, bufs, (head, mask_words), groups_for(head, shape, 64), scratch))
     words = (n_vocab, rows, chain.shape[1], t.attrs.get("n_probs", 0), state.shape[0], int(masked))
     bufs = (*t.src[:10], t, None)
-    return [*found, dispatch("sample", shape, bufs, words, groups, scratch)]
+    return [*found, dispatch("sample", shape, bufs, words, groups, scratch, **threads("sample", shape))]
 
 
+ADD = """
+      float x = value_of(k);
+      PRECISE float y = (top <= -INF ? 0.0f : x == top ? 1.0f : EXP(x - top)) - lost;
+      PRECISE float next = own + y;
+      lost = (next - own) - y;
+      own = next;"""
 Kernel(
     "log_probs",
     [Arg("L", "f32"), Arg("IDS", "i32"), Arg("TARGET", "i32"), Arg("Y", "f32", "w"), Arg("S", "u32", "rw")],
@@ -328,21 +341,16 @@ Kernel(
   uint w0 = GX * {ARRAYS}u * n_vocab;
   for (uint r = GX; r < n_rows; r += NGX) {{
     uint n = n_vocab, order = 3u, best = 0u, last = 0u, taken = 0u, least_high = 0u, least_low = 0u;
-    uint sel = 1u, keep = 1u, limit_key = 0u;
+    uint sel = 1u, keep = 1u, limit_key = 0u, count = 0u;
+    bool plain = false;
     float top = 0.0f;
     uvec2 goal = UVEC2(min(n_top, n), 0u);
-    EACH(i) {{ KEY(i) = key_of(L[r * n_vocab + i]); ID(i) = i; }}
+    {text.each("KEY(i) = k; ID(i) = i;", k="key_of(L[r * n_vocab + i])")}
     DEVICE_BARRIER();
     {text.MAXIMUM}
     PRECISE float own = 0.0f;
     PRECISE float lost = 0.0f;
-    EACH(i) {{
-      float x = value_of(KEY(i));
-      PRECISE float y = (top <= -INF ? 0.0f : x == top ? 1.0f : EXP(x - top)) - lost;
-      PRECISE float next = own + y;
-      lost = (next - own) - y;
-      own = next;
-    }}
+    {text.each(ADD, k="KEY(i)")}
     rf[LID] = own;
     {text.tree("rf[a] = rf[a] + rf[b];")}
     float lse = rf[0] > 0.0f ? LOG(rf[0]) : 0.0f;
@@ -352,8 +360,11 @@ Kernel(
       Y[r * (1u + 2u * n_top)] = L[r * n_vocab + min(target, n_vocab - 1u)] - top - lse;
     }}
     if (n_top > 0u) {{
-      {text.SELECT}
-      {text.COMPACT}
+      for (uint turn = {text.NARROWS} ? 0u : 1u; turn < 2u; turn++) {{
+        if (turn == 0u) {text.BOUND}
+        else {text.SELECT}
+        {text.COMPACT}
+      }}
       for (uint i = LID; i < n_top; i += WG) {{
         uint to = r * (1u + 2u * n_top) + 1u + i;
         Y[to] = -1.0f; Y[to + n_top] = -INF;
@@ -370,8 +381,9 @@ Kernel(
     }}
     DEVICE_BARRIER();
   }}""",
-    simt=[{"WG": WG}],
-    cpu=[{"WG": 1}],
+    simt=SIMT,
+    cpu=[CPU],
+    soft=[SOFT],
     local=LOCAL,
     functions=text.constants() + text.FUNCTIONS,
 )
@@ -384,7 +396,13 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     groups = row_groups(rows, shape)
     scratch = 4 * groups * ARRAYS * n_vocab
     words = (n_vocab, rows, ids.shape[1], t.attrs["n"])
-    return [dispatch("log_probs", shape, (*t.src, t, None), words, groups, scratch)]
+    return [dispatch("log_probs", shape, (*t.src, t, None), words, groups, scratch, **threads("log_probs", shape))]
+
+
+def threads(kernel: str, shape: Shape) -> dict[str, int]:
+    """The largest group of a row that the device allows."""
+    sizes = [KERNELS[kernel].threads(variant) for variant in KERNELS[kernel].variants(shape)]
+    return {"WG": max(size for size in sizes if size <= shape.threads)}
 
 
 def row_groups(rows: int, shape: Shape) -> int:

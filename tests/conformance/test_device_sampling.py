@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from backends.kernels.dialect import SIMT
 from graph.backend import Backend
+from graph.conformance import OK, problems, register_all
+from graph.conformance import run as judge
+from graph.ops import samplers as s
 from graph.ops import select
 from graph.session import Session
 from graph.tensor import Tensor, feed
-from tests.unit.sampling_kernel import DTYPES
+from tests.unit.sampling_kernel import DTYPES, typed
 from tests.unit.test_sampling_kernel import copies, rows_of, with_masks
+
+register_all()
+
+
+@pytest.fixture(params=[256, 1024])
+def gpu(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]) -> Iterator[Backend]:
+    """A device as if it were a GPU with groups of so many threads. (PoCL takes minutes to compile such a group.)"""
+    from backends.vulkan.backend import VulkanBackend
+
+    open_device("vulkan:0")
+    backend = VulkanBackend()
+    backend.shape = replace(SIMT, threads=request.param)
+    yield backend
+    backend.close()
 
 
 def run(backend: Backend, arrays: list[np.ndarray], n_probs: int) -> np.ndarray:
@@ -55,3 +74,42 @@ def test_random_chains(device: str, n_vocab: int, open_device: Callable[[str], B
             np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-3)
             if n_probs:
                 assert (words[:, 1] == expected[:, 1]).all()  # how many candidates are left
+
+
+@pytest.mark.parametrize("op", ["sample", "log_probs"])
+def test_kernels_of_the_class_of_gpus(op: str, gpu: Backend) -> None:
+    outcomes = [judge(problem, [gpu]) for problem in problems(op)]
+    assert [o for o in outcomes if o.status != OK] == []
+
+
+CHAINS = (
+    (s.GREEDY,),
+    (s.DIST,),
+    (s.TOP_K, s.TOP_P, s.MIN_P, s.TEMPERATURE, s.DIST),
+    (s.TEMPERATURE, s.TOP_P, s.DIST),
+    (s.TYP_P, s.DIST),
+    (s.MIN_P, s.DIST),
+    (s.XTC, s.TOP_K, s.DIST),
+)
+
+
+@pytest.mark.parametrize("n_equal", [1, 700, 40_000])  # logits of a value: none, more than a group's threads, all
+@pytest.mark.parametrize("n_top", [3, 90, 30_000])  # few of a short list, few of more than a thread each, most
+def test_ties_of_a_large_vocabulary(n_equal: int, n_top: int, gpu: Backend) -> None:
+    """Ties that reach over the parts of the list that threads have, cut by a count, a mass and a draw."""
+    r, n_vocab, rows = np.random.default_rng([n_equal, n_top]), 40_007, len(CHAINS)
+    logits = np.floor(r.permuted(np.tile(np.arange(n_vocab), (rows, 1)), axis=1) / n_equal) * (9 * n_equal / n_vocab)
+    logits[:, r.integers(0, n_vocab, 9)] = -np.inf
+    params, chain = np.tile(select.default_params(), (rows, 1)), np.zeros((rows, 6), np.int32)
+    params[:, s.K], params[:, s.P], params[:, s.LEAST_P], params[:, s.TYPICAL] = n_top, 0.7, 0.02, 0.4
+    params[:, [s.XTC_PROBABILITY, s.XTC_THRESHOLD]] = 1, 3e-5
+    for row, codes in zip(chain, CHAINS, strict=True):
+        row[: len(codes)] = codes
+    draws, none = r.integers(0, 2**32, (rows, 4), dtype=np.uint32), np.zeros(1)
+    lists = [np.zeros(rows + 1), none, none, none]
+    arrays = typed("sample", [logits, np.zeros((rows, 4)), params, chain, draws, *lists, np.arange(rows)])
+    for n_probs in (0, 5):
+        expected = select.sample.reference(*copies(arrays), n_probs=n_probs)
+        words = run(gpu, copies(arrays), n_probs)
+        assert (words[:, : 2 if n_probs else 1] == expected[:, : 2 if n_probs else 1]).all()
+        assert (words[:, 3 : 3 + n_probs] == expected[:, 3 : 3 + n_probs]).all()
