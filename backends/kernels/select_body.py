@@ -103,7 +103,7 @@ def each(body: str, begin: str = "0u", end: str = "n", **reads: str) -> str:
       for (uint i_ = {begin} + LID; i_ < {end}; i_ += MANY * WG) {{
         {arrays}
         UNROLL for (uint u_ = 0u; u_ < MANY; u_++) {{
-          uint i = MANY == 1 ? i_ : min(i_ + u_ * WG, {end} - 1u);
+          uint i = MANY == 1 || i_ + u_ * WG >= {end} ? i_ : i_ + u_ * WG; /* never what another thread writes */
           {ask}
         }}
         UNROLL for (uint u_ = 0u; u_ < MANY; u_++) {{
@@ -184,9 +184,13 @@ STATISTIC = f"""
 COUNT = """
             if ((high & mask_high) == least_high && (low & mask_low) == least_low) {
               uint d = (word == 0u ? ~high : word == 1u ? ~low : i - from) >> shift & 255u;
-              if (d != held) { FLUSH held = d; own_count = 0u; own = UVEC2(0u, 0u); }
-              own_count++;
-              if (sel == 2u) own = add64(own, UVEC2(units(U2F(e)), 0u));
+              uvec2 m = UVEC2(sel == 2u ? units(U2F(e)) : 0u, 0u);
+              if (WG > 1 && d == held) { own_count++; own = add64(own, m); }
+              else {
+                if (WG > 1) FLUSH
+                held = d; own_count = 1u; own = m;
+                if (WG == 1) { FLUSH own_count = 0u; }
+              }
             }"""
 FOUND = """
           if ((high & mask_high) == least_high && (low & mask_low) == least_low) {
@@ -299,13 +303,12 @@ COMPACT = f"""
         for (uint base = LID * RUN; base < n + LID * RUN; base += WG * RUN) {{ /* RUN neighbours a thread */
           uint inside = 0u, found = 0u, k[RUN], id[RUN], high[RUN], low[RUN], e[RUN];
           UNROLL for (uint u = 0u; u < RUN; u++) {{
-            uint i = min(base + u, n - 1u);
-            {READ.format("[u]")}
+            uint i = min(base + u, n - 1u), by_high = keep == 3u ? KEY(i) : HIGH(i), by_low = LOW(i);
+            if (base + u < n && KEPT(by_high, by_low, i)) {{ inside |= 1u << u; found++; }}
           }}
           UNROLL for (uint u = 0u; u < RUN; u++) {{
-            uint by_high = order == 3u || keep == 3u ? k[u] : order == 0u ? 0u : high[u];
-            uint by_low = order == 2u ? low[u] : 0u;
-            if (base + u < n && KEPT(by_high, by_low, base + u)) {{ inside |= 1u << u; found++; }}
+            uint i = base + u;
+            if ((inside >> u & 1u) != 0u) {{ {READ.format("[u]")} }}
           }}
           uint to = filled + found;
 #if WG == 1
