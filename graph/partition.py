@@ -44,6 +44,10 @@ class Placement:
     def arena_of(self, t: Tensor) -> int:
         return self.backend_of[id(t)]
 
+    def nodes_of(self, backend: int) -> list[Tensor]:
+        """What runs there, in order."""
+        return [t for t in self.order if self.backend_of.get(id(t)) == backend]
+
     @property
     def segments(self) -> list[Segment]:
         """Runs of nodes on one backend; a transfer is a segment of its own, done by the session."""

@@ -167,14 +167,14 @@ class Engine:
         self._place()
         self.rerouted = {}
         if self.options.embeddings or not self.hparams.causal:
-            prepare(self.session.placed(self.embedder.everything()).order)
+            prepare(self._on_cpu(self.session.placed(self.embedder.everything())))
         if not self.hparams.causal:
             self._examine(self.embedder.everything())
             self.embedder.load()
             self.gguf.release()
             return
         self._examine(self._everything(), self._build_copies())
-        prepare(self.session.placed(self._everything()).order)
+        prepare(self._on_cpu(self.session.placed(self._everything())))
         self.session.reserve(self._reserved)
         trash = np.full(self.table_pages, self.n_pages, np.int32)
         self._write_table(self.options.n_slots, trash)
@@ -208,6 +208,10 @@ class Engine:
         from backends.cpu.warm import begin_training
 
         begin_training(sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2}))
+
+    def _on_cpu(self, placement: Placement) -> list[Tensor]:
+        """What of a graph needs kernels that may have to be compiled: the last backend is the CPU."""
+        return placement.nodes_of(len(self.session.backends) - 1)
 
     def prepare_kernels(self, nodes: Sequence[Tensor]) -> None:
         """Load what these nodes need, compiled where that is not done yet. Any thread may call."""
@@ -316,7 +320,7 @@ class Engine:
         from backends.cpu.warm import prepare
 
         self._place()
-        prepare(self.session.placed(self._everything()).order)
+        prepare(self._on_cpu(self.session.placed(self._everything())))
         shapes = usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots)
         steps = [partial(self._build, shape) for shape in shapes]
         return self.session.planned_bytes([self._reserved, self._build_copies, *steps])
@@ -451,7 +455,7 @@ class Engine:
                 ) from None
             return
         self.moves_cells = True
-        prepare(placement.order)
+        prepare(self._on_cpu(placement))
         if self.options.moves:
             self.session.prepare("moves", self._build_moves)
 

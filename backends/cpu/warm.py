@@ -58,7 +58,8 @@ def begin_training(frozen: Iterable[str] = ()) -> None:
 
 def prepare(nodes: Iterable[Tensor]) -> None:
     """Load every kernel that a graph with these nodes runs, for any number of rows."""
-    jit.load((*GENERAL, *(name for t in nodes for name in _kernels(t))))
+    if wanted := [name for t in nodes for name in _kernels(t)]:
+        jit.load((*GENERAL, *wanted))
 
 
 def _kernels(t: Tensor) -> Iterator[str]:

@@ -263,37 +263,45 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
 for _k in CACHE_TYPES:
     for _v in CACHE_TYPES:
         _spans(_k, _v)
-Kernel(
-    "attention_join",
-    [Arg("P", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_heads", "uint size", "uint window", "uint n_spans"],
-    f"""
-  FOR_EACH(i, n) {{
-    uint row = i / size, e = i % size, pos = UINT(POS[row / n_heads]);
-    uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u, end = pos / {SPAN}u + 1u;
+# Of WIDE elements from element i: their values `x`.
+JOINED = f"""
+    uint row = i / size, pos = UINT(POS[row / n_heads]);
+    uint start = window > 0u && pos + 1u > window ? pos + 1u - window : 0u, end = pos / {SPAN}u + 1u;
     float most_of = -INF;
     PRECISE float total_of = 0.0f;
-    PRECISE float sum = 0.0f;
-    for (uint span = first / {SPAN}u; span < end; span += 8u) {{
-      float parts[8];
+    PRECISE float sums[WIDE];
+    UNROLL for (uint t = 0u; t < WIDE; t++) sums[t] = 0.0f;
+    for (uint span = start / {SPAN}u; span < end; span += 8u) {{
+      float parts[8 * WIDE];
       float mosts[8];
       float totals[8];
       UNROLL for (uint j = 0u; j < 8u; j++) {{
         uint from = (row * n_spans + min(span + j, end - 1u)) * (size + 2u);
-        parts[j] = P[from + e]; mosts[j] = P[from + size]; totals[j] = P[from + size + 1u];
+        UNROLL for (uint t = 0u; t < WIDE; t++) parts[j * WIDE + t] = P[from + i % size + t];
+        mosts[j] = P[from + size];
+        totals[j] = P[from + size + 1u];
       }}
       UNROLL for (uint j = 0u; j < 8u; j++) {{
         if (span + j < end) {{
           float most_here = mosts[j], total_here = totals[j];
           {_join("most_of", "total_of")}
-          PRECISE float before = sum * was;
-          sum = FMA(parts[j], comes, before);
+          UNROLL for (uint t = 0u; t < WIDE; t++) {{
+            PRECISE float before = sums[t] * was;
+            sums[t] = FMA(parts[j * WIDE + t], comes, before);
+          }}
         }}
       }}
     }}
-    Y[i] = sum / total_of;
-  }}""",
-    simt=[{"WG": 64}],
+    float x[WIDE];
+    UNROLL for (uint t = 0u; t < WIDE; t++) x[t] = sums[t] / total_of;"""
+JOIN_ARGS = [Arg("P", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w")]
+JOIN_WORDS = ["uint n", "uint n_heads", "uint size", "uint window", "uint n_spans"]
+Kernel(
+    "attention_join",
+    JOIN_ARGS,
+    JOIN_WORDS,
+    f"  FOR_EACH(i, n) {{{JOINED}\n    Y[i] = x[0];\n  }}",
+    simt=[{"WG": 64, "WIDE": 1}],
     cpu=(),
 )
 

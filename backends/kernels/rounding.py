@@ -1,6 +1,6 @@
 """Activations rounded to 8 bits, 32 k to a scale, for products that multiply bytes (linear_dot.py, linear_coop.py).
 
-They are made into the scratch, by a launch of their own or by that of the norm which made the activations.
+They are made into the scratch, by a launch of their own or by that of the norm or the attention which made them.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from backends.kernels import norm
+from backends.kernels import attention_spans, norm
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import Dispatch, dispatch, groups_for
-from graph.tensor import Tensor
+from graph.tensor import ALIASES, Tensor
 
+ALIGNMENT = 64  # bytes
 WORDS = 11  # of 32 rounded activations: eight of four bytes, their scale, and the sums of each 16
 # Eight threads have a block of 32, four numbers x each: number `block`, and `inside` or not to be stored.
 ROUND = f"""
@@ -81,6 +82,24 @@ Kernel(
     local=[*norm.SUMS, *LOCAL],
     functions=norm.FUNCTIONS,
 )
+# Attention's partial results are in the scratch, too: what is rounded comes behind them.
+Kernel(
+    "attention_join_rounded",
+    [*attention_spans.JOIN_ARGS, Arg("R", "u32", "w")],
+    attention_spans.JOIN_WORDS,
+    f"""
+  for (uint first = GX * (WG / 8u); first < n / 32u; first += NGX * (WG / 8u)) {{
+    uint block = min(first + LID / 8u, n / 32u - 1u), i = block * 32u + LID % 8u * 4u;
+    bool inside = first + LID / 8u < n / 32u;
+    {attention_spans.JOINED}
+    UNROLL for (uint t = 0u; t < 4u; t++) {{ if (inside) Y[i + t] = x[t]; }}
+    {ROUND}
+  }}""",
+    simt=[{"WG": 64, "WIDE": 4}],
+    cpu=(),
+    local=LOCAL,
+)
+MAKERS = {"rms_norm": "rms_norm_rounded", "attention_join": "attention_join_rounded"}  # what Y can be rounded by
 
 
 def rounding(x: Tensor, shape: Shape) -> Dispatch:
@@ -90,14 +109,32 @@ def rounding(x: Tensor, shape: Shape) -> Dispatch:
     return dispatch("round_rows", shape, (x, None), (n,), groups_for(n, shape, 8), n * WORDS * 4)
 
 
+def _whole(t: Tensor | None) -> Tensor | None:
+    """The node that made all of t's bytes."""
+    while t is not None and t.op in ALIASES and t.src[0].nbytes == t.nbytes:
+        t = t.src[0]
+    return t
+
+
 def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
-    """The same launches; a norm whose result is rounded next does that, too."""
+    """The same launches; what makes activations that are rounded next does that, too."""
     found: list[Dispatch] = []
+    offset = 0  # in the scratch, of what was rounded last, where its product does not know yet
     for d in work:
         last = found[-1] if found else None
-        if d.kernel == "round_rows" and last and last.kernel == "rms_norm" and last.buffers[2][0] is d.buffers[0][0]:
-            both = dispatch("rms_norm_rounded", shape, (*last.buffers, None), last.words, 1, d.scratch)
-            found[-1] = replace(both, groups=last.groups)
+        if (
+            d.kernel == "round_rows"
+            and last
+            and last.kernel in MAKERS
+            and last.buffers[2][0] is _whole(d.buffers[0][0])
+        ):
+            offset = -(-last.scratch // ALIGNMENT) * ALIGNMENT
+            buffers, scratch = (*last.buffers, (None, offset)), offset + d.scratch
+            groups = last.groups if last.kernel == "rms_norm" else d.groups
+            found[-1] = replace(dispatch(MAKERS[last.kernel], shape, buffers, last.words, 1, scratch), groups=groups)
+        elif offset and d.buffers[0][0] is None:
+            found.append(replace(d, buffers=((None, offset), *d.buffers[1:]), scratch=offset + d.scratch))
+            offset = 0
         else:
             found.append(d)
     return found

@@ -86,7 +86,8 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         from backends.cpu import warm
 
         show_compiling()
-        warm.begin()
+        if options.device == "cpu":  # other devices leave it little or nothing, which is known when the model is
+            warm.begin()
         engine = load.make_engine(path, wanted)
         load.load_weights(engine)
         speculator = speculation.make_speculator(options, engine, vocabulary)

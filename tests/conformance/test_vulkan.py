@@ -15,14 +15,18 @@ from backends.kernels.device import dispatches
 from graph.backend import Backend, Place
 from graph.conformance import OK, UNSUPPORTED, encode, problems, register_all, run
 from graph.op import OPS
+from graph.ops.attention import attention
 from graph.ops.elementwise import glu
 from graph.ops.fused import linear_add, linear_glu, linear_parts
 from graph.ops.linear import linear
 from graph.ops.norm import rms_norm
+from graph.ops.shape import reshape
 from graph.session import Session
 from graph.tensor import Tensor, feed, state
 
 if TYPE_CHECKING:
+    from backends.kernels.dialect import Shape
+    from backends.kernels.lowering import Dispatch
     from backends.vulkan.backend import VulkanBackend
 
 register_all()
@@ -345,3 +349,50 @@ def test_many_launches_are_one_to_the_same_bits(
     together = session.plan(build)
     assert launched == [(workers, 1, 1)] * chain.TRIES
     assert [together.run({"x": x})[0].tobytes() for x in xs] == expected
+
+
+def test_what_makes_activations_rounds_them_to_the_same_bits(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm, and attention whose spans are joined, before a product that multiplies bytes."""
+    from backends.kernels import device
+
+    draw = np.random.default_rng(2)
+    pages, shapes = 40, {"k": (40, 2, 64, 16), "v": (40, 2, 16, 64)}
+    k, v = (dots.define(name, shape, "f16") for name, shape in shapes.items())
+    for name, shape in shapes.items():
+        dots.write(name, draw.normal(size=shape).astype(np.float16))
+    w = (draw.normal(size=(48, 128)) / 8).astype(np.float32)
+    weights = dots.define("w", w.shape, "q8_0", lambda: encode(w, "q8_0"), constant=True)
+    feeds = {
+        "q": draw.normal(size=(3, 2, 64)).astype(np.float32),
+        "x": draw.normal(size=(5, 128)).astype(np.float32),
+        "g": draw.normal(size=128).astype(np.float32),
+        "tables": draw.permutation(pages).reshape(1, pages).astype(np.int32),
+        "slot": np.zeros(3, np.int32),
+        "pos": np.array([5, 400, 639], np.int32),
+    }
+    made: list[str] = []
+
+    def build() -> list[Tensor]:
+        q, x, g = (feed(name, feeds[name].shape) for name in "qxg")
+        where = (feed(name, feeds[name].shape, "i32") for name in ("tables", "slot", "pos"))
+        seen = reshape(attention(q, k, v, *where, scale=0.125), shape=(3, 128))
+        return [linear(seen, weights), linear(rms_norm(x, g, eps=1e-5), weights)]
+
+    def run() -> list[np.ndarray]:
+        return [np.array(y) for y in dots.run(len(made), build, feeds)]
+
+    join = device.joined
+
+    def watched(work: list[Dispatch], shape: Shape) -> list[Dispatch]:
+        found = join(work, shape)
+        made.extend(d.kernel for d in found)
+        return found
+
+    monkeypatch.setattr(device, "joined", watched)
+    together = run()
+    assert {"attention_join_rounded", "rms_norm_rounded"} <= set(made)
+    assert "round_rows" not in made
+    monkeypatch.setattr(device, "joined", lambda work, shape: list(work))
+    for mine, other in zip(together, run(), strict=True):
+        assert np.isfinite(mine).all()
+        assert (mine == other).all()
