@@ -16,6 +16,7 @@ from graph.tensor import Tensor
 CHUNKS = 32  # of K on SIMT devices
 SPLITS = (16, 32)  # teams of 16 threads in a group
 FEW_GROUPS = 512  # that do not fill a large GPU, so that each had better have many threads
+FULL = 1024  # groups of 64 threads that do
 
 
 def tiles() -> list[dict[str, int]]:
@@ -26,10 +27,11 @@ def tiles() -> list[dict[str, int]]:
 
 def split_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape) -> int:
     """Into how many teams to split a product of m rows, mt of them to a group."""
-    if m > 16:
+    tiles, units = -(-m // mt), sum(-(-w.shape[0] // LANES) for w in parts)
+    if m > 16 and tiles * -(-units * LANES // 64) >= FULL:
         return 1
-    groups = -(-m // mt) * sum(-(-w.shape[0] // LANES) for w in parts)
-    return SPLITS[-1] if groups <= FEW_GROUPS and shape.threads >= LANES * SPLITS[-1] else SPLITS[0]
+    many = tiles * units <= FEW_GROUPS and shape.threads >= LANES * SPLITS[-1]
+    return SPLITS[-1] if many else SPLITS[0]
 
 
 FRAME = f"""

@@ -25,14 +25,15 @@ KERNELS: dict[str, Kernel] = {}
 @dataclass(frozen=True)
 class Shape:
     """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
-    that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, for
-    many rows (linear_coop.py). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere; `texels`: whether
-    weights are read as such there (linear_texels.py). `threads`: of the largest group, at least 256."""
+    that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, from
+    so many rows on (linear_coop.py; 0: never). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere;
+    `texels`: whether weights are read as such there (linear_texels.py). `threads`: of the largest group, at least 256.
+    """
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
     dot: bool = False
-    coop: bool = False
+    coop: int = 0
     lanes: int = 0
     texels: bool = False
     threads: int = 256

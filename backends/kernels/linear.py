@@ -11,7 +11,7 @@ from backends.kernels import layout, product, weights
 from backends.kernels.chunked import FRAME, SUMS, UNIT, split_for, tiles
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
 from backends.kernels.gemm import gemm
-from backends.kernels.linear_coop import LEAST_ROWS, coop_product
+from backends.kernels.linear_coop import coop_product
 from backends.kernels.linear_dot import dot_product
 from backends.kernels.linear_soft import soft_product
 from backends.kernels.linear_texels import texels_product
@@ -102,7 +102,7 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
         one = shape.texels and dtype in weights.BLOCKS and t.src[0].shape[0] == 1
         return [(texels_product if one else soft_product)(t, shape, parts)]
     if shape.dot and dtype in weights.BLOCKS:
-        many = shape.coop and t.src[0].shape[0] >= LEAST_ROWS
+        many = 0 < shape.coop <= t.src[0].shape[0]
         return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)
     m = t.src[0].shape[0]
     mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8

@@ -49,10 +49,10 @@ class VulkanBackend:
         self._results: Memory | None = None
         self._recorded: weakref.WeakKeyDictionary[Memory, dict[tuple[int, int], Recording]]
         self._recorded = weakref.WeakKeyDictionary()  # copies to `_results`, by offset and size
-        matrices = (choice.known(found[index]) or choice.measure(self)).used
-        self.shape = replace(self.shape, coop=matrices)
+        found_out = choice.known(found[index]) or choice.measure(self)
+        self.shape = replace(self.shape, coop=found_out.rows if found_out.used else 0)
         self.identity = f"{found[index].name} {found[index].driver}{' with dot products' * self.shape.dot}"
-        self.identity += f" and matrices of {found[index].matrices}" * matrices
+        self.identity += f" and matrices of {found[index].matrices}" * found_out.used
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Which kernels multiply quantised weights: integer dot products, or cooperative matrices where those are faster.
 
-Both give the same bits, so the choice is about time alone, and is measured on the user's own device: once, for as long
-as device, driver and kernels stay the same.
+Both give the same bits, so the choice, and from how many rows on it holds, is about time alone, and is measured on the
+user's own device: once, for as long as device, driver and kernels stay the same.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from backends import cache
 from backends.errors import DeviceLost
 from backends.kernels.dialect import SIMT, SOFT, Shape
+from backends.kernels.linear_coop import LEAST_ROWS
 from backends.vulkan.instance import DeviceInfo
 from backends.vulkan.pipelines import MANIFEST
 from graph.backend import Bytes, Place
@@ -36,14 +37,18 @@ SIZES = ((64, 256, 1024), (256, 4096, 1024))  # rows, outputs and depth of the p
 TURNS = 4  # of each kernel, by turns; the first does not count
 GROWTH = 64  # from one size to the next
 BUDGET_S = 0.25  # for all of them, beside compiling what is needed anyway
+# Matrices of few rows do not fill a large GPU: rows that are timed, and where matrices begin if they win there.
+ROWS = ((96, 65), (48, LEAST_ROWS))
+MOST_ROWS = 129  # where they begin if they win in none
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether cooperative matrices are used, and why."""
+    """Whether cooperative matrices are used, and why; and from how many rows on."""
 
     used: bool
     why: str
+    rows: int = LEAST_ROWS
 
 
 def class_of(info: DeviceInfo) -> Shape:
@@ -94,31 +99,49 @@ def _path(info: DeviceInfo) -> Path:
 
 
 def _race(backend: VulkanBackend) -> Choice:
-    begun, dots, matrices = time.perf_counter(), 0.0, 0.0
-    for m, n, k in SIZES:
+    begun, dots, matrices, finished = time.perf_counter(), 0.0, 0.0, True
+    for size in SIZES:
         if 4 * GROWTH * max(dots, matrices) > BUDGET_S:  # two turns of both kernels: what is known must do
+            finished = False
             break
-        programs, result = _programs(backend, m, n, k)
-        seconds: dict[bool, list[float]] = {False: [], True: []}
-        results: dict[bool, bytes] = {}
-        for turn in range(TURNS):
-            for coop, run in programs.items():
-                start = time.perf_counter()
-                run()
-                backend.wait()
-                seconds[coop].append(time.perf_counter() - start)
-                if turn == 0:
-                    results[coop] = bytes(result())
-            another = sum(times[-1] for times in seconds.values())
-            if turn and time.perf_counter() - begun + another > BUDGET_S:
-                break
-        if results[False] != results[True]:
+        dots, matrices, right = _timed(backend, *size, begun)
+        if not right:
             return Choice(False, "the driver computes them wrongly")
-        dots, matrices = (min(seconds[coop][1:]) for coop in (False, True))
     ratio = f"{max(dots, matrices) / min(dots, matrices):.2f}"
-    if matrices < dots:
-        return Choice(True, f"{ratio} times as fast as integer dot products")
-    return Choice(False, f"integer dot products are {ratio} times as fast")
+    if matrices >= dots:
+        return Choice(False, f"integer dot products are {ratio} times as fast")
+    rows = _first_rows(backend, begun) if finished else LEAST_ROWS
+    return Choice(True, f"{ratio} times as fast as integer dot products", rows)
+
+
+def _first_rows(backend: VulkanBackend, begun: float) -> int:
+    """From how many rows on matrices are faster."""
+    found = MOST_ROWS
+    for m, rows in ROWS:
+        dots, matrices, _ = _timed(backend, m, 2048, 2048, begun)
+        if matrices >= dots:
+            break
+        found = rows
+    return found
+
+
+def _timed(backend: VulkanBackend, m: int, n: int, k: int, begun: float) -> tuple[float, float, bool]:
+    """Seconds of a product with dots and with matrices, and whether they gave the same bits."""
+    programs, result = _programs(backend, m, n, k)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    results: dict[bool, bytes] = {}
+    for turn in range(TURNS):
+        for coop, run in programs.items():
+            start = time.perf_counter()
+            run()
+            backend.wait()
+            seconds[coop].append(time.perf_counter() - start)
+            if turn == 0:
+                results[coop] = bytes(result())
+        another = sum(times[-1] for times in seconds.values())
+        if turn and time.perf_counter() - begun + another > BUDGET_S:
+            break
+    return min(seconds[False][1:]), min(seconds[True][1:]), results[False] == results[True]
 
 
 def _programs(
@@ -138,6 +161,6 @@ def _programs(
     backend.upload(places[id(x)], draw.standard_normal((m, k), np.float32).reshape(-1).view(np.uint8))
     programs = {}
     for coop in (False, True):
-        backend.shape = replace(backend.shape, coop=coop)
+        backend.shape = replace(backend.shape, coop=LEAST_ROWS if coop else 0)
         programs[coop] = backend.compile([y], lambda t: places[id(t)]).run
     return programs, lambda: backend.download(places[id(y)], y.nbytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from backends.kernels import weights
+from backends.kernels import chunked, weights
 from backends.kernels.device import dispatches
 from graph.backend import Backend, Place
 from graph.conformance import OK, UNSUPPORTED, encode, problems, register_all, run
@@ -145,20 +145,22 @@ def test_products_by_integer_dots(dots: Session) -> None:
     assert [o for o in outcomes if o.status != OK] == []
 
 
-def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session) -> None:
-    """1, 5 and 40 rows are three kernels."""
+def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 and 5 rows are two kernels, and 40 two more: a small product of them is split between threads, too."""
     draw = np.random.default_rng(1)
     values = draw.normal(size=(40, 256)).astype(np.float32)
     w = draw.normal(size=(48, 256)).astype(np.float32)
     dots.define("w", w.shape, "q8_0", lambda: encode(w, "q8_0"), constant=True)
 
-    def of(rows: int, first: int) -> np.ndarray:
-        x = values[first : first + rows]
-        y = dots.run(rows, lambda: [linear(feed("x", x.shape), state("w", w.shape, "q8_0", constant=True))], {"x": x})
+    def of(rows: int, first: int, key: str = "") -> np.ndarray:
+        x, n = values[first : first + rows], (key, rows)
+        y = dots.run(n, lambda: [linear(feed("x", x.shape), state("w", w.shape, "q8_0", constant=True))], {"x": x})
         return np.array(y[0])
 
     whole = of(40, 0)
     assert np.abs(whole - values @ w.T).max() < 0.02 * np.abs(whole).max()
+    monkeypatch.setattr(chunked, "FULL", 1)
+    assert (of(40, 0, "as if it were large") == whole).all()
     for rows, first in ((1, 0), (1, 39), (5, 7)):
         assert (of(rows, first) == whole[first : first + rows]).all()
 
@@ -196,10 +198,10 @@ def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
         linear_add(rows, c, feed("e", e.shape)),
     ]
     results, by_dots = {}, backend.shape
-    for shape in (by_dots, replace(by_dots, coop=True)):
+    for shape in (by_dots, replace(by_dots, coop=33)):
         backend.shape = shape
-        assert all(("_coop_" in dispatches(t, shape)[-1].kernel) == shape.coop for t in nodes)
-        results[shape.coop] = dots.run(shape, lambda: nodes, {"x": x, "e": e})
+        assert all(("_coop_" in dispatches(t, shape)[-1].kernel) == (shape.coop > 0) for t in nodes)
+        results[shape.coop > 0] = dots.run(shape, lambda: nodes, {"x": x, "e": e})
     backend.shape = by_dots
     for mine, other in zip(results[True], results[False], strict=True):
         assert mine.any()

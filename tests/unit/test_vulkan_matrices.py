@@ -80,12 +80,16 @@ def no_wishes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Device:
-    """A backend whose products take the time that it is told; `right` whether matrices give what dots give."""
+    """A backend whose products take the time that it is told, matrices of fewer rows than `few` ten times as much;
+    `right` whether matrices give what dots give."""
 
     name = "vulkan:0"
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, dots: float, matrices: float, *, right: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, dots: float, matrices: float, *, right: bool = True, few: int = 0
+    ) -> None:
         self.shape, self.seconds, self.right = replace(SIMT, dot=True), {False: dots, True: matrices}, right
+        self.few = few
         self.device: Any = type("Device", (), {"info": INFO})
         self.now, self.last, self.n_sizes = 0.0, False, 0
         monkeypatch.setattr(choice.time, "perf_counter", lambda: self.now)
@@ -98,10 +102,11 @@ class Device:
         self.n_sizes += 1
 
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
-        coop = self.shape.coop
+        coop = self.shape.coop > 0
+        seconds = self.seconds[coop] * (10 if coop and nodes[0].shape[0] < self.few else 1)
 
         def run() -> None:
-            self.now += self.seconds[coop]
+            self.now += seconds
             self.last = coop
 
         return type("Program", (), {"run": staticmethod(run)})
@@ -125,6 +130,14 @@ def test_the_faster_kernel_is_taken_and_remembered(device: Callable[..., Any]) -
     assert known(replace(INFO, matrices=Matrices(16, 16, 16, 32))) is None
     assert measure(device(1e-4, 3e-4)) == Choice(False, "integer dot products are 3.00 times as fast")
     assert known(INFO) == Choice(False, "integer dot products are 3.00 times as fast")
+
+
+@pytest.mark.parametrize(("few", "rows"), [(0, 33), (48, 33), (64, 65), (200, 129)])
+def test_matrices_begin_where_they_are_faster(device: Callable[..., Any], few: int, rows: int) -> None:
+    """On a large GPU those of few rows leave most of it idle."""
+    found = measure(device(3e-5, 1e-5, few=few))
+    assert (found.used, found.rows) == (True, rows)
+    assert known(INFO) == found
 
 
 def test_a_slow_device_is_not_kept_waiting(device: Callable[..., Any]) -> None:
