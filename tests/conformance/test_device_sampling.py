@@ -24,8 +24,8 @@ register_all()
 
 @pytest.fixture
 def gpu(open_device: Callable[[str], Backend]) -> Iterator[Backend]:
-    """A device as if it were a GPU with groups of 1024 threads. Those of 256 have the same text, and lavapipe takes half
-    a minute to compile either (PoCL many)."""
+    """A device as if it were a GPU with groups of 1024 threads. Those of 256 have the same text, and lavapipe takes
+    half a minute to compile either (PoCL many)."""
     from backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
