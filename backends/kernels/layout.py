@@ -20,6 +20,8 @@ step div 4. Values are scale · (q − offset) + minimum, with the types' usual 
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,8 @@ from graph.dtype import DTYPES
 from graph.tensor import Tensor
 
 SECTION = 256  # bytes: where sections begin
+PIECE = 1 << 20  # bytes of a weight that are packed at a time
+THREADS = min(os.cpu_count() or 1, 16)  # that pack
 Array = npt.NDArray[Any]
 
 
@@ -83,21 +87,29 @@ def packed_nbytes(dtype: str, n: int, k: int) -> int:
 
 
 def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
-    """GGUF bytes of a weight (n, k) → the packed weight."""
+    """GGUF bytes of a weight (n, k) → the packed weight. Large ones are made by several threads."""
     n, k = shape
-    out = np.zeros(packed_nbytes(dtype, n, k), np.uint8)
-    step = max(LANES, (1 << 22) // (len(raw) // n) // LANES * LANES)  # rows at a time, some MiB
-    row_nbytes = len(raw) // n
-    starts = sections(dtype, n, k)[:4]
-    at = list(starts)
-    for first in range(0, n, step):
-        rows = np.zeros((-(-min(step, n - first) // LANES) * LANES, row_nbytes), np.uint8)
+    p, d, row_nbytes = PACKINGS[dtype], DTYPES[dtype], len(raw) // n
+    per_32 = k if d.block == 1 else k // 32
+    of_group = (per_32 * p.quants, per_32 * p.high, per_32 * p.fine, k // d.block * p.coarse)
+    out, starts = np.zeros(packed_nbytes(dtype, n, k), np.uint8), sections(dtype, n, k)[:4]
+    step = max(LANES, PIECE // row_nbytes // LANES * LANES)  # rows at a time
+
+    def piece(first: int) -> None:
         part = raw[first * row_nbytes : min(first + step, n) * row_nbytes].reshape(-1, row_nbytes)
+        rows = np.zeros((-(-len(part) // LANES) * LANES, row_nbytes), np.uint8)
         rows[: len(part)] = part
-        for i, section in enumerate(_sections_of(dtype, rows, k)):
+        for start, size, section in zip(starts, of_group, _sections_of(dtype, rows, k), strict=True):
             data = np.ascontiguousarray(section).reshape(-1).view(np.uint8)
-            out[at[i] : at[i] + len(data)] = data
-            at[i] += len(data)
+            at = start + first // LANES * size
+            out[at : at + len(data)] = data
+
+    if n <= step:
+        piece(0)
+        return out
+    with ThreadPoolExecutor(min(-(-n // step), THREADS)) as pool:
+        for _ in pool.map(piece, range(0, n, step)):  # numpy copies and shifts without Python's lock
+            pass
     return out
 
 
