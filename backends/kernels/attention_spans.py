@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from backends.kernels.attention_soft import SIZES
 from backends.kernels.dialect import Arg, Kernel, Shape
-from backends.kernels.lowering import Buffers, Dispatch, dispatch, groups_for
+from backends.kernels.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
 from backends.kernels.pages import CACHE_TYPES, scales_of
 from graph.ops.attention import PAGE
 from graph.tensor import Tensor
@@ -316,6 +316,7 @@ def spans(t: Tensor, shape: Shape, words: dict[str, int], turned: Tensor | None)
     groups = n_kv * -(-shared // heads)
     scratch = 4 * tokens * n_heads * n_spans * (size + 2)
     split = n_spans > 1 and tokens * groups <= FEW_GROUPS and scratch <= MOST_SCRATCH
+    split = split and groups * n_spans <= MAX_GROUPS
     values = words | {"n_spans": n_spans if split else 0}
     bufs: Buffers = (q, k, v, *scales_of(k, v), tables, slot, pos, q if turned is None else turned)
     name, room = f"attention_spans_{k.dtype}_{v.dtype}", next(n for n in SIZES if n >= size)
