@@ -62,7 +62,7 @@ def test_validation_is_silent(watched: Backend) -> None:
     assert sum(o.status == OK for o in outcomes) > len(outcomes) // 2
 
 
-def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend]) -> None:
+def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a CPU runs Vulkan, `linear` has kernels of its own: those of GPUs must be right there too."""
     from backends.kernels.dialect import SIMT
     from backends.vulkan.backend import VulkanBackend
@@ -74,8 +74,10 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend]) ->
     cases = [p for p in problems("linear") if "odd" not in p.label and any(w in p.label for w in wanted)]
     of_gradients = [p for name in ("matmul", "matmul_tn") for p in problems(name)]
     outcomes = [run(problem, [backend]) for problem in cases + of_gradients]
+    monkeypatch.setattr(chunked, "FULL", 1)  # as a large product of many rows, which is not split
+    outcomes += [run(problem, [backend]) for problem in cases if "[33, 512] q8_0" in problem.label]
     backend.close()
-    assert len(cases) == len(wanted)
+    assert (len(cases), len(outcomes)) == (len(wanted), len(cases + of_gradients) + 1)
     assert [o for o in outcomes if o.status != OK] == []
 
 
