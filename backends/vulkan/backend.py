@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -25,7 +24,7 @@ from graph.tensor import Tensor
 
 ALIGNMENT = 64
 STAGING_NBYTES = 16 << 20
-RESULT_NBYTES = 1 << 16  # what is brought back by a copy that was recorded before
+RESULT_NBYTES = 1 << 16  # what is brought back by a copy that is submitted behind what runs
 
 
 class VulkanBackend:
@@ -45,10 +44,8 @@ class VulkanBackend:
         self.shape = choice.class_of(found[index])
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
-        self._copies = Recording(self.device)
+        self._copies, self._last = Recording(self.device), Recording(self.device)
         self._results: Memory | None = None
-        self._recorded: weakref.WeakKeyDictionary[Memory, dict[tuple[int, int], Recording]]
-        self._recorded = weakref.WeakKeyDictionary()  # copies to `_results`, by offset and size
         found_out = choice.known(found[index]) or choice.measure(self)
         self.shape = replace(self.shape, coop=found_out.rows if found_out.used else 0)
         self.identity = f"{found[index].name} {found[index].driver}{' with dot products' * self.shape.dot}"
@@ -120,16 +117,13 @@ class VulkanBackend:
         return result
 
     def _small(self, memory: Memory, at: int, nbytes: int) -> Bytes:
-        """The same of few bytes, such as a step's tokens. The copy follows what runs without the host in between."""
+        """The same of few bytes, such as a step's tokens: the copy is recorded while that runs, and follows it."""
         if self._results is None:
             self._results = self.device.memory(RESULT_NBYTES, "staging")
-        copies = self._recorded.setdefault(memory, {})
-        if (at, nbytes) not in copies:
-            made = copies[at, nbytes] = Recording(self.device)
-            made.begin()
-            made.copy(memory, at, self._results, 0, nbytes)
-            made.finish()
-        copies[at, nbytes].submit(follows=True)
+        self._last.begin()
+        self._last.copy(memory, at, self._results, 0, nbytes)
+        self._last.finish()
+        self._last.submit(follows=True)
         self.device.idle()
         assert self._results.array is not None
         return self._results.array[:nbytes].copy()

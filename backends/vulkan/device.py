@@ -109,7 +109,7 @@ class Device:
         check(lib.vkCreateSemaphore(self.handle, semaphore, ffi.NULL, made), "vkCreateSemaphore")
         self.semaphore = made
         self._value = ffi.new("uint64_t *")  # of the last submission; the semaphore reaches it when that is done
-        self._pending = False
+        self.ended = 0  # the last of which that is known
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
         self._garbage: list[tuple[Any, Any, dict[int, tuple[int, Any]]]] = []
         self.views = Views(self.handle) if info.texels else None
@@ -160,8 +160,8 @@ class Device:
                     lib.vkDestroyBuffer(self.handle, buffer, ffi.NULL)
                     lib.vkFreeMemory(self.handle, memory, ffi.NULL)
 
-    def submit(self, commands: Any, *, follows: bool = False) -> None:
-        """Start a recorded command buffer (VkCommandBuffer *), after the one before it has ended.
+    def submit(self, commands: Any, *, follows: bool = False) -> int:
+        """Start a recorded command buffer (VkCommandBuffer *), after the one before it has ended. Its number.
 
         `follows`: that is the device's affair, and the host need not wait for it. Whoever waits then waits for both.
         """
@@ -169,17 +169,17 @@ class Device:
             self.idle()
         self._submit.pCommandBuffers = commands
         self._value[0] += 1
-        self._pending = True
         result = binding()[1].vkQueueSubmit(self.queue, 1, self._submit, binding()[0].NULL)
         if result:
-            self._pending = False
+            self.ended = self._value[0]
             check(result, f"a submission to {self.info.name}")
+        return int(self._value[0])
 
     def idle(self) -> None:
         """Return when the last submission has ended. DeviceLost when it never will."""
-        if self._pending:
+        if self.ended < self._value[0]:
             result = binding()[1].vkWaitSemaphores(self.handle, self._wait, api.TIMEOUT_NS)
-            self._pending = False
+            self.ended = self._value[0]
             check(result, f"waiting for {self.info.name}")
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class Device:
         if self.open:
             ffi, lib = binding()
             lib.vkDeviceWaitIdle(self.handle)
-            self._pending = False
+            self.ended = self._value[0]
             for held in list(self._live):
                 held.release()
             self.sweep()

@@ -73,6 +73,7 @@ class Recording:
         self._hazards = Hazards()
         self._bound: Any = None
         self._copied = False  # since the last barrier
+        self._number = 0  # of its last submission
         everything = api.SHADER_READ | api.SHADER_WRITE | api.TRANSFER_READ | api.TRANSFER_WRITE
         writes = api.SHADER_WRITE | api.TRANSFER_WRITE
         self._keep = keep
@@ -83,7 +84,8 @@ class Recording:
 
     def begin(self) -> None:
         """Start to record, forgetting what was recorded before."""
-        self.device.idle()
+        if self._number > self.device.ended:
+            self.device.idle()
         begin = Keep().struct("CommandBufferBeginInfo")
         check(binding()[1].vkBeginCommandBuffer(self.handle[0], begin), "vkBeginCommandBuffer")
         self._hazards, self._bound, self._copied = Hazards(), None, True
@@ -142,4 +144,4 @@ class Recording:
 
     def submit(self, *, follows: bool = False) -> None:
         """`follows`: see Device.submit. It begins with a barrier, so it comes after what was submitted before."""
-        self.device.submit(self.handle, follows=follows)
+        self._number = self.device.submit(self.handle, follows=follows)

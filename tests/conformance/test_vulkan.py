@@ -220,6 +220,20 @@ def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> No
     assert not np.array(watched.download(Place(memory, 5 + len(data)), 100)).any()
 
 
+def test_small_results_of_many_places_need_no_recording_each(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache has as many pages to read as it likes."""
+    from backends.vulkan.record import Recording
+
+    memory, data = watched.alloc(4096), np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
+    watched.upload(Place(memory), data)
+    made: list[Recording] = []
+    make = Recording.__init__
+    monkeypatch.setattr(Recording, "__init__", lambda self, device: (made.append(self), make(self, device))[1])
+    for at in range(0, 4096, 64):
+        assert (watched.download(Place(memory, at), 64) == data[at : at + 64]).all()
+    assert made == []
+
+
 def test_the_layer_would_speak(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a copy that nothing ordered after the one it reads from is told."""
     from backends.vulkan.backend import VulkanBackend
