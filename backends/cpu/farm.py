@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 
+from backends.cpu.isa import cores
+
 ROOT = Path(__file__).parent.parent.parent
 MAX_PROCESSES = 8
 
@@ -39,8 +41,7 @@ class Farm:
             new = [name for name in names if name not in self._results]
             self._results.update((name, Future()) for name in new)
             self._waiting += new
-            n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            for _ in range(min(len(new), min(n_cores, MAX_PROCESSES) - self._n_threads)):
+            for _ in range(min(len(new), min(cores(), MAX_PROCESSES) - self._n_threads)):
                 self._n_threads += 1
                 threading.Thread(target=self._feed, name="compile", daemon=True).start()
 

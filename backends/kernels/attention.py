@@ -68,14 +68,14 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
   uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
   uint chunks = (size + 15u) / 16u;
   uint from = (t * n_heads + h) * size;
-  for (uint p = LANE; p < half_n; p += LANES_STEP) {{
+  for (uint p = LANE; p < half_n; p += WG) {{
     uint first = interleaved != 0u ? 2u * p : p, second = first + (interleaved != 0u ? 1u : half_n);
     float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
     float a = Q[from + first], b = Q[from + second];
     q[first] = a * c - b * s;
     q[second] = a * s + b * c;
   }}
-  for (uint d = 2u * half_n + LANE; d < size; d += LANES_STEP) q[d] = Q[from + d];
+  for (uint d = 2u * half_n + LANE; d < size; d += WG) q[d] = Q[from + d];
   PRECISE LF out_[MAX_SIZE / 16];
   UNROLL for (uint e = 0u; e < MAX_SIZE / 16; e++) out_[e] = LSPLAT(0.0f);
   PRECISE float top = -INF;
@@ -92,13 +92,13 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
     BARRIER();
     uint lo = max(first, page * 16u) - page * 16u, hi = min(pos + 1u, page * 16u + 16u) - page * 16u;
     if (cap != 0.0f) {{
-      for (uint c = LANE; c < 16u; c += LANES_STEP) scores[c] = cap * TANH(scores[c] / cap);
+      for (uint c = LANE; c < 16u; c += WG) scores[c] = cap * TANH(scores[c] / cap);
       BARRIER();
     }}
     float new_top = top;
     for (uint c = lo; c < hi; c++) new_top = max(new_top, scores[c]);
     BARRIER();
-    for (uint c = LANE; c < 16u; c += LANES_STEP)
+    for (uint c = LANE; c < 16u; c += WG)
       scores[c] = c >= lo && c < hi ? EXP(scores[c] - new_top) : 0.0f;
     BARRIER();
     float correction = EXP(top - new_top);
@@ -117,8 +117,8 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
   }}
   for (uint i = 0u; i < chunks; i++) {{ LSTN(Y, from + i * 16u, from + size, out_[i] / total); }}""",
         simt=(),
-        cpu=[{"WG": 1, "MAX_SIZE": size, "LANES_STEP": 1} for size in SIZES],
-        soft=[{"WG": 16, "MAX_SIZE": size, "LANES_STEP": 16} for size in SIZES],
+        cpu=[{"WG": 1, "MAX_SIZE": size} for size in SIZES],
+        soft=[{"WG": 16, "MAX_SIZE": size} for size in SIZES],
         local=[("float", "q", "MAX_SIZE"), ("float", "scores", "16")],
     )
 

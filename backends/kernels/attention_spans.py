@@ -62,6 +62,7 @@ def _join(most: str, total: str) -> str:
 
 
 def _page_elements(dtype: str) -> str:
+    """The same as pages.page_elements tells, in device code: push constants have no room for it."""
     return f"(cell_page * (size * {PAGE}u{' + size' if dtype == 'q8_0' else ''}))"
 
 

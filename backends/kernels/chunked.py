@@ -17,12 +17,9 @@ CHUNKS = 32  # of K on SIMT devices
 SPLITS = (16, 32)  # teams of 16 threads in a group
 FEW_GROUPS = 512  # that do not fill a large GPU, so that each had better have many threads
 FULL = 1024  # groups of 64 threads that do
-
-
-def tiles() -> list[dict[str, int]]:
-    """The variants of SIMT devices."""
-    few = [{"WG": LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS} for mt in (1, 4, 8) for n in SPLITS]
-    return [*few, {"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS}]
+# The variants of SIMT devices.
+SIMT_TILES = [{"WG": LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS} for mt in (1, 4, 8) for n in SPLITS]
+SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
 
 
 def split_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape) -> int:

@@ -20,14 +20,15 @@ step div 4. Values are scale · (q − offset) + minimum, with the types' usual 
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from backends.cpu.isa import cores
 from backends.kernels.dialect import LANES
 from graph.backend import Bytes
 from graph.dtype import DTYPES
@@ -35,7 +36,7 @@ from graph.tensor import Tensor
 
 SECTION = 256  # bytes: where sections begin
 PIECE = 1 << 20  # bytes of a weight that are packed at a time
-THREADS = min(os.cpu_count() or 1, 16)  # that pack
+MOST_THREADS = 16  # that pack
 Array = npt.NDArray[Any]
 
 
@@ -64,17 +65,18 @@ PACKINGS = {
 }
 
 
+def _group_nbytes(dtype: str, k: int) -> tuple[int, int, int, int]:
+    """Bytes of 16 rows of k in each section."""
+    p, d = PACKINGS[dtype], DTYPES[dtype]
+    per_32 = k if d.block == 1 else k // 32
+    return per_32 * p.quants, per_32 * p.high, per_32 * p.fine, k // d.block * p.coarse
+
+
 def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int]:
     """Where quants, high bits, fine and coarse scales begin in a packed weight, and its size in bytes."""
-    p, d = PACKINGS[dtype], DTYPES[dtype]
     groups = -(-n // LANES)
-    per_32 = k if d.block == 1 else k // 32
-    ends, at = [], 0
-    for nbytes in (groups * per_32 * p.quants, groups * per_32 * p.high, groups * per_32 * p.fine):
-        at += -(-nbytes // SECTION) * SECTION
-        ends.append(at)
-    size = at + -(-(groups * (k // d.block) * p.coarse) // SECTION) * SECTION
-    return 0, ends[0], ends[1], ends[2], size
+    ends = list(accumulate(-(-groups * nbytes // SECTION) * SECTION for nbytes in _group_nbytes(dtype, k)))
+    return 0, ends[0], ends[1], ends[2], ends[3]
 
 
 def packs(t: Tensor) -> bool:
@@ -89,10 +91,9 @@ def packed_nbytes(dtype: str, n: int, k: int) -> int:
 def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
     """GGUF bytes of a weight (n, k) → the packed weight. Large ones are made by several threads."""
     n, k = shape
-    p, d, row_nbytes = PACKINGS[dtype], DTYPES[dtype], len(raw) // n
-    per_32 = k if d.block == 1 else k // 32
-    of_group = (per_32 * p.quants, per_32 * p.high, per_32 * p.fine, k // d.block * p.coarse)
-    out, starts = np.zeros(packed_nbytes(dtype, n, k), np.uint8), sections(dtype, n, k)[:4]
+    row_nbytes, of_group = len(raw) // n, _group_nbytes(dtype, k)
+    *starts, nbytes = sections(dtype, n, k)
+    out = np.zeros(nbytes, np.uint8)
     step = max(LANES, PIECE // row_nbytes // LANES * LANES)  # rows at a time
 
     def piece(first: int) -> None:
@@ -107,7 +108,7 @@ def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
     if n <= step:
         piece(0)
         return out
-    with ThreadPoolExecutor(min(-(-n // step), THREADS)) as pool:
+    with ThreadPoolExecutor(min(-(-n // step), cores(), MOST_THREADS)) as pool:
         for _ in pool.map(piece, range(0, n, step)):  # numpy copies and shifts without Python's lock
             pass
     return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backends.kernels import layout, product, weights
-from backends.kernels.chunked import FRAME, SUMS, UNIT, split_for, tiles
+from backends.kernels.chunked import FRAME, SIMT_TILES, SUMS, UNIT, split_for
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
 from backends.kernels.gemm import gemm
 from backends.kernels.linear_coop import coop_product
@@ -62,7 +62,7 @@ for _dtype in layout.PACKINGS:
         + FRAME.replace("BEGIN", product.begin(_dtype, UNIT)).replace(
             "BLOCK_STEP", _float_step(_dtype) if _floats else _block_step(_dtype)
         ),
-        simt=[tile | {"PAIR": pair, "R": 1} for tile in tiles() for pair in (0, 1)],
+        simt=[tile | {"PAIR": pair, "R": 1} for tile in SIMT_TILES for pair in (0, 1)],
         cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in (0, 1)],
         local=[SUMS],
         functions=product.MACROS,

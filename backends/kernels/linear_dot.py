@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backends.kernels import product, weights
-from backends.kernels.chunked import FRAME, SUMS, UNIT, split_for, tiles
+from backends.kernels.chunked import FRAME, SIMT_TILES, SUMS, UNIT, split_for
 from backends.kernels.dialect import LANES, Kernel, Shape
 from backends.kernels.lowering import Dispatch
 from backends.kernels.rounding import WORDS, rounding
 from graph.tensor import Tensor
 
-TILES = [tile for tile in tiles() if tile["MT"] != 4]
+TILES = [tile for tile in SIMT_TILES if tile["MT"] != 4]
 # OpSDotKHR of packed bytes (format 0), by SPV_KHR_integer_dot_product and its two capabilities.
 FUNCTIONS = """
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)

@@ -121,17 +121,12 @@ def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
     found: list[Dispatch] = []
     offset = 0  # in the scratch, of what was rounded last, where its product does not know yet
     for d in work:
-        last = found[-1] if found else None
-        if (
-            d.kernel == "round_rows"
-            and last
-            and last.kernel in MAKERS
-            and last.buffers[2][0] is _whole(d.buffers[0][0])
-        ):
+        last = found[-1] if found and found[-1].kernel in MAKERS else None
+        if last and d.kernel == "round_rows" and last.buffers[2][0] is _whole(d.buffers[0][0]):
             offset = -(-last.scratch // ALIGNMENT) * ALIGNMENT
+            gx, gy, _ = last.groups if last.kernel == "rms_norm" else d.groups
             buffers, scratch = (*last.buffers, (None, offset)), offset + d.scratch
-            groups = last.groups if last.kernel == "rms_norm" else d.groups
-            found[-1] = replace(dispatch(MAKERS[last.kernel], shape, buffers, last.words, 1, scratch), groups=groups)
+            found[-1] = dispatch(MAKERS[last.kernel], shape, buffers, last.words, (gx, gy), scratch)
         elif offset and d.buffers[0][0] is None:
             found.append(replace(d, buffers=((None, offset), *d.buffers[1:]), scratch=offset + d.scratch))
             offset = 0

@@ -63,14 +63,14 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
                 seconds, ops = bench.measured(test.once, options.repetitions)
                 seen.append(bench.limits())
                 around = mean(seen[-2:])  # just before and just after: a shared machine drifts
+                limits = around if bench.alone else None
                 row = {
                     "test": test.name,
                     "batch": n_batch,
                     "threads": n_threads,
                     "tok_s": round(test.n_tokens / seconds, 2),
-                    "limit_fraction": round(max(test.cost.seconds(around)) / seconds, 4) if bench.alone else None,
+                    "limit_fraction": round(max(test.cost.seconds(limits)) / seconds, 4) if limits else None,
                 }
-                limits = around if bench.alone else None
                 rows.append(row | ({"ops": profiled(ops, seconds, limits)} if ops else {}))
                 note(f"{test.name} batch {n_batch} threads {n_threads}: {test.n_tokens / seconds:.1f} tokens/s")
         machines[n_threads] = mean(seen)

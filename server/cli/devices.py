@@ -21,7 +21,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def cpu() -> dict[str, Any]:
-    from backends.cpu.isa import isa
+    from backends.cpu.isa import cores, isa
 
     return {
         "name": "cpu",
@@ -29,7 +29,7 @@ def cpu() -> dict[str, Any]:
         "description": cpu_name(),
         "isa": isa(),
         "features": cpu_features(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": cores(),
         "memory_bytes": total_memory(),
     }
 
