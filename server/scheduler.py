@@ -241,9 +241,10 @@ class Scheduler:
             for seq, _ in plan:
                 seq.served = self._n_steps
         if prompts:
-            flowing = any(seq.n_generated > 1 for seq, _ in plan)  # a first token has set no pace yet
-            total = min(self.n_ubatch, self.pace.tokens(len(plan))) if flowing else bucket_floor(self.n_ubatch)
-            left = max(total, len(plan) + 1) - len(plan)
+            full = bucket_floor(self.n_ubatch)
+            total = min(self.n_ubatch, self.pace.tokens(len(plan))) if any(seq.flows for seq, _ in plan) else full
+            together = sum([self._debt(seq) for seq in prompts if not seq.paced])
+            left = max(total, min(full, len(plan) + together), len(plan) + 1) - len(plan)
             given = shares([self._debt(seq) for seq in prompts], left)
             plan += [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
         if any(len(seq.table) * PAGE < seq.n_computed + n for seq, n in plan):

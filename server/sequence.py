@@ -69,6 +69,7 @@ class Sequence:
         "n_probs",
         "n_prompt",
         "node",
+        "paced",
         "parked",
         "post_sampling_probs",
         "prompt_probs",
@@ -133,6 +134,7 @@ class Sequence:
         self.started = False
         self.late = False  # its mask did not come in time
         self.resumed = False  # has been preempted
+        self.paced = True  # its prompt must not hold up streams, for they flowed before it began, or it is long
         self.n_lost = 0  # tokens that it had computed when it lost its pages
         self.refused_at = -1  # when it last found too few pages to start
         self.served = 0  # the step in which it last had its turn, where a batch has too little room for all streams
@@ -148,6 +150,11 @@ class Sequence:
     @property
     def n_generated(self) -> int:
         return len(self.tokens) + self.n_dropped - self.n_prompt
+
+    @property
+    def flows(self) -> bool:
+        """Whether its client knows a pace: a first token has set none yet."""
+        return self.n_generated > 1
 
     @property
     def is_processing(self) -> bool:

@@ -50,6 +50,41 @@ def test_a_stream_with_one_token_has_no_pace_yet() -> None:
     assert [seq.n_generated > 0 for seq in bench.scheduler.running] == [True] * 16
 
 
+def test_short_prompts_that_came_together_do_not_wait_for_each_others_streams() -> None:
+    """The first one has a stream before the others' prompts fit into steps: that is no pace to keep yet."""
+    bench = Bench(n_slots=16, n_ctx=8192, n_ubatch=512)
+    took = costly(bench, step=1.0, token=0.1)
+    bench.run(prompt(8, 99), n_predict=60, ignore_eos=True)  # what a single stream takes is known
+    began = len(took)
+    first = bench.submit(prompt(64, 0), n_predict=60, ignore_eos=True)
+    bench.step()
+    others = [bench.submit(prompt(64, salt), n_predict=60, ignore_eos=True) for salt in range(1, 16)]
+    while not all(seq.n_generated for seq in others):
+        bench.step()
+    assert len(took) - began <= 4  # 16 × 64 tokens are two full steps, and the first came alone
+    bench.scheduler.cancel(first)
+    bench.step(8)
+    usual, began = took[-1], len(took)
+    late = bench.submit(prompt(500, 17), n_predict=1)
+    while not late.done:
+        bench.step()
+    assert max(took[began:]) < 3 * usual  # streams flow now: who comes later, however short, keeps their pace
+
+
+def test_a_long_prompt_keeps_the_pace_of_streams_that_came_with_it() -> None:
+    bench = Bench(n_slots=4, n_ctx=8192, n_ubatch=512)
+    took = costly(bench, step=1.0, token=0.02)
+    bench.run(prompt(8, 99), n_predict=60, ignore_eos=True)
+    short = bench.submit(prompt(8, 1), n_predict=400, ignore_eos=True)
+    long = bench.submit(prompt(2000, 2), n_predict=1)
+    while short.n_generated < 4:
+        bench.step()
+    began = len(took)
+    while not long.done:
+        bench.step()
+    assert max(took[began:]) < 3.0
+
+
 def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
     pace = Pace(61)
     assert pace.tokens(3) == 64
