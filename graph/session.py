@@ -85,6 +85,7 @@ class Session:
         self._plans: dict[Hashable, Plan] = {}
         self._max_plans = max_plans
         self.n_plans_built = 0
+        self.eval_order = "auto"  # see `measure`
         self.observer: Observer | None = None  # of the plans made from now on
         self._closed = False
 
@@ -249,13 +250,14 @@ class Session:
         self,
         build: Build,
         *,
-        eval_order: str = "auto",
+        eval_order: str = "",
         held: str | None = None,
         homes: Mapping[str, int] | None = None,
     ) -> Measured:
         """Placement and memory of a graph, with nothing allocated.
 
-        `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory.
+        `eval_order`: whether sources are visited "left" to right, "right" to left, or ("auto") as needs less memory;
+        "": as the session's.
         `held`: memory that the arenas of this name have anyway costs nothing, so an order that needs no more is as good
         as any.
         `homes`: where states live, if that is not where they live now.
@@ -266,6 +268,7 @@ class Session:
         def choice(order: tuple[Tensor, ...]) -> tuple[Placement, Layout]:
             return replace(placement, order=order), layout(order, placement.arena_of, alignments, placement.fetches)
 
+        eval_order = eval_order or self.eval_order
         choices = [choice(placement.order)] if eval_order != "right" else []
         if choices and held is not None and all(self._room(held, b) >= n for b, n in choices[0][1].sizes.items()):
             return choices[0]

@@ -26,7 +26,7 @@ from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
 from graph.partition import Placement
 from graph.plan import Plan
-from graph.session import DeviceBytes, Session
+from graph.session import DeviceBytes, Measured, Session
 from graph.tensor import Tensor, feed
 from models.adapter_bank import AdapterBank, Choice
 from models.batch import KV_TYPES, Batch, PagedMemory
@@ -305,11 +305,13 @@ class Engine:
             return model
         return model.adapted(LowRank(self.adapters.pairs, feed("gates", (n_gated, self.adapters.n_columns))))
 
-    def measure(self) -> tuple[Placement, list[DeviceBytes]]:
-        """What the largest ordinary step needs on each device, and what runs where; nothing is allocated."""
+    def measure(self, eval_order: str = "") -> Measured:
+        """What runs where in the largest ordinary step, and where its results lie; nothing is allocated.
+
+        `eval_order`: see Session.measure.
+        """
         self._place()
-        placement, arenas = self.session.measure(self._largest)
-        return placement, self.session.device_bytes([(placement, arenas)])
+        return self.session.measure(self._largest, eval_order=eval_order)
 
     def rehearse(self) -> tuple[list[DeviceBytes], object]:
         """What each device holds of a server that writes, with all slots busy; nothing is allocated there.

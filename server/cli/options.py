@@ -419,6 +419,14 @@ PLAN = (
             MODEL,
             JSON,
             Flag("--no-alloc", "count only: allocate nothing and read no weights (the default)"),
+            Flag(
+                "--eval-order ORDER",
+                "whether the largest step's graph is visited with a node's sources from the left or from the right; "
+                "auto: as its results take less memory, which is what servers do",
+                choice("auto", "left", "right"),
+                "auto",
+            ),
+            Flag("--dump-plan", "list each node of that step: what runs it, and at which bytes its result lies"),
             HELP,
         ),
     ),

@@ -50,13 +50,15 @@ def measured(make: Callable[[T], Report], options: T) -> Report:
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device, and the ops that each runs in the largest ordinary step."""
+    from graph.report import describe
     from server.cli.cache_options import cache_ram_bytes
     from server.cli.devices import total_memory
 
     path = load.model_path(options, "plan")
     engine = load.open_engine(path, options)
+    engine.session.eval_order = options.eval_order
     sizes, process = rehearse(options, engine, path)
-    placement, _ = engine.measure()  # afterwards: a server keeps no graph
+    placement, arenas = engine.measure()  # afterwards: a server keeps no graph
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
     for segment in placement.segments:
@@ -89,6 +91,9 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "segments": len(placement.segments),
         "seams": len(placement.seams),
         "crossings": crossings(placement, names),
+        "eval_order": options.eval_order,
+        "arena_by_order": {o: sum(engine.measure(o)[1].sizes.values()) for o in ("left", "right")},
+        "nodes": describe(placement, arenas, names).splitlines() if options.dump_plan else None,
     }
 
 
@@ -191,7 +196,11 @@ def as_text(report: dict[str, Any]) -> str:
     lines.append(f"{report['segments']} segments, {report['seams']} copies between devices")
     for c in report["crossings"]:
         lines.append(f"{c['from']} → {c['to']}: {c['op']} × {c['copies']}, {c['bytes']:,} bytes a step")
-    return "\n".join(lines)
+    left, right = report["arena_by_order"].values()
+    order = report["eval_order"] if report["eval_order"] != "auto" else "left" if left <= right else "right"
+    sizes = f"{left:,} bytes from the left, {right:,} from the right"
+    lines.append(f"results of the largest ordinary step: {sizes}; {order} it is")
+    return "\n".join([*lines, "", *report["nodes"]] if report["nodes"] else lines)
 
 
 def own_bytes() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -220,6 +221,22 @@ def test_what_the_terminal_cannot_show_is_replaced(tiny_model: Path, encoding: s
     assert got.returncode == 0, got.stderr
     assert b"cpu runs " in got.stdout
     assert b" ? 2" in got.stdout  # attention × 2
+
+
+def test_a_plan_lists_where_each_result_lies(tiny_model: Path) -> None:
+    """In the order wanted, on whole cache lines, and no further than what the order is said to need."""
+    needed = {}
+    for order in ("left", "right", "auto"):
+        got = run("plan", "-m", str(tiny_model), "-t", "1", "--json", "--dump-plan", "--eval-order", order)
+        assert got.returncode == 0, got.stderr
+        report = json.loads(got.stdout)
+        places = [re.search(r" @ (\d+) \+(\d+)$", line) for line in report["nodes"]]
+        results = [(int(p[1]), int(p[2])) for p in places if p]
+        assert len(results) > 20
+        assert all(start % 64 == 0 for start, _ in results)
+        needed[order] = max(start + -(-size // 64) * 64 for start, size in results)
+    assert report["arena_by_order"] == {"left": needed["left"], "right": needed["right"]}
+    assert needed["auto"] == min(needed["left"], needed["right"])
 
 
 def test_who_says_how_it_is_to_be_replaced_has_it_so(tiny_model: Path) -> None:

@@ -123,7 +123,7 @@ def test_layers_go_to_a_device_as_long_as_they_fit(
         monkeypatch.setattr(Flaky, "memory_bytes", memory)
         options = EngineOptions(64, 1, 8, devices=("opencl:0",), placement=PlacementOptions(**wanted))
         engine = Engine(model, options)
-        return engine, engine.measure()[1][0].total
+        return engine, engine.session.device_bytes([engine.measure()])[0].total
 
     whole, n_bytes = opened(0)
     expected = step(whole, [5, 9, 3])
@@ -173,8 +173,8 @@ def test_a_plan_is_made_again_where_compilers_are_in_memory(monkeypatch: pytest.
 
 def test_a_plan_tells_what_crosses_between_devices(fake: dict[str, Flaky], model: Path) -> None:
     engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:1", "cpu")))
-    placement, sizes = engine.measure()
-    found = plan.crossings(placement, [s.device for s in sizes])
+    placement, _ = engine.measure()
+    found = plan.crossings(placement, engine.devices)
     to_cpu = [c for c in found if c["to"] == "cpu"]
     back = [c for c in found if (c["from"], c["op"]) == ("cpu", "rms_norm")]
     n_norms = 2 * engine.hparams.n_layer + 2  # the last layer's rows that ask have one of their own
