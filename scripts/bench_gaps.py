@@ -1,7 +1,8 @@
 """What `scripts/bench-gaps` runs: one stream, and a long prompt that arrives when a quarter of it has come.
 
-Gaps are told as multiples of the stream's median before the prompt. What a client sees is not the server's alone: see
-docs/LOG.md (Slots, cache and scheduling) for what other processes, the kernel and a virtual machine's host add.
+Gaps are told as multiples of the stream's median before the prompt. What a client sees is not the server's alone: other
+processes, the kernel and a virtual machine's host add to it (docs/LOG.md, Slots, cache and scheduling). How much, tells
+`--prompt 0`: the gaps of the same stream with no prompt beside it.
 """
 
 from __future__ import annotations
@@ -16,31 +17,35 @@ from itertools import pairwise
 from scripts.bench_http import Stream, begin, connect, message, part, receive
 
 BOUND = 3.0
+LEAST_ALONE = 30  # tokens of the stream before the prompt
 
 
 @dataclass(frozen=True)
 class Round:
     alone: float  # seconds, the median
     gaps: list[float]  # beside the prompt, in medians, sorted
-    first: float  # seconds to the prompt's first token
+    first: float  # seconds to the prompt's first token; without one to the stream's end
 
 
 def measure(url: str, turn: int, options: argparse.Namespace) -> Round:
     stream = begin(connect(url), message(url, turn, 0, 16, options.gen))
-    long = message(url, turn, 1, options.prompt, 2)
+    long = message(url, turn, 1, options.prompt, 2) if options.prompt else b""
     waiting = connect(url)  # already, so that this client reads what arrives
     sent, prompt = 0.0, Stream(waiting)
     with selectors.DefaultSelector() as selector:
         selector.register(stream.socket, selectors.EVENT_READ, stream)
         while selector.get_map():
             receive(selector)
-            if not sent and len(stream.times) > max(30, options.gen // 4):
+            if not sent and len(stream.times) > max(LEAST_ALONE, options.gen // 4):
                 sent = time.perf_counter()
-                prompt = begin(waiting, long)
-                selector.register(prompt.socket, selectors.EVENT_READ, prompt)
+                if long:
+                    prompt = begin(waiting, long)
+                    selector.register(prompt.socket, selectors.EVENT_READ, prompt)
     stream.n_tokens()
-    prompt.n_tokens()
-    first = prompt.times[0]
+    if long:
+        prompt.n_tokens()
+    waiting.close()
+    first = prompt.times[0] if long else stream.times[-1]
     gaps = [(b, b - a) for a, b in pairwise(stream.times)]
     alone = statistics.median(gap for end, gap in gaps[5:] if end < sent)
     return Round(alone, sorted(gap / alone for end, gap in gaps if sent < end <= first), first - sent)
@@ -49,11 +54,13 @@ def measure(url: str, turn: int, options: argparse.Namespace) -> Round:
 def main() -> None:
     parser = argparse.ArgumentParser(description="gaps of a stream beside a long prompt")
     parser.add_argument("url", help="http://host:port of a server that runs; no other one should, busy or not")
-    parser.add_argument("--prompt", type=int, default=2000, help="tokens of the long prompt")
+    parser.add_argument("--prompt", type=int, default=2000, help="tokens of the long prompt; 0: none comes")
     parser.add_argument("--gen", type=int, default=300, help="tokens of the stream; it should outlast the prompt")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--pause", type=float, default=0.6, help="seconds between turns, as users make them")
     options = parser.parse_args()
+    if options.gen < 2 * LEAST_ALONE:
+        parser.error(f"--gen: at least {2 * LEAST_ALONE}, for the stream's own pace")
     print(f"| alone, ms | gaps | median, x | p95, x | p99, x | greatest, x | beyond {BOUND:g} x | first token, s |")
     print("|---" * 8 + "|")
     for turn in range(options.turns):
