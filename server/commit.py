@@ -146,7 +146,7 @@ class Committer:
     def _token(self, seq: Sequence, row: int, run: _Run) -> Stop | Failed | None:
         request, stats, now = seq.request, self._stats, run.now
         assert seq.slot is not None
-        id = seq.sampler.accept(run.ids[row])
+        id = _chosen(seq, row, run)
         seq.late = False
         if seq.sampler.problem:
             if seq.sampler.ended:
@@ -163,7 +163,10 @@ class Committer:
         seq.t_last = now
         prob: TokenProb | None = None
         if seq.n_probs:
-            prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
+            if seq.sampler.left and seq.post_sampling_probs:
+                prob = _left(seq.sampler.left, seq.n_probs, id)
+            else:
+                prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
         is_end = id in self._eog_ids and not request.ignore_eos
         text, word_found = ("", None) if is_end and not request.special else seq.decoder.push(id)
         run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
@@ -198,6 +201,16 @@ class Committer:
             if stop is None and 0 < request.t_max_predict_ms < (now - seq.t_first) * 1000:
                 stop = Stop("limit")
         return stop
+
+
+def _chosen(seq: Sequence, row: int, run: _Run) -> int:
+    """The next token: the device's choice, or one of what it leaves."""
+    word, sampler = run.ids[row], seq.sampler
+    if not sampler.n_candidates:
+        return sampler.accept(word)
+    assert run.result.probs is not None
+    n_left, _, ids, p = run.result.probs
+    return sampler.choose(word, int(n_left[row]), ids[row].tolist(), p[row])
 
 
 def _departs(seq: Sequence) -> bool:
@@ -253,3 +266,10 @@ def _post_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
     _, chosen, ids, probs = result.probs
     top = zip(ids[row, :n].tolist(), probs[row, :n].tolist(), strict=True)
     return TokenProb(id, float(chosen[row]), tuple((token, p) for token, p in top if p > 0))
+
+
+def _left(left: tuple[list[int], list[float], float], n: int, id: int) -> TokenProb:
+    """The same of what infill left."""
+    ids, p, chosen = left
+    likeliest = sorted(zip(ids, p, strict=True), key=lambda each: -each[1])
+    return TokenProb(id, chosen, tuple(likeliest[:n]))

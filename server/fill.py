@@ -99,6 +99,7 @@ def _ask_for_tokens(batch: UBatch, seq: Sequence, draft: list[int]) -> None:
         batch.out.append(last)
         batch.rows.append(seq.sampler.feeds())
         batch.targets.append(-1)
+    batch.n_probs = max(batch.n_probs, seq.sampler.n_candidates)
     if seq.n_probs:
         if seq.post_sampling_probs:
             batch.n_probs = max(batch.n_probs, seq.n_probs)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from graph.ops import samplers as s
 from server.constraint import Constraint, Mask, Masks
+from server.infill import N_CANDIDATES, Texts, candidates, infill
 from server.repetition import Dry, Penalties, Vocabulary, find_breakers
 from server.rng import Generator, choose_seed
 
@@ -17,7 +19,7 @@ I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-LETTERS = dict(zip("edskypmxta", (*DEFAULT_SAMPLERS, "adaptive_p"), strict=True))
+LETTERS = dict(zip("edskypmxtai", (*DEFAULT_SAMPLERS, "adaptive_p", "infill"), strict=True))
 ALIASES = {
     "top-k": "top_k",
     "top-p": "top_p",
@@ -92,7 +94,17 @@ class SamplingParams:
             "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
             "temperature": self.temperature != 1 or self.dynatemp_range > 0,
             "adaptive_p": True,
+            "infill": True,
         }[sampler]
+
+    @property
+    def conflict(self) -> str:
+        """Why these cannot be had together; "": they can."""
+        if self.mirostat or "infill" not in self.samplers:
+            return ""
+        if "adaptive_p" in self.samplers or self.samplers.count("infill") > 1:
+            return "a chain has infill once, and not with adaptive_p"
+        return "infill cannot be had with a grammar" if self.grammar else ""
 
 
 def chain_from_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -113,7 +125,8 @@ def chain_from_names(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def chain_codes(p: SamplingParams) -> list[int]:
-    """The chain as the op's codes, without what does nothing; a selection is last."""
+    """The chain as the op's codes, without what does nothing; a selection is last. With infill up to that, where the
+    device only tells what is left (see `codes_after_infill`)."""
     cold = p.temperature <= 0
     if p.mirostat:
         if cold:
@@ -121,6 +134,8 @@ def chain_codes(p: SamplingParams) -> list[int]:
         heat = [s.TEMPERATURE] if p.temperature != 1 else []
         return [*heat, s.MIROSTAT_1 if p.mirostat == 1 else s.MIROSTAT_2]
     names = [name for name in p.samplers if p.active(name)]
+    if "infill" in names:
+        return [*(CODES[name] for name in names[: names.index("infill")]), s.DIST]
     codes = [CODES[name] for name in names if name != "adaptive_p"]
     if "adaptive_p" in names:
         return [*codes, s.ADAPTIVE]
@@ -130,6 +145,14 @@ def chain_codes(p: SamplingParams) -> list[int]:
             codes.pop()
         return [*codes, s.GREEDY]
     return [*codes, s.DIST]
+
+
+def codes_after_infill(p: SamplingParams) -> list[int]:
+    """The rest of a chain with infill, with the selection that counts; [] without one."""
+    names = [name for name in p.samplers if p.active(name)]
+    if p.mirostat or "infill" not in names:
+        return []
+    return [*(CODES[name] for name in names[names.index("infill") + 1 :]), s.DIST]
 
 
 def params_vector(p: SamplingParams) -> F32:
@@ -158,18 +181,29 @@ class Row:
     mask: Mask | None = None  # what a grammar allows; None: everything
 
 
+class Words(Vocabulary, Texts, Protocol):
+    """What samplers need of a tokenizer."""
+
+
 class RowSampler:
     """One sequence's generators and history. `begin` with the prompt, then `feeds` and `accept` in turn.
 
     `n_ctx` is what -1 means for the penalties' and DRY's windows.
     """
 
-    def __init__(self, params: SamplingParams, vocab: Vocabulary, n_ctx: int) -> None:
+    def __init__(self, params: SamplingParams, vocab: Words, n_ctx: int) -> None:
         p = self.params = params
         self.seed = choose_seed(p.seed)
         codes = chain_codes(p)
         self._chain = np.zeros(MAX_CHAIN, np.int32)
         self._chain[: len(codes)] = codes
+        self._rest = codes_after_infill(p)
+        self._vocab = vocab
+        self.n_candidates = 0  # that `choose` is to be told
+        self.left: tuple[list[int], list[float], float] | None = None  # of the last choice (ids, p, the chosen's p)
+        if self._rest:
+            self.n_candidates = min(N_CANDIDATES, p.top_k if s.TOP_K in codes else N_CANDIDATES, vocab.n_vocab)
+            codes += self._rest
         self.stateful = bool({s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE} & set(codes))  # rejected drafts would change mu
         self._vector = self._first = params_vector(p)
         if self.stateful:
@@ -266,9 +300,27 @@ class RowSampler:
     def accept(self, word: int) -> int:
         """The op's word for this sequence's row: the token that it chose, which joins the history."""
         word = int(word)
-        token = word & s.ID
+        return self._accept(word & s.ID, *s.used(word))
+
+    def choose(self, word: int, n_left: int, ids: Sequence[int], p: F32) -> int:
+        """The same with infill: the device's choice does not count, but what it left to choose from does.
+
+        `n_left` candidates; of the likeliest ids (n_candidates or more; -1: no more) and probabilities.
+        """
+        row = self.feeds()
+        c = candidates(ids[: self.n_candidates], p)
+        infill(c, n_left, self._vocab)
+        entries = list(zip(row.kinds, row.ids, row.values, strict=True))
+        low, high, xtc, _ = row.draws
+        state = np.zeros(s.N_STATE, np.float32)
+        chosen, flags = s.run_chain(c, row.params, self._rest, (low, high), xtc, entries, state, self._vocab.n_vocab)
+        assert c.p is not None
+        self.left = c.ids.tolist(), c.p.tolist(), float(c.p[chosen])
+        n_xtc = max(s.used(int(word))[1], s.used(flags)[1])
+        return self._accept(int(c.ids[chosen]), 1, n_xtc)
+
+    def _accept(self, token: int, n_dist: int, n_xtc: int) -> int:
         self._started = True
-        n_dist, n_xtc = s.used(word)
         if self._dist and n_dist:
             self._dist.advance(2 * n_dist)
         if self._xtc and n_xtc:

@@ -139,6 +139,8 @@ class Scheduler:
                 n_prompt_tokens=n_prompt,
                 n_ctx=n_ctx,
             )
+        if request.sampling.conflict:
+            raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
             raise NotSupported("n_cache_reuse: this device cannot move cells of the cache")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))

@@ -9,7 +9,7 @@ from server.decoder import Decoder
 from server.host_cache import Bytes
 from server.prefix import INEXACT, Node
 from server.requests import CompletionRequest, Timings, TokenProb
-from server.sampling import Row, SamplingParams
+from server.sampling import F32, Row, SamplingParams
 from server.speculation.drafts import Drafts
 from server.thoughts import Thoughts
 from server.ubatch import PAGE
@@ -37,7 +37,12 @@ class Sampler(Protocol):
 
     def draft_feeds(self, draft: list[int], /) -> list[Row]: ...
 
+    n_candidates: int  # that `choose` is told of a row; 0: `accept` it is
+    left: tuple[list[int], list[float], float] | None  # by `choose`
+
     def accept(self, word: int, /) -> int: ...
+
+    def choose(self, word: int, n_left: int, ids: list[int], p: F32, /) -> int: ...
 
     def force(self, id: int, /) -> None: ...
 

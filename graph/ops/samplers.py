@@ -287,8 +287,23 @@ def sample_row(
     """Run a chain: what is left, which of it is chosen, and the flags NO_DIST, NO_XTC. Writes the state (4,)."""
     n_vocab, f = len(logits), logits.dtype.type
     c = Candidates(np.arange(n_vocab), np.where(np.isnan(logits), f(-np.inf), logits))
-    flags, u, code = NO_DIST | NO_XTC, uniform(*draw), END
     change(c, BIAS_ENTRY, entries, q)
+    chosen, flags = run_chain(c, q, chain, draw, draw_xtc, entries, state, n_vocab)
+    return c, chosen, flags
+
+
+def run_chain(
+    c: Candidates,
+    q: Floats,
+    chain: list[int],
+    draw: tuple[int, int],
+    draw_xtc: int,
+    entries: list[tuple[int, int, float]],
+    state: Floats,
+    n_vocab: int,
+) -> tuple[int, int]:
+    """Run a chain, or what comes after a part of it: which of the candidates is chosen, and the flags."""
+    flags, u, code = NO_DIST | NO_XTC, uniform(*draw), END
     for code in chain:
         if code == PENALTIES:
             change(c, PENALTY_ENTRY, entries, q)
@@ -305,7 +320,7 @@ def sample_row(
         else:
             break
     if code == DIST:
-        return c, dist(c, u), flags & ~NO_DIST
+        return dist(c, u), flags & ~NO_DIST
     if code == MIROSTAT_1:
         chosen, state[0] = mirostat_1(c, q, state[0], u, n_vocab)
     elif code == MIROSTAT_2:
@@ -313,8 +328,8 @@ def sample_row(
     elif code == ADAPTIVE:
         chosen = adaptive(c, q, state, u)
     else:
-        return c, greedy(c), flags
-    return c, chosen, flags & ~NO_DIST if len(c) > 1 else flags
+        return greedy(c), flags
+    return chosen, flags & ~NO_DIST if len(c) > 1 else flags
 
 
 def reset(state: Floats, q: Floats) -> None:

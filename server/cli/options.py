@@ -77,7 +77,7 @@ SAMPLING = Group(
         ),
         Flag(
             "--samplers",
-            "which samplers run, in order, separated by ';'",
+            "which samplers run, in order, separated by ';'; known are these, adaptive_p and infill",
             text,
             "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",
             "NAMES",

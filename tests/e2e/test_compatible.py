@@ -98,3 +98,26 @@ def test_four_bytes_a_token(server: Any) -> None:
         server.post("/completion", {"prompt": [MEANING * 5, "The"], "n_predict": 20, "ignore_eos": True, **samplers})
     n_bytes, n_tokens = (after - start for after, start in zip(counters(), before, strict=True))
     assert (n_bytes, n_tokens) == (4 * 200, 200)
+
+
+def test_the_samplers_that_editors_ask_for(server: Any) -> None:
+    """llama.vim's chain: infill chooses among what the device leaves, and nothing else."""
+    body = {"prompt": MEANING, "n_predict": 12, "seed": 3, "n_probs": 64, "post_sampling_probs": True, "top_p": 0.9}
+    before = server.post("/completion", body | {"samplers": ["top_k", "top_p"]})["completion_probabilities"]
+    chain = body | {"samplers": ["top_k", "top_p", "infill"]}
+    answer = server.post("/completion", chain)
+    after = answer["completion_probabilities"]
+    first, left = ({t["id"]: t["prob"] for t in each[0]["top_probs"]} for each in (before, after))
+    assert set(left) < set(first)
+    assert all(p >= 0.2 for p in left.values())
+    for each in after:
+        shown = {t["id"]: t["prob"] for t in each["top_probs"]}
+        assert each["prob"] == shown[each["id"]]
+        assert sum(shown.values()) == pytest.approx(1, abs=1e-5)
+    again = server.post("/completion", chain | {"n_probs": 0, "post_sampling_probs": False, "cache_prompt": False})
+    assert again["content"] == answer["content"]
+    assert answer["generation_settings"]["samplers"] == ["top_k", "top_p", "infill"]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.post("/completion", chain | {"grammar": 'root ::= "a"'})
+    assert caught.value.code == 400
+    assert "infill cannot be had with a grammar" in json.loads(caught.value.read())["error"]["message"]

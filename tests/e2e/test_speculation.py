@@ -23,6 +23,7 @@ SAMPLERS: list[dict[str, Any]] = [
     {"temperature": 0.8, "repeat_penalty": 1.2, "dry_multiplier": 0.8},
     {"temperature": 1.2, "xtc_probability": 0.5, "xtc_threshold": 0.05, "min_p": 0.1},
     {"temperature": 1.0, "top_k": 5, "typical_p": 0.7},
+    {"samplers": ["top_k", "top_p", "infill"], "top_p": 0.95, "min_p": 0},
     {"mirostat": 2},
 ]
 

@@ -56,6 +56,8 @@ class FakeSampler:
     problem = ""
     ended = False
     ready = True
+    n_candidates = 0
+    left = None
 
     def __init__(self, params: SamplingParams, n_ctx: int) -> None:
         self.seed, self.rng_used = params.seed, params.rng_used
@@ -75,6 +77,9 @@ class FakeSampler:
     def accept(self, word: int) -> int:
         self.history.append(word)
         return word
+
+    def choose(self, word: int, n_left: int, ids: list[int], p: Any) -> int:
+        raise AssertionError("no candidates are wanted")
 
     def force(self, id: int) -> None:
         self.history.append(id)

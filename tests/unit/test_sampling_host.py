@@ -192,13 +192,14 @@ def test_breaker_tails() -> None:
 
 def test_names_letters_and_aliases() -> None:
     assert chain_from_names("edskypmxt") == DEFAULT_SAMPLERS
+    assert chain_from_names("kpi") == ("top_k", "top_p", "infill")
     assert chain_from_names(["top-k", "nucleus", "temp", "adaptive-p"]) == (
         "top_k",
         "top_p",
         "temperature",
         "adaptive_p",
     )
-    for unknown in ("z", ["top_q"], ["infill"]):
+    for unknown in ("z", ["top_q"]):
         with pytest.raises(ValueError, match="unknown sampler"):
             chain_from_names(unknown)
     with pytest.raises(ValueError, match="at most"):
