@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from models.tokenizer import Tokenizer
 from server.fields import FLOAT_MAX, INT_MAX, Fields, article, as_integer, as_number, as_text, limited, refuse
 from server.sampling import SamplingParams, chain_from_names
+
+log = logging.getLogger("logitless.http")
 
 _INF = math.inf
 _FLOATS: dict[str, tuple[float, float, bool]] = {  # low, high, hard
@@ -92,9 +96,18 @@ def _samplers(value: object) -> tuple[str, ...]:
     elif not isinstance(value, str):
         refuse("samplers", f"expected an array of names or a string of letters, got {article(value)}")
     try:
-        return chain_from_names(value)
+        chain, unknown = chain_from_names(value)
     except ValueError as error:
         refuse("samplers", str(error))
+    for name in unknown:
+        _skip(name[:32])
+    return chain
+
+
+@lru_cache(64)
+def _skip(name: str) -> None:
+    """Leave out a sampler that nobody knows, as llama-server does: clients name some that have gone. Told once."""
+    log.warning("samplers: there is none named %r; it is left out", name)
 
 
 def _logit_bias(fields: Fields, tokenizer: Tokenizer) -> Iterator[tuple[int, float]]:

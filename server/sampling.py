@@ -107,21 +107,17 @@ class SamplingParams:
         return "infill cannot be had with a grammar" if self.grammar else ""
 
 
-def chain_from_names(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Samplers' proper names, from names and aliases or from a string of llama.cpp's letters. ValueError says which
-    is unknown."""
+def chain_from_names(names: str | Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Samplers' proper names, from names and aliases or from a string of llama.cpp's letters; and what is unknown.
+    ValueError: they are too many."""
     if isinstance(names, str):
-        unknown = [letter for letter in names if letter not in LETTERS]
-        chain = [LETTERS.get(letter, "") for letter in names]
+        found = [(name, LETTERS.get(name, "")) for name in names]
     else:
-        names = list(names)
-        unknown = [name for name in names if ALIASES.get(name, name) not in LETTERS.values()]
-        chain = [ALIASES.get(name, name) for name in names]
-    if unknown:
-        raise ValueError(f"unknown sampler {unknown[0][:32]!r}")
+        found = [(name, ALIASES.get(name.lower(), name.lower())) for name in names]
+    chain = [proper for _, proper in found if proper in LETTERS.values()]
     if len(chain) > MAX_CHAIN - 2:
         raise ValueError(f"at most {MAX_CHAIN - 2} samplers can be chained")
-    return tuple(chain)
+    return tuple(chain), [name for name, proper in found if proper not in LETTERS.values()]
 
 
 def chain_codes(p: SamplingParams) -> list[int]:

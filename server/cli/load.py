@@ -50,7 +50,7 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
     from server.errors import InvalidRequest
     from server.fields import Fields
     from server.parse_sampling import parse_sampling
-    from server.sampling import SamplingParams
+    from server.sampling import SamplingParams, chain_from_names
 
     flags = [f.dest for f in SAMPLING.flags if f.dest not in _APART]
     body = {_FIELDS.get(flag, flag): getattr(options, flag) for flag in flags}
@@ -58,11 +58,17 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> Samplin
     if options.dry_sequence_breaker:
         body["dry_sequence_breakers"] = options.dry_sequence_breaker
     body["ignore_eos"] = options.ignore_eos
+    flag = "--sampler-seq" if options.sampler_seq else "--samplers"
+    try:
+        _, unknown = chain_from_names(body["samplers"])
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if unknown:
+        raise UsageError(f"{flag}: unknown sampler {unknown[0][:32]!r}")
     try:
         params = parse_sampling(Fields(body), SamplingParams(), tokenizer, 0)
     except InvalidRequest as error:
-        line = error.message.replace("field 'samplers'", "--sampler-seq" if options.sampler_seq else "--samplers")
-        raise UsageError(line.replace("field '", "flag '")) from None
+        raise UsageError(error.message.replace("field '", "flag '")) from None
     if options.dry_sequence_breaker == ["none"]:
         params = replace(params, dry_sequence_breakers=())
     bias = tuple(_bias(text, tokenizer.n_vocab) for text in options.logit_bias)

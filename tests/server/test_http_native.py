@@ -153,6 +153,18 @@ async def test_progress_and_timings():
         assert all(set(chunk["timings"]) == TIMINGS for chunk in (*chunks, last))
 
 
+async def test_samplers_that_nobody_knows_are_left_out(caplog):
+    """As llama-server does: SillyTavern's chain still names some that have gone. The log tells each once."""
+    chain = ["top_k", "tfs_z", "typical_p", "Top-P", "temperature"]
+    async with running() as server:
+        for _ in range(2):
+            status, reply = await server.post("/completion", {"prompt": "x", "n_predict": 1, "samplers": chain})
+            assert status == 200
+            assert reply["generation_settings"]["samplers"] == ["top_k", "top_p", "temperature"]
+    told = [record.getMessage() for record in caplog.records if "samplers" in record.getMessage()]
+    assert told == [f"samplers: there is none named {name!r}; it is left out" for name in ("tfs_z", "typical_p")]
+
+
 async def test_settings_reach_the_scheduler():
     async with running(n_predict=100) as server:
         body = {

@@ -44,7 +44,7 @@ FIELDS: list[tuple[str, Any]] = [
     *[(name, value) for name in BOOLEANS for value in ("true", 1, [], {})],
     *HARD,
     *[("stop", value) for value in (1, {}, [1], [None], True, ["z"] * 257)],
-    *[("samplers", value) for value in (1, {}, [1], ["nope"], "k?", "k" * 99)],
+    *[("samplers", value) for value in (1, {}, [1], "k" * 99)],
     *[
         ("logit_bias", value)
         for value in (1, "x", [1], [[1]], [[1, 2, 3]], [[1, True]], [[1, None]], {"1": "x"}, [[{}, 1]], NOTHING)
