@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.fields import Fields, article, as_text, refuse, unsupported
-from server.translated import Translated
+from server.translated import Translated, tools_of
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
 _RENAMED = (
@@ -43,10 +43,11 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
         chat["stop"] = [as_text("stop_sequences", word) for word in fields.array("stop_sequences") or ()]
     chat["reasoning_format"] = "auto"  # reasoning has blocks of its own
     if body.get("tools") is not None:
-        chat["tools"] = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(fields.array("tools") or ())]
-        for i in range(len(chat["tools"])):
-            names[f"tools[{i}].function"] = f"tools[{i}]"
-            names[f"tools[{i}].function.parameters"] = f"tools[{i}].input_schema"
+        tools = tools_of(fields, "custom")
+        chat["tools"] = [_function(tool) for _, tool in tools]
+        for n, (i, _) in enumerate(tools):
+            names[f"tools[{n}].function"] = f"tools[{i}]"
+            names[f"tools[{n}].function.parameters"] = f"tools[{i}].input_schema"
     _choose(chat, fields.inside("tool_choice"))
     _think(chat, fields.inside("thinking"))
     name, form = "output_format", fields.object("output_format")
@@ -91,11 +92,7 @@ def _think(chat: dict[str, Any], thinking: Fields) -> None:
         chat["reasoning_budget_tokens"] = budget
 
 
-def _tool(name: str, tool: object) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        refuse(name, f"expected an object, got {article(tool)}")
-    if tool.get("type", "custom") != "custom":
-        unsupported(f"{name}.type", "only custom tools can be called here")
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     return {"type": "function", "function": function | {k: tool[k] for k in ("description", "strict") if k in tool}}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.fields import Fields, article, as_text, refuse, unsupported
-from server.translated import Translated
+from server.translated import Translated, tools_of
 
 _RENAMED = (
     "store",
@@ -51,8 +51,10 @@ def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
     if form:
         chat["response_format"] = _format(form)
     if body.get("tools") is not None:
-        chat["tools"] = [_tool(i, tool) for i, tool in enumerate(fields.array("tools") or ())]
-        names |= {f"tools[{i}].function": f"tools[{i}]" for i in range(len(chat["tools"]))}
+        tools = tools_of(fields, "function")
+        functions = ({k: v for k, v in tool.items() if k != "type"} for _, tool in tools)
+        chat["tools"] = [{"type": "function", "function": function} for function in functions]
+        names |= {f"tools[{n}].function": f"tools[{i}]" for n, (i, _) in enumerate(tools)}
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
         choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
@@ -65,14 +67,6 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
     if form.get("type") != "json_schema":
         return dict(form)
     return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
-
-
-def _tool(i: int, tool: object) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        refuse(f"tools[{i}]", f"expected an object, got {article(tool)}")
-    if tool.get("type", "function") != "function":
-        unsupported(f"tools[{i}].type", "only functions can be called here")
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
 def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from server.errors import RequestError
+from server.fields import Fields, article, as_text, refuse
+
+log = logging.getLogger("logitless.http")
 
 T = TypeVar("T")
 _FIELD = re.compile(r"field '([^']*)'")
@@ -35,3 +40,27 @@ class Translated:
             if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
                 return self.names[ours] + name[len(ours) :]
         return name
+
+
+def tools_of(fields: Fields, own: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """The tools of a request that are functions of its client, whose type is `own`, or none, with their places.
+
+    Clients name others whether a server has them or not (Codex in every request), so they are left out, as by
+    llama-server.
+    """
+    found: list[tuple[int, Mapping[str, Any]]] = []
+    for i, tool in enumerate(fields.array("tools") or ()):
+        if not isinstance(tool, dict):
+            refuse(f"tools[{i}]", f"expected an object, got {article(tool)}")
+        kind = own if tool.get("type") is None else as_text(f"tools[{i}].type", tool["type"])
+        if kind == own:
+            found.append((i, tool))
+        else:
+            _leave_out(kind[:32], own)
+    return found
+
+
+@lru_cache(64)
+def _leave_out(kind: str, own: str) -> None:
+    """Told once."""
+    log.warning("tools of type %r are left out: only those of type %r can be called here", kind, own)

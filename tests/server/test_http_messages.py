@@ -10,6 +10,8 @@ import pytest
 from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, Running
 
+from server import translated
+
 ASK: Any = [{"role": "user", "content": "What is 1 + 1?"}]
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
@@ -113,6 +115,15 @@ async def test_tools_and_their_results(server: Running, client: anthropic.AsyncA
     assert [block.type for block in reply.content] == ["tool_use", "text"]
 
 
+async def test_tools_of_the_service_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "tool_choice": {"type": "auto"}}
+    translated._leave_out.cache_clear()
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    assert (await server.post("/v1/messages", body | {"tools": [search, TOOL]}))[0] == 200
+    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert [text.split("'")[1] for text in told] == ["web_search_20250305"]
+
+
 async def test_thinking(server: Running, client: anthropic.AsyncAnthropic):
     says(server, "Two.")
     thought: Any = {"type": "thinking", "thinking": "Hm.", "signature": ""}
@@ -154,7 +165,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"system": 1}, 400, "system"),
     ({"system": [{"type": "text"}]}, 400, "system[0]"),
     ({"tools": [1]}, 400, "tools[0]"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 501, "tools[0].type"),
+    ({"tools": [{"type": "web_search_20250305"}, {"name": "f", "input_schema": 5}]}, 400, "tools[1].input_schema"),
     ({"tool_choice": {"type": "maybe"}}, 400, "tool_choice"),
     ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),
     ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 400, "field 'tool_choice.name': expected a string"),

@@ -10,6 +10,7 @@ from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_native import TIMINGS
 
+from server import translated
 from server.config import ServerConfig
 from server.http.kept import NOTHING, KeptResponses
 from server.parse import RequestParser
@@ -182,6 +183,20 @@ async def test_stored_responses(server: Running):
         await api.retrieve(second.id, stream=True)
 
 
+async def test_tools_that_are_no_functions_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
+    """As llama-server does: Codex names them in every request, and can do without."""
+    translated._leave_out.cache_clear()
+    others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
+    body = {"input": "x", "tools": [others[0], TOOL, others[1]], "tool_choice": "auto", "max_output_tokens": 2}
+    for _ in range(2):
+        status, reply = await server.post("/v1/responses", body)
+        assert status == 200
+        assert reply["object"] == "response"
+    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert [text.split("'")[1] for text in told] == ["web_search", "custom"]
+    assert (await server.post("/v1/responses", {"input": "x", "tools": others, "max_output_tokens": 2}))[0] == 200
+
+
 def test_too_many_are_forgotten_and_keys_see_their_own() -> None:
     kept = KeptResponses(max_bytes=3000)
     for i in range(20):
@@ -237,7 +252,8 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"previous_response_id": "resp_1"}, 400, "previous_response_id"),
     ({"previous_response_id": 1}, 400, "previous_response_id"),
     ({"conversation": "conv_1"}, 501, "conversation"),
-    ({"tools": [{"type": "web_search"}]}, 501, "tools[0].type"),
+    ({"tools": [{"type": 5}]}, 400, "field 'tools[0].type':"),
+    ({"tools": [{"type": "web_search"}, TOOL, {**TOOL, "parameters": 5}]}, 400, "field 'tools[2].parameters':"),
     ({"tools": [1]}, 400, "tools[0]"),
     ({"tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
     ({"max_output_tokens": 0}, 400, "max_output_tokens"),
