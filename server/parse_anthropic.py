@@ -43,11 +43,11 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
         chat["stop"] = [as_text("stop_sequences", word) for word in fields.array("stop_sequences") or ()]
     chat["reasoning_format"] = "auto"  # reasoning has blocks of its own
     if body.get("tools") is not None:
-        tools = tools_of(fields, "custom")
+        tools = tools_of(((f"tools[{i}]", tool) for i, tool in enumerate(fields.array("tools") or ())), "custom")
         chat["tools"] = [_function(tool) for _, tool in tools]
-        for n, (i, _) in enumerate(tools):
-            names[f"tools[{n}].function"] = f"tools[{i}]"
-            names[f"tools[{n}].function.parameters"] = f"tools[{i}].input_schema"
+        for n, (place, _) in enumerate(tools):
+            names[f"tools[{n}].function"] = place
+            names[f"tools[{n}].function.parameters"] = f"{place}.input_schema"
     _choose(chat, fields.inside("tool_choice"))
     _think(chat, fields.inside("thinking"))
     name, form = "output_format", fields.object("output_format")

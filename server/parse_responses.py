@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.fields import Fields, article, as_text, refuse, unsupported
+from server.namespaces import expanded, full_name
 from server.translated import Translated, tools_of
 
 _RENAMED = (
@@ -51,13 +52,16 @@ def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
     if form:
         chat["response_format"] = _format(form)
     if body.get("tools") is not None:
-        tools = tools_of(fields, "function")
+        tools = tools_of(expanded(fields.array("tools") or ()), "function")
         functions = ({k: v for k, v in tool.items() if k != "type"} for _, tool in tools)
         chat["tools"] = [{"type": "function", "function": function} for function in functions]
-        names |= {f"tools[{n}].function": f"tools[{i}]" for n, (i, _) in enumerate(tools)}
+        names |= {f"tools[{n}].function": place for n, (place, _) in enumerate(tools)}
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
-        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+        chosen = choice.get("name")
+        if isinstance(chosen, str):
+            chosen = full_name(choice.get("namespace"), chosen)
+        choice = {"type": choice.get("type"), "function": {"name": chosen}}
     if choice is not None:
         chat["tool_choice"] = choice
     return Translated(chat, names)
@@ -90,6 +94,7 @@ def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -
             for key, value in (*call.items(), ("call_id", item.get("call_id"))):
                 if not isinstance(value, str):
                     refuse(f"input[{i}].{key}", f"expected a string, got {article(value)}")
+            call["name"] = full_name(item.get("namespace"), item["name"])
             called = {"id": item["call_id"], "type": "function", "function": call}
             _assistant(messages).setdefault("tool_calls", []).append(called)
         elif kind == "function_call_output":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from server.errors import RequestError
-from server.fields import Fields, article, as_text, refuse
+from server.fields import article, as_text, refuse
 
 log = logging.getLogger("logitless.http")
 
@@ -42,19 +42,19 @@ class Translated:
         return name
 
 
-def tools_of(fields: Fields, own: str) -> list[tuple[int, Mapping[str, Any]]]:
-    """The tools of a request that are functions of its client, whose type is `own`, or none, with their places.
+def tools_of(given: Iterable[tuple[str, object]], own: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tools of a request that are functions of its client, whose type is `own`, or none; with their places.
 
     Clients name others whether a server has them or not (Codex in every request), so they are left out, as by
     llama-server.
     """
-    found: list[tuple[int, Mapping[str, Any]]] = []
-    for i, tool in enumerate(fields.array("tools") or ()):
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for place, tool in given:
         if not isinstance(tool, dict):
-            refuse(f"tools[{i}]", f"expected an object, got {article(tool)}")
-        kind = own if tool.get("type") is None else as_text(f"tools[{i}].type", tool["type"])
+            refuse(place, f"expected an object, got {article(tool)}")
+        kind = own if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
         if kind == own:
-            found.append((i, tool))
+            found.append((place, tool))
         else:
             _leave_out(kind[:32], own)
     return found

@@ -20,6 +20,7 @@ from server.http.kept import Kept
 from server.http.listing import listed
 from server.http.native import progress_object
 from server.http.reply import Reply, Result, timings
+from server.namespaces import called, homes
 from server.parse import Job
 from server.parse_chat import parse_chat, render_chat
 from server.parse_responses import chat_body
@@ -135,6 +136,7 @@ class ResponsesReply(Reply):
         self._blocks = Blocks()
         self._item_ids: list[str] = []
         self._n_events = 0
+        self._homes = homes(asked["tools"])
 
     def whole(self) -> object:
         result = self.chosen()[0]
@@ -216,11 +218,14 @@ class ResponsesReply(Reply):
         text = "" if status == "in_progress" else block.text
         item: dict[str, Any] = {"id": _IDS[block.kind] + self._item_ids[block.index], "status": status}
         if block.kind == CALL:
-            return item | {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": text}
+            return item | {"type": "function_call", "call_id": block.id, **self._called(block), "arguments": text}
         content = [_part(block, text)] if status != "in_progress" else []
         if block.kind == REASONING:
             return item | {"type": "reasoning", "summary": [], "content": content}
         return item | {"type": "message", "role": "assistant", "content": content}
+
+    def _called(self, block: Block) -> dict[str, str]:
+        return called(block.name, self._homes)
 
     def _told(self, steps: list[Step]) -> str:
         return "".join([self._step(*step) for step in steps])
@@ -238,7 +243,9 @@ class ResponsesReply(Reply):
         logprobs: dict[str, Any] = {"logprobs": []} if block.kind == TEXT else {}
         if step == MORE:
             return self._event(f"response.{kind}.delta", **inner, delta=text, **logprobs)
-        whole = {"arguments": block.text, "name": block.name} if block.kind == CALL else {"text": block.text}
+        whole = {"text": block.text}
+        if block.kind == CALL:
+            whole = {"arguments": block.text, "name": self._called(block)["name"]}
         ended = self._event(f"response.{kind}.done", **inner, **whole, **logprobs)
         if block.kind == TEXT:
             ended += self._event("response.content_part.done", **inner, part=_part(block, block.text))

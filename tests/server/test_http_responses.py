@@ -10,7 +10,7 @@ from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_native import TIMINGS
 
-from server import translated
+from server import namespaces, translated
 from server.config import ServerConfig
 from server.http.kept import NOTHING, KeptResponses
 from server.parse import RequestParser
@@ -197,6 +197,40 @@ async def test_tools_that_are_no_functions_are_left_out(server: Running, caplog:
     assert (await server.post("/v1/responses", {"input": "x", "tools": others, "max_output_tokens": 2}))[0] == 200
 
 
+def in_namespace(namespace: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "namespace", "name": namespace, "description": "Some.", "tools": list(tools)}
+
+
+async def test_functions_in_namespaces(server: Running):
+    """As Codex has those of MCP servers: a model sees names of both parts, and a call comes back in two fields."""
+    call = CALL.replace('"add"', '"mcp__sums__add"')
+    tools: Any = [in_namespace("mcp__sums", {"type": "custom", "name": "x"}, TOOL), in_namespace("functions", TOOL)]
+    says(server, call)
+    async with server.openai.responses.stream(model="m", input="1 + 1?", tools=tools) as stream:
+        begun = [event.item for event in [e async for e in stream] if event.type == "response.output_item.added"]
+        first = await stream.get_final_response()
+    assert [(i.name, i.namespace) for i in (begun[-1], first.output[-1])] == [("add", "mcp__sums")] * 2
+    assert '"mcp__sums__add"' in prompt(server)
+    says(server, "Two.")
+    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "2"}
+    given: Any = [{"role": "user", "content": "1 + 1?"}, first.output[-1].model_dump(exclude_none=True), output]
+    await server.openai.responses.create(model="m", input=given, tools=tools)
+    assert '{"name": "mcp__sums__add", "arguments"' in prompt(server)
+    for name, choice in (("add", {"name": "add"}), ("mcp__sums__add", {"name": "add", "namespace": "mcp__sums"})):
+        says(server, CALL.replace('"add"', f'"{name}"'))
+        chosen: Any = {"type": "function"} | choice
+        reply = await server.openai.responses.create(model="m", input="x", tools=tools, tool_choice=chosen)
+        assert reply.output[-1].model_dump(exclude_none=True).items() >= choice.items()
+        assert ("namespace" in choice) == (reply.output[-1].namespace is not None)
+
+
+def test_a_function_that_is_called_like_one_of_a_namespace_is_itself() -> None:
+    tools = [in_namespace("a", TOOL), {**TOOL, "name": "a__add"}, in_namespace("b__c", TOOL)]
+    assert namespaces.homes(tools) == {"b__c__add": ("b__c", "add")}
+    assert namespaces.called("b__c__add", namespaces.homes(tools)) == {"name": "add", "namespace": "b__c"}
+    assert namespaces.called("a__add", namespaces.homes(tools)) == {"name": "a__add"}
+
+
 def test_too_many_are_forgotten_and_keys_see_their_own() -> None:
     kept = KeptResponses(max_bytes=3000)
     for i in range(20):
@@ -253,6 +287,11 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"previous_response_id": 1}, 400, "previous_response_id"),
     ({"conversation": "conv_1"}, 501, "conversation"),
     ({"tools": [{"type": 5}]}, 400, "field 'tools[0].type':"),
+    ({"tools": [{"type": "namespace", "tools": []}]}, 400, "field 'tools[0].name':"),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": TOOL}]}, 400, "field 'tools[0].tools':"),
+    ({"tools": [TOOL, in_namespace("a", TOOL, 1)]}, 400, "field 'tools[1].tools[1]':"),
+    ({"tools": [in_namespace("a", {**TOOL, "parameters": 5})]}, 400, "field 'tools[0].tools[0].parameters':"),
+    ({"tools": [in_namespace("a", {"type": "function"})]}, 400, "field 'tools[0].tools[0].name':"),
     ({"tools": [{"type": "web_search"}, TOOL, {**TOOL, "parameters": 5}]}, 400, "field 'tools[2].parameters':"),
     ({"tools": [1]}, 400, "tools[0]"),
     ({"tool_choice": {"type": "function", "name": "f"}}, 400, "tool_choice"),
