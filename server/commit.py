@@ -15,6 +15,8 @@ from server.ubatch import PAGE, StepResult
 
 log = logging.getLogger("logitless.scheduler")
 
+UNLIKELY = -9999.0  # what OpenAI's API tells as the log-probability of a token that is none of the likeliest
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -163,8 +165,8 @@ class Committer:
         seq.t_last = now
         prob: TokenProb | None = None
         if seq.n_probs:
-            if seq.sampler.left and seq.post_sampling_probs:
-                prob = _left(seq.sampler.left, seq.n_probs, id)
+            if seq.sampler.n_candidates:
+                prob = _of_chosen(seq, run.result, row, id)
             else:
                 prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
         is_end = id in self._eog_ids and not request.ignore_eos
@@ -268,8 +270,12 @@ def _post_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
     return TokenProb(id, float(chosen[row]), tuple((token, p) for token, p in top if p > 0))
 
 
-def _left(left: tuple[list[int], list[float], float], n: int, id: int) -> TokenProb:
-    """The same of what infill left."""
-    ids, p, chosen = left
-    likeliest = sorted(zip(ids, p, strict=True), key=lambda each: -each[1])
-    return TokenProb(id, chosen, tuple(likeliest[:n]))
+def _of_chosen(seq: Sequence, result: StepResult, row: int, id: int) -> TokenProb:
+    """Either of a token that the host chose, while what the device tells of "the" token is of its own choice."""
+    if seq.post_sampling_probs:
+        assert seq.sampler.left is not None
+        ids, p, chosen = seq.sampler.left
+        likeliest = sorted(zip(ids, p, strict=True), key=lambda each: -each[1])
+        return TokenProb(id, chosen, tuple(likeliest[: seq.n_probs]))
+    known = _pre_sampling(result, row, max(seq.n_probs, seq.sampler.n_candidates), id).top
+    return TokenProb(id, dict(known).get(id, UNLIKELY), known[: seq.n_probs])

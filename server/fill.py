@@ -104,4 +104,4 @@ def _ask_for_tokens(batch: UBatch, seq: Sequence, draft: list[int]) -> None:
         if seq.post_sampling_probs:
             batch.n_probs = max(batch.n_probs, seq.n_probs)
         else:
-            batch.n_top = max(batch.n_top, 1 + seq.n_probs)
+            batch.n_top = max(batch.n_top, 1 + max(seq.n_probs, seq.sampler.n_candidates))

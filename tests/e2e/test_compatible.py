@@ -114,6 +114,13 @@ def test_the_samplers_that_editors_ask_for(server: Any) -> None:
         shown = {t["id"]: t["prob"] for t in each["top_probs"]}
         assert each["prob"] == shown[each["id"]]
         assert sum(shown.values()) == pytest.approx(1, abs=1e-5)
+    raw = body | {"post_sampling_probs": False, "n_predict": 1}
+    told = server.post("/completion", raw | {"samplers": ["top_k"]})["completion_probabilities"][0]["top_logprobs"]
+    for seed in range(8):
+        one = server.post("/completion", raw | {"samplers": chain["samplers"], "n_probs": 2, "seed": seed})
+        chosen = one["completion_probabilities"][0]
+        assert chosen["top_logprobs"] == told[:2]
+        assert chosen["logprob"] == next(t["logprob"] for t in told if t["id"] == chosen["id"])
     again = server.post("/completion", chain | {"n_probs": 0, "post_sampling_probs": False, "cache_prompt": False})
     assert again["content"] == answer["content"]
     assert answer["generation_settings"]["samplers"] == ["top_k", "top_p", "infill"]
