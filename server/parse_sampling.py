@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from models.tokenizer import Tokenizer
 from server.fields import FLOAT_MAX, INT_MAX, Fields, article, as_integer, as_number, as_text, limited, refuse
+from server.once import warn_once
 from server.sampling import SamplingParams, chain_from_names
 
 log = logging.getLogger("logitless.http")
@@ -99,15 +99,9 @@ def _samplers(value: object) -> tuple[str, ...]:
         chain, unknown = chain_from_names(value)
     except ValueError as error:
         refuse("samplers", str(error))
-    for name in unknown:
-        _skip(name[:32])
+    for name in unknown:  # left out, as llama-server does: clients name some that have gone
+        warn_once(log, f"samplers: there is none named {name[:32]!r}; it is left out")
     return chain
-
-
-@lru_cache(64)
-def _skip(name: str) -> None:
-    """Leave out a sampler that nobody knows, as llama-server does: clients name some that have gone. Told once."""
-    log.warning("samplers: there is none named %r; it is left out", name)
 
 
 def _logit_bias(fields: Fields, tokenizer: Tokenizer) -> Iterator[tuple[int, float]]:

@@ -305,6 +305,9 @@ class RowSampler:
         """
         row = self.feeds()
         c = candidates(ids[: self.n_candidates], p)
+        if not len(c):  # nothing is possible, and anything as good
+            self.left = [int(word) & s.ID], [1.0], 1.0
+            return self.accept(word)
         infill(c, n_left, self._vocab)
         entries = list(zip(row.kinds, row.ids, row.values, strict=True))
         low, high, xtc, _ = row.draws

@@ -6,11 +6,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from server.errors import RequestError
 from server.fields import article, as_text, refuse
+from server.once import warn_once
 
 log = logging.getLogger("logitless.http")
 
@@ -56,11 +56,5 @@ def tools_of(given: Iterable[tuple[str, object]], own: str) -> list[tuple[str, M
         if kind == own:
             found.append((place, tool))
         else:
-            _leave_out(kind[:32], own)
+            warn_once(log, f"tools of type {kind[:32]!r} are left out: only those of type {own!r} can be called here")
     return found
-
-
-@lru_cache(64)
-def _leave_out(kind: str, own: str) -> None:
-    """Told once."""
-    log.warning("tools of type %r are left out: only those of type %r can be called here", kind, own)

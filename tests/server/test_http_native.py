@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 
-from server import parse_sampling
+from server import once
 from server.fields import FLOAT_MAX
 
 FINAL = {
@@ -156,7 +156,7 @@ async def test_progress_and_timings():
 
 async def test_samplers_that_nobody_knows_are_left_out(caplog):
     """As llama-server does: SillyTavern's chain still names some that have gone. The log tells each once."""
-    parse_sampling._skip.cache_clear()
+    once.forget()
     chain = ["top_k", "tfs_z", "typical_p", "Top-P", "temperature"]
     async with running() as server:
         for _ in range(2):
@@ -165,6 +165,14 @@ async def test_samplers_that_nobody_knows_are_left_out(caplog):
             assert reply["generation_settings"]["samplers"] == ["top_k", "top_p", "temperature"]
     told = [record.getMessage() for record in caplog.records if "samplers" in record.getMessage()]
     assert told == [f"samplers: there is none named {name!r}; it is left out" for name in ("tfs_z", "typical_p")]
+
+
+async def test_no_client_fills_the_log(caplog):
+    once.forget()
+    async with running() as server:
+        body = {"prompt": "x", "n_predict": 1, "samplers": [f"sampler {i}" for i in range(500)]}
+        assert (await server.post("/completion", body))[0] == 200
+    assert sum("there is none" in record.getMessage() for record in caplog.records) == once.MOST
 
 
 async def test_settings_reach_the_scheduler():

@@ -10,7 +10,7 @@ from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_native import TIMINGS
 
-from server import namespaces, translated
+from server import namespaces, once
 from server.config import ServerConfig
 from server.http.kept import NOTHING, KeptResponses
 from server.parse import RequestParser
@@ -185,7 +185,7 @@ async def test_stored_responses(server: Running):
 
 async def test_tools_that_are_no_functions_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
     """As llama-server does: Codex names them in every request, and can do without."""
-    translated._leave_out.cache_clear()
+    once.forget()
     others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
     body = {"input": "x", "tools": [others[0], TOOL, others[1]], "tool_choice": "auto", "max_output_tokens": 2}
     for _ in range(2):

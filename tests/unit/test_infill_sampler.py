@@ -87,6 +87,7 @@ def test_the_device_runs_what_comes_before_and_this_what_comes_after() -> None:
     assert own.choose(6, 5, [3, 6, 2, 4, 7, -1, -1, -1], p) == 3  # although the device's own choice was 6
     assert own.left == ([3], [1.0], 1.0)
     assert own.rng_used == (2, 0)
+    assert own.choose(6, 0, [-1] * 8, np.zeros(8, np.float32)) == 6  # nothing is possible
     cold = sampler("infill", "temperature", temperature=0.0)
     assert {cold.choose(5, 3, [5, 3, 6], np.array([0.34, 0.33, 0.33], np.float32)) for _ in range(20)} == {5}
 
