@@ -39,6 +39,7 @@ _GET: dict[str, Handler] = {
     "/v1/health": info.health,
     "/models": info.models,
     "/v1/models": info.models,
+    "/api/tags": info.models,
     "/v1/models/{id:.+}": info.model,
     "/props": info.props,
     "/slots": slots.slots,
@@ -52,6 +53,8 @@ _POST: dict[str, Handler] = {
     "/completion": generate.native_completion,
     "/completions": generate.native_completion,
     "/v1/completions": generate.openai_completion,
+    "/api/chat": generate.chat_completion,
+    "/api/show": info.show,
     "/chat/completions": generate.chat_completion,
     "/v1/chat/completions": generate.chat_completion,
     "/v1/chat/completions/control": control.control,
@@ -107,7 +110,7 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", f"{_JOBS}/{{id}}/events", "fine_tuning.events"),
     ("GET", f"{_JOBS}/{{id}}/checkpoints", "fine_tuning.checkpoints"),
 )
-_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *PAGE})
+_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})
 
 
 def make_app(service: Service, config: ServerConfig) -> web.Application:

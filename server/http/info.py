@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from server import ollama
 from server.config import BUILD_INFO
 from server.errors import Forbidden, NotFound, NotSupported
 from server.http.context import CONTEXT, Context, json_response
@@ -25,7 +26,15 @@ async def health(request: web.Request) -> web.Response:
 async def models(request: web.Request) -> web.Response:
     """GET /v1/models: the model, and its finetunes that have names."""
     context = request.app[CONTEXT]
-    return json_response({"object": "list", "data": [_model(context), *_tuned(context)]})
+    return json_response(ollama.listed([_model(context), *_tuned(context)]))
+
+
+async def show(request: web.Request) -> web.Response:
+    """POST /api/show."""
+    context = request.app[CONTEXT]
+    await context.parsed(request, lambda body: body)
+    served = context.served
+    return json_response(ollama.shown(served.template.source if served.template else "", served.info.n_ctx))
 
 
 async def model(request: web.Request) -> web.Response:

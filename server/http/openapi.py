@@ -49,7 +49,8 @@ _CONTENT_TYPES = {"/metrics": "text/plain", "/v1/files/{id}/content": "applicati
 # (method, path, aliases, tag, what it does, request's schema or None, whether the answer may be a stream)
 _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, bool], ...] = (
     ("get", "/health", ("/v1/health",), "server", "Whether the model is loaded", None, False),
-    ("get", "/v1/models", ("/models",), "server", "The models: one", None, False),
+    ("get", "/v1/models", ("/models", "/api/tags"), "server", "The models: one", None, False),
+    ("post", "/api/show", (), "server", "The model's chat template and context, as Ollama tells them", _FREE, False),
     ("get", "/v1/models/{id}", (), "server", "One model", None, False),
     ("get", "/props", (), "server", "Properties and default settings", None, False),
     ("post", "/props", (), "server", "Change properties (needs --props)", _FREE, False),
@@ -71,7 +72,7 @@ _OPERATIONS: tuple[tuple[str, str, tuple[str, ...], str, str, Schema | None, boo
     ("post", "/apply-template", (), "native", "The prompt that a chat becomes", CHAT, False),
     ("post", "/v1/completions", (), "OpenAI", "Continue a text", COMPLETION, True),
     ("post", "/v1/verify", ("/verify",), "native", "How far a draft is what the model says", VERIFY, False),
-    ("post", "/v1/chat/completions", ("/chat/completions",), "OpenAI", "Answer in a chat", CHAT, True),
+    ("post", "/v1/chat/completions", ("/chat/completions", "/api/chat"), "OpenAI", "Answer in a chat", CHAT, True),
     (
         "post",
         "/v1/chat/completions/input_tokens",

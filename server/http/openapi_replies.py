@@ -164,7 +164,8 @@ EVENT: Schema = {"type": "object", "properties": {"event": STRING, "data": STRIN
 
 REPLIES: dict[tuple[str, str], Schema] = {
     ("get", "/health"): _always(status=_one("ok")),
-    ("get", "/v1/models"): _always(object=_one("list"), data=_array(_MODEL)),
+    ("get", "/v1/models"): _always(object=_one("list"), data=_array(_MODEL), models=_array(OBJECT)),
+    ("post", "/api/show"): _always(template=STRING, model_info=OBJECT, details=OBJECT),
     ("get", "/v1/models/{id}"): _MODEL,
     ("get", "/props"): _PROPS,
     ("post", "/props"): _DONE,

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from aiohttp import web
 
+from server import ollama
 from server.config import BUILD_INFO, ServerConfig
 from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 from server.fields import json_object
@@ -32,7 +33,7 @@ from server.router.listing import Told, events, on_its_way, shown
 from server.router.process import ServerProcess
 from server.router.proxy import Unconnected, ask, forward, pass_back, stream_over
 
-_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", *PAGE})
+_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _SOON = 5.0  # seconds from a child's last breath to the end of its process
 _JOBS = "/v1/fine_tuning/jobs"
@@ -69,7 +70,7 @@ class Router:
         app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
         for path in ("/health", "/v1/health"):
             app.router.add_get(prefix + path, self._health)
-        for path in ("/models", "/v1/models"):
+        for path in ("/models", "/v1/models", "/api/tags"):
             app.router.add_get(prefix + path, self._models)
         app.router.add_post(prefix + "/models", self._download)
         app.router.add_delete(prefix + "/models", self._remove)
@@ -149,7 +150,7 @@ class Router:
             except CatalogError as error:
                 raise InvalidRequest(f"the models stay as they were: {error}") from None
         await self._ask_what_they_are()
-        return json_response({"object": "list", "data": list(self._listed())})
+        return json_response(ollama.listed(self._listed()))
 
     async def _ask_what_they_are(self) -> None:
         """What a model's server tells about it (`meta`) is told for it from then on."""

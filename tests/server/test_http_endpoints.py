@@ -76,12 +76,27 @@ async def test_a_model_that_does_not_load_tells_why():
     await service.stop()
 
 
+async def test_what_clients_of_ollama_find():
+    """llama-server has these so that such clients find the model and can talk to it."""
+    async with running(alias="first") as server:
+        status, body = await server.post("/api/show", {"model": "first"})
+        assert status == 200
+        assert body["model_info"] == {"llama.context_length": N_CTX}
+        assert body["template"] == (await server.get("/props"))[1]["chat_template"]
+        assert body["capabilities"] == ["completion"]
+        said = {"model": "first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "seed": 1}
+        status, chat = await server.post("/api/chat", said)
+        assert status == 200
+        assert chat["object"] == "chat.completion"
+
+
 async def test_models():
     async with running(alias="first", aliases=("first", "second"), tags=("small",)) as server:
-        for path in ("/models", "/v1/models"):
+        for path in ("/models", "/v1/models", "/api/tags"):
             status, body = await server.get(path)
             assert status == 200
             assert body["object"] == "list"
+            assert [(model["name"], model["details"]["format"]) for model in body["models"]] == [("first", "gguf")]
             (model,) = body["data"]
             assert model["id"] == "first"
             assert model["aliases"] == ["first", "second"]
@@ -295,7 +310,7 @@ async def test_files_in_the_place_of_the_page(tmp_path: Path):
 
 async def test_keys():
     async with running(api_keys=("one", "zwei-ü")) as server:
-        for path in ("/health", "/v1/health", "/models", "/v1/models"):
+        for path in ("/health", "/v1/health", "/models", "/v1/models", "/api/tags"):
             assert (await server.get(path))[0] == 200
         good = [{"Authorization": "Bearer one"}, {"X-Api-Key": "one"}, {"authorization": "bearer zwei-ü"}]
         bad = [
