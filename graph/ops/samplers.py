@@ -275,21 +275,11 @@ def uniform(lo: int, hi: int) -> float:
     return min((float(lo) + float(hi) * 2.0**32) / 2.0**64, float(np.nextafter(1.0, 0.0)))
 
 
-def sample_row(
-    logits: Floats,
-    q: Floats,
-    chain: list[int],
-    draw: tuple[int, int],
-    draw_xtc: int,
-    entries: list[tuple[int, int, float]],
-    state: Floats,
-) -> tuple[Candidates, int, int]:
-    """Run a chain: what is left, which of it is chosen, and the flags NO_DIST, NO_XTC. Writes the state (4,)."""
-    n_vocab, f = len(logits), logits.dtype.type
-    c = Candidates(np.arange(n_vocab), np.where(np.isnan(logits), f(-np.inf), logits))
+def whole_vocabulary(logits: Floats, q: Floats, entries: list[tuple[int, int, float]]) -> Candidates:
+    """What a chain begins with: every token, with its bias."""
+    c = Candidates(np.arange(len(logits)), np.where(np.isnan(logits), logits.dtype.type(-np.inf), logits))
     change(c, BIAS_ENTRY, entries, q)
-    chosen, flags = run_chain(c, q, chain, draw, draw_xtc, entries, state, n_vocab)
-    return c, chosen, flags
+    return c
 
 
 def run_chain(
@@ -302,7 +292,8 @@ def run_chain(
     state: Floats,
     n_vocab: int,
 ) -> tuple[int, int]:
-    """Run a chain, or what comes after a part of it: which of the candidates is chosen, and the flags."""
+    """Run a chain, or what comes after a part of it: which of the candidates left is chosen, and the flags NO_DIST,
+    NO_XTC. Writes the state (4,)."""
     flags, u, code = NO_DIST | NO_XTC, uniform(*draw), END
     for code in chain:
         if code == PENALTIES:

@@ -72,17 +72,20 @@ def sample(
         s.reset(seat, params[r])
         before = seat.copy()
         draw = int(draws[drawn, 0]), int(draws[drawn, 1])
-        c, chosen, flags = s.sample_row(logits[r], params[r], codes, draw, int(draws[drawn_xtc, 2]), entries, seat)
+        c = s.whole_vocabulary(logits[r], params[r], entries)
+        draw_xtc, n_vocab = int(draws[drawn_xtc, 2]), logits.shape[1]
+        chosen, flags = s.run_chain(c, params[r], codes, draw, draw_xtc, entries, seat, n_vocab)
         n_dist, n_xtc = s.used(flags)
         if mask is not None and mask_row is not None and mask_row[r] >= 0:
-            allowed = s.allowed(mask[mask_row[r]], logits.shape[1])
+            allowed = s.allowed(mask[mask_row[r]], n_vocab)
             if not allowed[c.ids[chosen]]:
                 if s.ADAPTIVE in codes:  # remembers only tokens that were taken; mirostat learns from both
                     seat[:] = before
                 drawn, drawn_xtc = drawn + n_dist, drawn_xtc + n_xtc
                 draw = int(draws[drawn, 0]), int(draws[drawn, 1])
                 masked = np.where(allowed, logits[r], logits.dtype.type(-np.inf))
-                c, chosen, flags = s.sample_row(masked, params[r], codes, draw, int(draws[drawn_xtc, 2]), entries, seat)
+                c, draw_xtc = s.whole_vocabulary(masked, params[r], entries), int(draws[drawn_xtc, 2])
+                chosen, flags = s.run_chain(c, params[r], codes, draw, draw_xtc, entries, seat, n_vocab)
                 again_dist, again_xtc = s.used(flags)
                 flags = s.flags_of(n_dist + again_dist, n_xtc + again_xtc)
                 n_dist, n_xtc = again_dist, again_xtc

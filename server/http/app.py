@@ -110,13 +110,13 @@ _RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
     ("GET", f"{_JOBS}/{{id}}/events", "fine_tuning.events"),
     ("GET", f"{_JOBS}/{{id}}/checkpoints", "fine_tuning.checkpoints"),
 )
-_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})
+PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})  # no key is asked for
 
 
 def make_app(service: Service, config: ServerConfig) -> web.Application:
     """The application; it may be run before the model has loaded, and answers 503 until then."""
     context = Context(service, config)
-    guard = Guard(config, context.keys, _PUBLIC)
+    guard = Guard(config, context.keys, PUBLIC)
     app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
     app[CONTEXT] = context
     app[LISTENERS], app[SILENCE] = service.listeners, config.timeout

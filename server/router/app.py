@@ -17,12 +17,12 @@ from server.config import BUILD_INFO, ServerConfig
 from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 from server.fields import json_object
 from server.http import files, fine_tuning, messages
-from server.http.app import description, endpoints
+from server.http.app import PUBLIC, description, endpoints
 from server.http.context import beside, json_response, read_body
 from server.http.generate import CONVERSATION
 from server.http.guard import Guard
 from server.http.listen import listen
-from server.http.page import PAGE, add_pages
+from server.http.page import add_pages
 from server.http.tuning_context import DESK, LISTENERS, SILENCE, desk_of
 from server.keys import Keys
 from server.router.cached import Cache, CachedModels
@@ -33,7 +33,6 @@ from server.router.listing import Told, events, on_its_way, shown
 from server.router.process import ServerProcess
 from server.router.proxy import Unconnected, ask, forward, pass_back, stream_over
 
-_PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _SOON = 5.0  # seconds from a child's last breath to the end of its process
 _JOBS = "/v1/fine_tuning/jobs"
@@ -66,7 +65,7 @@ class Router:
     def app(self) -> web.Application:
         """The application."""
         config, prefix = self._config, self._prefix
-        guard = Guard(config, self._keys, _PUBLIC)
+        guard = Guard(config, self._keys, PUBLIC)
         app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
         for path in ("/health", "/v1/health"):
             app.router.add_get(prefix + path, self._health)
