@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import backends.cpu.lower_basic
 import backends.cpu.lower_encoder
+import backends.cpu.lower_experts
 import backends.cpu.lower_linear
 import backends.cpu.lower_select
 import backends.cpu.lower_train

@@ -31,7 +31,7 @@ def _tiled(t: Tensor, transposed: bool) -> Tensor:
     a, b = t.src
     if a.shape[0] < gemm_tile(isa())[0] or a.nbytes > PACKED_APART or _is_thin(t):
         return t
-    tiles = packed_act(a, pack_tiles, rows=gemm_tile(isa())[0], transposed=False)
+    tiles = packed_act(a, how=pack_tiles, rows=gemm_tile(isa())[0], transposed=False)
     return tiled_product(tiles, b, m=a.shape[0], transposed=transposed, name=t.name)
 
 
@@ -62,7 +62,7 @@ def _(t: Tensor) -> Tensor:
         return sum_to(parts, shape=(m, n)) if parts.shape[0] > 1 else reshape(parts, shape=(m, n))
     if a.nbytes > PACKED_APART:
         return t
-    tiles = packed_act(a, pack_tiles, rows=gemm_tile(isa())[0], transposed=True)
+    tiles = packed_act(a, how=pack_tiles, rows=gemm_tile(isa())[0], transposed=True)
     return tiled_product(tiles, b, m=m, transposed=False, name=t.name)
 
 

@@ -46,10 +46,10 @@ ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
 def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
-        return linear_q8(packed_act(x, quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
+        return linear_q8(packed_act(x, how=quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
     if x.shape[0] >= gemm_tile(isa())[0] * (2 if packed(w) else 1):
         return tiled_linear(t)
-    return linear_f32(packed_act(x, pack_act), w, name=t.name)
+    return linear_f32(packed_act(x, how=pack_act), w, name=t.name)
 
 
 @rewrite("linear_parts")
@@ -60,7 +60,7 @@ def _(t: Tensor) -> Tensor:
     groups = {DTYPES[w.dtype].block for w in ws if DTYPES[w.dtype].quantised}
     if len(groups) > 1 or (groups and not all(DTYPES[w.dtype].quantised for w in ws)):
         return t
-    act = packed_act(x, quantize_act, group=groups.pop()) if groups else packed_act(x, pack_act)
+    act = packed_act(x, how=quantize_act, group=groups.pop()) if groups else packed_act(x, how=pack_act)
     return replace(t, src=(act, *ws))
 
 
@@ -159,7 +159,7 @@ def matmul(
     if (mt, nt) == expanded_tile(dtype, isa()):
         most, times = rows_at_once(m, count * ACT_BLOCK)
         rows = m if times == 1 else most + MAX_TILE
-        stretch = _stretch(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
+        stretch = stretch_of(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
         args = (*args, stretch, group, most, times, *act_panels(m, isa(), 32 * layout.shared))
         grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
         scratch = (rows + mt) * nt * LANES * 4 + nt * stretch * expanded_nbytes(layout)
@@ -169,7 +169,7 @@ def matmul(
         chunk = min(HELD_CHUNK_BYTES, nt * group * strips // FEWEST_CHUNKS) if holds else CHUNK_BYTES
         grain = max(1, chunk // (nt * group))
         held = grain if holds else 0
-        args = (*args, count if m <= mt else _stretch(count, nt * group, m, layout.shared), group, held)
+        args = (*args, count if m <= mt else stretch_of(count, nt * group, m, layout.shared), group, held)
         scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
     streams = (addresses[0], nt * group) if times == 1 else (0, 0)
     return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, times * strips, grain, scratch, streams, beside)]
@@ -186,14 +186,14 @@ def _(t: Tensor, at: At) -> list[Instruction]:
         return [Instruction(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
     most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
     rows = m if times == 1 else most + MAX_TILE
-    stretch = _stretch(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
+    stretch = stretch_of(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
     args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, group, most, times)
     args = (*args, *act_panels(m, isa(), 32 * layout.shared))
     scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
     return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
 
 
-def _stretch(count: int, nbytes: int, m: int, shared: int) -> int:
+def stretch_of(count: int, nbytes: int, m: int, shared: int) -> int:
     """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts of
     those that have `shared` a scale of activations.
 

@@ -8,7 +8,7 @@ from typing import Any
 from graph.op import Op
 from graph.tensor import Tensor
 
-_packed_acts: OrderedDict[tuple[Any, ...], tuple[Tensor, Tensor]] = OrderedDict()
+_packed_acts: OrderedDict[tuple[Any, ...], tuple[tuple[Tensor, ...], Tensor]] = OrderedDict()
 
 MANY_ROWS = 64  # of activations, whose work is handed out in larger parts; fewer stay in the second-level cache
 
@@ -18,11 +18,12 @@ def packed(t: Tensor) -> bool:
     return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
 
 
-def packed_act(x: Tensor, how: Op, **attrs: Any) -> Tensor:
-    """how(x), the same node for the same x. The last few are remembered, with x itself so that its id stays its own."""
-    key = (id(x), how.name, *attrs.values())
+def packed_act(*src: Tensor, how: Op, **attrs: Any) -> Tensor:
+    """how(*src), the same node for the same sources. The last few are remembered, with their sources, whose ids stay
+    their own."""
+    key = (*map(id, src), how.name, *attrs.values())
     if key not in _packed_acts:
-        _packed_acts[key] = (x, how(x, **attrs))
+        _packed_acts[key] = (src, how(*src, **attrs))
         if len(_packed_acts) > 8:
             _packed_acts.popitem(last=False)
     return _packed_acts[key][1]

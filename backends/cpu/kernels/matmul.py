@@ -78,21 +78,31 @@ def _packed(dtype, mt, nt):
     reads these so much slower that 8 rows take a sixth longer. So where weights come from memory, results of some units
     are `held` and go to y together, a long piece of each row, and past the caches: nothing has to be read for it.
     """
+    walk = packed_strips(dtype, mt, nt)
+
+    def run(a, begin, end, scratch):
+        following = i64p(scratch - FOLLOWING)[0]
+        walk(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], begin, end, scratch, following)
+
+    return run
+
+
+def packed_strips(dtype, mt, nt):
+    """f(w, x, y, m, n, count, stretch, bytes of a group, held, begin, end, scratch, following): those strips of y."""
     quantised = LAYOUTS[dtype].block > 1
     tile = quant_tile(dtype, mt, nt, Packed) if quantised else float_tile(dtype, mt, nt)
     x_nbytes, block_nbytes = ACT_BLOCK if quantised else 4, LAYOUTS[dtype].block_nbytes if quantised else 0
     follows = LAYOUTS[dtype].block == 32  # those of 256 lose 2 to 3 % where a distance is not always the same
 
-    def run(a, begin, end, scratch):
-        m, n, count, stretch, group_nbytes, held = a[3], a[4], a[5], a[6], a[7], a[8]
+    @njit(forceinline=True)
+    def walk(weight, xs, ys, m, n, count, stretch, group_nbytes, held, begin, end, scratch, following):
         groups = (n + 15) // 16
         each = block_nbytes // ((m + mt - 1) // mt)  # of what a block asks for: the tiles of all rows share it
         back, back_nbytes = scratch + (m + mt) * nt * 64, max(1, held) * nt * 64
         first = groups  # of those that are held back
-        following = i64p(scratch - FOLLOWING)[0]
         for unit in range(begin, end):
             g0 = max(0, min(unit * nt, groups - nt))
-            w, last = a[0] + g0 * group_nbytes, groups - 1 - g0
+            w, last = weight + g0 * group_nbytes, groups - 1 - g0
             ahead = group_nbytes  # the last group of a stretch asks for the first of the thread's next one
             if follows and unit == end - 1 and following != 0:
                 ahead = following - w
@@ -104,11 +114,11 @@ def _packed(dtype, mt, nt):
                 asked = w + ahead + k0 * block_nbytes
                 for r in range(0, m, mt):
                     row = min(r, m - mt)
-                    x, x_stride = a[1] + row * x_nbytes, m * x_nbytes
+                    x, x_stride = xs + row * x_nbytes, m * x_nbytes
                     sums = scratch + r * nt * 64
                     out, out_stride = sums, nt * 64
                     if k1 == count and to_y:
-                        out, out_stride = a[2] + (row * n + g0 * 16) * 4, n * 4
+                        out, out_stride = ys + (row * n + g0 * 16) * 4, n * 4
                     elif k1 == count:
                         out, out_stride = back + row * back_nbytes + (g0 - first) * 64, back_nbytes
                     later = asked + r // mt * each * (k1 - k0), each, 0
@@ -116,7 +126,7 @@ def _packed(dtype, mt, nt):
             if not to_y and (unit == end - 1 or g0 + nt - first == held * nt):
                 columns = min(n, (g0 + nt) * 16) - first * 16
                 for row in range(m):
-                    y = a[2] + (row * n + first * 16) * 4
+                    y = ys + (row * n + first * 16) * 4
                     if held > 0 and columns % 16 == 0 and y % 64 == 0:
                         past_caches(back + row * back_nbytes, y, columns)
                     else:
@@ -124,7 +134,7 @@ def _packed(dtype, mt, nt):
                 e.written()
                 first = groups
 
-    return run
+    return walk
 
 
 def _expanded(dtype, mt, nt, adding):
