@@ -10,7 +10,8 @@ import numpy as np
 
 from models.errors import ModelFileError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "bert")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "bert")
+OF_EXPERTS = ("llama", "qwen3moe")  # those that may have mixtures of experts
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_LAYERS = 512  # llama.cpp's limit too
@@ -36,7 +37,7 @@ class Hparams:
     n_ctx_train: int
     n_embd: int
     n_layer: int
-    n_ff: int
+    n_ff: int  # of each expert, where there are experts
     n_head: int
     n_head_kv: int
     head_dim: int
@@ -54,6 +55,8 @@ class Hparams:
     embedding_scale: float = 1.0
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
     pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
+    n_expert: int = 0  # of a layer; 0: its feed-forward block is one for all rows
+    n_expert_used: int = 0  # of each row
 
     @property
     def interleaved_rope(self) -> bool:
@@ -97,8 +100,12 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             raise ModelFileError(file, f"key '{arch}.{key}' is {value:g}, which is not positive")
         return value
 
-    if number("expert_count", 0):
-        raise ModelFileError(file, f"key '{arch}.expert_count': mixtures of experts are not supported")
+    n_expert = count("expert_count") if arch == "qwen3moe" or number("expert_count", 0) else 0
+    if n_expert and arch not in OF_EXPERTS:
+        raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {' and '.join(OF_EXPERTS)}")
+    n_expert_used = count("expert_used_count") if n_expert else 0
+    if n_expert_used > n_expert:
+        raise ModelFileError(file, f"key '{arch}.expert_used_count' is {n_expert_used}, of {n_expert} experts")
     n_embd, n_head = count("embedding_length"), count("attention.head_count")
     n_head_kv = count("attention.head_count_kv", n_head)
     if n_head % n_head_kv:
@@ -128,7 +135,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
-        n_ff=count("feed_forward_length"),
+        n_ff=count("expert_feed_forward_length" if arch == "qwen3moe" else "feed_forward_length"),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
@@ -146,6 +153,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         embedding_scale=float(n_embd) ** 0.5 if gemma else 1.0,
         causal=arch != "bert",
         pooling=POOLINGS[int(pooling)],
+        n_expert=n_expert,
+        n_expert_used=n_expert_used,
     )
 
 

@@ -1,12 +1,14 @@
 """Llama and its relatives: RMS norm, rotary grouped-query attention, SwiGLU.
 
 llama, mistral, qwen2, qwen3 and phi3 differ only in the optional weights that the file holds (projection biases, norms
-of each head's queries and keys, fused matrices, which models/weights.py takes apart), so one function serves them all.
+of each head's queries and keys, fused matrices, which models/weights.py takes apart), so one function serves them all;
+mixtral and qwen3moe, too, whose SwiGLU is a mixture of experts.
 """
 
 from __future__ import annotations
 
 from graph.ops.elementwise import add, mul, silu
+from graph.ops.experts import expert_order, expert_rows, expert_sum, expert_weights, top_experts
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
 from models.batch import Memory, Rows
@@ -28,9 +30,22 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             b = w.block(layer)
             asking = Side(b, b.norm("attn_norm", x, h.eps), rotary.angles(rows.out.pos))
         x = add(x, self_attention(asking, seen, h, memory, layer))
-        x = add(x, swiglu(b, b.norm("ffn_norm", x, h.eps)), name=f"blk.{layer}")
+        y = b.norm("ffn_norm", x, h.eps)
+        x = add(x, mixture(b, h, y) if h.n_expert else swiglu(b, y), name=f"blk.{layer}")
     return w.norm("output_norm", x, h.eps)
 
 
 def swiglu(b: Weights, x: Tensor) -> Tensor:
     return b.linear("ffn_down", mul(silu(b.linear("ffn_gate", x)), b.linear("ffn_up", x)))
+
+
+def mixture(b: Weights, h: Hparams, x: Tensor) -> Tensor:
+    """(T, n_embd): what the likeliest experts of each row make of it, by their probabilities among each other (Mixtral:
+    Jiang et al., 2024; llama.cpp's softmax over all experts, divided by the chosen ones' sum, is the same number)."""
+    logits = b.linear("ffn_gate_inp", x)  # (T, n_expert)
+    ids = top_experts(logits, n=h.n_expert_used)
+    order = expert_order(ids, n=h.n_expert)
+    rows = expert_rows(x, order)  # (T · n_expert_used, n_embd)
+    gate, up = (b.experts(name, rows, order, h.n_expert) for name in ("ffn_gate_exps", "ffn_up_exps"))
+    y = b.experts("ffn_down_exps", mul(silu(gate), up), order, h.n_expert)
+    return expert_sum(y, expert_weights(logits, ids), order)

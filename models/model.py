@@ -20,6 +20,7 @@ FORWARD = {
     "llama": llama.forward,
     "qwen2": llama.forward,
     "qwen3": llama.forward,
+    "qwen3moe": llama.forward,
     "phi3": llama.forward,
     "gemma2": gemma.forward,
     "gemma3": gemma.forward,

@@ -7,6 +7,7 @@ is a random sequence of blocks of the pool.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class Shape:
     n_vocab: int
     n_ctx: int = 2048
     rope_base: float = 10000.0
+    n_expert: int = 0  # of a layer, each with n_ff; 0: no mixture of experts
+    n_expert_used: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -51,6 +54,8 @@ SHAPES: dict[str, Shape] = {
     "1B": Shape(2048, 16, 32, 8, 8192, 128256, 8192, 500000.0),
     "3B": Shape(3072, 28, 24, 8, 8192, 128256, 8192, 500000.0),
     "8B": Shape(4096, 32, 32, 8, 14336, 128256, 8192, 500000.0),
+    "tiny-moe": Shape(64, 2, 4, 2, 96, 512, n_expert=8, n_expert_used=3),
+    "7B-A1B": Shape(2048, 16, 16, 16, 1024, 50304, 4096, n_expert=64, n_expert_used=8),
 }
 
 
@@ -69,7 +74,7 @@ class _Tensor:
 
     @property
     def n_rows(self) -> int:
-        return self.shape[0] if len(self.shape) == 2 else 1
+        return math.prod(self.shape[:-1])
 
 
 def parse_dtype(name: str) -> tuple[str, str]:
@@ -126,6 +131,10 @@ def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[_Tensor]:
         # a standard deviation of 1/sqrt(n_in) keeps activations of unit size
         return _Tensor(f"{name}.weight", (n_out, n_in), storable_dtype(dtype, n_in), n_in**-0.5)
 
+    def experts(name: str, n_out: int, n_in: int) -> _Tensor:
+        shape_ = (shape.n_expert, n_out, n_in)
+        return _Tensor(f"{name}_exps.weight", shape_, storable_dtype(matrix, n_in), n_in**-0.5)
+
     def norm(name: str, mean: float = 1.0) -> _Tensor:
         return _Tensor(f"{name}.weight", (shape.n_embd,), "f32", 0.1 * mean, mean)
 
@@ -139,9 +148,13 @@ def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[_Tensor]:
         yield linear(f"blk.{i}.attn_v", n_kv, shape.n_embd)
         yield linear(f"blk.{i}.attn_output", shape.n_embd, shape.n_embd)
         yield norm(f"blk.{i}.ffn_norm")
-        yield linear(f"blk.{i}.ffn_gate", shape.n_ff, shape.n_embd)
-        yield linear(f"blk.{i}.ffn_up", shape.n_ff, shape.n_embd)
-        yield linear(f"blk.{i}.ffn_down", shape.n_embd, shape.n_ff)
+        block: Callable[[str, int, int], _Tensor] = linear
+        if shape.n_expert:
+            yield linear(f"blk.{i}.ffn_gate_inp", shape.n_expert, shape.n_embd, "f32")
+            block = experts
+        yield block(f"blk.{i}.ffn_gate", shape.n_ff, shape.n_embd)
+        yield block(f"blk.{i}.ffn_up", shape.n_ff, shape.n_embd)
+        yield block(f"blk.{i}.ffn_down", shape.n_embd, shape.n_ff)
 
 
 def _file_type(dtype: str) -> LlamaFileType:
@@ -160,6 +173,9 @@ def _add_keys(writer: GGUFWriter, shape: Shape, name: str, file_type: LlamaFileT
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
     writer.add_feed_forward_length(shape.n_ff)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from graph.dtype import DTYPES
 from graph.ops.elementwise import add
+from graph.ops.experts import expert_linear
 from graph.ops.linear import linear
 from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
@@ -55,6 +57,10 @@ class Weights:
         y = y if bias is None else add(y, bias)
         return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
 
+    def experts(self, name: str, x: Tensor, order: Tensor, n: int) -> Tensor:
+        """Each row of x (R, K) times its own of n experts' weights; graph/ops/experts.py says what `order` is."""
+        return expert_linear(x, self[name], order, n=n)
+
     def norm(self, name: str, x: Tensor, eps: float) -> Tensor:
         """x (T, n), normalised by its root mean square."""
         y = rms_norm(x, self[name], eps=eps)
@@ -68,12 +74,13 @@ class Weights:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the graph: rows `start`… of a tensor of the file."""
+    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts (n, N, K)."""
 
     source: str
     shape: tuple[int, ...]
     start: int = 0
     required: bool = True
+    n_experts: int = 0
 
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -106,12 +113,24 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
             for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
                 yield one(f"{b}{name}.weight", rows, h.n_embd)
                 yield one(f"{b}{name}.bias", rows, required=False)
-        yield one(b + "attn_q_norm.weight", h.head_dim, required=h.arch in ("qwen3", "gemma3"))
-        yield one(b + "attn_k_norm.weight", h.head_dim, required=h.arch in ("qwen3", "gemma3"))
+        normed = h.arch in ("qwen3", "qwen3moe", "gemma3")
+        yield one(b + "attn_q_norm.weight", h.head_dim, required=normed)
+        yield one(b + "attn_k_norm.weight", h.head_dim, required=normed)
         yield one(b + "attn_output.weight", h.n_embd, attn)
         yield one(b + "attn_output.bias", h.n_embd, required=False)
         yield one(b + "post_attention_norm.weight", h.n_embd, required=gemma)
         yield one(b + "ffn_norm.weight", h.n_embd)
+        yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
+        if h.n_expert:
+            yield one(b + "ffn_gate_inp.weight", h.n_expert, h.n_embd)
+            for name, rows, columns in (
+                ("gate", h.n_ff, h.n_embd),
+                ("up", h.n_ff, h.n_embd),
+                ("down", h.n_embd, h.n_ff),
+            ):
+                source = f"{b}ffn_{name}_exps.weight"
+                yield source, Part(source, (h.n_expert * rows, columns), n_experts=h.n_expert)
+            continue
         if b + "ffn_gate.weight" not in present and h.arch == "phi3":
             yield b + "ffn_gate.weight", Part(b + "ffn_up.weight", (h.n_ff, h.n_embd), 0)
             yield b + "ffn_up.weight", Part(b + "ffn_up.weight", (h.n_ff, h.n_embd), h.n_ff)
@@ -121,7 +140,6 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
                 yield one(f"{b}{name}.bias", h.n_ff, required=False)
         yield one(b + "ffn_down.weight", h.n_embd, h.n_ff)
         yield one(b + "ffn_down.bias", h.n_embd, required=False)
-        yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
 
 
 def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -160,6 +178,8 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
                 raise ModelFileError(gguf.path, f"tensor '{part.source}' is missing")
             continue
         expected = (rows_used[part.source], *part.shape[1:])
+        if part.n_experts:
+            expected = (part.n_experts, part.shape[0] // part.n_experts, part.shape[1])
         if info.shape != expected:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:
@@ -181,7 +201,7 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:
     """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process."""
     info = gguf.tensors[part.source]
-    row_nbytes = info.nbytes // info.shape[0]
+    row_nbytes = info.nbytes // math.prod(info.shape[:-1] or info.shape)
 
     def source() -> Bytes:
         start = part.start * row_nbytes

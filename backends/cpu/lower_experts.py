@@ -20,11 +20,12 @@ def _(t: Tensor) -> Tensor:
     x, w, order = t.src
     if not _whole_groups(w, t.attrs["n"]):
         return t
-    source = x.src[0] if x.op == "expert_rows" and x.src[1] is order else x
+    gather = x.op == "expert_rows" and x.src[1] is order
+    source = x.src[0] if gather else x
     if DTYPES[w.dtype].quantised:
-        act = packed_act(source, order, how=quantize_experts, group=DTYPES[w.dtype].block)
+        act = packed_act(source, order, how=quantize_experts, gather=gather, group=DTYPES[w.dtype].block)
     else:
-        act = packed_act(source, order, how=pack_experts)
+        act = packed_act(source, order, how=pack_experts, gather=gather)
     return expert_linear_act(act, w, order, n=t.attrs["n"], name=t.name)
 
 
@@ -69,17 +70,22 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction("expert_sum", args, t.shape[0], max(1, 8192 // (t.shape[1] * weights.shape[1])))]
 
 
+def _gathered(t: Tensor) -> int:
+    """Rows that one of x's becomes; 0 where x has them at their places."""
+    return t.shape[0] // t.src[0].shape[0] if t.attrs["gather"] else 0
+
+
 @lower("quantize_experts")
 def _(t: Tensor, at: At) -> list[Instruction]:
     rows, k = t.shape
-    args = (*map(at, t.src), at(t), rows, k // 32, rows // t.src[0].shape[0])
+    args = (*map(at, t.src), at(t), rows, k // 32, _gathered(t))
     return [Instruction(f"quantize_experts:{t.attrs['group']}", args, rows, max(1, 4096 // k))]
 
 
 @lower("pack_experts")
 def _(t: Tensor, at: At) -> list[Instruction]:
     rows, k = t.shape
-    return [Instruction("pack_experts", (*map(at, t.src), at(t), rows, k, rows // t.src[0].shape[0]), rows, 4)]
+    return [Instruction("pack_experts", (*map(at, t.src), at(t), rows, k, _gathered(t)), rows, 4)]
 
 
 @lower("expert_linear_act")

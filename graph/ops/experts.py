@@ -187,26 +187,25 @@ def _(g: Tensor, out: Tensor, y: Tensor, weights: Tensor, order: Tensor) -> tupl
 
 
 @op
-def quantize_experts(x: Array, order: Array, *, group: int = 32) -> Array:
-    """`quantize_act` of the R rows at their places: of x (R, K), or of `expert_rows` of x (T, K)."""
-    rows = x if len(x) == order.shape[1] else expert_rows.reference(x, order)
-    return quantize_act.reference(rows, group=group)
+def quantize_experts(x: Array, order: Array, *, gather: bool, group: int = 32) -> Array:
+    """`quantize_act` of x (R, K) or, with `gather`, of `expert_rows` of x (T, K), for `expert_linear_act`."""
+    return quantize_act.reference(expert_rows.reference(x, order) if gather else x, group=group)
 
 
 @quantize_experts.shape
-def _(x: Tensor, order: Tensor, group: int = 32) -> tuple[Shape, str]:
+def _(x: Tensor, order: Tensor, gather: bool, group: int = 32) -> tuple[Shape, str]:
     (_, k), dtype = quantize_act.shape_rule(x, group=group)
     return (order.shape[1], k), dtype
 
 
 @op
-def pack_experts(x: Array, order: Array) -> Array:
-    """The R rows at their places in the order that a backend's products like: of x (R, K), or of x (T, K)."""
-    return x if len(x) == order.shape[1] else expert_rows.reference(x, order)
+def pack_experts(x: Array, order: Array, *, gather: bool) -> Array:
+    """x (R, K) or, with `gather`, `expert_rows` of x (T, K), in the order that `expert_linear_act` likes."""
+    return expert_rows.reference(x, order) if gather else x
 
 
 @pack_experts.shape
-def _(x: Tensor, order: Tensor) -> tuple[Shape, str]:
+def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
     require(x.dtype == "f32" and _is_order(order), "pack_experts", "wants x (R, K) of f32 and order (3, R)", x, order)
     return (order.shape[1], x.shape[1]), "f32_act"
 
@@ -244,9 +243,10 @@ def _linear_case(dtype: str, t: int, n: int, k: int, chosen: int) -> Callable[[n
     return make
 
 
-for _dtype in ("f32", "f16", "bf16", *(name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act"))):
+_QUANTISED = [name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")]
+for _dtype in ("f32", "f16", "bf16", *_QUANTISED):
     for _t, _chosen in ((1, 2), (3, 1), (11, 2), (40, 3)):  # rows of an expert: 1, 2, 4, 8, 16 and between
-        expert_linear.case(_linear_case(_dtype, _t, 48, 512 if DTYPES[_dtype].quantised else 37, _chosen))
+        expert_linear.case(_linear_case(_dtype, _t, 48, 512 if _dtype in _QUANTISED else 37, _chosen))
     expert_matmul.case(
         lambda r, d=_dtype: ([r.normal(size=(10, 16)), Weight(r.normal(size=(80, 512)), d), _ordered(_FEW)], {"n": 5})  # type: ignore[misc]
     )

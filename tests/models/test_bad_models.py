@@ -101,7 +101,7 @@ def refused(path: Path) -> str:
         ("rope.scaling.factor", -2.0),
         ("rope.scaling.original_context_length", 0),
         ("rope.scaling.yarn_beta_fast", 0.0),
-        ("expert_count", 8),
+        ("expert_count", 8.5),
         ("block_count", GONE),
         ("context_length", GONE),
         ("embedding_length", GONE),

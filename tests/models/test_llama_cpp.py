@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 
 from models.gguf_file import GGUFFile
 from models.lora import Adapter, Pair, fused, read_adapter, write_adapter
 from models.low_rank import EMBEDDING, NORMS
 from models.merge import merge
 from models.model import hparams_of
+from models.synth import SHAPES, synthesize
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
 from tests.models.test_lora import random_adapter
@@ -144,3 +145,39 @@ def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path) 
 
 def _rms(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
     return float(np.sqrt(np.mean(x * x)))
+
+
+def qwen3moe(path: Path, source: Path, n_ff: int) -> None:
+    """A mixtral's weights as a qwen3moe, whose heads have norms."""
+    reader, writer = GGUFReader(source), GGUFWriter(path, "qwen3moe")
+    for f in reader.fields.values():
+        if f.name.startswith(("tokenizer.", "llama.")):
+            name = f.name.replace("llama.", "qwen3moe.")
+            writer.add_key_value(name, f.contents(), f.types[0], f.types[1] if len(f.types) > 1 else None)
+    writer.add_expert_feed_forward_length(n_ff)
+    rng = np.random.default_rng(3)
+    for t in reader.tensors:
+        writer.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+        if t.name.endswith("attn_q.weight"):
+            size = int(t.shape[1]) // 4
+            for which in "qk":
+                values = (1 + 0.3 * rng.normal(size=size)).astype(np.float32)
+                writer.add_tensor(t.name.replace("attn_q.", f"attn_{which}_norm."), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_experts_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
+    cases = []
+    for dtype in ("F32", "Q8_0", "Q4_0"):
+        mixtral, qwen = tmp_path / f"mixtral-{dtype}.gguf", tmp_path / f"qwen3moe-{dtype}.gguf"
+        synthesize(mixtral, "tiny-moe", dtype)
+        qwen3moe(qwen, mixtral, SHAPES["tiny-moe"].n_ff)
+        cases += [Case(mixtral, [], [[]]), Case(qwen, [], [[]])]
+    for case, (likeliest,) in zip(cases, theirs(cases), strict=True):
+        (values,) = ours(case)
+        pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
+        assert len(pairs) >= 4 * len(values) / 2
+        assert _rms(np.subtract(*np.transpose(pairs))) < (0.01 if "F32" in case.model.name else 0.12)

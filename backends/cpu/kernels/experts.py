@@ -157,7 +157,7 @@ def expert_sum():
 
 @kernel("quantize_experts")
 def quantize_experts(group):
-    """a: x, order, y (R, K), R, blocks of a row, R over x's rows (1: x has its rows in order). A place is a unit."""
+    """a: x, order, y (R, K), R, blocks of a row, R over x's rows (0: these are at their places). A place is a unit."""
     round_row = row_rounder(int(group))
 
     def run(a, begin, end, scratch):
@@ -165,7 +165,7 @@ def quantize_experts(group):
         places, experts = i32p(a[1]), i32p(a[1] + 2 * rows * 4)
         for place in range(begin, end):
             first, panel = panel_at(experts, place, rows)
-            row = places[place] // per_row if per_row > 1 else place
+            row = places[place] // per_row if per_row > 0 else place
             y = a[2] + (first * count + place - first) * ACT_BLOCK
             round_row(a[0] + row * count * 128, y, panel * ACT_BLOCK, count)
 
@@ -174,14 +174,14 @@ def quantize_experts(group):
 
 @kernel("pack_experts")
 def pack_experts():
-    """a: x, order, y (R, K), R, K, R over x's rows (1: x has its rows in order). A place is a unit."""
+    """a: x, order, y (R, K), R, K, R over x's rows (0: these are at their places). A place is a unit."""
 
     def run(a, begin, end, scratch):
         rows, k, per_row = a[3], a[4], a[5]
         places, experts = i32p(a[1]), i32p(a[1] + 2 * rows * 4)
         for place in range(begin, end):
             first, panel = panel_at(experts, place, rows)
-            row = places[place] // per_row if per_row > 1 else place
+            row = places[place] // per_row if per_row > 0 else place
             x, y = f32p(a[0] + row * k * 4), f32p(a[2] + (first * k + place - first) * 4)
             for i in range(k):
                 y[i * panel] = x[i]
@@ -216,8 +216,8 @@ def expert_linear(dtype, shape):
             if fewest <= after - place <= most:
                 s0, s1 = max(first - at, 0), min(last - at, strips)
                 if s0 < s1:
-                    w, x, y = a[0] + experts[place] * expert_nbytes, a[1] + place * count * x_nbytes, a[2] + place * n * 4
-                    walk(w, x, y, after - place, n, count, a[7], a[8], 0, s0, s1, scratch, 0)
+                    w, x = a[0] + experts[place] * expert_nbytes, a[1] + place * count * x_nbytes
+                    walk(w, x, a[2] + place * n * 4, after - place, n, count, a[7], a[8], 0, s0, s1, scratch, 0)
                 at += strips
             place = after
 

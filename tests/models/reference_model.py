@@ -1,0 +1,240 @@
+"""Made-up models of every architecture, and a forward pass in float64 that knows nothing of ours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter, quants
+from gguf.constants import GGMLQuantizationType
+
+from models.quantize import quantize
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Spec:
+    """A model to make up. `keys` go into the file as they are, under the architecture's name."""
+
+    arch: str = "llama"
+    n_embd: int = 64
+    n_layer: int = 2
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 0
+    n_ff: int = 96
+    n_vocab: int = 101
+    n_ctx_train: int = 64
+    dtype: str = "f32"
+    types: dict[str, str] = field(default_factory=dict)  # by the end of a tensor's name without .weight
+    norm_dtype: str = "f32"
+    biases: tuple[str, ...] = ()
+    untied: bool = False
+    fused: bool = False
+    keys: dict[str, Any] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)  # tensors of rope factors, from 1 up to this
+    n_ctx: int = 64
+    n_expert: int = 0
+    n_expert_used: int = 0
+
+    @property
+    def d(self) -> int:
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def gemma(self) -> bool:
+        return self.arch.startswith("gemma")
+
+
+def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
+    q, kv = s.n_head * s.d, s.n_head_kv * s.d
+    out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), "output_norm": (s.n_embd,)}
+    if s.untied:
+        out["output"] = (s.n_vocab, s.n_embd)
+    for i in range(s.n_layer):
+        layer: dict[str, tuple[int, ...]] = {"attn_norm": (s.n_embd,), "ffn_norm": (s.n_embd,)}
+        if s.fused:
+            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd), "ffn_up": (2 * s.n_ff, s.n_embd)}
+        else:
+            layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
+        layer |= {"attn_output": (s.n_embd, q)}
+        if s.n_expert:
+            layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
+            layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, s.n_embd) for name in ("gate", "up")}
+            layer |= {"ffn_down_exps": (s.n_expert, s.n_embd, s.n_ff)}
+        else:
+            layer |= {"ffn_down": (s.n_embd, s.n_ff)}
+            if not s.fused:
+                layer |= {"ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd)}
+        if s.arch in ("qwen3", "qwen3moe", "gemma3"):
+            layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
+        if s.gemma:
+            layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
+        out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+    return out
+
+
+def write(path: Path, s: Spec) -> dict[str, Array]:
+    """Write the file; its tensors as float64, by name, as a reader would see them."""
+    rng = np.random.default_rng(7)
+    writer = GGUFWriter(path, s.arch)
+    keys = {
+        "context_length": s.n_ctx_train,
+        "embedding_length": s.n_embd,
+        "block_count": s.n_layer,
+        "feed_forward_length": s.n_ff,
+        "attention.head_count": s.n_head,
+        "attention.head_count_kv": s.n_head_kv,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    if s.n_expert:
+        keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
+        if s.arch == "qwen3moe":
+            keys |= {"feed_forward_length": 7 * s.n_ff, "expert_feed_forward_length": s.n_ff}  # the first says nothing
+    if s.head_dim:
+        keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
+    for name, value in (keys | s.keys).items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+        if value is not None:
+            add[type(value)](f"{s.arch}.{name}", value)
+    seen: dict[str, Array] = {}
+
+    def put(name: str, values: Array, dtype: str) -> None:
+        kind = GGMLQuantizationType[dtype.upper()]
+        if dtype in ("f32", "f16"):
+            stored = values.astype(np.float32 if dtype == "f32" else np.float16)
+            writer.add_tensor(name, stored)
+            seen[name] = stored.astype(np.float64)
+        else:
+            raw = quantize(np.atleast_2d(values), dtype)
+            raw = raw if values.ndim > 1 else raw[0]
+            writer.add_tensor(name, raw, raw_dtype=kind)
+            seen[name] = quants.dequantize(raw, kind).reshape(values.shape).astype(np.float64)
+
+    for name, shape in shapes(s).items():
+        short = name.rpartition(".")[2]
+        if len(shape) == 1:
+            put(f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
+        else:
+            size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
+            put(
+                f"{name}.weight",
+                size * rng.standard_normal(shape) / math.sqrt(shape[-1]),
+                s.types.get(short, s.dtype),
+            )
+        if short in s.biases:
+            put(f"{name}.bias", rng.standard_normal(shape[0]), "f32")
+    for name, top in s.factors.items():
+        n = s.keys.get("rope.dimension_count", s.d) // 2
+        put(f"{name}.weight", np.linspace(1, top, n), "f32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return seen
+
+
+# -- the reference
+
+
+def norm(x: Array, w: Array) -> Array:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
+
+
+def turn(x: Array, angle: Array, magnitude: float, interleaved: bool) -> Array:
+    """x (T, H, D) by angle (T, n)."""
+    z = np.exp(1j * angle)[:, None] * magnitude
+    n = angle.shape[1]
+    y = x.copy()
+    if interleaved:
+        pairs = (x[..., 0 : 2 * n : 2] + 1j * x[..., 1 : 2 * n : 2]) * z
+        y[..., 0 : 2 * n : 2], y[..., 1 : 2 * n : 2] = pairs.real, pairs.imag
+    else:
+        pairs = (x[..., :n] + 1j * x[..., n : 2 * n]) * z
+        y[..., :n], y[..., n : 2 * n] = pairs.real, pairs.imag
+    return y
+
+
+def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, scale: float, caps: Any) -> Array:
+    """`rope(layer)`: frequencies and magnitude; `window(layer)`: its width or 0; `caps`: of scores and logits."""
+
+    def product(name: str, x: Array) -> Array:
+        return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
+
+    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else 1)
+    pos = np.arange(len(ids))
+    for i in range(s.n_layer):
+        b = f"blk.{i}."
+        h = norm(x, t[b + "attn_norm.weight"])
+        if s.fused:
+            parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
+        else:
+            parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
+        q, k, v = (p.reshape(len(ids), -1, s.d) for p in parts)
+        if b + "attn_q_norm.weight" in t:
+            q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
+        frequency, magnitude = rope(i)
+        q, k = (turn(y, pos[:, None] * frequency, magnitude, s.arch == "llama") for y in (q, k))
+        k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
+        score = np.einsum("qhd,khd->hqk", q, k) * scale
+        if caps[0]:
+            score = caps[0] * np.tanh(score / caps[0])
+        ago = pos[:, None] - pos
+        score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
+        p = np.exp(score - score.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1))
+        x = x + (norm(y, t[b + "post_attention_norm.weight"]) if s.gemma else y)
+        h = norm(x, t[b + "ffn_norm.weight"])
+        if s.n_expert:
+            x = x + mixture(s, t, b, h)
+            continue
+        if s.fused:
+            gate, up = np.split(product(b + "ffn_up", h), 2, -1)
+        else:
+            gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
+        if s.gemma:
+            gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        else:
+            gate = gate / (1 + np.exp(-gate))
+        y = product(b + "ffn_down", gate * up)
+        x = x + (norm(y, t[b + "post_ffw_norm.weight"]) if s.gemma else y)
+    z = product("output" if s.untied else "token_embd", norm(x, t["output_norm.weight"]))
+    return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
+
+
+def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
+    """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
+    out = np.zeros_like(h)
+    for row, y in zip(h, out, strict=True):
+        odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row)
+        odds /= odds.sum()
+        best = np.argsort(odds)[: -s.n_expert_used - 1 : -1]
+        for expert in best:
+            gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
+            gated = gate @ row
+            y += odds[expert] / odds[best].sum() * (down @ (gated / (1 + np.exp(-gated)) * (up @ row)))
+    return out
+
+
+def plain(s: Spec, base: float = 10000.0, factors: float = 1.0, magnitude: float = 1.0, divide: float = 1.0) -> Any:
+    """`rope` without (or with simple) scaling."""
+    n = s.keys.get("rope.dimension_count", s.d)
+    frequency = base ** (-np.arange(0, n, 2) / n) / np.linspace(1, factors, n // 2) / divide
+    return lambda layer: (frequency, magnitude)
+
+
+def yarn(s: Spec, factor: float, original: int, attn: float = 1.0) -> Any:
+    """NTK-by-parts, written from the paper: wavelengths against the original context, ramp between 32 and 1 turns."""
+    n, base = s.d, 10000.0
+    i = np.arange(n // 2)
+    f = base ** (-2 * i / n)
+    low, high = (n * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base)) for turns in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), n - 1)
+    ramp = np.clip((i - low) / max(high - low, 0.001), 0, 1)
+    mixed = f * (1 - ramp) + f / factor * ramp
+    return lambda layer: (mixed, attn * (0.1 * math.log(factor) + 1))
