@@ -74,6 +74,18 @@ def _product(t: Tensor, _: Feeds) -> Cost:
 COSTS.update(dict.fromkeys(MATRICES, _product))
 
 
+def _expert_product(t: Tensor, _: Feeds) -> Cost:
+    """Of the experts' weights those that are read if rows choose by chance."""
+    x, w, n = t.src[0], t.src[1], t.attrs["n"]
+    macs = x.shape[0] * math.prod(w.shape) // n
+    unread = (1 - 1 / n) ** x.shape[0] * w.nbytes
+    quantised = DTYPES[w.dtype].quantised
+    return Cost(_moved(t) - unread, int8_macs=macs * quantised, f32_macs=macs * (not quantised))
+
+
+COSTS.update(dict.fromkeys(("expert_linear", "expert_linear_act"), _expert_product))
+
+
 @COSTS.of("get_rows")
 def _(t: Tensor, _: Feeds) -> Cost:
     table, ids = t.src

@@ -16,32 +16,50 @@ FLOATS = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True)
 class _Weights:
-    """Of the matrices that every token passes (`layers`) and of the output matrix: bytes, and elements by type."""
+    """Of the matrices that a token passes (`layers`) and of the output matrix: bytes, and elements by type. Of experts,
+    bytes are all of them's, elements those of a token's."""
 
     layer_bytes: int
+    expert_bytes: int
     output_bytes: int
     layer_int8: int
     layer_f32: int
     output_int8: int
     output_f32: int
+    n_expert: int
+    n_expert_used: int
+
+    def read_bytes(self, n_tokens: int) -> float:
+        """Of the layers, by a step of so many tokens: of the experts those that are expected to be chosen, if each
+        token chooses by chance."""
+        met = 1 - (1 - self.n_expert_used / max(1, self.n_expert)) ** n_tokens
+        return self.layer_bytes + met * self.expert_bytes
 
 
 def _weights(engine: Engine) -> _Weights:
-    tensors = engine.gguf.tensors
+    tensors, h = engine.gguf.tensors, engine.hparams
     output = tensors.get("output.weight") or tensors["token_embd.weight"]
-    matrices = [t for name, t in tensors.items() if name.startswith("blk.") and len(t.shape) == 2]
+    matrices = [t for name, t in tensors.items() if name.startswith("blk.") and len(t.shape) > 1]
 
     def elements(of: list[TensorInfo], *, floats: bool) -> int:
-        return sum(t.shape[0] * t.shape[1] for t in of if (t.dtype in FLOATS) == floats)
+        return sum(_met(t, h.n_expert_used) * t.shape[-1] for t in of if (t.dtype in FLOATS) == floats)
 
     return _Weights(
-        layer_bytes=sum(t.nbytes for t in matrices),
+        layer_bytes=sum(t.nbytes for t in matrices if len(t.shape) == 2),
+        expert_bytes=sum(t.nbytes for t in matrices if len(t.shape) == 3),
         output_bytes=output.nbytes,
         layer_int8=elements(matrices, floats=False),
         layer_f32=elements(matrices, floats=True),
         output_int8=elements([output], floats=False),
         output_f32=elements([output], floats=True),
+        n_expert=h.n_expert,
+        n_expert_used=h.n_expert_used,
     )
+
+
+def _met(t: TensorInfo, n_expert_used: int) -> int:
+    """The rows of a matrix, or of a row's experts."""
+    return t.shape[0] if len(t.shape) == 2 else n_expert_used * t.shape[1]
 
 
 def _cells_read(engine: Engine, n: int) -> int:
@@ -73,7 +91,7 @@ def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> 
     steps = -(-n // engine.options.n_ubatch)
     cells = n_batch * (_cells_read(engine, depth + n_prompt) - _cells_read(engine, depth))
     return Cost(
-        nbytes=steps * w.layer_bytes + w.output_bytes,
+        nbytes=steps * w.read_bytes(-(-n // steps)) + w.output_bytes,
         int8_macs=n * w.layer_int8 + n_batch * w.output_int8,
         f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + _attention_macs(engine, cells),
     )
@@ -84,7 +102,7 @@ def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cos
     w, n = _weights(engine), n_gen * n_batch
     cells = n_batch * (_cells_read(engine, depth + n_gen) - _cells_read(engine, depth))
     return Cost(
-        nbytes=n_gen * (w.layer_bytes + w.output_bytes) + cells * _cell_bytes(engine),
+        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + cells * _cell_bytes(engine),
         int8_macs=n * (w.layer_int8 + w.output_int8),
         f32_macs=n * (w.layer_f32 + w.output_f32) + _attention_macs(engine, cells),
     )

@@ -272,6 +272,15 @@ def test_pipelines_are_kept_on_disk(
             kept.write_bytes(b"damaged")
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_programs_are_made_for_what_has_no_memory_yet(open_device: Callable[[str], Backend], rows: int) -> None:
+    """As `logitless plan` does."""
+    w = state("w", (48, 512), "q8_0", constant=True)
+    found, programs = Session([open_device("vulkan:0")]).planned_bytes([lambda: [linear(feed("x", (rows, 512)), w)]])
+    assert len(programs) == 1
+    assert found[0].weights >= 48 * 512
+
+
 def test_closing_twice_is_closing_once(open_device: Callable[[str], Backend]) -> None:
     from backends.vulkan.backend import VulkanBackend
 
