@@ -38,9 +38,6 @@ COMPATIBLE = Group(
         _ignored("--escape -e", off="--no-escape"),
         _ignored("--threads-http", "LLAMA_ARG_THREADS_HTTP", value="N"),
         _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="N"),
-        # No model here has experts to place.
-        _ignored("-cmoe --cpu-moe", "LLAMA_ARG_CPU_MOE"),
-        _ignored("-ncmoe --n-cpu-moe", "LLAMA_ARG_N_CPU_MOE", value="N"),
         # The cache keeps every position of sliding-window layers, so any prefix can be resumed without checkpoints.
         _ignored("--ctx-checkpoints --swa-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS", value="N"),
         _ignored("--checkpoint-min-step", value="N"),

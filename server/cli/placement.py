@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 ALL = 2**31 - 1
+EXPERTS = r"\.ffn_(gate|up|down)_exps\."  # weights of mixtures of experts
 
 
 def layers(value: str) -> int | str:
@@ -122,6 +123,19 @@ PLACEMENT = (
         env="LLAMA_ARG_OVERRIDE_TENSOR",
         many=True,
     ),
+    Flag(
+        "-cmoe --cpu-moe",
+        "the weights of experts live on the CPU: most of such a model, of which each token reads little",
+        default=False,
+        env="LLAMA_ARG_CPU_MOE",
+    ),
+    Flag(
+        "-ncmoe --n-cpu-moe",
+        "the same for the first N layers",
+        whole(0),
+        0,
+        env="LLAMA_ARG_N_CPU_MOE",
+    ),
 )
 
 
@@ -152,8 +166,18 @@ def placement(options: SimpleNamespace) -> tuple[tuple[str, ...], PlacementOptio
         n_gpu_layers=n_layers(options.gpu_layers),
         split=divides and len(others) > 1,
         shares=split if divides and split else (),
-        overrides=tuple(options.override_tensor),
+        overrides=(*options.override_tensor, *_experts(options)),
     )
+
+
+def _experts(options: SimpleNamespace) -> list[tuple[str, str]]:
+    """`--cpu-moe` and `--n-cpu-moe` as overrides."""
+    from models.hparams import MAX_LAYERS
+
+    if options.cpu_moe:
+        return [(EXPERTS, "cpu")]
+    layers = "|".join(map(str, range(min(options.n_cpu_moe, MAX_LAYERS))))
+    return [(rf"blk\.({layers}){EXPERTS}", "cpu")] if layers else []
 
 
 def _beside_cpu(n: int) -> str:

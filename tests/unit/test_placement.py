@@ -153,6 +153,20 @@ def test_flags() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "on_cpu"),
+    [("--cpu-moe", {0, 1, 2, 10, 11}), ("-ncmoe 2", {0, 1}), ("-ncmoe 11", {0, 1, 2, 10}), ("", set())],
+)
+def test_experts_on_the_cpu(words: str, on_cpu: set[int]) -> None:
+    rules = flags("--device", "vulkan:0", "-ot", "output=vulkan:0", *words.split())[1].overrides
+    assert rules[0] == ("output", "vulkan:0")
+    for layer in (0, 1, 2, 10, 11):
+        for name in ("gate", "up", "down"):
+            first = [d for pattern, d in rules if re.search(pattern, f"blk.{layer}.ffn_{name}_exps.weight")]
+            assert first == ["cpu"] * (layer in on_cpu)
+            assert not any(re.search(p, f"blk.{layer}.ffn_{name}.weight") for p, _ in rules)
+
+
 def test_layers_for_devices_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     """llama-server without a GPU says so and goes on."""
     assert flags("-ngl", "99", "-ts", "1", "-mg", "0")[0] == ("cpu",)
