@@ -46,7 +46,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
     for source, info in gguf.tensors.items():
         parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda found: found[1].start)
         if any(name in trained for name, _ in parts):
-            kind = storable_dtype(dtype, info.shape[-1]) if len(info.shape) == 2 else "f32"
+            kind = storable_dtype(dtype, info.shape[-1]) if len(info.shape) > 1 else "f32"
             data = Data(partial(rows, source, kind, parts), info.shape, kind)
         else:
             data = Data(partial(_as_it_was, gguf, source), info.shape, info.dtype)

@@ -266,6 +266,20 @@ def test_gemma3(tmp_path: Path, keys: dict[str, Any], local: Any, window: int, d
     )
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0", "q4_k"])
+def test_a_rows_experts_give_the_same_bits_in_any_company(tmp_path: Path, dtype: str) -> None:
+    """However a prompt is cut: how many rows an expert has, and so the form of its product, differs between the cuts."""
+    sizes = {"n_embd": 256, "n_ff": 256} if dtype == "q4_k" else {}
+    s = Spec(**sizes, n_expert=5, n_expert_used=2, dtype=dtype, types={"ffn_gate_inp": "f32"})  # type: ignore[arg-type]
+    path = tmp_path / "m.gguf"
+    write(path, s)
+    ids = tokens(s)
+    whole, *others = (compute(path, s, ids, chunks) for chunks in ((40,), (1,) * 40, (3, 19, 18), (33, 7)))
+    assert whole.std() > 0.1
+    for other in others:
+        np.testing.assert_array_equal(whole, other)
+
+
 KV = ("f32", "f16", "q8_0")
 
 
