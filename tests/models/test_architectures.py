@@ -268,7 +268,7 @@ def test_gemma3(tmp_path: Path, keys: dict[str, Any], local: Any, window: int, d
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0", "q4_0", "q4_k"])
 def test_a_rows_experts_give_the_same_bits_in_any_company(tmp_path: Path, dtype: str) -> None:
-    """However a prompt is cut: how many rows an expert has, and so the form of its product, differs between the cuts."""
+    """However a prompt is cut: how many rows an expert has, and so the form of its product, differs between cuts."""
     sizes = {"n_embd": 256, "n_ff": 256} if dtype == "q4_k" else {}
     s = Spec(**sizes, n_expert=5, n_expert_used=2, dtype=dtype, types={"ffn_gate_inp": "f32"})  # type: ignore[arg-type]
     path = tmp_path / "m.gguf"
