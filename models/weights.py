@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ from graph.session import Session
 from graph.tensor import Tensor
 from models.errors import ModelFileError, shown
 from models.gguf_file import GGUFFile, TensorInfo
+from models.held import HELD, held, held_as
 from models.hparams import Hparams
 from models.low_rank import LowRank
 
-MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", *HELD)
+log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 _DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
 
@@ -195,20 +198,31 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     """Define every weight as a constant state. ModelFileError as in `check_weights`."""
     found = check_weights(gguf, h)
+    for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & HELD.keys()):
+        _, before, after, _ = HELD[dtype]
+        log.warning(
+            "weights of type %s are held as %s, in %.1f times the memory", dtype, held_as(dtype), after / before
+        )
     return Weights({name: define_weight(session, gguf, name, part) for name, part in found.items()})
 
 
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:
-    """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process."""
+    """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process; numbers
+    that cannot be held are a ModelFileError when they are read."""
     info = gguf.tensors[part.source]
     row_nbytes = info.nbytes // math.prod(info.shape[:-1] or info.shape)
 
     def source() -> Bytes:
         start = part.start * row_nbytes
         raw: Bytes = gguf.bytes_of(info.name)[start : start + part.shape[0] * row_nbytes]
-        return raw if len(part.shape) == 2 else vector(raw, info.dtype).view(np.uint8)
+        if len(part.shape) == 1:
+            return vector(raw, info.dtype).view(np.uint8)
+        try:
+            return held(raw, info.dtype)
+        except OverflowError as error:
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
-    dtype = info.dtype if len(part.shape) == 2 else "f32"
+    dtype = held_as(info.dtype) if len(part.shape) == 2 else "f32"
     return session.define(state or name, part.shape, dtype, source, constant=True, loaded=gguf.release)
 
 

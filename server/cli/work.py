@@ -37,6 +37,8 @@ class _Weights:
 
 
 def _weights(engine: Engine) -> _Weights:
+    from models.held import held_nbytes
+
     tensors, h = engine.gguf.tensors, engine.hparams
     output = tensors.get("output.weight") or tensors["token_embd.weight"]
     matrices = [t for name, t in tensors.items() if name.startswith("blk.") and len(t.shape) > 1]
@@ -45,9 +47,9 @@ def _weights(engine: Engine) -> _Weights:
         return sum(_met(t, h.n_expert_used) * t.shape[-1] for t in of if (t.dtype in FLOATS) == floats)
 
     return _Weights(
-        layer_bytes=sum(t.nbytes for t in matrices if len(t.shape) == 2),
-        expert_bytes=sum(t.nbytes for t in matrices if len(t.shape) == 3),
-        output_bytes=output.nbytes,
+        layer_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in matrices if len(t.shape) == 2),
+        expert_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in matrices if len(t.shape) == 3),
+        output_bytes=held_nbytes(output.dtype, output.nbytes),
         layer_int8=elements(matrices, floats=False),
         layer_f32=elements(matrices, floats=True),
         output_int8=elements([output], floats=False),

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter, quants
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from models.held import HELD
 from models.quantize import quantize
 
 Array = np.ndarray[Any, Any]
@@ -105,6 +106,11 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
 
     def put(name: str, values: Array, dtype: str) -> None:
         kind = GGMLQuantizationType[dtype.upper()]
+        if dtype in HELD:
+            raw = random_blocks(rng, values.shape, dtype, values.std())
+            writer.add_tensor(name, raw, raw_dtype=kind)
+            seen[name] = quants.dequantize(raw, kind).astype(np.float64)
+            return
         if dtype in ("f32", "f16"):
             stored = values.astype(np.float32 if dtype == "f32" else np.float16)
             writer.add_tensor(name, stored)
@@ -136,6 +142,21 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
     writer.write_tensors_to_file()
     writer.close()
     return seen
+
+
+def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, std: float) -> Array:
+    """Bytes of a type that nobody here can quantise to: about this deviation, (…, bytes of a row)."""
+    kind = GGMLQuantizationType[dtype.upper()]
+    size, nbytes = GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // size, nbytes), np.uint8)
+    if dtype == "mxfp4":
+        raw[..., 0] = 127 + round(math.log2(std / 2.5))
+    else:
+        scale = slice(-2, None) if dtype == "q3_k" else slice(0, 2)
+        raw[..., scale] = np.array([1], np.float16).view(np.uint8)
+        d = std / quants.dequantize(raw.reshape(*shape[:-1], -1), kind).std()
+        raw[..., scale] = np.array([d], np.float16).view(np.uint8)
+    return raw.reshape(*shape[:-1], -1)
 
 
 # -- the reference

@@ -125,6 +125,10 @@ QUANTISED = {
         dtype="q4_k",
         types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"},
     ),
+    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q3_k", "iq4_nl", "iq4_xs", "mxfp4")},
+    "experts q3_k, iq4_xs": Spec(
+        n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q3_k", types={"ffn_down_exps": "iq4_xs"}
+    ),
     "experts q8_0": Spec(n_expert=4, n_expert_used=4, dtype="q8_0"),
     "experts q4_0": Spec("qwen3moe", n_head=4, head_dim=32, n_ff=32, n_expert=3, n_expert_used=3, dtype="q4_0"),
     "experts q4_k": Spec(
