@@ -10,8 +10,13 @@ import numpy as np
 
 from models.errors import ModelFileError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "bert")
-OF_EXPERTS = ("llama", "qwen3moe")  # those that may have mixtures of experts
+ARCHITECTURES = (
+    *("llama", "granite", "granitemoe", "smollm3", "ernie4_5"),
+    *("qwen2", "qwen3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"),  # of vl the part that reads text
+    *("gemma2", "gemma3", "phi3", "bert"),
+)
+OF_EXPERTS = ("llama", "qwen3moe", "qwen3vlmoe", "granitemoe")  # those that may have mixtures of experts
+INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3", "ernie4_5")  # whose rotary pairs are neighbours
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_LAYERS = 512  # llama.cpp's limit too
@@ -57,10 +62,17 @@ class Hparams:
     pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
     n_expert: int = 0  # of a layer; 0: its feed-forward block is one for all rows
     n_expert_used: int = 0  # of each row
+    n_ff_shared: int = 0  # of the expert that every row has besides
+    residual_scale: float = 1.0  # of what a block adds
+    logit_scale: float = 1.0  # by which logits are divided
+    nope_period: int = 0  # every so many-th layer does without rotary embedding; 0: none
 
     @property
     def interleaved_rope(self) -> bool:
-        return self.arch == "llama"
+        return self.arch in INTERLEAVED
+
+    def has_rope(self, layer: int) -> bool:
+        return self.nope_period == 0 or (layer + 1) % self.nope_period != 0
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
@@ -100,7 +112,11 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             raise ModelFileError(file, f"key '{arch}.{key}' is {value:g}, which is not positive")
         return value
 
-    n_expert = count("expert_count") if arch == "qwen3moe" or number("expert_count", 0) else 0
+    def scaled(key: str) -> float:
+        """A factor; 0 stands for none, as in llama.cpp."""
+        return positive(key, 1.0) if number(key, 0.0) else 1.0
+
+    n_expert = count("expert_count") if arch.endswith("moe") or number("expert_count", 0) else 0
     if n_expert and arch not in OF_EXPERTS:
         raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {' and '.join(OF_EXPERTS)}")
     n_expert_used = count("expert_used_count") if n_expert else 0
@@ -128,14 +144,14 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     pooling = number("pooling_type", 0)
     if pooling not in range(len(POOLINGS)):
         raise ModelFileError(file, f"key '{arch}.pooling_type' is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
-    gemma = arch in ("gemma2", "gemma3")
+    gemma, granite = arch in ("gemma2", "gemma3"), arch.startswith("granite")
     window = number("attention.sliding_window", 4096 if arch == "gemma2" else 0) if gemma else 0
     return Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
-        n_ff=count("expert_feed_forward_length" if arch == "qwen3moe" else "feed_forward_length"),
+        n_ff=count("expert_feed_forward_length" if arch.startswith("qwen3") and n_expert else "feed_forward_length"),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
@@ -144,17 +160,25 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_dim=rope_dim,
         rope_base=positive("rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(metadata, arch, file, number, positive, count, n_ctx_train),
-        attention_scale=_attention_scale(arch, n_layer, n_embd // n_head, head_dim),
+        attention_scale=positive("attention.scale", 1.0)
+        if granite and number("attention.scale", 0.0)
+        else _attention_scale(arch, n_layer, n_embd // n_head, head_dim),
         window=count("attention.sliding_window", 4096) if window else 0,
         window_period=_window_period(metadata, arch, n_layer, file) if window else 0,
         rope_base_local=positive("rope.freq_base_swa", 10000.0),
         attn_softcap=float(number("attn_logit_softcapping", 50.0)) if arch == "gemma2" else 0.0,
         final_softcap=float(number("final_logit_softcapping", 30.0 if arch == "gemma2" else 0.0)) if gemma else 0.0,
-        embedding_scale=float(n_embd) ** 0.5 if gemma else 1.0,
+        embedding_scale=float(n_embd) ** 0.5 if gemma else scaled("embedding_scale") if granite else 1.0,
         causal=arch != "bert",
         pooling=POOLINGS[int(pooling)],
         n_expert=n_expert,
         n_expert_used=n_expert_used,
+        n_ff_shared=count("expert_shared_feed_forward_length")
+        if arch == "granitemoe" and number("expert_shared_feed_forward_length", 0)
+        else 0,
+        residual_scale=scaled("residual_scale") if granite else 1.0,
+        logit_scale=scaled("logit_scale") if granite else 1.0,
+        nope_period=4 if arch == "smollm3" else 0,
     )
 
 

@@ -1,13 +1,14 @@
 """Llama and its relatives: RMS norm, rotary grouped-query attention, SwiGLU.
 
-llama, mistral, qwen2, qwen3 and phi3 differ only in the optional weights that the file holds (projection biases, norms
-of each head's queries and keys, fused matrices, which models/weights.py takes apart), so one function serves them all;
-mixtral and qwen3moe, too, whose SwiGLU is a mixture of experts.
+llama, mistral, qwen2, qwen3, phi3 and ernie4_5 differ only in the optional weights that the file holds (projection
+biases, norms of each head's queries and keys, fused matrices, which models/weights.py takes apart), so one function
+serves them all; mixtral and qwen3moe, too, whose SwiGLU is a mixture of experts; granite, which scales what goes in,
+what blocks add and what comes out; and smollm3, where every fourth layer has no rotary embedding.
 """
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, mul, silu
+from graph.ops.elementwise import add, mul, scale, silu
 from graph.ops.experts import expert_order, expert_rows, expert_sum, expert_weights, top_experts
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
@@ -20,7 +21,7 @@ from models.weights import Weights
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
-    x = w.embedding(rows.tokens)  # (T, n_embd)
+    x = _scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     angles = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
@@ -29,14 +30,16 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             b = w.block(layer)
             asking = Side(b, b.norm("attn_norm", x, h.eps), rotary.angles(rows.out.pos))
-        x = add(x, self_attention(asking, seen, h, memory, layer))
+        x = add(x, _scaled(self_attention(asking, seen, h, memory, layer), h.residual_scale))
         y = b.norm("ffn_norm", x, h.eps)
-        x = add(x, mixture(b, h, y) if h.n_expert else swiglu(b, y), name=f"blk.{layer}")
+        y = mixture(b, h, y) if h.n_expert else swiglu(b, y)
+        x = add(x, _scaled(y, h.residual_scale), name=f"blk.{layer}")
     return w.norm("output_norm", x, h.eps)
 
 
-def swiglu(b: Weights, x: Tensor) -> Tensor:
-    return b.linear("ffn_down", mul(silu(b.linear("ffn_gate", x)), b.linear("ffn_up", x)))
+def swiglu(b: Weights, x: Tensor, which: str = "") -> Tensor:
+    gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
+    return b.linear(f"ffn_down{which}", mul(silu(gate), up))
 
 
 def mixture(b: Weights, h: Hparams, x: Tensor) -> Tensor:
@@ -48,4 +51,9 @@ def mixture(b: Weights, h: Hparams, x: Tensor) -> Tensor:
     rows = expert_rows(x, order)  # (T · n_expert_used, n_embd)
     gate, up = (b.experts(name, rows, order, h.n_expert) for name in ("ffn_gate_exps", "ffn_up_exps"))
     y = b.experts("ffn_down_exps", mul(silu(gate), up), order, h.n_expert)
-    return expert_sum(y, expert_weights(logits, ids), order)
+    y = expert_sum(y, expert_weights(logits, ids), order)
+    return add(y, swiglu(b, x, "_shexp")) if h.n_ff_shared else y
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else scale(x, factor=factor)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph.ops.elementwise import softcap
+from graph.ops.elementwise import scale, softcap
 from graph.session import Session
 from graph.tensor import Tensor
 from models import bert, gemma, llama
 from models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
-from models.hparams import Hparams, read_hparams
+from models.hparams import ARCHITECTURES, Hparams, read_hparams
 from models.low_rank import LowRank
 from models.rope import Rotary, define_rotary
 from models.weights import Weights, check_weights, load_weights
 
 FORWARD = {
-    "llama": llama.forward,
-    "qwen2": llama.forward,
-    "qwen3": llama.forward,
-    "qwen3moe": llama.forward,
-    "phi3": llama.forward,
+    **dict.fromkeys(ARCHITECTURES, llama.forward),
     "gemma2": gemma.forward,
     "gemma3": gemma.forward,
     "bert": bert.forward,
@@ -59,6 +55,8 @@ class Model:
         """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""
         h, w = self.hparams, self.weights if out is None else self.weights.of_rows(out)
         logits = w.linear("output" if "output" in w else "token_embd", x)
+        if h.logit_scale != 1:
+            logits = scale(logits, factor=1 / h.logit_scale)
         return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
 
     def hidden(self, rows: Rows, memory: Memory) -> Tensor:

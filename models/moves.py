@@ -21,6 +21,8 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     written = []
     for layer, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
         angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
-        k = rope(load_k(keys, source), angles, interleaved=h.interleaved_rope)
+        k = load_k(keys, source)
+        if h.has_rope(layer):
+            k = rope(k, angles, interleaved=h.interleaved_rope)
         written += [store_k(keys, k, to), store_v(values, load_v(values, source), to)]
     return written

@@ -18,7 +18,7 @@ class Side(NamedTuple):
 
     b: Weights  # the layer's, for these rows
     x: Tensor  # (T, n_embd), normalised
-    angles: Tensor  # (T, 2, n/2)
+    angles: Tensor  # (T, 2, n/2); not used by a layer without rotary embedding
 
 
 def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: int) -> Tensor:
@@ -28,7 +28,8 @@ def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: 
     v = reshape(seen.b.linear("attn_v", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
     if "attn_q_norm" in asking.b:
         q, k = rms_norm(q, asking.b["attn_q_norm"], eps=h.eps), rms_norm(k, seen.b["attn_k_norm"], eps=h.eps)
-    q, k = (rope(t, side.angles, interleaved=h.interleaved_rope) for t, side in ((q, asking), (k, seen)))
+    if h.has_rope(layer):
+        q, k = (rope(t, side.angles, interleaved=h.interleaved_rope) for t, side in ((q, asking), (k, seen)))
     window = h.window if h.is_local(layer) else 0
     y = memory.attend(layer, q, k, v, scale=h.attention_scale, window=window, cap=h.attn_softcap)
     return asking.b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))

@@ -116,7 +116,7 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
             for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
                 yield one(f"{b}{name}.weight", rows, h.n_embd)
                 yield one(f"{b}{name}.bias", rows, required=False)
-        normed = h.arch in ("qwen3", "qwen3moe", "gemma3")
+        normed = h.arch.startswith("qwen3") or h.arch == "gemma3"
         yield one(b + "attn_q_norm.weight", h.head_dim, required=normed)
         yield one(b + "attn_k_norm.weight", h.head_dim, required=normed)
         yield one(b + "attn_output.weight", h.n_embd, attn)
@@ -126,13 +126,16 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
         if h.n_expert:
             yield one(b + "ffn_gate_inp.weight", h.n_expert, h.n_embd)
-            for name, rows, columns in (
+            for name, n_out, n_in in (
                 ("gate", h.n_ff, h.n_embd),
                 ("up", h.n_ff, h.n_embd),
                 ("down", h.n_embd, h.n_ff),
             ):
                 source = f"{b}ffn_{name}_exps.weight"
-                yield source, Part(source, (h.n_expert * rows, columns), n_experts=h.n_expert)
+                yield source, Part(source, (h.n_expert * n_out, n_in), n_experts=h.n_expert)
+                if h.n_ff_shared:
+                    shape = (n_out, h.n_ff_shared) if name == "down" else (h.n_ff_shared, n_in)
+                    yield one(f"{b}ffn_{name}_shexp.weight", *shape)
             continue
         if b + "ffn_gate.weight" not in present and h.arch == "phi3":
             yield b + "ffn_gate.weight", Part(b + "ffn_up.weight", (h.n_ff, h.n_embd), 0)

@@ -15,6 +15,7 @@ from models.held import HELD
 from models.quantize import quantize
 
 Array = np.ndarray[Any, Any]
+INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3", "ernie4_5")
 
 
 @dataclass
@@ -67,6 +68,9 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
             layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, s.n_embd) for name in ("gate", "up")}
             layer |= {"ffn_down_exps": (s.n_expert, s.n_embd, s.n_ff)}
+            if n := s.keys.get("expert_shared_feed_forward_length"):
+                layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
+                layer |= {"ffn_down_shexp": (s.n_embd, n)}
         else:
             layer |= {"ffn_down": (s.n_embd, s.n_ff)}
             if not s.fused:
@@ -186,7 +190,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     def product(name: str, x: Array) -> Array:
         return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
 
-    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else 1)
+    of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
+    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
     pos = np.arange(len(ids))
     for i in range(s.n_layer):
         b = f"blk.{i}."
@@ -199,7 +204,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if b + "attn_q_norm.weight" in t:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         frequency, magnitude = rope(i)
-        q, k = (turn(y, pos[:, None] * frequency, magnitude, s.arch == "llama") for y in (q, k))
+        if s.arch != "smollm3" or i % 4 != 3:
+            q, k = (turn(y, pos[:, None] * frequency, magnitude, s.arch in INTERLEAVED) for y in (q, k))
         k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
         if caps[0]:
@@ -209,10 +215,14 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         p = np.exp(score - score.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1))
-        x = x + (norm(y, t[b + "post_attention_norm.weight"]) if s.gemma else y)
+        x = x + (norm(y, t[b + "post_attention_norm.weight"]) if s.gemma else of_blocks * y)
         h = norm(x, t[b + "ffn_norm.weight"])
         if s.n_expert:
-            x = x + mixture(s, t, b, h)
+            y = mixture(s, t, b, h)
+            if b + "ffn_up_shexp.weight" in t:
+                gate, up = product(b + "ffn_gate_shexp", h), product(b + "ffn_up_shexp", h)
+                y = y + product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
+            x = x + of_blocks * y
             continue
         if s.fused:
             gate, up = np.split(product(b + "ffn_up", h), 2, -1)
@@ -223,8 +233,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         else:
             gate = gate / (1 + np.exp(-gate))
         y = product(b + "ffn_down", gate * up)
-        x = x + (norm(y, t[b + "post_ffw_norm.weight"]) if s.gemma else y)
-    z = product("output" if s.untied else "token_embd", norm(x, t["output_norm.weight"]))
+        x = x + (norm(y, t[b + "post_ffw_norm.weight"]) if s.gemma else of_blocks * y)
+    z = product("output" if s.untied else "token_embd", norm(x, t["output_norm.weight"])) / of_logits
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
 
 

@@ -73,11 +73,14 @@ def no_window(layer: int) -> int:
     return 0
 
 
+SCALES = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.07, "logit_scale": 8.0}
+
+
 def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, mean: float = math.inf, **more: Any) -> None:
     path = tmp_path / "m.gguf"
     t = write(path, s)
     ids = tokens(s)
-    options = {"window": no_window, "scale": s.d**-0.5, "caps": (0, 0)} | more
+    options = {"window": no_window, "scale": s.keys.get("attention.scale", s.d**-0.5), "caps": (0, 0)} | more
     want = reference(s, t, ids, rope or plain(s), **options)
     assert np.isfinite(want).all()
     got = compute(path, s, ids)
@@ -114,6 +117,14 @@ PLAIN = {
     "all experts, f16": Spec(n_expert=3, n_expert_used=3, dtype="f16"),
     "all experts, bf16": Spec(n_expert=3, n_expert_used=3, dtype="bf16"),
     "experts of odd sizes": Spec(n_embd=50, n_head=5, n_head_kv=1, n_ff=75, n_expert=3, n_expert_used=2),
+    "granite": Spec("granite", keys=SCALES),
+    "granite without scales": Spec("granite", keys={"embedding_scale": 0.0, "logit_scale": 0.0}),
+    "granitemoe": Spec("granitemoe", n_expert=6, n_expert_used=3, keys=SCALES),
+    "granitemoe shared": Spec(
+        "granitemoe", n_expert=4, n_expert_used=2, keys=SCALES | {"expert_shared_feed_forward_length": 40}
+    ),
+    "smollm3": Spec("smollm3", n_layer=5),
+    "ernie4_5": Spec("ernie4_5", untied=True, biases=("attn_output",)),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 QUANTISED = {

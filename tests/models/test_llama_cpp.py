@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -147,37 +147,60 @@ def _rms(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
     return float(np.sqrt(np.mean(x * x)))
 
 
-def qwen3moe(path: Path, source: Path, n_ff: int) -> None:
-    """A mixtral's weights as a qwen3moe, whose heads have norms."""
-    reader, writer = GGUFReader(source), GGUFWriter(path, "qwen3moe")
+def as_another(path: Path, source: Path, arch: str, keys: dict[str, float]) -> None:
+    """The weights of a llama or mixtral as those of another architecture, with what else it wants."""
+    reader, writer = GGUFReader(source), GGUFWriter(path, arch)
     for f in reader.fields.values():
         if f.name.startswith(("tokenizer.", "llama.")):
-            name = f.name.replace("llama.", "qwen3moe.")
+            name = f.name.replace("llama.", f"{arch}.")
             writer.add_key_value(name, f.contents(), f.types[0], f.types[1] if len(f.types) > 1 else None)
-    writer.add_expert_feed_forward_length(n_ff)
+    if "vl" in arch:
+        writer.add_rope_dimension_sections([3, 3, 2, 0])  # of the pairs of a head: of text all turn alike
+    for key, value in keys.items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{arch}.{key}", value)
     rng = np.random.default_rng(3)
     for t in reader.tensors:
         writer.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
-        if t.name.endswith("attn_q.weight"):
-            size = int(t.shape[1]) // 4
+        if t.name.endswith("attn_q.weight") and arch.startswith("qwen3"):
             for which in "qk":
-                values = (1 + 0.3 * rng.normal(size=size)).astype(np.float32)
+                values = (1 + 0.3 * rng.normal(size=int(t.shape[1]) // 4)).astype(np.float32)
                 writer.add_tensor(t.name.replace("attn_q.", f"attn_{which}_norm."), values)
+        if t.name.endswith("ffn_norm.weight") and (n := keys.get("expert_shared_feed_forward_length")):
+            n_embd = int(t.shape[0])
+            for which, shape in (("gate", (n, n_embd)), ("up", (n, n_embd)), ("down", (n_embd, n))):
+                values = (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
+                writer.add_tensor(t.name.replace("norm", f"{which}_shexp"), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def test_experts_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
+SCALES = {"embedding_scale": 6.0, "residual_scale": 0.3, "attention.scale": 0.2, "logit_scale": 3.0}
+OTHERS: list[tuple[str, str, dict[str, float]]] = [
+    ("qwen3moe", "tiny-moe", {"expert_feed_forward_length": SHAPES["tiny-moe"].n_ff}),
+    ("granite", "tiny", SCALES),
+    ("granitemoe", "tiny-moe", SCALES | {"expert_shared_feed_forward_length": 32}),
+    ("smollm3", "of six layers", {}),
+    ("ernie4_5", "tiny", {}),
+    ("qwen3vlmoe", "tiny-moe", {"expert_feed_forward_length": SHAPES["tiny-moe"].n_ff}),
+    ("qwen3vl", "tiny", {}),
+    ("qwen2vl", "tiny", {}),
+]
+
+
+def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
     cases = []
     for dtype in ("F32", "Q8_0", "Q4_0"):
-        mixtral, qwen = tmp_path / f"mixtral-{dtype}.gguf", tmp_path / f"qwen3moe-{dtype}.gguf"
-        synthesize(mixtral, "tiny-moe", dtype)
-        qwen3moe(qwen, mixtral, SHAPES["tiny-moe"].n_ff)
-        cases += [Case(mixtral, [], [[]]), Case(qwen, [], [[]])]
+        sources = {name: tmp_path / f"{name}-{dtype}.gguf" for name in ("tiny", "tiny-moe", "of six layers")}
+        for name, path in sources.items():
+            synthesize(path, SHAPES.get(name, replace(SHAPES["tiny"], n_layer=6)), dtype)
+        cases.append(Case(sources["tiny-moe"], [], [[]]))
+        for arch, source, keys in OTHERS:
+            as_another(path := tmp_path / f"{arch}-{dtype}.gguf", sources[source], arch, keys)
+            cases.append(Case(path, [], [[]]))
     for case, (likeliest,) in zip(cases, theirs(cases), strict=True):
         (values,) = ours(case)
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
         assert len(pairs) >= 4 * len(values) / 2
-        assert _rms(np.subtract(*np.transpose(pairs))) < (0.01 if "F32" in case.model.name else 0.12)
+        assert _rms(np.subtract(*np.transpose(pairs))) < (0.01 if "F32" in case.model.name else 0.12), case.model.name

@@ -1,0 +1,40 @@
+"""Cells that are moved: layers without rotary embedding keep their keys, the others turn them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from backends.cpu.backend import CPUBackend
+from graph.session import Session
+from models.batch import Batch, PagedMemory
+from models.gguf_file import GGUFFile
+from models.model import define_model, hparams_of
+from models.moves import move_cells
+from tests.models.reference_model import Spec, write
+
+N = 9
+
+
+def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write(path, Spec("smollm3", n_layer=5))
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        model = define_model(session, gguf, h, 64)
+        memory = PagedMemory.define(session, h, 4, (1, 4), "f32", "f32")
+        session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
+        pos = np.arange(N, dtype=np.int32)
+        feeds = {"tokens": pos + 5, "pos": pos, "slot": 0 * pos, "cells": pos + 16}
+        session.run("step", lambda: [model.logits(Batch.feeds(N), memory)], feeds)
+        before = [session.read(t.name).copy() for t in memory.keys]
+        moves = {"from": pos + 16, "to": pos + 32, "turn": np.full(N, 7, np.int32)}
+        session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
+        for layer, (old, t) in enumerate(zip(before, memory.keys, strict=True)):
+            source, target = old[1, :, :, :N], session.read(t.name)[2, :, :, :N]
+            assert np.abs(source).min() > 0
+            assert (source.tobytes() == target.tobytes()) == (layer == 3)
+            np.testing.assert_allclose((source**2).sum(1), (target**2).sum(1), rtol=1e-5)  # turned, and no longer
+    session.close()
