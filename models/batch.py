@@ -16,6 +16,7 @@ from graph.backend import Bytes
 from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
 from graph.ops.causal import causal_attention
 from graph.ops.encoder import full_attention
+from graph.ops.sinks import attention_sinks, causal_attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, feed
 from models.hparams import Hparams
@@ -48,7 +49,16 @@ class Memory(Protocol):
     rows of `out` ask, where not all are wanted."""
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int,
+        cap: float,
+        sinks: Tensor | None = None,
     ) -> Tensor: ...  # q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q
 
 
@@ -130,12 +140,26 @@ class Cached:
     batch: Batch
     stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # each layer's cache afterwards
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int,
+        cap: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         batch, memory = self.batch, self.memory
         keys, values = memory.keys[layer], memory.values[layer]
         self.stored[layer] = keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
         asking = batch.out or batch if layer == len(memory.keys) - 1 else batch
-        return attention(q, keys, values, memory.tables, asking.slot, asking.pos, scale=scale, window=window, cap=cap)
+        seen = keys, values, memory.tables, asking.slot, asking.pos
+        if sinks is not None:
+            return attention_sinks(q, *seen, sinks, scale=scale, window=window)
+        return attention(q, *seen, scale=scale, window=window, cap=cap)
 
 
 @dataclass(frozen=True)
@@ -153,7 +177,20 @@ class Sequences:
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
         return cls(length, tokens, pos, start)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int,
+        cap: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        if sinks is not None:
+            return causal_attention_sinks(q, k, v, self.start, sinks, length=self.length, scale=scale, window=window)
         return causal_attention(q, k, v, self.start, length=self.length, scale=scale, window=window, cap=cap)
 
 
@@ -174,5 +211,16 @@ class Texts:
         tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int, cap: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int,
+        cap: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         return full_attention(q, k, v, self.count, length=self.length, scale=scale)

@@ -13,9 +13,9 @@ from models.errors import ModelFileError
 ARCHITECTURES = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5"),
     *("qwen2", "qwen3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"),  # of vl the part that reads text
-    *("gemma2", "gemma3", "phi3", "bert"),
+    *("gpt-oss", "gemma2", "gemma3", "phi3", "bert"),
 )
-OF_EXPERTS = ("llama", "qwen3moe", "qwen3vlmoe", "granitemoe")  # those that may have mixtures of experts
+OF_EXPERTS = ("llama", "qwen3moe", "qwen3vlmoe", "granitemoe", "gpt-oss")  # those that may have mixtures of experts
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3", "ernie4_5")  # whose rotary pairs are neighbours
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
@@ -65,6 +65,7 @@ class Hparams:
     n_ff_shared: int = 0  # of the expert that every row has besides
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are divided
+    glu_limit: float = 0.0  # what joins gate and up is clamped there (graph.ops.elementwise.glu_clamped); 0: is SwiGLU
     nope_period: int = 0  # every so many-th layer does without rotary embedding; 0: none
 
     @property
@@ -116,7 +117,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         """A factor; 0 stands for none, as in llama.cpp."""
         return positive(key, 1.0) if number(key, 0.0) else 1.0
 
-    n_expert = count("expert_count") if arch.endswith("moe") or number("expert_count", 0) else 0
+    n_expert = count("expert_count") if arch.endswith(("moe", "oss")) or number("expert_count", 0) else 0
     if n_expert and arch not in OF_EXPERTS:
         raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {' and '.join(OF_EXPERTS)}")
     n_expert_used = count("expert_used_count") if n_expert else 0
@@ -145,13 +146,15 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if pooling not in range(len(POOLINGS)):
         raise ModelFileError(file, f"key '{arch}.pooling_type' is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
     gemma, granite = arch in ("gemma2", "gemma3"), arch.startswith("granite")
-    window = number("attention.sliding_window", 4096 if arch == "gemma2" else 0) if gemma else 0
+    of_expert = "expert_feed_forward_length"
+    windowed = gemma or arch == "gpt-oss"
+    window = number("attention.sliding_window", 4096 if arch == "gemma2" else 0) if windowed else 0
     return Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
-        n_ff=count("expert_feed_forward_length" if arch.startswith("qwen3") and n_expert else "feed_forward_length"),
+        n_ff=count(of_expert if n_expert and arch not in ("llama", "granitemoe") else "feed_forward_length"),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
@@ -178,6 +181,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         else 0,
         residual_scale=scaled("residual_scale") if granite else 1.0,
         logit_scale=scaled("logit_scale") if granite else 1.0,
+        glu_limit=7.0 if arch == "gpt-oss" else 0.0,
         nope_period=4 if arch == "smollm3" else 0,
     )
 
@@ -192,7 +196,7 @@ def _attention_scale(arch: str, n_layer: int, per_head: int, head_dim: int) -> f
 def _window_period(metadata: Mapping[str, Any], arch: str, n_layer: int, file: str) -> int:
     """Which layers see everything: `sliding_window_pattern` is a period or, per layer, whether it has the window."""
     key = f"{arch}.attention.sliding_window_pattern"
-    value = metadata.get(key, {"gemma2": 2, "gemma3": 6}[arch])
+    value = metadata.get(key, {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}[arch])
     if isinstance(value, np.ndarray) and value.shape == (n_layer,):
         local = value.astype(bool)
         index = np.arange(1, n_layer + 1)

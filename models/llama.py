@@ -3,12 +3,13 @@
 llama, mistral, qwen2, qwen3, phi3 and ernie4_5 differ only in the optional weights that the file holds (projection
 biases, norms of each head's queries and keys, fused matrices, which models/weights.py takes apart), so one function
 serves them all; mixtral and qwen3moe, too, whose SwiGLU is a mixture of experts; granite, which scales what goes in,
-what blocks add and what comes out; and smollm3, where every fourth layer has no rotary embedding.
+what blocks add and what comes out; smollm3, where every fourth layer has no rotary embedding; and gpt-oss, whose
+attention has sinks and whose experts have biases and clamp what joins gate and up.
 """
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, mul, scale, silu
+from graph.ops.elementwise import add, glu_clamped, mul, scale, silu
 from graph.ops.experts import expert_order, expert_rows, expert_sum, expert_weights, top_experts
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
@@ -17,6 +18,8 @@ from models.hparams import Hparams
 from models.rope import Rotary
 from models.self_attention import Side, self_attention
 from models.weights import Weights
+
+ALPHA = 1.702  # of gpt-oss's sigmoid
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
@@ -50,7 +53,8 @@ def mixture(b: Weights, h: Hparams, x: Tensor) -> Tensor:
     order = expert_order(ids, n=h.n_expert)
     rows = expert_rows(x, order)  # (T · n_expert_used, n_embd)
     gate, up = (b.experts(name, rows, order, h.n_expert) for name in ("ffn_gate_exps", "ffn_up_exps"))
-    y = b.experts("ffn_down_exps", mul(silu(gate), up), order, h.n_expert)
+    gated = glu_clamped(gate, up, alpha=ALPHA, limit=h.glu_limit) if h.glu_limit else mul(silu(gate), up)
+    y = b.experts("ffn_down_exps", gated, order, h.n_expert)
     y = expert_sum(y, expert_weights(logits, ids), order)
     return add(y, swiglu(b, x, "_shexp")) if h.n_ff_shared else y
 

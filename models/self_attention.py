@@ -31,5 +31,6 @@ def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: 
     if h.has_rope(layer):
         q, k = (rope(t, side.angles, interleaved=h.interleaved_rope) for t, side in ((q, asking), (k, seen)))
     window = h.window if h.is_local(layer) else 0
-    y = memory.attend(layer, q, k, v, scale=h.attention_scale, window=window, cap=h.attn_softcap)
+    sinks = asking.b.get("attn_sinks")
+    y = memory.attend(layer, q, k, v, scale=h.attention_scale, window=window, cap=h.attn_softcap, sinks=sinks)
     return asking.b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))

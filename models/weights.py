@@ -16,6 +16,7 @@ from graph.ops.experts import expert_linear
 from graph.ops.linear import linear
 from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
+from graph.ops.shape import reshape, slice_rows
 from graph.session import Session
 from graph.tensor import Tensor
 from models.errors import ModelFileError, shown
@@ -51,6 +52,9 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[f"{self.prefix}{name}.weight"]
 
+    def get(self, name: str) -> Tensor | None:
+        return self.tensors.get(f"{self.prefix}{name}.weight")
+
     def bias(self, name: str) -> Tensor:
         return self.tensors[f"{self.prefix}{name}.bias"]
 
@@ -61,8 +65,14 @@ class Weights:
         return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
 
     def experts(self, name: str, x: Tensor, order: Tensor, n: int) -> Tensor:
-        """Each row of x (R, K) times its own of n experts' weights; graph/ops/experts.py says what `order` is."""
-        return expert_linear(x, self[name], order, n=n)
+        """Each row of x (R, K) times its own of n experts' weights, and that one's bias where the file holds one;
+        graph/ops/experts.py says what `order` is."""
+        y = expert_linear(x, self[name], order, n=n)
+        bias = self.tensors.get(f"{self.prefix}{name}.bias")  # (n, N)
+        if bias is None:
+            return y
+        experts = reshape(slice_rows(order, start=2, stop=3), shape=order.shape[1:])
+        return add(y, get_rows(bias, experts))
 
     def norm(self, name: str, x: Tensor, eps: float) -> Tensor:
         """x (T, n), normalised by its root mean square."""
@@ -121,11 +131,16 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield one(b + "attn_k_norm.weight", h.head_dim, required=normed)
         yield one(b + "attn_output.weight", h.n_embd, attn)
         yield one(b + "attn_output.bias", h.n_embd, required=False)
-        yield one(b + "post_attention_norm.weight", h.n_embd, required=gemma)
-        yield one(b + "ffn_norm.weight", h.n_embd)
+        if h.arch == "gpt-oss":
+            yield one(b + "attn_sinks.weight", h.n_head)
+            yield b + "ffn_norm.weight", Part(b + "post_attention_norm.weight", (h.n_embd,))  # where it stands
+        else:
+            yield one(b + "post_attention_norm.weight", h.n_embd, required=gemma)
+            yield one(b + "ffn_norm.weight", h.n_embd)
         yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
         if h.n_expert:
             yield one(b + "ffn_gate_inp.weight", h.n_expert, h.n_embd)
+            yield one(b + "ffn_gate_inp.bias", h.n_expert, required=False)
             for name, n_out, n_in in (
                 ("gate", h.n_ff, h.n_embd),
                 ("up", h.n_ff, h.n_embd),
@@ -133,6 +148,7 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
             ):
                 source = f"{b}ffn_{name}_exps.weight"
                 yield source, Part(source, (h.n_expert * n_out, n_in), n_experts=h.n_expert)
+                yield one(f"{b}ffn_{name}_exps.bias", h.n_expert, n_out, required=False)
                 if h.n_ff_shared:
                     shape = (n_out, h.n_ff_shared) if name == "down" else (h.n_ff_shared, n_in)
                     yield one(f"{b}ffn_{name}_shexp.weight", *shape)

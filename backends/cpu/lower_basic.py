@@ -82,6 +82,13 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction(f"glu:{t.attrs['activation']}", args, rows, max(1, grain // 4))]
 
 
+@lower("glu_clamped")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    rows, n, grain = rows_of(t)
+    args = (*map(at, t.src), at(t), n, bits(t.attrs["alpha"]), bits(t.attrs["limit"]))
+    return [Instruction("glu_clamped", args, rows, max(1, grain // 4))]
+
+
 @lower("scale")
 def _(t: Tensor, at: At) -> list[Instruction]:
     rows, n, grain = rows_of(t)
@@ -152,13 +159,13 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def _attention(t: Tensor, at: At) -> list[Instruction] | None:
-    q, k, v, tables, _, _ = t.src
+    q, k, v, tables = t.src[:4]
     n, heads, size = q.shape
     kv_heads = k.shape[1]
     if any(cache.dtype not in ("f32", "f16", "q8_0") for cache in (k, v)) or size % 2:
         return None
     group = heads // kv_heads
-    args = (*map(at, t.src), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
+    args = (*map(at, t.src[:6]), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
     fit = n * kv_heads // (UNITS * cores())
     tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))  # neighbours of a sequence share what is read
@@ -168,9 +175,12 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     args = (*args, tokens)
     if rounded := t.op == "attention_act":
         args = (*args, *act_panels(n, isa(), 32))
-    kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{':act' * rounded}"
+    if sinks := t.op == "attention_sinks":
+        args = (*args, at(t.src[6]))
+    kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{':act' * rounded}{':sinks' * sinks}"
     return [Instruction(kernel, args, units, 1, scratch)]
 
 
 lower("attention")(_attention)
 lower("attention_act")(_attention)
+lower("attention_sinks")(_attention)

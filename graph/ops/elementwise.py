@@ -243,6 +243,39 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "gelu"}
 
 
+@op
+def glu_clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
+    """a · sigmoid(alpha · a) · (1 + b), a: the gate of at most `limit`, b: up between −limit and limit (gpt-oss)."""
+    a, b = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return a * _sigmoid(alpha * a) * (1 + b)
+
+
+@glu_clamped.vjp
+def _(g: Tensor, y: Tensor, gate: Tensor, up: Tensor, alpha: float, limit: float) -> tuple[Tensor | None, ...]:
+    return tuple(glu_clamped_back(g, gate, up, alpha=alpha, limit=limit, of=of) for of in ("gate", "up"))
+
+
+@op
+def glu_clamped_back(g: Array, gate: Array, up: Array, *, alpha: float, limit: float, of: str) -> Array:
+    """The gradient of "gate" or of "up"."""
+    a, b = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    s = _sigmoid(alpha * a)
+    if of == "up":
+        return g * a * s * (np.abs(up) < limit)
+    return g * (1 + b) * s * (1 + alpha * a * (1 - s)) * (gate < limit)
+
+
+@glu_clamped.case
+def _(r: np.random.Generator) -> Case:
+    return [3 * r.normal(size=(5, 37)), 3 * r.normal(size=(5, 37))], {"alpha": 1.7, "limit": 4.0}
+
+
+for _of in ("gate", "up"):
+    glu_clamped_back.case(
+        lambda r, of=_of: ([3 * r.normal(size=(5, 37)) for _ in range(3)], {"alpha": 1.7, "limit": 4.0, "of": of})  # type: ignore[misc]
+    )
+
+
 def gated(t: Tensor) -> Tensor:
     """For a backend's rewriting: mul(silu(a), b) as one `glu`, any other product as it is."""
     a, b = t.src
@@ -255,5 +288,5 @@ for _elementwise in (add, sub, mul):
     _elementwise.inplace = (0, 1)
 for _elementwise in (scale, silu, gelu, softcap):
     _elementwise.inplace = (0,)
-for _elementwise in (silu_back, gelu_back, glu):
+for _elementwise in (silu_back, gelu_back, glu, glu_clamped):
     _elementwise.inplace = (0, 1)

@@ -28,8 +28,18 @@ from models.weights import Weights
 from tests.models.reference_model import Spec, write
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
-EXPERTS = Spec("qwen3moe", n_embd=32, n_head=2, n_head_kv=1, n_ff=16, n_expert=4, n_expert_used=2)
-OF_EXPERTS = {"expert_linear", "expert_matmul", "expert_products"}  # numpy's, where weights are no constants
+MADE_UP = {
+    "qwen3moe": Spec("qwen3moe", n_embd=32, n_head=2, n_head_kv=1, n_ff=16, n_expert=4, n_expert_used=2),
+    "gpt-oss": Spec(
+        *("gpt-oss", 32, 2, 2, 1, 0, 16),
+        n_expert=4,
+        n_expert_used=2,
+        biases=("attn_v", "ffn_gate_inp", "ffn_gate_exps", "ffn_down_exps"),
+        keys={"attention.sliding_window": 4},
+    ),
+}
+FALLBACKS = {"expert_linear", "expert_matmul", "expert_products"}  # numpy's, where weights are no constants
+OF_SINKS = {"causal_attention_sinks", "causal_attention_sinks_back", "sinks_back", "glu_clamped_back"}
 N_SEQUENCES, LENGTH, STEP = 2, 6, 1e-5
 
 
@@ -84,13 +94,12 @@ def kernels_of(session: Session, fetches: list[Tensor]) -> set[str]:
     return {i.kernel for t in nodes for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "experts"])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *MADE_UP])
 def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path) -> None:
     """In float64, along one random direction through all weights at once, and each kind of weight has one."""
     path = shared_data / "models" / f"arch-{name}.gguf"
-    if name == "experts":
-        path = tmp_path / "experts.gguf"
-        write(path, EXPERTS)
+    if name in MADE_UP:
+        write(path := tmp_path / "m.gguf", MADE_UP[name])
     trained = Trained.open(path, Session([CPUBackend(1)]))
     loss = trained.loss()
     params = list(trained.model.weights.tensors.values())
@@ -110,8 +119,8 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     fetches = [loss, *gradients.values()]
     plan: Any = trained.session.plan(lambda: fetches)
     fallbacks = {op for program in plan.programs for op in program.fallbacks}
-    assert fallbacks == (OF_EXPERTS if name == "experts" else set())
-    assert name == "experts" or kernels_of(trained.session, fetches) <= set(warm.TRAINING)
+    assert fallbacks == (FALLBACKS if name in MADE_UP else set()) | (OF_SINKS if name == "gpt-oss" else set())
+    assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warm.TRAINING)
     for gradient, wanted in zip(plan.run(trained.feeds())[1:], slopes, strict=True):
         np.testing.assert_allclose(gradient, wanted, atol=1e-3 * np.abs(wanted).max())
     trained.session.close()

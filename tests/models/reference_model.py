@@ -75,6 +75,9 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_down": (s.n_embd, s.n_ff)}
             if not s.fused:
                 layer |= {"ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd)}
+        if s.arch == "gpt-oss":
+            layer["post_attention_norm"] = layer.pop("ffn_norm")
+            layer["attn_sinks"] = (s.n_head,)
         if s.arch in ("qwen3", "qwen3moe", "gemma3"):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
         if s.gemma:
@@ -98,7 +101,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
     }
     if s.n_expert:
         keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
-        if s.arch == "qwen3moe":
+        if s.arch in ("qwen3moe", "gpt-oss"):
             keys |= {"feed_forward_length": 7 * s.n_ff, "expert_feed_forward_length": s.n_ff}  # the first says nothing
     if s.head_dim:
         keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
@@ -137,7 +140,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
                 s.types.get(short, s.dtype),
             )
         if short in s.biases:
-            put(f"{name}.bias", rng.standard_normal(shape[0]), "f32")
+            put(f"{name}.bias", rng.standard_normal(shape[:-1]), "f32")
     for name, top in s.factors.items():
         n = s.keys.get("rope.dimension_count", s.d) // 2
         put(f"{name}.weight", np.linspace(1, top, n), "f32")
@@ -212,11 +215,13 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             score = caps[0] * np.tanh(score / caps[0])
         ago = pos[:, None] - pos
         score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
-        p = np.exp(score - score.max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
+        top = score.max(-1, keepdims=True)
+        p = np.exp(score - top)
+        sinks = np.exp(t[b + "attn_sinks.weight"][:, None, None] - top) if s.arch == "gpt-oss" else 0
+        p /= p.sum(-1, keepdims=True) + sinks
         y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1))
         x = x + (norm(y, t[b + "post_attention_norm.weight"]) if s.gemma else of_blocks * y)
-        h = norm(x, t[b + "ffn_norm.weight"])
+        h = norm(x, t[b + ("post_attention_norm.weight" if s.arch == "gpt-oss" else "ffn_norm.weight")])
         if s.n_expert:
             y = mixture(s, t, b, h)
             if b + "ffn_up_shexp.weight" in t:
@@ -240,15 +245,20 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
 
 def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
     """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
-    out = np.zeros_like(h)
+    out, none = np.zeros_like(h), np.zeros(s.n_expert)
+    oss = s.arch == "gpt-oss"
     for row, y in zip(h, out, strict=True):
-        odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row)
+        odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
         odds /= odds.sum()
         best = np.argsort(odds)[: -s.n_expert_used - 1 : -1]
         for expert in best:
             gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
-            gated = gate @ row
-            y += odds[expert] / odds[best].sum() * (down @ (gated / (1 + np.exp(-gated)) * (up @ row)))
+            of_gate, of_up, of_down = (t.get(f"{b}ffn_{n}_exps.bias", none)[expert] for n in ("gate", "up", "down"))
+            gated, upper = gate @ row + of_gate, up @ row + of_up
+            if oss:  # OpenAI's gpt_oss/torch/model.py: swiglu
+                gated, upper = np.minimum(gated, 7), np.clip(upper, -7, 7) + 1
+            gated = gated / (1 + np.exp(-gated * (1.702 if oss else 1)))
+            y += odds[expert] / odds[best].sum() * (down @ (gated * upper) + of_down)
     return out
 
 

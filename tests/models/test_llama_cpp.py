@@ -160,7 +160,16 @@ def as_another(path: Path, source: Path, arch: str, keys: dict[str, float]) -> N
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{arch}.{key}", value)
     rng = np.random.default_rng(3)
     for t in reader.tensors:
-        writer.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+        name = t.name.replace("ffn_norm", "post_attention_norm") if arch == "gpt-oss" else t.name
+        writer.add_tensor(name, t.data, raw_dtype=t.tensor_type)
+        if arch == "gpt-oss":
+            if name == "token_embd.weight":
+                writer.add_tensor("output.weight", t.data, raw_dtype=t.tensor_type)
+            elif name.endswith("attn_norm.weight"):
+                writer.add_tensor(name.replace("norm", "sinks"), (2 * rng.normal(size=4)).astype(np.float32))
+            elif len(t.shape) > 1 and "blk" in name:  # large enough for some to be clamped
+                shape = tuple(int(n) for n in t.shape[:0:-1])
+                writer.add_tensor(name.replace("weight", "bias"), (3 * rng.normal(size=shape)).astype(np.float32))
         if t.name.endswith("attn_q.weight") and arch.startswith("qwen3"):
             for which in "qk":
                 values = (1 + 0.3 * rng.normal(size=int(t.shape[1]) // 4)).astype(np.float32)
@@ -183,6 +192,7 @@ OTHERS: list[tuple[str, str, dict[str, float]]] = [
     ("granitemoe", "tiny-moe", SCALES | {"expert_shared_feed_forward_length": 32}),
     ("smollm3", "of six layers", {}),
     ("ernie4_5", "tiny", {}),
+    ("gpt-oss", "tiny-moe", {"expert_feed_forward_length": SHAPES["tiny-moe"].n_ff, "attention.sliding_window": 8}),
     ("qwen3vlmoe", "tiny-moe", {"expert_feed_forward_length": SHAPES["tiny-moe"].n_ff}),
     ("qwen3vl", "tiny", {}),
     ("qwen2vl", "tiny", {}),

@@ -25,17 +25,19 @@ from backends.cpu.kernels.attention_tile import (
     widen,
 )
 from backends.cpu.kernels.layout import ACT_BLOCK
+from backends.cpu.kernels.mathf import exp_exact
 from backends.cpu.kernels.quantize import panel_of, row_rounder
 from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
 
-LOG2_E = np.float32(1.4426950408889634)
+LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 MOST_ALONE = 8  # query heads of a key head: as many rows as scores take at once
 
 
 @kernel("attention")
 def attention(key_dtype, value_dtype, head_size, group_size, then=""):
     """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits, tokens of a unit; and
-    where y is to be rounded (`then` "act"), its panel rows and panels.
+    where y is to be rounded (`then` "act"), its panel rows and panels; or the sinks (`then` "sinks"): a score of each
+    query head that adds to the weights' sum and to nothing else.
 
     Units of the last tokens come first, as they see most. Scratch per thread, with R = tokens · query heads of a key
     head, or all query heads if that is more: a block's keys or values (32, D), scores (R, 32), q and sums (R, D), sums
@@ -46,7 +48,7 @@ def attention(key_dtype, value_dtype, head_size, group_size, then=""):
     alone = _one_token(key_dtype, value_dtype, size, min(group, MOST_ALONE))
     together = _several_tokens(key_dtype, value_dtype, size, group)
     finish = divide(size)
-    rounded, round_row = then == "act", row_rounder(32)
+    rounded, round_row, with_sinks = then == "act", row_rounder(32), then == "sinks"
 
     def run(a, begin, end, scratch):
         n_tokens, kv_heads, table_pages, window = a[7], a[8], a[9], a[10]
@@ -100,6 +102,10 @@ def attention(key_dtype, value_dtype, head_size, group_size, then=""):
                     rows_at = o_at + t * group * size * 4
                     out = rows_at if rounded else a[6] + (at * kv_heads + head) * group * size * 4
                     for g in range(group):
+                        if with_sinks:
+                            row = t * group + g
+                            below = f32p(a[14])[head * group + g] - tops[row] * LN_2
+                            l[row * PAGE] += exp_exact(below)
                         finish(rows_at + g * size * 4, l_at + (t * group + g) * PAGE * 4, out + g * size * 4)
                     if rounded:
                         count = group * size // 32

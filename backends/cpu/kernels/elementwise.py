@@ -147,6 +147,29 @@ def glu(name):
     return run
 
 
+@kernel("glu_clamped")
+def glu_clamped():
+    """a: gate, up, y, n, bits of alpha, of the limit."""
+
+    def formula(b, x, s):
+        n = x[0].type.count
+        gate, above = b.select(b.fcmp_ordered(">", x[0], s[1]), s[1], x[0]), b.fcmp_ordered(">", x[1], s[1])
+        low = b.fsub(m.fill(n, -0.0), s[1])
+        up = b.select(above, s[1], b.select(b.fcmp_ordered("<", x[1], low), low, x[1]))
+        swish = b.fdiv(gate, m.logistic_inverse(b, b.fmul(s[0], gate)))
+        return b.fmul(swish, b.fadd(m.fill(n, 1.0), up))
+
+    joined = m.elements(2, 2, formula)
+
+    def run(a, begin, end, scratch):
+        n = a[3]
+        for r in range(begin, end):
+            at = r * n * 4
+            joined(a[0] + at, a[1] + at, a[2] + at, n, bits_f32(a[4]), bits_f32(a[5]))
+
+    return run
+
+
 @kernel("scale")
 def scale():
     """a: x, y, n, factor bits."""

@@ -1,0 +1,185 @@
+"""Attention with sinks (gpt-oss): each query head has a learned score that takes part in the softmax and sees nothing,
+so what a row sees may weigh less than 1 in all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graph.op import Array, Case, op, require
+from graph.ops.attention import PAGE, attention, attention_case
+from graph.ops.causal import causal_attention
+from graph.ops.shape import parts
+from graph.tensor import Shape, Tensor
+
+
+@op
+def attention_sinks(
+    q: Array,
+    k: Array,
+    v: Array,
+    tables: Array,
+    slot: Array,
+    pos: Array,
+    sinks: Array,
+    *,
+    scale: float,
+    window: int = 0,
+) -> Array:
+    """`attention` where exp(sinks), sinks (H,), is added to each head's sum of weights."""
+    group = q.shape[1] // k.shape[1]
+    out = np.empty_like(q)
+    for t in range(q.shape[0]):
+        p = int(pos[t])
+        where = np.arange(max(0, p - window + 1) if window else 0, p + 1)
+        pages = tables[slot[t]][where // PAGE]
+        keys, values = k[pages, :, :, where % PAGE], v[pages, :, where % PAGE]
+        for h in range(q.shape[1]):
+            s = keys[:, h // group] @ q[t, h] * scale
+            top = max(s.max(), sinks[h])
+            e = np.exp(s - top)
+            out[t, h] = e @ values[:, h // group] / (e.sum() + np.exp(sinks[h] - top))
+    return out
+
+
+@attention_sinks.shape
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    slot: Tensor,
+    pos: Tensor,
+    sinks: Tensor,
+    scale: float,
+    window: int = 0,
+) -> tuple[Shape, str]:
+    require(sinks.shape == q.shape[1:2] and sinks.dtype == "f32", "attention_sinks", "wants sinks (H,)", q, sinks)
+    return attention.shape_rule(q, k, v, tables, slot, pos, scale=scale, window=window)
+
+
+def _of_window(q: Array, k: Array, start: Array, sinks: Array, scale: float, window: int) -> tuple[Array, Array]:
+    """Of one window: attention weights (H, T, T), and those of the sinks (H, T)."""
+    s = np.einsum("thd,shd->hts", q, np.repeat(k, q.shape[1] // k.shape[1], 1)) * scale
+    at = np.arange(len(q))
+    first = np.maximum(start, at - window + 1) if window else start
+    s = np.where((at >= first[:, None]) & (at <= at[:, None]), s, -np.inf)
+    top = np.maximum(s.max(-1), sinks[:, None])
+    e, rest = np.exp(s - top[..., None]), np.exp(sinks[:, None] - top)
+    total = e.sum(-1) + rest
+    return e / total[..., None], rest / total
+
+
+@op
+def causal_attention_sinks(
+    q: Array, k: Array, v: Array, start: Array, sinks: Array, *, length: int, scale: float, window: int = 0
+) -> Array:
+    """`causal_attention` where exp(sinks), sinks (H,), is added to each head's sum of weights."""
+    out = np.empty_like(q)
+    for i in range(0, len(q), length):
+        rows = slice(i, i + length)
+        p, _ = _of_window(q[rows], k[rows], start[rows], sinks, scale, window)
+        out[rows] = np.einsum("hts,shd->thd", p, np.repeat(v[rows], q.shape[1] // k.shape[1], 1))
+    return out
+
+
+@causal_attention_sinks.shape
+def _(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, length: int, scale: float, window: int = 0
+) -> tuple[Shape, str]:
+    require(sinks.shape == q.shape[1:2], "causal_attention_sinks", "wants sinks (H,)", q, sinks)
+    return causal_attention.shape_rule(q, k, v, start, length=length, scale=scale, window=window)
+
+
+@causal_attention_sinks.vjp
+def _(
+    g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, **attrs: Any
+) -> tuple[Tensor | None, ...]:
+    of_rows = parts(causal_attention_sinks_back(g, q, k, v, start, sinks, **attrs), (q, k, v))
+    return (*of_rows, None, sinks_back(g, q, k, v, start, sinks, **attrs))
+
+
+@op
+def causal_attention_sinks_back(
+    g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array, *, length: int, scale: float, window: int = 0
+) -> Array:
+    """The gradients of q, k and v one after the other, as rows of D: (N·H + 2·N·H_kv, D)."""
+    group = q.shape[1] // k.shape[1]
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    for i in range(0, len(q), length):
+        rows = slice(i, i + length)
+        p, _ = _of_window(q[rows], k[rows], start[rows], sinks, scale, window)
+        dp = np.einsum("thd,shd->hts", g[rows], np.repeat(v[rows], group, 1))
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+        by_head = (length, k.shape[1], group, q.shape[2])
+        dq[rows] = np.einsum("hts,shd->thd", ds, np.repeat(k[rows], group, 1))
+        dk[rows] = np.einsum("hts,thd->shd", ds, q[rows]).reshape(by_head).sum(2)
+        dv[rows] = np.einsum("hts,thd->shd", p, g[rows]).reshape(by_head).sum(2)
+    return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
+
+
+@causal_attention_sinks_back.shape
+def _(g: Tensor, q: Tensor, k: Tensor, *_: Tensor, **attrs: Any) -> tuple[Shape, str]:
+    require(g.shape == q.shape, "causal_attention_sinks_back", "the gradient must have q's shape", g, q)
+    return (q.shape[0] * (q.shape[1] + 2 * k.shape[1]), q.shape[2]), q.dtype
+
+
+@op
+def sinks_back(
+    g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array, *, length: int, scale: float, window: int = 0
+) -> Array:
+    """The gradient of the sinks (H,)."""
+    total = np.zeros_like(sinks)
+    for i in range(0, len(q), length):
+        rows = slice(i, i + length)
+        p, rest = _of_window(q[rows], k[rows], start[rows], sinks, scale, window)
+        dp = np.einsum("thd,shd->hts", g[rows], np.repeat(v[rows], q.shape[1] // k.shape[1], 1))
+        total -= ((p * dp).sum(-1) * rest).sum(-1)
+    return total
+
+
+@sinks_back.shape
+def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, **attrs: Any) -> tuple[Shape, str]:
+    return sinks.shape, sinks.dtype
+
+
+def _with_sinks(make: Callable[[np.random.Generator], Case]) -> Callable[[np.random.Generator], Case]:
+    """A case of attention, and sinks: of one head next to nothing, of one all."""
+
+    def made(r: np.random.Generator) -> Case:
+        sources, attrs = make(r)
+        sinks = r.normal(size=sources[0].shape[1]) * 3
+        sinks[:2] = -200, 150
+        return [*sources, sinks], attrs
+
+    return made
+
+
+for _types, _heads, _kv_heads, _size, _attrs in (
+    ("f32/f32", 4, 2, 8, {}),
+    ("f16/f16", 4, 4, 64, {}),
+    ("f16/f16", 8, 1, 16, {"window": 20}),
+    ("f16/f32", 10, 1, 32, {}),
+):
+    attention_sinks.case(_with_sinks(attention_case(_types, _heads, _kv_heads, _size, **_attrs)))
+
+
+def _causal_case(
+    back: bool, length: int, heads: int, kv_heads: int, size: int, window: int
+) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        n = 2 * length
+        g, q, k, v = (r.normal(size=(n, h, size)) for h in (heads, heads, kv_heads, kv_heads))
+        start = np.where(np.arange(n) % length >= 3, 3, 0).astype(np.int32)
+        sources = [q, k, v, start, r.normal(size=heads)]
+        return [g, *sources] if back else sources, {"length": length, "scale": size**-0.5, "window": window}
+
+    return make
+
+
+for _sizes in ((7, 4, 2, 8, 0), (20, 8, 4, 16, 6)):
+    causal_attention_sinks.case(_causal_case(False, *_sizes))
+    causal_attention_sinks_back.case(_causal_case(True, *_sizes))
+    sinks_back.case(_causal_case(True, *_sizes))
