@@ -13,17 +13,28 @@ from server.cli.work import decode_work, prompt_work
 MACHINE = {"read_gb_s": 10.0, "int8_gmac_s": 100.0, "f32_gmac_s": 20.0}
 
 
-def engine(window: int = 0, untied: bool = False) -> Any:
-    """Two layers; 4 heads and 2 KV heads of 8; one int8 and one float matrix per layer; vocabulary 100."""
+def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
+    """Two layers; 4 heads and 2 KV heads of 8; one int8 and one float matrix per layer; vocabulary 100. Of experts, if
+    there are, 2 are used, with a matrix (8, 32) of q8_0 each."""
     tensors = {"token_embd.weight": SimpleNamespace(shape=(100, 32), dtype="q8_0", nbytes=3400)}
     if untied:
         tensors["output.weight"] = SimpleNamespace(shape=(100, 32), dtype="f32", nbytes=12800)
     for i in range(2):
         tensors[f"blk.{i}.a.weight"] = SimpleNamespace(shape=(64, 32), dtype="q8_0", nbytes=2176)
         tensors[f"blk.{i}.b.weight"] = SimpleNamespace(shape=(32, 10), dtype="f16", nbytes=640)
+        if n_expert:
+            shape = (n_expert, 8, 32)
+            tensors[f"blk.{i}.c.weight"] = SimpleNamespace(shape=shape, dtype="q8_0", nbytes=n_expert * 272)
         tensors[f"blk.{i}.norm.weight"] = SimpleNamespace(shape=(32,), dtype="f32", nbytes=128)
     hparams = SimpleNamespace(
-        n_layer=2, n_head=4, n_head_kv=2, head_dim=8, window=window, is_local=lambda layer: window > 0 and layer == 0
+        n_layer=2,
+        n_head=4,
+        n_head_kv=2,
+        head_dim=8,
+        window=window,
+        is_local=lambda layer: window > 0 and layer == 0,
+        n_expert=n_expert,
+        n_expert_used=2 * (n_expert > 0),
     )
     options = SimpleNamespace(n_ubatch=4, type_k="f32", type_v="f16")
     return SimpleNamespace(gguf=SimpleNamespace(tensors=tensors), hparams=hparams, options=options)
@@ -35,6 +46,14 @@ def test_decode() -> None:
     assert work.nbytes == 3 * (2 * (2176 + 640) + 3400) + cells * 2 * 8 * (4 + 2)
     assert work.int8_macs == 6 * (2 * 64 * 32 + 100 * 32)
     assert work.f32_macs == 6 * 2 * 32 * 10 + 2 * 4 * 8 * cells
+
+
+def test_of_experts_those_are_read_that_somebody_has() -> None:
+    plain, mixed = (decode_work(engine(n_expert=n), n_gen=1, n_batch=3) for n in (0, 4))
+    assert mixed.int8_macs - plain.int8_macs == 3 * 2 * 2 * 8 * 32  # rows × layers × experts of each
+    assert mixed.nbytes - plain.nbytes == pytest.approx(2 * 4 * 272 * (1 - 0.5**3))  # by chance an eighth has nobody
+    plain, mixed = (prompt_work(engine(n_expert=n), n_prompt=8, n_batch=1) for n in (0, 4))
+    assert mixed.nbytes - plain.nbytes == pytest.approx(2 * 2 * 4 * 272 * (1 - 0.5**4))  # two steps of 4
 
 
 def test_prompt_has_logits_for_last_tokens_only() -> None:
