@@ -76,14 +76,15 @@ COSTS.update(dict.fromkeys(MATRICES, _product))
 
 def _expert_product(t: Tensor, _: Feeds) -> Cost:
     """Of the experts' weights those that are read if rows choose by chance."""
-    x, w, n = t.src[0], t.src[1], t.attrs["n"]
-    macs = x.shape[0] * math.prod(w.shape) // n
-    unread = (1 - 1 / n) ** x.shape[0] * w.nbytes
-    quantised = DTYPES[w.dtype].quantised
+    n, several = t.attrs["n"], t.op == "expert_parts"
+    weights, rows = (t.src[2:], t.src[1].shape[1]) if several else (t.src[1:2], t.src[2].shape[1])
+    macs = rows * sum(math.prod(w.shape) for w in weights) // n
+    unread = (1 - 1 / n) ** rows * sum(w.nbytes for w in weights)
+    quantised = DTYPES[weights[0].dtype].quantised
     return Cost(_moved(t) - unread, int8_macs=macs * quantised, f32_macs=macs * (not quantised))
 
 
-COSTS.update(dict.fromkeys(("expert_linear", "expert_linear_act"), _expert_product))
+COSTS.update(dict.fromkeys(("expert_linear", "expert_linear_act", "expert_parts"), _expert_product))
 
 
 @COSTS.of("get_rows")

@@ -2,12 +2,12 @@
 
 K is cut into chunks, each summed from its first block to its last, and the chunks' sums are added in order. For few
 rows the chunks are summed side by side by threads of one group (`SPLIT` teams), for many rows one after the other by
-one thread; the bits are the same. `BLOCK_STEP` stands for what adds block b to `acc`.
+one thread; the bits are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from backends.kernels import product
 from backends.kernels.dialect import LANES, Shape
@@ -31,11 +31,17 @@ def split_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape) -> int:
     return SPLITS[-1] if many else SPLITS[0]
 
 
-FRAME = f"""
-  BEGIN
+UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
+SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * 16 : 1)")
+
+
+def frame(begin: str, step: str, *, row: str = product.ROW, end: Callable[[str, str, str], str] = product.end) -> str:
+    """A kernel's text. `begin` finds a thread's weight, `step` adds block b to `acc`, and `end` stores a row's sum."""
+    return f"""
+  {begin}
   uint group = unit, g = min(group, groups - 1u), split = SUB % SPLIT;
   uint xr[MT];
-  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
+  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = {row} * n_k;
 #if PAIR
   LF kept[MT];
   for (uint p = 0u; p < 2u; p++) {{
@@ -47,7 +53,7 @@ FRAME = f"""
     PRECISE LF acc[MT];
     UNROLL for (uint m = 0u; m < MT; m++) acc[m] = LSPLAT(0.0f);
     for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {{
-      BLOCK_STEP
+      {step}
     }}
 #if SPLIT == 1
     UNROLL for (uint m = 0u; m < MT; m++) tot[m] = tot[m] + acc[m];
@@ -61,17 +67,15 @@ FRAME = f"""
     uint m = SUB;
     PRECISE float total = 0.0f;
     for (uint s = 0u; s < CHUNKS; s++) total = total + sums[(m * CHUNKS + s) * 16u + LANE];
-    {product.end("total", "kept[0]", "group")}
+    {end("total", "kept[0]", "group")}
   }}
 #if PAIR
   BARRIER();
 #endif
 #else
-  UNROLL for (uint m = 0u; m < MT; m++) {product.end("tot[m]", "kept[m]", "group")}
+  UNROLL for (uint m = 0u; m < MT; m++) {end("tot[m]", "kept[m]", "group")}
 #endif
 #if PAIR
   }}
 #endif
 """
-UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
-SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * 16 : 1)")

@@ -12,6 +12,8 @@ import backends.kernels.chain_texels
 import backends.kernels.conv
 import backends.kernels.elementwise
 import backends.kernels.encoder
+import backends.kernels.expert_linear
+import backends.kernels.experts
 import backends.kernels.linear
 import backends.kernels.loss
 import backends.kernels.matmul
@@ -37,6 +39,9 @@ READS_PACKED = {  # which sources may be a constant matrix
     "linear_glu": (1, 2),
     "linear_parts": range(1, 4),
     "matmul": (1,),
+    "expert_linear": (1,),
+    "expert_matmul": (1,),
+    "expert_parts": range(2, 4),
     "get_rows": (0,),
     "cast": (0,),
 }

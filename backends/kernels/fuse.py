@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from backends.kernels import layout, product
+from backends.kernels import expert_linear, layout, product
 from backends.kernels.lowering import is_packed
-from graph.ops.fused import attention_rope, linear_add, linear_glu, linear_parts, part_of, store_k_rope
+from graph.ops.fused import attention_rope, expert_parts, linear_add, linear_glu, linear_parts, part_of, store_k_rope
 from graph.tensor import Tensor, toposort, with_sources
 
 Mine = Callable[[Tensor], bool]
@@ -42,7 +42,7 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
             inside.update(map(id, t.src))
         elif t.op == "add" and "linear_add" not in refused and (taken := _added(t, product_alone)) is not None:
             inside.add(id(taken))
-    siblings = _siblings(order, mine, inside) if "linear_parts" not in refused else {}
+    siblings = _siblings(order, mine, inside, refused)
     for t in order:
         src = tuple(map(now, t.src))
         node = with_sources(t, src)
@@ -80,26 +80,45 @@ def _added(t: Tensor, product_alone: Callable[[Tensor], bool]) -> Tensor | None:
     return None
 
 
-def _siblings(order: Sequence[Tensor], mine: Mine, inside: set[int]) -> dict[int, list[Tensor]]:
-    """Products of the same activations by weights of one type, as many as a launch can have."""
-    families: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
+def _siblings(order: Sequence[Tensor], mine: Mine, inside: set[int], refused: set[str]) -> dict[int, list[Tensor]]:
+    """Products of the same activations by weights of one type, as many as a launch can have.
+
+    Those of experts are worth it alone, too: the launch brings the rows together by expert itself.
+    """
+    families: dict[tuple[str, int, str], list[Tensor]] = defaultdict(list)
     for t in order:
-        if t.op == "linear" and mine(t) and id(t) not in inside and is_packed(t.src[1]) and layout.packs(t.src[1]):
-            families[id(t.src[0]), t.src[1].dtype].append(t)
+        whole = "linear_parts" if t.op == "linear" else "expert_parts"
+        fits = t.op == "linear" and is_packed(t.src[1]) and layout.packs(t.src[1])
+        if mine(t) and id(t) not in inside and whole not in refused and (fits or _gathers(t, mine)):
+            families[whole, id(t.src[0]), t.src[1].dtype].append(t)
     found: dict[int, list[Tensor]] = {}
-    for (_, dtype), members in families.items():
-        n = product.n_parts(dtype)
+    for (whole, _, dtype), members in families.items():
+        n = product.n_parts(dtype) if whole == "linear_parts" else expert_linear.PARTS
         for i in range(0, len(members), n):
-            if len(group := members[i : i + n]) > 1:
+            if len(group := members[i : i + n]) > 1 or whole == "expert_parts":
                 found.update((id(t), group) for t in group)
     return found
+
+
+def _gathers(t: Tensor, mine: Mine) -> bool:
+    """Whether a product's rows are brought together by expert just for such products."""
+    if (
+        t.op != "expert_linear"
+        or t.src[0].op != "expert_rows"
+        or not expert_linear.whole_groups(t.src[1], t.attrs["n"])
+    ):
+        return False
+    return mine(t.src[0]) and t.src[0].src[1] is t.src[2]
 
 
 def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made: dict[int, Tensor]) -> Tensor:
     """A product as a slice of all its siblings' results."""
     first = group[0]
-    if t is first:
+    if t is not first:
+        whole = made[id(first)].src[0].src[0]
+    elif t.op == "linear":
         whole = linear_parts(now(t.src[0]), *(s.src[1] for s in group))
     else:
-        whole = made[id(first)].src[0].src[0]
+        rows = now(t.src[0])
+        whole = expert_parts(*rows.src, *(s.src[1] for s in group), n=t.attrs["n"])
     return part_of(whole, group, t)

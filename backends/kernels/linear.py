@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backends.kernels import layout, product, weights
-from backends.kernels.chunked import FRAME, SIMT_TILES, SUMS, UNIT, split_for
+from backends.kernels.chunked import SIMT_TILES, SUMS, UNIT, frame, split_for
 from backends.kernels.dialect import LANES, Arg, Kernel, Shape
 from backends.kernels.gemm import gemm
 from backends.kernels.linear_coop import coop_product
@@ -52,16 +52,22 @@ def _block_step(dtype: str) -> str:
     return "\n      ".join(lines)
 
 
+def n_blocks(dtype: str) -> str:
+    """Text that declares how many steps over k there are."""
+    return f"  uint n_blocks = {'n_k' if dtype in weights.FLOATS else 'n_k / 32u'};"
+
+
+def step(dtype: str) -> str:
+    """One of them, as `chunked.frame` wants it."""
+    return _float_step(dtype) if dtype in weights.FLOATS else _block_step(dtype)
+
+
 for _dtype in layout.PACKINGS:
-    _floats = _dtype in weights.FLOATS
     Kernel(
         f"linear_{_dtype}",
         product.args(_dtype),
         product.words(_dtype),
-        f"  uint n_blocks = {'n_k' if _floats else 'n_k / 32u'};"
-        + FRAME.replace("BEGIN", product.begin(_dtype, UNIT)).replace(
-            "BLOCK_STEP", _float_step(_dtype) if _floats else _block_step(_dtype)
-        ),
+        n_blocks(_dtype) + frame(product.begin(_dtype, UNIT), step(_dtype)),
         simt=[tile | {"PAIR": pair, "R": 1} for tile in SIMT_TILES for pair in (0, 1)],
         cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in (0, 1)],
         local=[SUMS],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backends.kernels import product, weights
-from backends.kernels.chunked import FRAME, SIMT_TILES, SUMS, UNIT, split_for
+from backends.kernels.chunked import SIMT_TILES, SUMS, UNIT, frame, split_for
 from backends.kernels.dialect import LANES, Kernel, Shape
 from backends.kernels.lowering import Dispatch
 from backends.kernels.rounding import WORDS, rounding
@@ -24,7 +24,7 @@ int dot_of_bytes(uint a, uint b, spirv_literal int format);
 """
 
 
-def _block_step(dtype: str) -> str:
+def block_step(dtype: str) -> str:
     """One block of 32 k: the sum of products of bytes, once for each half where halves have scales of their own."""
     lines = [weights.load_block(dtype)]
     halves = 2 if dtype == "q6_k" else 1
@@ -50,8 +50,7 @@ for _dtype in weights.BLOCKS:
         f"linear_dot_{_dtype}",
         [replace(_x, dtype="u32"), *_others],
         product.words(_dtype),
-        "  uint n_blocks = n_k / 32u;"
-        + FRAME.replace("BEGIN", product.begin(_dtype, UNIT)).replace("BLOCK_STEP", _block_step(_dtype)),
+        "  uint n_blocks = n_k / 32u;" + frame(product.begin(_dtype, UNIT), block_step(_dtype)),
         simt=[tile | {"PAIR": pair, "R": 1} for tile in TILES for pair in (0, 1)],
         cpu=(),
         local=[SUMS],

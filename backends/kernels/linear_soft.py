@@ -8,7 +8,7 @@ same activations. Sums over k run from the first block to the last, for any numb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from backends.kernels import layout, product, weights
@@ -17,6 +17,7 @@ from backends.kernels.lowering import Dispatch
 from graph.tensor import Tensor
 
 WG = 16
+UNIT = "GY * (WG / 8u) + LID / 8u"
 TILES = [{"WG": WG, "MT": 1, "R": 3}, {"WG": WG, "MT": 4, "R": 2}]
 WIDER = {"u8": "u16", "u16": "u32", "u32": "u64", "f32": "u64"}
 LANES_ARE_THREADS = (
@@ -59,25 +60,28 @@ uvec2 both_bytes(uint x) { return uvec2(x & 255u, x >> 8u); }
 uvec2 both_halves(uint x) { return uvec2(x & 0xffffu, x >> 16u); }
 """
 
-FRAME = """
-  BEGIN
+
+def frame(begin: str, steps: str, *, row: str = product.ROW, end: Callable[[str, str, str], str] = product.end) -> str:
+    """A kernel's text. `begin` finds a thread's weight, `steps` are those over k, and `end` stores a row's sum."""
+    return f"""
+  {begin}
   uint first = FIRST;
   uint xr[MT];
-  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = min(GX * MT + m, n_m - 1u) * n_k;
+  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = {row} * n_k;
 #if PAIR
   LF kept[MT * R];
-  for (uint p = 0u; p < 2u; p++) {
+  for (uint p = 0u; p < 2u; p++) {{
   if (p == 1u) CHOOSE(1u)
 #endif
   PRECISE LF acc[MT * R];
   UNROLL for (uint i = 0u; i < MT * R; i++) acc[i] = LSPLAT(0.0f);
-  BLOCKS
-  UNROLL for (uint r = 0u; r < R; r++) UNROLL for (uint m = 0u; m < MT; m++) {
+  {steps}
+  UNROLL for (uint r = 0u; r < R; r++) UNROLL for (uint m = 0u; m < MT; m++) {{
     uint group = first + r;
-    END
-  }
+    {end("acc[m * R + r]", "kept[m * R + r]", "group")}
+  }}
 #if PAIR
-  }
+  }}
 #endif
 """
 
@@ -149,20 +153,22 @@ def blocks(dtype: str, lanes: int) -> str:
   }}"""
 
 
+def steps(dtype: str) -> str:
+    """All steps over k."""
+    return _floats(dtype) if dtype in weights.FLOATS else blocks(dtype, 8)
+
+
 def args(dtype: str, wider: Mapping[str, str]) -> list[Arg]:
     """Weights are read several elements at a time."""
     return [replace(a, dtype=wider[a.dtype]) if a.of > 1 else a for a in product.args(dtype)]
 
 
 for _dtype in layout.PACKINGS:
-    _blocks_of = _floats(_dtype) if _dtype in weights.FLOATS else blocks(_dtype, 8)
     Kernel(
         f"linear_soft_{_dtype}",
         args(_dtype, WIDER),
         product.words(_dtype),
-        FRAME.replace("BEGIN", product.begin(_dtype, "GY * (WG / 8u) + LID / 8u"))
-        .replace("BLOCKS", _blocks_of)
-        .replace("END", product.end("acc[m * R + r]", "kept[m * R + r]", "group")),
+        frame(product.begin(_dtype, UNIT), steps(_dtype)),
         simt=(),
         cpu=(),
         soft=[tile | {"PAIR": pair} for tile in TILES for pair in (0, 1)],

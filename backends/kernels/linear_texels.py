@@ -53,9 +53,7 @@ for _dtype in weights.BLOCKS:
         f"linear_texels_{_dtype}",
         linear_soft.args(_dtype, WIDER),
         product.words(_dtype),
-        linear_soft.FRAME.replace("BEGIN", product.begin(_dtype, "GY"))
-        .replace("BLOCKS", linear_soft.blocks(_dtype, 16))
-        .replace("END", product.end("acc[m * R + r]", "kept[m * R + r]", "group")),
+        linear_soft.frame(product.begin(_dtype, "GY"), linear_soft.blocks(_dtype, 16)),
         simt=(),
         cpu=(),
         soft=[{"WG": WG, "MT": 1, "R": 1, "PAIR": pair} for pair in (0, 1)],

@@ -17,6 +17,7 @@ from backends.kernels.dialect import LANES, Arg, Shape
 from backends.kernels.lowering import At, Buffers, Dispatch, dispatch
 from graph.tensor import Tensor
 
+ROW = "min(GX * MT + m, n_m - 1u)"  # of x, that row m of a thread's results is made of
 ACTIVATIONS = ("silu", "gelu")  # by number
 MACROS = """
 #define UNITS(n) (((n) + (16u * R - 1u)) / (16u * R))

@@ -35,6 +35,7 @@ TRIES = 16  # launches of a chain: each goes on where the one before stopped, be
 # What steps are made of. Not samplers, which are one launch and take longest to compile.
 CHAINED = re.compile(
     r"linear_.*|rms_norm|layer_norm|rope.*|store_.*|attention_(f32|f16|q8_0)_.*|get_rows.*|(unary|binary|broadcast)_.*"
+    r"|top_experts|expert_.*"
 )
 ATOMICS = """
 #define TAKE(p) __atomic_fetch_add(p, 1u, __ATOMIC_RELAXED)
@@ -144,7 +145,7 @@ class Chains:
         for held in self._programs:
             if wanted <= set(held):
                 return held
-        wanted |= {(name, v) for name, _ in wanted if name.startswith("linear_") for v in KERNELS[name].variants(CPU)}
+        wanted |= {(name, v) for name, _ in wanted if "linear_" in name for v in KERNELS[name].variants(CPU)}
         return tuple(sorted(wanted))
 
     def program(self, pieces: tuple[Piece, ...]) -> Any:

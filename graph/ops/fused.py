@@ -11,6 +11,7 @@ from graph.dtype import DTYPES
 from graph.op import Array, Case, State, Weight, op, require, writing
 from graph.ops.attention import PAGE, attention, attention_case, store_k
 from graph.ops.elementwise import glu
+from graph.ops.experts import expert_linear, expert_order, expert_rows
 from graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
 from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
@@ -30,8 +31,22 @@ def _(x: Tensor, *weights: Tensor) -> tuple[Shape, str]:
     return (sum(x.shape[0] * linear.shape_rule(x, w)[0][1] for w in weights),), x.dtype
 
 
+@op
+def expert_parts(x: Array, order: Array, *weights: Array, n: int) -> Array:
+    """`expert_linear` of `expert_rows` of x (T, K) with several weights (n · N_i, K): results as `linear_parts` has."""
+    rows = expert_rows.reference(x, order)
+    return np.concatenate([expert_linear.reference(rows, w, order, n=n).reshape(-1) for w in weights])
+
+
+@expert_parts.shape
+def _(x: Tensor, order: Tensor, *weights: Tensor, n: int) -> tuple[Shape, str]:
+    require(len(weights) > 0, "expert_parts", "wants at least one weight", x)
+    shapes = [expert_linear.shape_rule(expert_rows(x, order), w, order, n=n)[0] for w in weights]
+    return (sum(rows * columns for rows, columns in shapes),), x.dtype
+
+
 def part_of(whole: Tensor, products: Sequence[Tensor], product: Tensor) -> Tensor:
-    """One of the products as its part of `linear_parts` of all of them."""
+    """One of the products as its part of `linear_parts` (or `expert_parts`) of all of them."""
     start = sum(s.shape[0] * s.shape[1] for s in products[: products.index(product)])
     part = slice_rows(whole, start=start, stop=start + product.shape[0] * product.shape[1])
     return reshape(part, shape=product.shape, name=product.name)
@@ -157,13 +172,21 @@ def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: An
     return attention.shape_rule(q, *others, **attrs)
 
 
-for _op in (linear_parts, linear_add, linear_glu):
+for _op in (linear_parts, linear_add, linear_glu, expert_parts):
     _op.tolerance_quantised = linear.tolerance_quantised
 store_k_rope.tolerance, attention_rope.tolerance = store_k.tolerance, attention.tolerance
 
 
 def _weights_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
     return lambda r: ([r.normal(size=(t, k)), *(Weight(r.normal(size=(n, k)), dtype) for n in sizes)], {})
+
+
+def _experts_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        order = expert_order.reference(np.stack([r.permutation(4)[:2] for _ in range(t)]), n=4)
+        return [r.normal(size=(t, k)), order, *(Weight(r.normal(size=(4 * n, k)), dtype) for n in sizes)], {"n": 4}
+
+    return make
 
 
 def _add_case(dtype: str, t: int, k: int, *, whole: bool) -> Callable[[np.random.Generator], Case]:
@@ -207,6 +230,7 @@ for _i, (_dtype, _k) in enumerate(
     {"f16": 50, **{name: 512 for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")}}.items()
 ):
     linear_parts.case(_weights_case(_dtype, (1, 5, 35)[_i % 3], _k, (33, 16)))
+    expert_parts.case(_experts_case(_dtype, (1, 5, 35)[_i % 3], _k, (48, 16)))
     linear_add.case(_add_case(_dtype, 1 + _i % 4 * 3, _k, whole=_i % 2 == 0))
     linear_glu.case(_glu_case(_dtype, (1, 5, 35)[_i % 3], _k, ("silu", "gelu")[_i % 2]))
 for _t in (1, 3, 35):

@@ -14,6 +14,7 @@ from graph.backend import Backend
 from graph.conformance import encode
 from graph.ops.attention import attention, store_k, store_v
 from graph.ops.elementwise import add, glu
+from graph.ops.experts import expert_linear, expert_rows
 from graph.ops.linear import linear
 from graph.ops.rope import rope
 from graph.ops.shape import reshape
@@ -47,6 +48,19 @@ def test_what_does_not_belong_together_stays_apart() -> None:
     c = linear(feed("other", (3, K)), weight("c", 48))
     assert fused(a, b, c) == ["linear"] * 3  # another type, other activations
     assert fused(linear(X, state("moving", (48, K), "f32"))) == ["linear"]
+
+
+def test_products_of_experts_bring_their_rows_together() -> None:
+    order = feed("order", (3, 6), "i32")
+    rows = expert_rows(X, order)
+    gate, up, down = (expert_linear(rows, weight(name, 5 * 48), order, n=5) for name in ("gate", "up", "down"))
+    other = expert_linear(rows, weight("other", 5 * 48, "q4_0"), order, n=5)
+    assert fused(gate, up) == ["expert_parts"]
+    assert fused(gate, up, down, other) == ["expert_parts"] * 3  # two of three have room; another type, alone
+    assert fused(gate, rows) == ["expert_parts", "expert_rows"]  # rows are wanted for themselves
+    assert fused(gate, up, refused=("expert_parts",)) == ["expert_rows", "expert_linear", "expert_linear"]
+    halves = expert_linear(rows, weight("halves", 5 * 24), order, n=5)  # an expert's outputs are no whole groups
+    assert fused(halves) == ["expert_rows", "expert_linear"]
 
 
 def test_a_gate_takes_both_products_in() -> None:
