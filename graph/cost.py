@@ -75,11 +75,13 @@ COSTS.update(dict.fromkeys(MATRICES, _product))
 
 
 def _expert_product(t: Tensor, _: Feeds) -> Cost:
-    """Of the experts' weights those that are read if rows choose by chance."""
+    """Of the experts' weights those that are read if rows choose theirs, which differ, by chance."""
     n, several = t.attrs["n"], t.op == "expert_parts"
     weights, rows = (t.src[2:], t.src[1].shape[1]) if several else (t.src[1:2], t.src[2].shape[1])
     macs = rows * sum(math.prod(w.shape) for w in weights) // n
-    unread = (1 - 1 / n) ** rows * sum(w.nbytes for w in weights)
+    order = t.src[1 if several else 2]
+    n_used = order.src[0].shape[1] if order.op == "expert_order" else 1
+    unread = (1 - n_used / n) ** (rows // n_used) * sum(w.nbytes for w in weights)
     quantised = DTYPES[weights[0].dtype].quantised
     return Cost(_moved(t) - unread, int8_macs=macs * quantised, f32_macs=macs * (not quantised))
 
@@ -112,7 +114,7 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
     return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
 
 
-COSTS.update(dict.fromkeys(("attention", "attention_act", "attention_rope"), _attention))
+COSTS.update(dict.fromkeys(("attention", "attention_act", "attention_rope", "attention_sinks"), _attention))
 
 
 def _element(t: Tensor) -> float:

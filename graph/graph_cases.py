@@ -66,6 +66,16 @@ def _kind(t: Tensor) -> str:
     return root.op if root.is_leaf else "node"
 
 
+def _integers(t: Tensor, rng: np.random.Generator) -> Array:
+    """What a node might compute: ids are 0 or 1, but the experts of a row differ, and their order is one."""
+    if t.op == "top_experts":
+        return np.stack([rng.permutation(t.src[0].shape[1])[: t.shape[1]] for _ in range(t.shape[0])])
+    if t.op == "expert_order":
+        order: Array = OPS[t.op].reference(_integers(_root(t.src[0])[0], rng), **t.attrs)
+        return order
+    return rng.integers(0, 2, t.shape)
+
+
 def _leaf(
     problem: Problem,
     name: str,
@@ -92,7 +102,9 @@ def _leaf(
     if kind == "feed":
         raw = np.ascontiguousarray(feeds[root.name], DTYPES[root.dtype].numpy).reshape(-1).view(np.uint8)
         problem.feeds[name] = raw[offset : offset + t.nbytes].view(np.dtype(numpy_type)).reshape(t.shape)
+    elif integer:
+        raw = np.ascontiguousarray(_integers(root, rng), numpy_type).reshape(-1).view(np.uint8)
+        problem.feeds[name] = raw[offset : offset + t.nbytes].view(np.dtype(numpy_type)).reshape(t.shape)
     else:
-        values = rng.integers(0, 2, t.shape) if integer else rng.normal(size=t.shape)
-        problem.feeds[name] = values.astype(numpy_type)
+        problem.feeds[name] = rng.normal(size=t.shape).astype(numpy_type)
     return feed(name, t.shape, t.dtype)

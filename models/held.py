@@ -20,7 +20,8 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8)
 MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])  # in halves of what the type calls 1
-BLOCKS = 1 << 14  # at once: a few megabytes of temporaries
+BLOCKS = 1 << 14  # at once, by each thread: a few megabytes of temporaries
+F16_MOST = 65504
 
 
 def _each(value: int) -> np.uint64:
@@ -74,14 +75,17 @@ def _iq4_nl(blocks: Bytes) -> Bytes:
 
 
 def _iq4_xs(blocks: Bytes) -> Bytes:
-    """(n, 136) → (n, 8 · 34)."""
+    """(n, 136) → (n, 8 · 34). OverflowError for a scale that f16 does not have."""
     n = len(blocks)
     d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
     high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(n, 8)
     scales = low | (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8) << 4
-    with np.errstate(invalid="ignore", over="ignore"):  # what is no number stays none
-        d = (d * (scales.astype(np.float32) - 32)).astype(np.float16)
+    with np.errstate(invalid="ignore"):  # what is no number stays none
+        d = d * (scales.astype(np.float32) - 32)
+    if (np.abs(d[np.isfinite(d)]) > F16_MOST).any():
+        raise OverflowError(f"a scale of {np.abs(d[np.isfinite(d)]).max():g}")
+    d = d.astype(np.float16)
     quants = _nibbles(blocks[:, 8:].reshape(n, 8, 16), IQ4)
     return np.concatenate([d[:, :, None].view(np.uint8), quants], axis=2).reshape(n, 272)
 

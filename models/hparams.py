@@ -119,7 +119,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
 
     n_expert = count("expert_count") if arch.endswith(("moe", "oss")) or number("expert_count", 0) else 0
     if n_expert and arch not in OF_EXPERTS:
-        raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {' and '.join(OF_EXPERTS)}")
+        raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {', '.join(OF_EXPERTS)}")
     n_expert_used = count("expert_used_count") if n_expert else 0
     if n_expert_used > n_expert:
         raise ModelFileError(file, f"key '{arch}.expert_used_count' is {n_expert_used}, of {n_expert} experts")
@@ -146,6 +146,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if pooling not in range(len(POOLINGS)):
         raise ModelFileError(file, f"key '{arch}.pooling_type' is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
     gemma, granite = arch in ("gemma2", "gemma3"), arch.startswith("granite")
+    if granite and metadata.get(f"{arch}.rope.scaling.finetuned") is False:
+        raise ModelFileError(
+            file, f"key '{arch}.rope.scaling.finetuned' is false: no rotary embedding is not supported"
+        )
     of_expert = "expert_feed_forward_length"
     windowed = gemma or arch == "gpt-oss"
     window = number("attention.sliding_window", 4096 if arch == "gemma2" else 0) if windowed else 0

@@ -79,15 +79,15 @@ def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
         alpha = gguf.metadata.get("adapter.lora.alpha", 0.0)
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha) or alpha < 0:
             raise ModelFileError(path, f"key 'adapter.lora.alpha' is {alpha!r}")
-        files = _file_pairs(gguf, base)
         declared = check_weights(base, h)
+        files = _file_pairs(gguf, base, declared)
         pairs = {name: pair for source, whole in files.items() for name, pair in _taken_apart(source, whole, declared)}
         keys = ("adapter.lora.task_name", "adapter.lora.prompt_prefix")
         texts = {key.rpartition(".")[2]: gguf.metadata[key] for key in keys if isinstance(gguf.metadata.get(key), str)}
     return Adapter(pairs, float(alpha), texts)
 
 
-def _file_pairs(gguf: GGUFFile, base: GGUFFile) -> dict[str, Pair]:
+def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part]) -> dict[str, Pair]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -123,7 +123,8 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile) -> dict[str, Pair]:
         if half == "b":
             continue
         target = base.tensors.get(weight)
-        if target is None or not (len(target.shape) == 2 or NORMS.fullmatch(weight)):
+        names = [n for n, part in declared.items() if part.source == weight and n.endswith(".weight")]
+        if target is None or not names or not (len(target.shape) == 2 or any(map(NORMS.fullmatch, names))):
             raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
         a, b = gguf.tensors[name].shape, gguf.tensors[other].shape
         n_out, n_in = matrix_shape(target.shape)

@@ -28,6 +28,7 @@ from models.low_rank import LowRank
 MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", *HELD)
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
+LANES = 16  # outputs that kernels make together, which must not be of two experts
 _DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
 
 
@@ -190,6 +191,10 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
 def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
     """The parts that the file holds. ModelFileError names a tensor that is missing, unknown, or not as it must be."""
     declared = dict(parts(h, gguf.tensors))
+    for part in declared.values():
+        if part.n_experts and part.shape[0] // part.n_experts % LANES:
+            n = part.shape[0] // part.n_experts
+            raise ModelFileError(gguf.path, f"tensor '{part.source}': {n} rows of an expert, not a multiple of {LANES}")
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.shape[0])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.gguf_file import GGUFFile
+from models.gguf_file import GGUFFile, TensorInfo
 from models.gguf_write import Data, copied_keys, u32, write_gguf
 from models.hparams import Hparams
 from models.lora import write_adapter
@@ -46,12 +46,17 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
     for source, info in gguf.tensors.items():
         parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda found: found[1].start)
         if any(name in trained for name, _ in parts):
-            kind = storable_dtype(dtype, info.shape[-1]) if len(info.shape) > 1 else "f32"
+            kind = "f32" if _stays_f32(source, info) else storable_dtype(dtype, info.shape[-1])
             data = Data(partial(rows, source, kind, parts), info.shape, kind)
         else:
             data = Data(partial(_as_it_was, gguf, source), info.shape, info.dtype)
         tensors.append((source, data))
     write_gguf(path, h.arch, keys, tensors)
+
+
+def _stays_f32(name: str, info: TensorInfo) -> bool:
+    """What llama.cpp wants in f32: vectors, biases, and the matrix by which rows choose experts."""
+    return len(info.shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight"))
 
 
 def _as_it_was(gguf: GGUFFile, name: str) -> Iterator[npt.NDArray[Any]]:

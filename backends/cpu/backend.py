@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 import backends.cpu.lower_basic
@@ -21,6 +22,7 @@ from backends.cpu.clock import Clock
 from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
 from backends.cpu.isa import cores
+from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.memory import ALIGNMENT, Memory, Slabs, aligned
 from backends.cpu.packing import packed
@@ -62,7 +64,7 @@ class CPUBackend:
     def load(self, t: Tensor, raw: Bytes) -> Memory:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
-        memory = Memory(self._weights.take(self.constant_nbytes(t)), raw)
+        memory = Memory(self._weights.take(self.constant_nbytes(t)))
         if packed(t):
             self.pool.run(Table(weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:
@@ -133,7 +135,7 @@ class CPUProgram:
             self._flush(pending)
             pending = []
             self.fallbacks.append(t.op)
-            self.parts.append(partial(_reference, t, place))
+            self.parts.append(partial(_reference, pool, t, place))
         self._flush(pending)
 
     def _flush(self, instructions: list[Instruction]) -> None:
@@ -174,29 +176,40 @@ def _joined(tables: Sequence[Table]) -> list[Part]:
     return [Table.joined(tables)] if tables else []
 
 
-def _reference(t: Tensor, place: Callable[[Tensor], Place]) -> None:
+def _reference(pool: Pool, t: Tensor, place: Callable[[Tensor], Place]) -> None:
     """Run a node by its definition."""
-    result = OPS[t.op].reference(*(_view(s, place(s)) for s in t.src), **t.attrs)
+    result = OPS[t.op].reference(*(_view(pool, s, place(s)) for s in t.src), **t.attrs)
     if destination(t) is None:
-        _view(t, place(t))[...] = result
+        _view(pool, t, place(t))[...] = result
 
 
-def _view(t: Tensor, at: Place) -> npt.NDArray[Any]:
+def _view(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
     kind = DTYPES[t.dtype].numpy
-    if packed(t) or kind is None:
-        return _dequantised(t, at)
+    if packed(t):
+        return _unpacked(pool, t, at)
     raw = at.buffer.array[at.offset : at.offset + t.nbytes]
+    if kind is None:
+        return _dequantised(t, raw)
     values: npt.NDArray[Any] = raw.view(kind).reshape(t.shape)
     return values
 
 
-def _dequantised(t: Tensor, at: Place) -> npt.NDArray[Any]:
-    """A constant's values in f32, from its original bytes."""
+def _unpacked(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
+    """A packed weight's values in f32."""
+    values = np.empty(t.shape, np.float32)
+    n, k = t.shape
+    args = (at.buffer.address + at.offset, values.ctypes.data, k, LAYOUTS[t.dtype].group_nbytes(k))
+    pool.run(Table([Instruction(f"unpack:{t.dtype}", args, n, max(1, 4096 // k))]))
+    return values
+
+
+def _dequantised(t: Tensor, raw: Bytes) -> npt.NDArray[Any]:
+    """A constant's values in f32, from the bytes of its blocks."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    if at.buffer.raw is None:
+    if not (t.op == "state" and t.attrs["constant"]):
         raise TypeError(f"{t!r}: numpy has no such type")
-    rows = at.buffer.raw.reshape(*t.shape[:-1], -1)
+    rows = raw.reshape(*t.shape[:-1], -1)
     values: npt.NDArray[Any] = dequantize(rows, GGMLQuantizationType[t.dtype.upper()]).reshape(t.shape)
     return values

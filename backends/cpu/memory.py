@@ -22,12 +22,12 @@ LARGE_PAGE = 2 << 20
 
 
 class Memory:
-    """Bytes in the process. `raw` is a constant's original GGUF data, for the numpy fallback."""
+    """Bytes in the process."""
 
-    __slots__ = ("address", "array", "raw")
+    __slots__ = ("address", "array")
 
-    def __init__(self, array: Bytes, raw: Bytes | None = None) -> None:
-        self.array, self.address, self.raw = array, array.ctypes.data, raw
+    def __init__(self, array: Bytes) -> None:
+        self.array, self.address = array, array.ctypes.data
 
     @property
     def nbytes(self) -> int:

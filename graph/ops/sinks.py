@@ -3,7 +3,7 @@ so what a row sees may weigh less than 1 in all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,16 +60,22 @@ def _(
     return attention.shape_rule(q, k, v, tables, slot, pos, scale=scale, window=window)
 
 
-def _of_window(q: Array, k: Array, start: Array, sinks: Array, scale: float, window: int) -> tuple[Array, Array]:
-    """Of one window: attention weights (H, T, T), and those of the sinks (H, T)."""
-    s = np.einsum("thd,shd->hts", q, np.repeat(k, q.shape[1] // k.shape[1], 1)) * scale
-    at = np.arange(len(q))
-    first = np.maximum(start, at - window + 1) if window else start
-    s = np.where((at >= first[:, None]) & (at <= at[:, None]), s, -np.inf)
-    top = np.maximum(s.max(-1), sinks[:, None])
-    e, rest = np.exp(s - top[..., None]), np.exp(sinks[:, None] - top)
-    total = e.sum(-1) + rest
-    return e / total[..., None], rest / total
+def _windows(
+    q: Array, k: Array, start: Array, sinks: Array, length: int, scale: float, window: int
+) -> Iterator[tuple[slice, int, int, Array, Array]]:
+    """Of each window and head: its rows, the head, its key head, attention weights (T, T), and the sink's (T,)."""
+    at = np.arange(length)
+    for i in range(0, len(q), length):
+        rows = slice(i, i + length)
+        first = np.maximum(start[rows], at - window + 1) if window else start[rows]
+        seen = (at >= first[:, None]) & (at <= at[:, None])
+        for h in range(q.shape[1]):
+            of = h * k.shape[1] // q.shape[1]
+            s = np.where(seen, q[rows, h] @ k[rows, of].T * scale, -np.inf)
+            top = np.maximum(s.max(-1), sinks[h])
+            e, rest = np.exp(s - top[:, None]), np.exp(sinks[h] - top)
+            total = e.sum(-1) + rest
+            yield rows, h, of, e / total[:, None], rest / total
 
 
 @op
@@ -78,10 +84,8 @@ def causal_attention_sinks(
 ) -> Array:
     """`causal_attention` where exp(sinks), sinks (H,), is added to each head's sum of weights."""
     out = np.empty_like(q)
-    for i in range(0, len(q), length):
-        rows = slice(i, i + length)
-        p, _ = _of_window(q[rows], k[rows], start[rows], sinks, scale, window)
-        out[rows] = np.einsum("hts,shd->thd", p, np.repeat(v[rows], q.shape[1] // k.shape[1], 1))
+    for rows, h, of, p, _ in _windows(q, k, start, sinks, length, scale, window):
+        out[rows, h] = p @ v[rows, of]
     return out
 
 
@@ -106,17 +110,13 @@ def causal_attention_sinks_back(
     g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array, *, length: int, scale: float, window: int = 0
 ) -> Array:
     """The gradients of q, k and v one after the other, as rows of D: (N·H + 2·N·H_kv, D)."""
-    group = q.shape[1] // k.shape[1]
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for i in range(0, len(q), length):
-        rows = slice(i, i + length)
-        p, _ = _of_window(q[rows], k[rows], start[rows], sinks, scale, window)
-        dp = np.einsum("thd,shd->hts", g[rows], np.repeat(v[rows], group, 1))
+    for rows, h, of, p, _ in _windows(q, k, start, sinks, length, scale, window):
+        dp = g[rows, h] @ v[rows, of].T
         ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
-        by_head = (length, k.shape[1], group, q.shape[2])
-        dq[rows] = np.einsum("hts,shd->thd", ds, np.repeat(k[rows], group, 1))
-        dk[rows] = np.einsum("hts,thd->shd", ds, q[rows]).reshape(by_head).sum(2)
-        dv[rows] = np.einsum("hts,thd->shd", p, g[rows]).reshape(by_head).sum(2)
+        dq[rows, h] = ds @ k[rows, of]
+        dk[rows, of] += ds.T @ q[rows, h]
+        dv[rows, of] += p.T @ g[rows, h]
     return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
 
 
@@ -132,11 +132,8 @@ def sinks_back(
 ) -> Array:
     """The gradient of the sinks (H,)."""
     total = np.zeros_like(sinks)
-    for i in range(0, len(q), length):
-        rows = slice(i, i + length)
-        p, rest = _of_window(q[rows], k[rows], start[rows], sinks, scale, window)
-        dp = np.einsum("thd,shd->hts", g[rows], np.repeat(v[rows], q.shape[1] // k.shape[1], 1))
-        total -= ((p * dp).sum(-1) * rest).sum(-1)
+    for rows, h, of, p, rest in _windows(q, k, start, sinks, length, scale, window):
+        total[h] -= ((p * (g[rows, h] @ v[rows, of].T)).sum(-1) * rest).sum()
     return total
 
 

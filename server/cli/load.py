@@ -116,6 +116,13 @@ def n_slots(options: SimpleNamespace) -> int:
     return 4 if n == -1 else n
 
 
+def weights_nbytes(gguf: GGUFFile) -> int:
+    """Of a file that is mapped, and of its weights as they are held."""
+    from models.held import held_nbytes
+
+    return gguf.size + sum(held_nbytes(t.dtype, t.nbytes) for t in gguf.tensors.values())
+
+
 def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> EngineOptions:
     """The engine's options; a context that does not fit into memory is refused, or made smaller if none was named."""
     from graph.dtype import nbytes as bytes_of
@@ -128,7 +135,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     per_cell = hparams.n_layer * sum(
         bytes_of(t, row) if row[0] % 32 == 0 else 4 * row[0] for t in (options.cache_type_k, options.cache_type_v)
     )
-    room = int(0.9 * total_memory()) - 2 * nbytes  # weights are mapped, and held packed
+    room = int(0.9 * total_memory()) - nbytes
     n_ctx = options.ctx_size
     if n_ctx * per_cell > max(room, 0) and n_ctx > 4096:
         needed, has = n_ctx * per_cell / 2**30, max(room, 0) / 2**30
@@ -168,7 +175,7 @@ def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
     from models.gguf_file import GGUFFile
 
     with GGUFFile.open(path, overrides(options)) as gguf:
-        wanted = engine_options(options, hparams_of_writer(gguf, path), gguf.size)
+        wanted = engine_options(options, hparams_of_writer(gguf, path), weights_nbytes(gguf))
     return make_engine(path, wanted)
 
 

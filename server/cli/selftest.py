@@ -71,13 +71,15 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     """Each kind of node of the model's graph once, for steps of one token and of many."""
     from graph.conformance import run
     from graph.graph_cases import graph_problems
+    from models.held import held
 
     placed = vars(parse(PLACEMENT, [], {}))  # no layer is anywhere else than usual
     engine = load.open_engine(options.model, SimpleNamespace(**(placed | DEFAULTS | vars(options))))
     done: set[tuple[str, str]] = set()
 
     def weight(name: str) -> Bytes | None:
-        return engine.gguf.bytes_of(name) if name in engine.gguf.tensors else None
+        info = engine.gguf.tensors.get(name)
+        return None if info is None else held(engine.gguf.bytes_of(name), info.dtype)
 
     for n_tokens in (1, 32):
         roots, feeds = step_graph(engine, n_tokens)

@@ -73,7 +73,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         template = chat_template(options, gguf, vocabulary)
         config = server_config(options, path, vocabulary)
         hparams = hparams_of(gguf)
-        wanted = load.engine_options(options, hparams, gguf.size)
+        wanted = load.engine_options(options, hparams, load.weights_nbytes(gguf))
         given = lora.given(options, gguf, hparams)
         speculation.check_draft_model(options, gguf)
     store = None

@@ -41,7 +41,8 @@ def _weights(engine: Engine) -> _Weights:
 
     tensors, h = engine.gguf.tensors, engine.hparams
     output = tensors.get("output.weight") or tensors["token_embd.weight"]
-    matrices = [t for name, t in tensors.items() if name.startswith("blk.") and len(t.shape) > 1]
+    names = [name for name in tensors if name.startswith("blk.") and name.endswith(".weight")]
+    matrices = [tensors[name] for name in names if len(tensors[name].shape) > 1]
 
     def elements(of: list[TensorInfo], *, floats: bool) -> int:
         return sum(_met(t, h.n_expert_used) * t.shape[-1] for t in of if (t.dtype in FLOATS) == floats)

@@ -129,7 +129,6 @@ PLAIN = {
     "one expert": Spec(n_expert=3, n_expert_used=1),
     "all experts, f16": Spec(n_expert=3, n_expert_used=3, dtype="f16"),
     "all experts, bf16": Spec(n_expert=3, n_expert_used=3, dtype="bf16"),
-    "experts of odd sizes": Spec(n_embd=50, n_head=5, n_head_kv=1, n_ff=75, n_expert=3, n_expert_used=2),
     "gpt-oss": GPT_OSS,
     "granite": Spec("granite", keys=SCALES),
     "granite without scales": Spec("granite", keys={"embedding_scale": 0.0, "logit_scale": 0.0}),

@@ -48,6 +48,13 @@ def test_scales_that_are_too_large_and_too_small() -> None:
     assert not dequantize(held(blocks.reshape(-1), "mxfp4").reshape(-1, 22), GGMLQuantizationType.Q5_0)[1].any()
 
 
+def test_iq4_xs_scales_beyond_f16() -> None:
+    blocks = random_blocks("iq4_xs", 2)
+    blocks[:, :2] = np.array([3000], np.float16).view(np.uint8)
+    with pytest.raises(OverflowError, match="a scale of"):
+        held(blocks.reshape(-1), "iq4_xs")
+
+
 def test_other_types_are_held_as_they_are() -> None:
     raw = np.arange(34, dtype=np.uint8)
     assert held(raw, "q8_0") is raw

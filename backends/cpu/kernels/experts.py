@@ -22,7 +22,7 @@ INFINITY = np.float32(np.inf)
 
 @kernel("top_experts")
 def top_experts():
-    """a: logits (T, E), ids (T, n), E, n. A row is a unit. NaN is below everything."""
+    """a: logits (T, E), ids (T, n), E, n. A row is a unit. NaN counts as minus infinity."""
 
     def run(a, begin, end, scratch):
         size, n = a[2], a[3]

@@ -1,0 +1,122 @@
+"""Models with experts, beside what they compute (test_architectures.py): files, adapters, finetunes, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from graph.session import Session
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.lora import Adapter, Pair, read_adapter, write_adapter
+from models.model import define_model, hparams_of
+from server.cli.main import main
+from tests.models.reference_model import Spec, write
+from tests.models.test_architectures import GPT_OSS
+from training.save import save_result
+from training.trainable import full
+
+MIXTRAL = Spec(n_expert=4, n_expert_used=2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (replace(MIXTRAL, n_ff=75), "'blk.0.ffn_gate_exps.weight': 75 rows of an expert, not a multiple of 16"),
+        (replace(MIXTRAL, keys={"expert_used_count": 5}), "key 'llama.expert_used_count' is 5, of 4 experts"),
+        (replace(MIXTRAL, keys={"expert_used_count": 0}), "key 'llama.expert_used_count' is 0"),
+        (replace(MIXTRAL, keys={"expert_count": 5}), "'blk.0.ffn_gate_inp.weight' has shape (4, 64), expected (5, 64)"),
+        (replace(MIXTRAL, keys={"expert_count": 0}), "tensor 'blk.0.ffn_gate.weight' is missing"),
+        (
+            Spec("qwen3moe", n_expert=2, n_expert_used=1, keys={"expert_count": None}),
+            "'qwen3moe.expert_count' is missing",
+        ),
+        (Spec("qwen2", n_expert=2, n_expert_used=1), "key 'qwen2.expert_count': experts are supported in llama, "),
+    ],
+)
+def test_bad_files(tmp_path: Path, spec: Spec, words: str) -> None:
+    write(path := tmp_path / "m.gguf", spec)
+    with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError) as caught:
+        hparams_of(gguf)
+    assert words in str(caught.value)
+
+
+def test_an_adapter_of_a_norm_that_has_another_name_in_the_file(tmp_path: Path) -> None:
+    """gpt-oss's norm before its experts stands as post_attention_norm in files. A bias may have no adapter."""
+    write(path := tmp_path / "m.gguf", GPT_OSS)
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 96), (1, 2)))
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        write_adapter(tmp_path / "a.gguf", Adapter({"blk.0.ffn_norm.weight": Pair(a, b)}, 2.0), gguf, h)
+        read = read_adapter(tmp_path / "a.gguf", gguf, h)
+        assert read.pairs.keys() == {"blk.0.ffn_norm.weight"}
+        name = "blk.0.ffn_gate_exps.bias"
+        wrong = {name: Pair(rng.normal(size=(2, 64)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32))}
+        write_adapter(tmp_path / "b.gguf", Adapter(wrong, 2.0), gguf, h)
+        with pytest.raises(ModelFileError, match=f"the model has no matrix {name}"):
+            read_adapter(tmp_path / "b.gguf", gguf, h)
+
+
+def test_a_finetune_keeps_in_f32_what_must_be(tmp_path: Path) -> None:
+    write(path := tmp_path / "m.gguf", GPT_OSS)
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        trained = full(session, define_model(session, gguf, h, 64), gguf, h)
+        save_result(tmp_path / "out.gguf", trained, gguf, h, "q8_0")
+        with GGUFFile.open(tmp_path / "out.gguf") as saved:
+            types = {name.removeprefix("blk.1."): t.dtype for name, t in saved.tensors.items()}
+            assert types["ffn_up_exps.weight"] == types["attn_q.weight"] == "q8_0"
+            for name in ("ffn_up_exps.bias", "ffn_gate_inp.weight", "attn_sinks.weight", "attn_q.bias"):
+                assert types[name] == "f32", name
+            assert hparams_of(saved) == h
+    session.close()
+
+
+@pytest.mark.parametrize("dtype", ["q3_k", "iq4_nl"])
+def test_weights_of_held_types_are_in_memory_once(tmp_path: Path, dtype: str) -> None:
+    """What a file's bytes were changed to goes when it is packed."""
+    import tracemalloc
+
+    write(path := tmp_path / "m.gguf", Spec(n_embd=512, n_ff=1024, n_vocab=2048, dtype=dtype))
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        model = define_model(session, gguf, hparams_of(gguf), 64)
+        nbytes = sum(session.backends[0].constant_nbytes(t) for t in model.weights.tensors.values())
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        session.plan(lambda: [model.forward(*two_windows())])
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+    session.close()
+    assert nbytes > 4 << 20
+    assert grown < nbytes // 4  # packed weights are in slabs that are mapped, which are not counted
+
+
+def two_windows() -> tuple[Any, Any]:
+    from models.batch import Sequences
+
+    rows = Sequences.feeds(2, 4)
+    return rows, rows
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(MIXTRAL, n_expert_used=1),
+        replace(GPT_OSS, n_embd=128, n_ff=64, types={"ffn_up_exps": "mxfp4", "ffn_down_exps": "iq4_nl"}),
+    ],
+    ids=["one expert", "held types"],
+)
+def test_selftest_of_a_model(tmp_path: Path, spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
+    write(path := tmp_path / "m.gguf", replace(spec, keys=spec.keys | {"vocab_size": spec.n_vocab}))
+    code = main(["selftest", "-m", str(path), "-t", "1"])
+    told = capsys.readouterr()
+    assert "internal error" not in told.err
+    assert code == 0, told
