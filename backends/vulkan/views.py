@@ -39,7 +39,7 @@ class Views:
 
     def number(self, memory: Any, at: int) -> int:
         """Of the view of a `Memory` from byte `at`, made when it is asked for first. MemoryError after too many."""
-        if memory.nbytes < TEXEL:
+        if memory.nbytes < at + TEXEL:
             return 0  # of a program that is made to be measured: its weights are nowhere yet, and it never runs
         if at not in memory.views:
             if not self._free:

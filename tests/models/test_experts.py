@@ -59,7 +59,7 @@ def test_an_adapter_of_a_norm_that_has_another_name_in_the_file(tmp_path: Path) 
         name = "blk.0.ffn_gate_exps.bias"
         wrong = {name: Pair(rng.normal(size=(2, 64)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32))}
         write_adapter(tmp_path / "b.gguf", Adapter(wrong, 2.0), gguf, h)
-        with pytest.raises(ModelFileError, match=f"the model has no matrix {name}"):
+        with pytest.raises(ModelFileError, match=f"the model has no matrix '{name}'"):
             read_adapter(tmp_path / "b.gguf", gguf, h)
 
 
