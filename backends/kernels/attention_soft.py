@@ -12,10 +12,16 @@ from backends.kernels.dialect import Arg, Kernel
 SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes
 SUBGROUPS = (8, 16)  # threads
 AFTER_CACHES = [
-    *[Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32")],
-    *[Arg("A", "f32"), Arg("S", "f32"), Arg("Y", "f32", "w")],  # A: angles, S: sinks, where there are such
+    Arg("TABLE", "i32"),
+    Arg("SLOT", "i32"),
+    Arg("POS", "i32"),
+    Arg("A", "f32"),  # angles, where half_n tells of pairs
+    Arg("S", "f32"),  # sinks, where has_sinks
+    Arg("Y", "f32", "w"),
 ]
-WORDS = [  # these and the arguments are those of every kernel of attention, for one launch makes them all
+# These and the arguments are those of every kernel of attention, for one launch makes them all: a group for each query
+# head (their number is NGX) of each token. With two q8_0 caches they are the most that push constants have room for.
+WORDS = [
     "uint n_kv",
     "uint size",
     "uint table_pages",
