@@ -114,7 +114,8 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
     return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
 
 
-COSTS.update(dict.fromkeys(("attention", "attention_act", "attention_rope", "attention_sinks"), _attention))
+ATTENTIONS = ("attention", "attention_act", "attention_rope", "attention_sinks", "attention_sinks_rope")
+COSTS.update(dict.fromkeys(ATTENTIONS, _attention))
 
 
 def _element(t: Tensor) -> float:

@@ -7,12 +7,14 @@ turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a he
 
 from __future__ import annotations
 
-from backends.kernels.attention_soft import AFTER_CACHES, SIZES, SUBGROUPS, WORDS
+from backends.kernels.attention_soft import AFTER_CACHES, SIZES, SUBGROUPS, WORDS, sink
 from backends.kernels.attention_spans import spans
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import Buffers, Dispatch, bits, dispatch, lower
-from backends.kernels.pages import CACHE_TYPES, ELEMENT, page_elements, scales_of
+from backends.kernels.pages import CACHE_TYPES, ELEMENT, before_page, scales_of
 from graph.tensor import Tensor
+
+SCALED = "UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) out_[i] = out_[i] * was;"
 
 
 def _caches(dtype_k: str, dtype_v: str) -> list[Arg]:
@@ -63,7 +65,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
         [Arg("Q", "f32"), *_caches(dtype_k, dtype_v), *AFTER_CACHES],
         WORDS,
         f"""
-  uint t = GY, h = GX, kv = h / (n_heads / n_kv);
+  uint t = GY, h = GX, n_heads = NGX, kv = h / (n_heads / n_kv);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
   uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
   uint chunks = (size + 15u) / 16u;
@@ -83,7 +85,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
   BARRIER();
   for (uint page = first / 16u; page <= pos / 16u; page++) {{
     uint cell_page = UINT(TABLE[table + page]) * n_kv + kv;
-    uint key_at = cell_page * key_page, value_at = cell_page * value_page;
+    uint key_at = {before_page(dtype_k)}, value_at = {before_page(dtype_v)};
     {{
       PRECISE LF score = LSPLAT(0.0f);
       {_key(dtype_k)}
@@ -115,6 +117,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
     }}
     BARRIER();
   }}
+  if (has_sinks != 0u) {sink("h", "top", "total", SCALED)}
   for (uint i = 0u; i < chunks; i++) {{ LSTN(Y, from + i * 16u, from + size, out_[i] / total); }}""",
         simt=(),
         cpu=[{"WG": 1, "MAX_SIZE": size} for size in SIZES],
@@ -130,9 +133,13 @@ for _k in CACHE_TYPES:
 
 @lower("attention")
 @lower("attention_rope")
+@lower("attention_sinks")
+@lower("attention_sinks_rope")
 def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     q, k, v, tables, slot, pos = t.src[:6]
-    turned = t.src[6] if t.op == "attention_rope" else None
+    more = list(t.src[6:])
+    sinks = more.pop(0) if t.op.startswith("attention_sinks") else None
+    turned = more.pop(0) if t.op.endswith("_rope") else None
     tokens, heads, size = q.shape
     if k.dtype not in CACHE_TYPES or v.dtype not in CACHE_TYPES or size > SIZES[-1]:
         return None
@@ -144,17 +151,17 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         "size": size,
         "table_pages": tables.shape[1],
         "window": t.attrs.get("window", 0),
-        "key_page": page_elements(k.dtype, size),
-        "value_page": page_elements(v.dtype, size),
         "factor": bits(t.attrs["scale"]),
         "cap": bits(t.attrs.get("cap", 0.0)),
         "half_n": 0 if turned is None else turned.shape[2],
         "interleaved": int(t.attrs.get("interleaved", False)),
         "direction": bits(t.attrs.get("sign", 1.0)),
+        "has_sinks": int(sinks is not None),
     }
+    rest = (tables, slot, pos, turned or q, sinks or q)  # q: nobody reads it there
     if shape.name == "simt":
-        return spans(t, shape, words, turned)
-    bufs: Buffers = (q, k, v, *scales_of(k, v), tables, slot, pos, q if turned is None else turned, t)
+        return spans(t, shape, words, rest)
+    bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
     room, told = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
     soft = shape.lanes in SUBGROUPS and k.dtype == v.dtype == "f16" and size % 4 == 0
     name = f"attention_soft_{shape.lanes}" if soft else f"attention_{k.dtype}_{v.dtype}"

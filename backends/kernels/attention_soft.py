@@ -11,27 +11,52 @@ from backends.kernels.dialect import Arg, Kernel
 
 SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes
 SUBGROUPS = (8, 16)  # threads
-AFTER_CACHES = [Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32"), Arg("A", "f32"), Arg("Y", "f32", "w")]
-WORDS = [  # these and the arguments are those of every kernel of attention, for one launch makes them all
-    "uint n_heads",
+AFTER_CACHES = [
+    Arg("TABLE", "i32"),
+    Arg("SLOT", "i32"),
+    Arg("POS", "i32"),
+    Arg("A", "f32"),  # angles, where half_n tells of pairs
+    Arg("S", "f32"),  # sinks, where has_sinks
+    Arg("Y", "f32", "w"),
+]
+# These and the arguments are those of every kernel of attention, for one launch makes them all: a group for each query
+# head (their number is NGX) of each token. With two q8_0 caches they are the most that push constants have room for.
+WORDS = [
     "uint n_kv",
     "uint size",
     "uint table_pages",
     "uint window",
-    "uint key_page",
-    "uint value_page",
     "float factor",
     "float cap",
     "uint half_n",
     "uint interleaved",
     "float direction",
+    "uint has_sinks",
 ]
+
+
+def sink(head: str, most: str, total: str, scaled: str) -> str:
+    """A block that joins the sink of a head to a row's greatest score and sum of weights.
+
+    It comes once, after all cells, so that it does not matter into what these were cut. The sink may be the greatest:
+    `scaled` is the text that multiplies the weighted sum of values by `was`.
+    """
+    return f"""{{
+    float sink = S[{head}], most = max({most}, sink);
+    PRECISE float was = EXP({most} - most);
+    PRECISE float comes = EXP(sink - most);
+    {total} = FMA({total}, was, comes);
+    {scaled}
+  }}"""
+
+
 FUNCTIONS = """
 uvec2 words(uint64_t x) { return unpackUint2x32(x); }
 vec4 halves(uvec2 w) { return vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y)); }
 """
 QUERY = """
-  uint t = GY, h = GX, kv = h / (n_heads / n_kv), pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
+  uint t = GY, h = GX, n_heads = NGX, kv = h / (n_heads / n_kv);
+  uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
   uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
   float q[STEPS];
   UNROLL for (uint i = 0u; i < STEPS; i++) {
@@ -56,7 +81,7 @@ QUERY = """
 PAGE = """
   for (uint page = first / 16u; page <= pos / 16u; page++) {
     uint cell_page = UINT(TABLE[table + page]) * n_kv + kv;
-    uint key_at = cell_page * key_page / 4u + LID, value_at = cell_page * value_page / 4u;
+    uint value_at = cell_page * (size * 4u), key_at = value_at + LID;
     uint lo = max(first, page * 16u) - page * 16u, hi = min(pos + 1u, page * 16u + 16u) - page * 16u;
     precise vec4 part = vec4(0.0f);
     UNROLL for (uint i = 0u; i < STEPS; i++)
@@ -73,6 +98,7 @@ PAGE = """
     UNROLL for (uint e = 0u; e < CHUNKS; e++) out_[e] = out_[e] * correction;
     VALUES
   }
+  if (has_sinks != 0u) SINK
   UNROLL for (uint e = 0u; e < CHUNKS; e++) {
     uint d = (e * WG + LID) * 4u;
     if (d < size) {
@@ -103,7 +129,9 @@ def _page(threads: int) -> str:
       }} }}"""
         for cell, p in enumerate(told)
     )
+    scaled = "UNROLL for (uint e = 0u; e < CHUNKS; e++) out_[e] = out_[e] * was;"
     text = PAGE.replace("SCORES", "\n".join(scores)).replace("MOST", most)
+    text = text.replace("SINK", sink("h", "top", "total", scaled))
     return text.replace("VALUES", values).replace("OWN", own)
 
 

@@ -13,10 +13,10 @@ one row waits for memory and for nothing else.
 
 from __future__ import annotations
 
-from backends.kernels.attention_soft import SIZES
+from backends.kernels.attention_soft import AFTER_CACHES, SIZES, sink
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
-from backends.kernels.pages import CACHE_TYPES, scales_of
+from backends.kernels.pages import CACHE_TYPES, before_page, scales_of
 from graph.ops.attention import PAGE
 from graph.tensor import Tensor
 
@@ -38,6 +38,7 @@ WORDS = [
     "uint half_n",
     "uint interleaved",
     "float direction",
+    "uint has_sinks",
 ]
 FUNCTIONS = f"""
 #define SPAN {SPAN}u
@@ -59,11 +60,6 @@ JOIN = """
 
 def _join(most: str, total: str) -> str:
     return JOIN.replace("MOST", most).replace("TOTAL", total)
-
-
-def _page_elements(dtype: str) -> str:
-    """The same as pages.page_elements tells, in device code: push constants have no room for it."""
-    return f"(cell_page * (size * {PAGE}u{' + size' if dtype == 'q8_0' else ''}))"
 
 
 def _keys(dtype: str) -> str:
@@ -105,7 +101,7 @@ def _keys(dtype: str) -> str:
         PRECISE float p0[HEADS];
         PRECISE float p1[HEADS];
         EACH_HEAD {{ p0[h] = 0.0f; p1[h] = 0.0f; }}
-        float scale = F16(LOAD16(KS, scales_at + j * 16u)), next = F16(LOAD16(KS, scales_at + j * 16u + 1u));
+        float scale = F16(LOAD16(K, scales_at + j * 16u)), next = F16(LOAD16(K, scales_at + j * 16u + 1u));
         for (uint d = j * 32u; d < j * 32u + 32u; d += 16u) {{{sums}
         }}
         EACH_HEAD {{ s0[h] = FMA(p0[h], scale, s0[h]); s1[h] = FMA(p1[h], next, s1[h]); }}
@@ -123,11 +119,10 @@ def _value(dtype: str) -> str:
 
 def _spans(dtype_k: str, dtype_v: str) -> None:
     values = Arg("V", {"f32": "f32", "f16": "u16", "q8_0": "u8"}[dtype_v])
-    scales = [Arg(name, "u16") for name, dtype in (("KS", dtype_k), ("VS", dtype_v)) if dtype == "q8_0"]
-    after = [Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32"), Arg("A", "f32"), Arg("Y", "f32", "w")]
+    scales = [Arg("VS", "u16")] if dtype_v == "q8_0" else []  # keys are read as words of 16 bits, their scales too
     Kernel(
         f"attention_spans_{dtype_k}_{dtype_v}",
-        [Arg("Q", "f32"), Arg("K", ELEMENT[dtype_k]), values, *scales, *after],
+        [Arg("Q", "f32"), Arg("K", ELEMENT[dtype_k]), values, *scales, *AFTER_CACHES],
         WORDS,
         f"""
   uint t = GY, per = n_heads / n_kv, blocks = (per + HEADS - 1u) / HEADS, unit = GX % (n_kv * blocks);
@@ -164,7 +159,7 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
       PRECISE float s1[HEADS];
       EACH_HEAD {{ s0[h] = 0.0f; s1[h] = 0.0f; }}
       if (page >= first / 16u && page <= pos / 16u) {{
-        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, key_at = {_page_elements(dtype_k)} + cell;
+        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, key_at = {before_page(dtype_k)} + cell;
         {_keys(dtype_k)}
       }}
       EACH_HEAD {{
@@ -208,7 +203,7 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
       UNROLL for (uint i = 0u; i < 2u * HEADS; i++) sums[i] = 0.0f;
       for (uint page = span * 16u + slice; page <= min(pos / 16u, span * 16u + 15u); page += SLICES) {{
         if (page < first / 16u) continue;
-        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {_page_elements(dtype_v)};
+        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {before_page(dtype_v)};
         UNROLL for (uint i = 0u; i < 2u; i++) {{
           uint e = min(e0 + i * HALF_SIZE, size - 1u);
           float v[16];
@@ -235,6 +230,14 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
       out_[i] = FMA(sum, comes_of[h], before);
     }}
     BARRIER();
+  }}
+  if (has_sinks != 0u && n_spans == 0u) {{
+    if (LID < HEADS) {sink("head + min(LID, n_own - 1u)", "most_of[LID]", "total_of[LID]", "was_of[LID] = was;")}
+    BARRIER();
+    UNROLL for (uint i = 0u; i < OUTS; i++) {{
+      PRECISE float sum = out_[i] * was_of[min(i * WG + LID, HEADS * MAX_SIZE - 1u) / MAX_SIZE];
+      out_[i] = sum;
+    }}
   }}
   if (some) {{
     UNROLL for (uint i = 0u; i < OUTS; i++) {{
@@ -264,6 +267,7 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
 for _k in CACHE_TYPES:
     for _v in CACHE_TYPES:
         _spans(_k, _v)
+SCALED = "UNROLL for (uint t = 0u; t < WIDE; t++) sums[t] = sums[t] * was;"
 # Of WIDE elements from element i: their values `x`.
 JOINED = f"""
     uint row = i / size, pos = UINT(POS[row / n_heads]);
@@ -293,10 +297,11 @@ JOINED = f"""
         }}
       }}
     }}
+    if (has_sinks != 0u) {sink("row % n_heads", "most_of", "total_of", SCALED)}
     float x[WIDE];
     UNROLL for (uint t = 0u; t < WIDE; t++) x[t] = sums[t] / total_of;"""
-JOIN_ARGS = [Arg("P", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w")]
-JOIN_WORDS = ["uint n", "uint n_heads", "uint size", "uint window", "uint n_spans"]
+JOIN_ARGS = [Arg("P", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w"), Arg("S", "f32")]
+JOIN_WORDS = ["uint n", "uint n_heads", "uint size", "uint window", "uint n_spans", "uint has_sinks"]
 Kernel(
     "attention_join",
     JOIN_ARGS,
@@ -307,9 +312,10 @@ Kernel(
 )
 
 
-def spans(t: Tensor, shape: Shape, words: dict[str, int], turned: Tensor | None) -> list[Dispatch]:
-    """The launches of `attention` or `attention_rope`."""
-    q, k, v, tables, slot, pos = t.src[:6]
+def spans(t: Tensor, shape: Shape, words: dict[str, int], rest: tuple[Tensor, ...]) -> list[Dispatch]:
+    """The launches of a node of attention. `rest`: page tables, slots, positions, angles and sinks."""
+    q, k, v = t.src[:3]
+    tables, _, pos, _, sinks = rest
     tokens, n_heads, size = q.shape
     n_kv, n_spans = k.shape[1], -(-tables.shape[1] * PAGE // SPAN)
     shared = n_heads // n_kv
@@ -319,12 +325,12 @@ def spans(t: Tensor, shape: Shape, words: dict[str, int], turned: Tensor | None)
     split = n_spans > 1 and tokens * groups <= FEW_GROUPS and scratch <= MOST_SCRATCH
     split = split and groups * n_spans <= MAX_GROUPS
     values = words | {"n_spans": n_spans if split else 0}
-    bufs: Buffers = (q, k, v, *scales_of(k, v), tables, slot, pos, q if turned is None else turned)
+    bufs: Buffers = (q, k, v, *scales_of(v), *rest)
     name, room = f"attention_spans_{k.dtype}_{v.dtype}", next(n for n in SIZES if n >= size)
     told = tuple(values[word.split()[1]] for word in WORDS)
     if not split:
         return [dispatch(name, shape, (*bufs, t), told, (groups, tokens), HEADS=heads, MAX_SIZE=room)]
     n = tokens * n_heads * size
     first = dispatch(name, shape, (*bufs, None), told, (groups * n_spans, tokens), scratch, HEADS=heads, MAX_SIZE=room)
-    joined = (n, n_heads, size, values["window"], n_spans)
-    return [first, dispatch("attention_join", shape, (None, pos, t), joined, groups_for(n, shape, 64), scratch)]
+    joined = (n, n_heads, size, values["window"], n_spans, values["has_sinks"])
+    return [first, dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)]

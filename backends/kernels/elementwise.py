@@ -76,6 +76,22 @@ for _name, _formula in BINARY.items():
         cpu=[CPU_VARIANT],
         functions=FUNCTIONS,
     )
+# Compared, because `min` may lose what is not a number.
+Kernel(
+    "binary_glu_clamped",
+    [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "float alpha", "float limit"],
+    """
+  FOR_EACH(i, n) {
+    float a = A[i], b = B[i];
+    a = a > limit ? limit : a;
+    b = b > limit ? limit : b < -limit ? -limit : b;
+    Y[i] = a * sigmoid(alpha * a) * (1.0f + b);
+  }""",
+    simt=[SIMT_VARIANT],
+    cpu=[CPU_VARIANT],
+    functions=FUNCTIONS,
+)
 for _name in BROADCAST:
     Kernel(
         f"broadcast_{_name}",
@@ -166,6 +182,15 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 for _name in (*BROADCAST, "gate", "silu_back", "gelu_back", "relu_back", "elu_back", "glu"):
     lower(_name)(_binary)
+
+
+@lower("glu_clamped")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    if any(s.shape != t.shape or s.dtype != "f32" for s in t.src):
+        return None
+    n = n_elements(t)
+    words = (n, bits(t.attrs["alpha"]), bits(t.attrs["limit"]))
+    return [dispatch("binary_glu_clamped", shape, (*t.src, t), words, groups_for(n, shape, WG))]
 
 
 def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,10 +10,20 @@ from collections.abc import Callable, Sequence
 
 from backends.kernels import expert_linear, layout, product
 from backends.kernels.lowering import is_packed
-from graph.ops.fused import attention_rope, expert_parts, linear_add, linear_glu, linear_parts, part_of, store_k_rope
+from graph.ops.fused import (
+    attention_rope,
+    attention_sinks_rope,
+    expert_parts,
+    linear_add,
+    linear_glu,
+    linear_parts,
+    part_of,
+    store_k_rope,
+)
 from graph.tensor import Tensor, toposort, with_sources
 
 Mine = Callable[[Tensor], bool]
+TURNING = {"attention": attention_rope, "attention_sinks": attention_sinks_rope}  # what turns its queries, too
 
 
 def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tensor, ...]:
@@ -59,9 +69,9 @@ def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tens
         elif t.op == "store_k" and alone(t.src[1], "rope") and "store_k_rope" not in refused and t.dtype != "q8_0":
             turned = src[1]
             node = store_k_rope(src[0], turned.src[0], src[2], turned.src[1], **turned.attrs)
-        elif t.op == "attention" and alone(t.src[0], "rope") and "attention_rope" not in refused:
+        elif t.op in TURNING and alone(t.src[0], "rope") and TURNING[t.op].name not in refused:
             x, angles = src[0].src
-            node = attention_rope(x, *src[1:], angles, **src[0].attrs, **t.attrs, name=t.name)
+            node = TURNING[t.op](x, *src[1:], angles, **src[0].attrs, **t.attrs, name=t.name)
         made[id(t)] = node
     return tuple(map(now, fetches))
 

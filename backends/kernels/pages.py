@@ -20,6 +20,14 @@ def page_elements(dtype: str, size: int) -> int:
     return PAGE * size + (PAGE * size // 32 * 2 if dtype == "q8_0" else 0)
 
 
+def before_page(dtype: str) -> str:
+    """Text: the elements before the page `cell_page` of one head, in place of `page_elements` as a parameter.
+
+    Kernels of attention have more arguments than there is room for.
+    """
+    return f"(cell_page * (size * {PAGE}u{' + size' if dtype == 'q8_0' else ''}))"
+
+
 def scales_of(*caches: Tensor) -> tuple[Tensor, ...]:
     """Those that have scales, which kernels are given as buffers of their own."""
     return tuple(c for c in caches if c.dtype == "q8_0")

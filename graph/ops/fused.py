@@ -16,6 +16,7 @@ from graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
 from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
 from graph.ops.shape import reshape, slice_rows
+from graph.ops.sinks import attention_sinks, sinks_case
 from graph.tensor import Shape, Tensor
 
 
@@ -172,9 +173,24 @@ def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: An
     return attention.shape_rule(q, *others, **attrs)
 
 
+@op
+def attention_sinks_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, **attrs: Any) -> Array:
+    """`attention_sinks` of the queries after `rope`; `src`: its other sources, then the angles."""
+    *others, angles = src
+    return attention_sinks.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
+
+
+@attention_sinks_rope.shape
+def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
+    *others, angles = src
+    rope.shape_rule(q, angles, interleaved, sign)
+    return attention_sinks.shape_rule(q, *others, **attrs)
+
+
 for _op in (linear_parts, linear_add, linear_glu, expert_parts):
     _op.tolerance_quantised = linear.tolerance_quantised
 store_k_rope.tolerance, attention_rope.tolerance = store_k.tolerance, attention.tolerance
+attention_sinks_rope.tolerance = attention_sinks.tolerance
 
 
 def _weights_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
@@ -217,9 +233,13 @@ def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.ran
     return make
 
 
-def _turned_case(types: str, size: int, *, interleaved: bool, **attrs: float) -> Callable[[np.random.Generator], Case]:
+def _turned_case(
+    types: str, size: int, *, interleaved: bool, sinks: bool = False, **attrs: float
+) -> Callable[[np.random.Generator], Case]:
+    made = attention_case(types, 4, 2, size, **attrs)
+
     def make(r: np.random.Generator) -> Case:
-        src, found = attention_case(types, 4, 2, size, **attrs)(r)
+        src, found = (sinks_case(made) if sinks else made)(r)
         angles = r.normal(size=(src[0].shape[0], 2, size // 2 - 1))
         return [*src, angles], {**found, "interleaved": interleaved}
 
@@ -241,4 +261,5 @@ for _dtype in ("f32", "f16"):
     store_k_rope.case(_store_case(_dtype, 11, interleaved=False))
 for _types, _size in (("f32/f32", 11), ("f16/f16", 64), ("f16/f32", 32)):
     attention_rope.case(_turned_case(_types, _size, interleaved=_size == 64))
+    attention_sinks_rope.case(_turned_case(_types, _size, interleaved=_size != 64, sinks=True))
 attention_rope.case(_turned_case("f16/f16", 16, interleaved=False, window=20, cap=5.0))

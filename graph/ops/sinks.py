@@ -142,7 +142,7 @@ def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, 
     return sinks.shape, sinks.dtype
 
 
-def _with_sinks(make: Callable[[np.random.Generator], Case]) -> Callable[[np.random.Generator], Case]:
+def sinks_case(make: Callable[[np.random.Generator], Case]) -> Callable[[np.random.Generator], Case]:
     """A case of attention, and sinks: of one head next to nothing, of one all."""
 
     def made(r: np.random.Generator) -> Case:
@@ -160,7 +160,7 @@ for _types, _heads, _kv_heads, _size, _attrs in (
     ("f16/f16", 8, 1, 16, {"window": 20}),
     ("f16/f32", 10, 1, 32, {}),
 ):
-    attention_sinks.case(_with_sinks(attention_case(_types, _heads, _kv_heads, _size, **_attrs)))
+    attention_sinks.case(sinks_case(attention_case(_types, _heads, _kv_heads, _size, **_attrs)))
 
 
 def _causal_case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from graph.tensor import Tensor, feed, toposort
 from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from tests.models.reference_model import write
+from tests.models.test_architectures import GPT_OSS
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 FILES = sorted(DATA.glob("arch-*.gguf"))
@@ -69,7 +72,17 @@ class TinyModel:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 def test_logits_are_those_of_float64(path: Path, device: str, open_device: Callable[[str], Backend]) -> None:
-    model = TinyModel(path, [open_device(device), CPUBackend(1)])
+    check(path, open_device(device))
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_logits_of_gpt_oss(device: str, tmp_path: Path, open_device: Callable[[str], Backend]) -> None:
+    write(path := tmp_path / "gpt-oss.gguf", replace(GPT_OSS, n_vocab=400))
+    check(path, open_device(device))
+
+
+def check(path: Path, device: Backend) -> None:
+    model = TinyModel(path, [device, CPUBackend(1)])
     for feeds, want in zip(steps(), model.oracle(), strict=True):
         graph = model.build(len(feeds["pos"]))
         assert [segment.backend for segment in partition(graph, model.session.backends).segments] == [0]

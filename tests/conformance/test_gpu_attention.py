@@ -11,7 +11,11 @@ import pytest
 from backends.kernels.device import lower_all
 from backends.kernels.dialect import SIMT
 from graph.backend import Backend
+from graph.conformance import OK, problems, register_all, run
+from graph.op import OPS
 from graph.ops.attention import PAGE, attention, load_k, load_v, store_k, store_v
+from graph.ops.rope import rope
+from graph.ops.sinks import attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, feed, state
 
@@ -47,16 +51,25 @@ def gpu(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "types", "heads", "window", "cap"),
+    ("gpu", "types", "heads", "window", "cap", "sinks"),
     [
-        ("vulkan", ("f16", "f16"), (3, 3), 0, 0.0),
-        ("opencl", ("f16", "f16"), (6, 1), 0, 0.0),
-        ("opencl", ("q8_0", "f32"), (4, 2), 270, 0.0),
-        ("opencl", ("f32", "q8_0"), (2, 2), 0, 3.0),
+        ("vulkan", ("f16", "f16"), (3, 3), 0, 0.0, ()),
+        ("opencl", ("f16", "f16"), (6, 1), 0, 0.0, ()),
+        ("opencl", ("q8_0", "f32"), (4, 2), 270, 0.0, ()),
+        ("opencl", ("f32", "q8_0"), (2, 2), 0, 3.0, ()),
+        ("vulkan", ("f16", "f16"), (3, 3), 270, 0.0, (-200.0, 4.0, 150.0)),
+        ("opencl", ("q8_0", "q8_0"), (6, 1), 0, 0.0, (6.0, -200.0, 0.0, 150.0, 3.0, 8.0)),
     ],
     indirect=["gpu"],
 )
-def test_spans(gpu: Backend, types: tuple[str, str], heads: tuple[int, int], window: int, cap: float) -> None:
+def test_spans(
+    gpu: Backend,
+    types: tuple[str, str],
+    heads: tuple[int, int],
+    window: int,
+    cap: float,
+    sinks: tuple[float, ...],
+) -> None:
     """Right, and the same bits whether a group has one span or all of them, beside others and alone."""
     (n_heads, n_kv), size, n = heads, 64, len(SEEN)
     draw = np.random.default_rng(4)
@@ -71,6 +84,10 @@ def test_spans(gpu: Backend, types: tuple[str, str], heads: tuple[int, int], win
     session.run("store", lambda: [store_k(k, x, cells), store_v(v, y, cells)], feeds)
     keys, values = session.run("load", lambda: [load_k(k, cells), load_v(v, cells)], {"cells": feeds["cells"]})
     q = draw.normal(size=(n, n_heads, size)).astype(np.float32)
+    rest = np.array(sinks, np.float32)
+    learned = None
+    if sinks:
+        learned = session.define("sinks", rest.shape, "f32", lambda: rest.view(np.uint8), constant=True)
 
     def rows(which: list[int], repeat: int = 1) -> np.ndarray:
         many = which * repeat
@@ -78,6 +95,8 @@ def test_spans(gpu: Backend, types: tuple[str, str], heads: tuple[int, int], win
         def build() -> list[Tensor]:
             x, table = feed("q", (len(many), n_heads, size)), feed("tables", tables.shape, "i32")
             slot, pos = feed("slot", (len(many),), "i32"), feed("pos", (len(many),), "i32")
+            if learned is not None:
+                return [attention_sinks(x, k, v, table, slot, pos, learned, scale=size**-0.5, window=window)]
             return [attention(x, k, v, table, slot, pos, scale=size**-0.5, window=window, cap=cap)]
 
         feeds = {
@@ -99,9 +118,62 @@ def test_spans(gpu: Backend, types: tuple[str, str], heads: tuple[int, int], win
             own = h // (n_heads // n_kv)
             scores = keys[where, own].astype(np.float64) @ q[i, h] * size**-0.5
             scores = cap * np.tanh(scores / cap) if cap else scores
-            weights = np.exp(scores - scores.max())
-            expected = weights @ values[where, own].astype(np.float64) / weights.sum()
+            top = max([scores.max(), *sinks[h : h + 1]])
+            weights = np.exp(scores - top)
+            total = weights.sum() + np.exp(rest[h : h + 1] - top).sum()
+            expected = weights @ values[where, own].astype(np.float64) / total
             np.testing.assert_allclose(alone[i, h], expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("op", ["attention_sinks", "attention_sinks_rope", "glu_clamped"])
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_what_gpt_oss_needs_has_kernels(op: str, device: str, open_device: Callable[[str], Backend]) -> None:
+    register_all()
+    outcomes = [run(problem, [open_device(device)]) for problem in problems(op)]
+    assert len(outcomes) >= len(OPS[op].cases) > 0
+    assert [o for o in outcomes if o.status != OK] == []
+
+
+@pytest.mark.parametrize("gpu", ["vulkan"], indirect=True)
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0", "gpu"])
+@pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "q8_0")])
+def test_sinks_of_turned_queries(
+    types: tuple[str, str],
+    device: str,
+    gpu: Backend,
+    open_device: Callable[[str], Backend],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same bits whether the attention turns its queries itself or not, alone and in company."""
+    backend = gpu if device == "gpu" else open_device(device)
+    n, heads, n_kv, size, pages = 20, 4, 2, 32, 20
+    draw, n_cells = np.random.default_rng(6), pages * PAGE
+    x, y = (draw.normal(size=(n_cells, n_kv, size)).astype(np.float32) for _ in range(2))
+    q, a = draw.normal(size=(n, heads, size)).astype(np.float32), draw.normal(size=(n, 2, 12)).astype(np.float32)
+    sinks, pos = draw.normal(size=heads).astype(np.float32) * 4, draw.integers(0, n_cells, n).astype(np.int32)
+
+    def rows(which: slice, *, fuses: bool) -> bytes:
+        monkeypatch.setattr(backend, "refused", set() if fuses else {"attention_sinks_rope"})
+        session = Session([backend])
+        shapes = (pages, n_kv, size, PAGE), (pages, n_kv, PAGE, size)
+        k, v = (session.define(name, *kind) for name, kind in zip("kv", zip(shapes, types, strict=True), strict=True))
+        s = session.define("sinks", sinks.shape, "f32", lambda: sinks.view(np.uint8), constant=True)
+
+        def build() -> list[Tensor]:
+            cells = feed("cells", (n_cells,), "i32")
+            stored = store_k(k, feed("x", x.shape), cells), store_v(v, feed("y", y.shape), cells)
+            m = len(q[which])
+            queries = rope(feed("q", (m, *q.shape[1:])), feed("a", (m, *a.shape[1:])), interleaved=False)
+            places = feed("tables", (1, pages), "i32"), feed("slot", (m,), "i32"), feed("pos", (m,), "i32")
+            return [attention_sinks(queries, *stored, *places, s, scale=0.2, window=130)]
+
+        feeds = {"x": x, "y": y, "cells": np.arange(n_cells, dtype=np.int32), "q": q[which], "a": a[which]}
+        feeds |= {"tables": np.arange(pages, dtype=np.int32)[None], "slot": np.zeros(n, np.int32)[which]}
+        return session.run("rows", build, feeds | {"pos": pos[which]})[0].tobytes()
+
+    whole = rows(slice(None), fuses=True)
+    assert rows(slice(None), fuses=False) == whole
+    assert rows(slice(7, 8), fuses=True) == whole[7 * q[0].nbytes : 8 * q[0].nbytes]
 
 
 def test_few_rows_have_their_spans_at_once() -> None:

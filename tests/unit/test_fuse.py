@@ -18,6 +18,7 @@ from graph.ops.experts import expert_linear, expert_rows
 from graph.ops.linear import linear
 from graph.ops.rope import rope
 from graph.ops.shape import reshape
+from graph.ops.sinks import attention_sinks
 from graph.session import Session
 from graph.tensor import ALIASES, Tensor, feed, state, toposort
 
@@ -96,6 +97,11 @@ def test_queries_are_turned_by_who_reads_them() -> None:
     assert fused(result) == ["attention_rope"]
     assert fused(result, turned) == ["rope", "attention"]
     assert fused(result, refused=("attention_rope",)) == ["rope", "attention"]
+    sinks = state("sinks", (4,), "f32", constant=True)
+    result = attention_sinks(turned, *caches, *places, sinks, scale=0.5)
+    assert fused(result) == ["attention_sinks_rope"]
+    assert fused(result, turned) == ["rope", "attention_sinks"]
+    assert fused(result, refused=("attention_sinks_rope",)) == ["rope", "attention_sinks"]
 
 
 def test_keys_and_values_are_stored_in_one_launch() -> None:
