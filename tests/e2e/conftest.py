@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -33,7 +35,9 @@ class Server:
             command += ["-m", str(model)]
         if "-t" not in flags:
             command += ["-t", "1"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        told = {**os.environ, "PYTHONFAULTHANDLER": "1"}  # a crash says where
+        pipes: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+        self.process = subprocess.Popen(command, env=told, **pipes)
         self.log: list[str] = []
         assert self.process.stderr is not None
         for line in self.process.stderr:  # ends with the process, so a failed start cannot hang
@@ -89,10 +93,13 @@ def servers() -> Iterator[ServerFactory]:
         return started[-1]
 
     yield start
+    crashed = [server.process for server in started if (server.process.poll() or 0) not in (0, -signal.SIGKILL)]
     for server in started:
         server.process.terminate()
     for server in started:
-        server.process.communicate(timeout=20)
+        rest = server.process.communicate(timeout=20)[1] if not server.process.stderr.closed else ""  # type: ignore[union-attr]
+        if server.process in crashed:
+            print(f"a server ended by itself with {server.process.returncode}: {''.join(server.log)}{rest}")
 
 
 @pytest.fixture
