@@ -74,14 +74,19 @@ def _product(t: Tensor, _: Feeds) -> Cost:
 COSTS.update(dict.fromkeys(MATRICES, _product))
 
 
+def met_by_chance(n: int, n_used: int, n_rows: int) -> float:
+    """The part of n experts that somebody has, if each row chooses `n_used` of them by chance."""
+    return 1 - (1 - n_used / n) ** n_rows
+
+
 def _expert_product(t: Tensor, _: Feeds) -> Cost:
-    """Of the experts' weights those that are read if rows choose theirs, which differ, by chance."""
+    """Of the experts' weights those that are read if rows choose theirs by chance."""
     n, several = t.attrs["n"], t.op == "expert_parts"
     weights, rows = (t.src[2:], t.src[1].shape[1]) if several else (t.src[1:2], t.src[2].shape[1])
     macs = rows * sum(math.prod(w.shape) for w in weights) // n
     order = t.src[1 if several else 2]
     n_used = order.src[0].shape[1] if order.op == "expert_order" else 1
-    unread = (1 - n_used / n) ** (rows // n_used) * sum(w.nbytes for w in weights)
+    unread = (1 - met_by_chance(n, n_used, rows // n_used)) * sum(w.nbytes for w in weights)
     quantised = DTYPES[weights[0].dtype].quantised
     return Cost(_moved(t) - unread, int8_macs=macs * quantised, f32_macs=macs * (not quantised))
 

@@ -99,11 +99,9 @@ def _leaf(
     if kind == "state":
         values = np.arange(np.prod(t.shape)).reshape(t.shape) if integer else rng.normal(size=t.shape)
         return add_state(problem, name, values.astype(numpy_type or np.float32), t.dtype)
-    if kind == "feed":
-        raw = np.ascontiguousarray(feeds[root.name], DTYPES[root.dtype].numpy).reshape(-1).view(np.uint8)
-        problem.feeds[name] = raw[offset : offset + t.nbytes].view(np.dtype(numpy_type)).reshape(t.shape)
-    elif integer:
-        raw = np.ascontiguousarray(_integers(root, rng), numpy_type).reshape(-1).view(np.uint8)
+    if kind == "feed" or integer:
+        whole = feeds[root.name] if kind == "feed" else _integers(root, rng)
+        raw = np.ascontiguousarray(whole, DTYPES[root.dtype].numpy).reshape(-1).view(np.uint8)
         problem.feeds[name] = raw[offset : offset + t.nbytes].view(np.dtype(numpy_type)).reshape(t.shape)
     else:
         problem.feeds[name] = rng.normal(size=t.shape).astype(numpy_type)

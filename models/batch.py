@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,22 +44,21 @@ class Rows(Protocol):
     def out(self) -> Out | None: ...
 
 
+class Weighing(NamedTuple):
+    """How queries and keys make weights: graph/ops/attention.py, graph/ops/sinks.py."""
+
+    scale: float
+    window: int = 0
+    cap: float = 0.0
+    sinks: Tensor | None = None  # (H,)
+
+
 class Memory(Protocol):
     """What a row's query meets: keys and values of its own sequence up to its position. In the last layer only the
     rows of `out` ask, where not all are wanted."""
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int,
-        cap: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor: ...  # q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
+        """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q."""
 
 
 @dataclass(frozen=True)
@@ -140,26 +139,15 @@ class Cached:
     batch: Batch
     stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # each layer's cache afterwards
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int,
-        cap: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
         keys, values = memory.keys[layer], memory.values[layer]
         self.stored[layer] = keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
         asking = batch.out or batch if layer == len(memory.keys) - 1 else batch
         seen = keys, values, memory.tables, asking.slot, asking.pos
-        if sinks is not None:
-            return attention_sinks(q, *seen, sinks, scale=scale, window=window)
-        return attention(q, *seen, scale=scale, window=window, cap=cap)
+        if how.sinks is not None:
+            return attention_sinks(q, *seen, how.sinks, scale=how.scale, window=how.window)
+        return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
 
 
 @dataclass(frozen=True)
@@ -177,21 +165,11 @@ class Sequences:
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
         return cls(length, tokens, pos, start)
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int,
-        cap: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        if sinks is not None:
-            return causal_attention_sinks(q, k, v, self.start, sinks, length=self.length, scale=scale, window=window)
-        return causal_attention(q, k, v, self.start, length=self.length, scale=scale, window=window, cap=cap)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
+        size, scale, window = self.length, how.scale, how.window
+        if how.sinks is not None:
+            return causal_attention_sinks(q, k, v, self.start, how.sinks, length=size, scale=scale, window=window)
+        return causal_attention(q, k, v, self.start, length=size, scale=scale, window=window, cap=how.cap)
 
 
 @dataclass(frozen=True)
@@ -211,16 +189,5 @@ class Texts:
         tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        window: int,
-        cap: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        return full_attention(q, k, v, self.count, length=self.length, scale=scale)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
+        return full_attention(q, k, v, self.count, length=self.length, scale=how.scale)

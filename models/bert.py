@@ -7,7 +7,7 @@ from graph.ops.norm import layer_norm
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
 from graph.tensor import Tensor
-from models.batch import Memory, Rows, Texts
+from models.batch import Memory, Rows, Texts, Weighing
 from models.hparams import Hparams
 from models.rope import Rotary
 from models.weights import Weights
@@ -22,7 +22,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     for layer in range(h.n_layer):
         b = w.block(layer)
         q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, h.n_head, h.head_dim)) for c in "qkv")
-        y = memory.attend(layer, q, k, v, scale=h.attention_scale, window=0, cap=0.0)
+        y = memory.attend(layer, q, k, v, Weighing(h.attention_scale))
         x = _norm(b, "attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
         y = b.linear("ffn_down", gelu(b.linear("ffn_up", x)))
         x = _norm(b, "layer_output_norm", add(x, y), h)

@@ -117,7 +117,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         """A factor; 0 stands for none, as in llama.cpp."""
         return positive(key, 1.0) if number(key, 0.0) else 1.0
 
-    n_expert = count("expert_count") if arch.endswith(("moe", "oss")) or number("expert_count", 0) else 0
+    n_expert = count("expert_count") if (arch in OF_EXPERTS and arch != "llama") or number("expert_count", 0) else 0
     if n_expert and arch not in OF_EXPERTS:
         raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {', '.join(OF_EXPERTS)}")
     n_expert_used = count("expert_used_count") if n_expert else 0
@@ -148,7 +148,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     gemma, granite = arch in ("gemma2", "gemma3"), arch.startswith("granite")
     if granite and metadata.get(f"{arch}.rope.scaling.finetuned") is False:
         raise ModelFileError(
-            file, f"key '{arch}.rope.scaling.finetuned' is false: no rotary embedding is not supported"
+            file, f"key '{arch}.rope.scaling.finetuned' is false: a granite without rotary embedding is not supported"
         )
     of_expert = "expert_feed_forward_length"
     windowed = gemma or arch == "gpt-oss"

@@ -9,7 +9,7 @@ attention has sinks and whose experts have biases and clamp what joins gate and 
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, glu_clamped, mul, scale, silu
+from graph.ops.elementwise import add, glu_clamped, mul, scaled, silu
 from graph.ops.experts import expert_order, expert_rows, expert_sum, expert_weights, top_experts
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor
@@ -24,7 +24,7 @@ ALPHA = 1.702  # of gpt-oss's sigmoid
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
-    x = _scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
+    x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     angles = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
@@ -33,10 +33,10 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             b = w.block(layer)
             asking = Side(b, b.norm("attn_norm", x, h.eps), rotary.angles(rows.out.pos))
-        x = add(x, _scaled(self_attention(asking, seen, h, memory, layer), h.residual_scale))
+        x = add(x, scaled(self_attention(asking, seen, h, memory, layer), h.residual_scale))
         y = b.norm("ffn_norm", x, h.eps)
         y = mixture(b, h, y) if h.n_expert else swiglu(b, y)
-        x = add(x, _scaled(y, h.residual_scale), name=f"blk.{layer}")
+        x = add(x, scaled(y, h.residual_scale), name=f"blk.{layer}")
     return w.norm("output_norm", x, h.eps)
 
 
@@ -57,7 +57,3 @@ def mixture(b: Weights, h: Hparams, x: Tensor) -> Tensor:
     y = b.experts("ffn_down_exps", gated, order, h.n_expert)
     y = expert_sum(y, expert_weights(logits, ids), order)
     return add(y, swiglu(b, x, "_shexp")) if h.n_ff_shared else y
-
-
-def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else scale(x, factor=factor)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from graph.ops.elementwise import add, mul, scale
+from graph.ops.elementwise import add, mul, scaled
 from graph.ops.linear import linear, matmul
 from graph.ops.lora import gate
 from graph.ops.norm import rms_norm
@@ -52,7 +52,7 @@ class LowRank:
         a, b = self.pairs[name]
         if self.gates is None:
             factor = self.factors.get(name, 1.0)
-            weight = matmul(b if factor == 1.0 else scale(b, factor=factor), a)  # (1, n)
+            weight = matmul(scaled(b, factor), a)  # (1, n)
         else:
             weight = matmul(mul(self.gates, b), a)  # (T, n)
         return add(y, mul(rms_norm(x, const(1.0), eps=eps), weight))
@@ -63,5 +63,4 @@ class LowRank:
     def _weighted(self, name: str, h: Tensor) -> Tensor:
         if self.gates is not None:
             return gate(h, self.gates)
-        factor = self.factors.get(name, 1.0)
-        return h if factor == 1.0 else scale(h, factor=factor)
+        return scaled(h, self.factors.get(name, 1.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph.ops.elementwise import scale, softcap
+from graph.ops.elementwise import scaled, softcap
 from graph.session import Session
 from graph.tensor import Tensor
 from models import bert, gemma, llama
@@ -55,8 +55,7 @@ class Model:
         """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""
         h, w = self.hparams, self.weights if out is None else self.weights.of_rows(out)
         logits = w.linear("output" if "output" in w else "token_embd", x)
-        if h.logit_scale != 1:
-            logits = scale(logits, factor=1 / h.logit_scale)
+        logits = scaled(logits, 1 / h.logit_scale)
         return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
 
     def hidden(self, rows: Rows, memory: Memory) -> Tensor:

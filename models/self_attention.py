@@ -8,7 +8,7 @@ from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
 from graph.ops.shape import reshape
 from graph.tensor import Tensor
-from models.batch import Memory
+from models.batch import Memory, Weighing
 from models.hparams import Hparams
 from models.weights import Weights
 
@@ -31,6 +31,6 @@ def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: 
     if h.has_rope(layer):
         q, k = (rope(t, side.angles, interleaved=h.interleaved_rope) for t, side in ((q, asking), (k, seen)))
     window = h.window if h.is_local(layer) else 0
-    sinks = asking.b.get("attn_sinks")
-    y = memory.attend(layer, q, k, v, scale=h.attention_scale, window=window, cap=h.attn_softcap, sinks=sinks)
+    how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
+    y = memory.attend(layer, q, k, v, how)
     return asking.b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))

@@ -191,10 +191,6 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
 def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
     """The parts that the file holds. ModelFileError names a tensor that is missing, unknown, or not as it must be."""
     declared = dict(parts(h, gguf.tensors))
-    for part in declared.values():
-        if part.n_experts and part.shape[0] // part.n_experts % LANES:
-            n = part.shape[0] // part.n_experts
-            raise ModelFileError(gguf.path, f"tensor '{part.source}': {n} rows of an expert, not a multiple of {LANES}")
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.shape[0])
@@ -206,7 +202,12 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
             continue
         expected = (rows_used[part.source], *part.shape[1:])
         if part.n_experts:
-            expected = (part.n_experts, part.shape[0] // part.n_experts, part.shape[1])
+            n = part.shape[0] // part.n_experts
+            expected = (part.n_experts, n, part.shape[1])
+            if n % LANES:
+                raise ModelFileError(
+                    gguf.path, f"tensor '{info.name}': {n} rows of an expert, not a multiple of {LANES}"
+                )
         if info.shape != expected:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:

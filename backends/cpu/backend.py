@@ -22,7 +22,6 @@ from backends.cpu.clock import Clock
 from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
 from backends.cpu.isa import cores
-from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.memory import ALIGNMENT, Memory, Slabs, aligned
 from backends.cpu.packing import packed
@@ -197,9 +196,8 @@ def _view(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
 def _unpacked(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
     """A packed weight's values in f32."""
     values = np.empty(t.shape, np.float32)
-    n, k = t.shape
-    args = (at.buffer.address + at.offset, values.ctypes.data, k, LAYOUTS[t.dtype].group_nbytes(k))
-    pool.run(Table([Instruction(f"unpack:{t.dtype}", args, n, max(1, 4096 // k))]))
+    address = at.buffer.address + at.offset
+    pool.run(Table([weights.unpack_instruction(t.dtype, address, values.ctypes.data, *t.shape)]))
     return values
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.lower_basic import flat, rows_of
 from backends.cpu.lowering import At, lower
 from backends.cpu.packing import packed
 from backends.cpu.pool import Instruction, bits
+from backends.cpu.weights import unpack_instruction
 from graph.tensor import Shape, Tensor
 
 CHUNK = 4096  # kernels/window.py
@@ -95,9 +95,7 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
 def _(t: Tensor, at: At) -> list[Instruction] | None:
     x, n = t.src[0], math.prod(t.shape)
     if packed(x):
-        k = x.shape[1]
-        args = (at(x), at(t), k, LAYOUTS[x.dtype].group_nbytes(k))
-        return [Instruction(f"unpack:{x.dtype}", args, x.shape[0], max(1, CHUNK // k))]
+        return [unpack_instruction(x.dtype, at(x), at(t), *x.shape)]
     if x.dtype == t.dtype:
         return [Instruction("copy", (at(x), at(t), n), _chunks(t), 8)]
     if {x.dtype, t.dtype} != {"f32", "f16"}:

@@ -12,6 +12,7 @@ from backends.cpu.kernels.layout import LANES, LAYOUTS
 from backends.cpu.pool import Instruction
 
 PACK_BYTES = 1 << 18  # of one chunk of work
+UNPACKED = 4096  # numbers of one
 
 
 def packed_nbytes(dtype: str, n: int, k: int) -> int:
@@ -30,3 +31,9 @@ def pack_instructions(dtype: str, src_address: int, dst_address: int, n: int, k:
     group = LAYOUTS[dtype].group_nbytes(k)
     grain = max(1, PACK_BYTES // group)
     return [Instruction(f"pack:{dtype}", (src_address, dst_address, n, k, group), -(-n // LANES), grain)]
+
+
+def unpack_instruction(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> Instruction:
+    """What turns a packed weight into n rows of k numbers in f32."""
+    args = (src_address, dst_address, k, LAYOUTS[dtype].group_nbytes(k))
+    return Instruction(f"unpack:{dtype}", args, n, max(1, UNPACKED // k))

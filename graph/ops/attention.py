@@ -6,7 +6,7 @@ cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 1
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -142,21 +142,27 @@ def attention(
     tables (S, pages) i32, slot (T,) and pos (T,) say where the sequence's cells lie. Query head i reads key head
     i · H_kv // H. `window` > 0 sees only the last `window` positions; `cap` > 0 bounds the scores (Gemma 2).
     """
-    group = q.shape[1] // k.shape[1]
     out = np.empty_like(q)
+    for t, h, keys, values in seen_by_heads(q, k, v, tables, slot, pos, window):
+        s = keys @ q[t, h] * scale
+        s = cap * np.tanh(s / cap) if cap else s
+        e = np.exp(s - s.max())
+        out[t, h] = e @ values / e.sum()
+    return out
+
+
+def seen_by_heads(
+    q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, window: int
+) -> Iterator[tuple[int, int, Array, Array]]:
+    """Of each token and query head: what it sees of its sequence, keys and values (n, D)."""
+    group = q.shape[1] // k.shape[1]
     for t in range(q.shape[0]):
         p = int(pos[t])
-        first = max(0, p - window + 1) if window else 0
-        where = np.arange(first, p + 1)
+        where = np.arange(max(0, p - window + 1) if window else 0, p + 1)
         pages = tables[slot[t]][where // PAGE]
-        keys = k[pages, :, :, where % PAGE]  # (n, H_kv, D)
-        values = v[pages, :, where % PAGE]
+        keys, values = k[pages, :, :, where % PAGE], v[pages, :, where % PAGE]  # (n, H_kv, D)
         for h in range(q.shape[1]):
-            s = keys[:, h // group] @ q[t, h] * scale
-            s = cap * np.tanh(s / cap) if cap else s
-            e = np.exp(s - s.max())
-            out[t, h] = e @ values[:, h // group] / e.sum()
-    return out
+            yield t, h, keys[:, h // group], values[:, h // group]
 
 
 @attention.shape

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graph.dtype import DTYPES
-from graph.op import Array, Case, State, Weight, op, require, writing
+from graph.op import Array, Case, Op, State, Weight, op, require, writing
 from graph.ops.attention import PAGE, attention, attention_case, store_k
 from graph.ops.elementwise import glu
 from graph.ops.experts import expert_linear, expert_order, expert_rows
@@ -166,13 +166,6 @@ def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, 
     return attention.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
 
 
-@attention_rope.shape
-def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
-    *others, angles = src
-    rope.shape_rule(q, angles, interleaved, sign)
-    return attention.shape_rule(q, *others, **attrs)
-
-
 @op
 def attention_sinks_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, **attrs: Any) -> Array:
     """`attention_sinks` of the queries after `rope`; `src`: its other sources, then the angles."""
@@ -180,11 +173,19 @@ def attention_sinks_rope(q: Array, *src: Array, interleaved: bool, sign: float =
     return attention_sinks.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
 
 
-@attention_sinks_rope.shape
-def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
-    *others, angles = src
-    rope.shape_rule(q, angles, interleaved, sign)
-    return attention_sinks.shape_rule(q, *others, **attrs)
+def _turning(of: Op) -> Callable[..., tuple[Shape, str]]:
+    """The shape rule of such an attention of queries after `rope`."""
+
+    def rule(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
+        *others, angles = src
+        rope.shape_rule(q, angles, interleaved, sign)
+        return of.shape_rule(q, *others, **attrs)
+
+    return rule
+
+
+attention_rope.shape(_turning(attention))
+attention_sinks_rope.shape(_turning(attention_sinks))
 
 
 for _op in (linear_parts, linear_add, linear_glu, expert_parts):

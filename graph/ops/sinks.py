@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graph.op import Array, Case, op, require
-from graph.ops.attention import PAGE, attention, attention_case
+from graph.ops.attention import attention, attention_case, seen_by_heads
 from graph.ops.causal import causal_attention
 from graph.ops.shape import parts
 from graph.tensor import Shape, Tensor
@@ -29,18 +29,12 @@ def attention_sinks(
     window: int = 0,
 ) -> Array:
     """`attention` where exp(sinks), sinks (H,), is added to each head's sum of weights."""
-    group = q.shape[1] // k.shape[1]
     out = np.empty_like(q)
-    for t in range(q.shape[0]):
-        p = int(pos[t])
-        where = np.arange(max(0, p - window + 1) if window else 0, p + 1)
-        pages = tables[slot[t]][where // PAGE]
-        keys, values = k[pages, :, :, where % PAGE], v[pages, :, where % PAGE]
-        for h in range(q.shape[1]):
-            s = keys[:, h // group] @ q[t, h] * scale
-            top = max(s.max(), sinks[h])
-            e = np.exp(s - top)
-            out[t, h] = e @ values[:, h // group] / (e.sum() + np.exp(sinks[h] - top))
+    for t, h, keys, values in seen_by_heads(q, k, v, tables, slot, pos, window):
+        s = keys @ q[t, h] * scale
+        top = max(s.max(), sinks[h])
+        e = np.exp(s - top)
+        out[t, h] = e @ values / (e.sum() + np.exp(sinks[h] - top))
     return out
 
 

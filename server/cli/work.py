@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graph.cost import Cost
+from graph.cost import Cost, met_by_chance
 
 if TYPE_CHECKING:
     from models.gguf_file import TensorInfo
@@ -32,8 +32,7 @@ class _Weights:
     def read_bytes(self, n_tokens: int) -> float:
         """Of the layers, by a step of so many tokens: of the experts those that are expected to be chosen, if each
         token chooses by chance."""
-        met = 1 - (1 - self.n_expert_used / max(1, self.n_expert)) ** n_tokens
-        return self.layer_bytes + met * self.expert_bytes
+        return self.layer_bytes + met_by_chance(max(1, self.n_expert), self.n_expert_used, n_tokens) * self.expert_bytes
 
 
 def _weights(engine: Engine) -> _Weights:

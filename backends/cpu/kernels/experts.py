@@ -112,12 +112,14 @@ def end_of(experts, place, rows):
 
 
 @njit(forceinline=True)
-def panel_at(experts, place, rows):
-    """Where the rows of the expert at this place begin, and how many it has."""
-    begin = place
+def panel_at(order, place, rows, per_row):
+    """Where the rows of the expert at this place begin, how many it has, and which row of x stands at the place: R over
+    x's rows is `per_row`, or 0 where x has them at their places."""
+    experts, begin = i32p(order + 2 * rows * 4), place
     while begin > 0 and experts[begin - 1] == experts[place]:
         begin -= 1
-    return begin, end_of(experts, place, rows) - begin
+    row = i32p(order)[place] // per_row if per_row > 0 else place
+    return begin, end_of(experts, place, rows) - begin, row
 
 
 @kernel("expert_rows")
@@ -161,11 +163,9 @@ def quantize_experts(group):
     round_row = row_rounder(int(group))
 
     def run(a, begin, end, scratch):
-        rows, count, per_row = a[3], a[4], a[5]
-        places, experts = i32p(a[1]), i32p(a[1] + 2 * rows * 4)
+        rows, count = a[3], a[4]
         for place in range(begin, end):
-            first, panel = panel_at(experts, place, rows)
-            row = places[place] // per_row if per_row > 0 else place
+            first, panel, row = panel_at(a[1], place, rows, a[5])
             y = a[2] + (first * count + place - first) * ACT_BLOCK
             round_row(a[0] + row * count * 128, y, panel * ACT_BLOCK, count)
 
@@ -177,11 +177,9 @@ def pack_experts():
     """a: x, order, y (R, K), R, K, R over x's rows (0: these are at their places). A place is a unit."""
 
     def run(a, begin, end, scratch):
-        rows, k, per_row = a[3], a[4], a[5]
-        places, experts = i32p(a[1]), i32p(a[1] + 2 * rows * 4)
+        rows, k = a[3], a[4]
         for place in range(begin, end):
-            first, panel = panel_at(experts, place, rows)
-            row = places[place] // per_row if per_row > 0 else place
+            first, panel, row = panel_at(a[1], place, rows, a[5])
             x, y = f32p(a[0] + row * k * 4), f32p(a[2] + (first * k + place - first) * 4)
             for i in range(k):
                 y[i * panel] = x[i]
