@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from backends.cpu.isa import cores, isa
-from backends.cpu.kernels.layout import act_panels
+from backends.cpu.kernels.layout import ATTENTION_SPAN, act_panels
 from backends.cpu.lower_broadcast import broadcast
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import MANY_ROWS
 from backends.cpu.pool import Instruction, bits
+from graph.ops.attention import PAGE
 from graph.ops.elementwise import gated
 from graph.tensor import Tensor
 
 TARGET = 8192  # elements that a chunk of elementwise work should have
 LEAST_ROW = 64  # elements
 UNITS = 3  # of attention for each core, where there are tokens enough
+MOST_IDLE = 0.15  # of the cores' time: beyond it attention's units are divided
+MOST_SHARED = 32 << 20  # bytes for what they make of them
 
 
 def rows_of(t: Tensor) -> tuple[int, int, int]:
@@ -170,15 +173,33 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     fit = n * kv_heads // (UNITS * cores())
     tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))  # neighbours of a sequence share what is read
     units = -(-n // tokens) * kv_heads
+    parts, shared = _parts(units), _state_nbytes(-(-tables.shape[1] * PAGE // ATTENTION_SPAN) * n * heads, size)
+    if shared > MOST_SHARED:
+        parts = 1
     rows = max(tokens, kv_heads) * group
-    scratch = rows * (2 * size + 32 + 16 + 2 + 1) * 4 + 32 * size * 4 + 64
-    args = (*args, tokens)
+    scratch = 32 * size * 4 + rows * (32 + size + 2) * 4 + 64 + _state_nbytes(2 * rows, size)
+    args = (*args, tokens, parts, cores())
     if rounded := t.op == "attention_act":
         args = (*args, *act_panels(n, isa(), 32))
     if sinks := t.op == "attention_sinks":
         args = (*args, at(t.src[6]))
-    kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{':act' * rounded}{':sinks' * sinks}"
-    return [Instruction(kernel, args, units, 1, scratch)]
+    then = ":act" * rounded + ":sinks" * sinks
+    kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{then}"
+    if parts == 1:
+        return [Instruction(kernel, args, units, 1, scratch)]
+    joining = Instruction(f"attention_join:{size}:{group}{then}", args, n, 1, _state_nbytes(group, size))
+    return [Instruction(kernel, args, units * parts, 1, scratch, shared=shared), joining]
+
+
+def _parts(units: int) -> int:
+    """In how many parts each of so few units has to be for all cores to have the same."""
+    idle = -units % cores() / (units + -units % cores())
+    return -(-UNITS * cores() // units) if idle > MOST_IDLE else 1
+
+
+def _state_nbytes(rows: int, size: int) -> int:
+    """Of attention's rows, as kernels/attention.py lays them out."""
+    return rows * (size + PAGE + 1) * 4 + 64
 
 
 lower("attention")(_attention)

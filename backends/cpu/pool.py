@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import operator
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from backends.cpu import jit, slices
 from backends.cpu.isa import cache_nbytes
+from backends.cpu.kernels.layout import SHARED
 
 MAX_THREADS = 256
 MOST_RECENT = 64  # tables that are kept although nobody else does
@@ -39,6 +41,7 @@ class Instruction:
     scratch: int = 0  # bytes each thread needs
     streams: tuple[int, int] = (0, 0)  # of constants that units read one after the other: address, bytes of a unit
     beside: bool = False  # does not need to wait for the one before it: neither touches what the other writes
+    shared: int = 0  # bytes of memory that all threads share, until an instruction after the next
 
 
 def bits(value: float) -> int:
@@ -59,6 +62,7 @@ class Table:
         blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
         self.blocks: object = blocks  # what the words point into
         self.scratch = max((i.scratch for i in instructions), default=0)
+        self.shared = max((i.shared for i in instructions), default=0)
         words: list[tuple[int, ...]] = []
         stages: list[tuple[int, int, int]] = []  # first instruction, how many, chunks
         block = blocks.ctypes.data
@@ -91,9 +95,9 @@ class Table:
         self.address = self.words.ctypes.data
 
     @classmethod
-    def _of(cls, stages: Sequence[Stage], blocks: object, scratch: int) -> Table:
+    def _of(cls, stages: Sequence[Stage], blocks: object, scratch: int, shared: int) -> Table:
         table = cls.__new__(cls)
-        table.blocks, table.scratch = blocks, scratch
+        table.blocks, table.scratch, table.shared = blocks, scratch, shared
         starts = itertools.accumulate((len(rows) for rows, _ in stages), initial=0)
         laid = [(start, len(rows), chunks) for start, (rows, chunks) in zip(starts, stages, strict=False)]
         table._lay(laid, np.concatenate([rows for rows, _ in stages]))
@@ -116,13 +120,14 @@ class Table:
                 stages = [(rows[i : i + 1], chunks and int(rows[i, 4])) for i in range(len(rows))]
             elif chunks > 1:
                 stages = [(part, int(part[0, 4])) for part in _split_units(rows, n, n_threads)]
-        return [Table._of([stage], self.blocks, self.scratch) for stage in stages]
+        return [Table._of([stage], self.blocks, self.scratch, self.shared) for stage in stages]
 
     @classmethod
     def joined(cls, tables: Sequence[Table]) -> Table:
         """One table of what these do one after the other."""
         stages = [stage for table in tables for stage in table._stages()]
-        return cls._of(stages, [table.blocks for table in tables], max(table.scratch for table in tables))
+        scratch, shared = max(table.scratch for table in tables), max(table.shared for table in tables)
+        return cls._of(stages, [table.blocks for table in tables], scratch, shared)
 
 
 def _split_units(row: npt.NDArray[np.int64], n: int, n_threads: int) -> list[npt.NDArray[np.int64]]:
@@ -148,11 +153,11 @@ class Pool:
         self._worker = ENTRY(jit.address("worker"))
         self._ctl = _aligned_words(64 + 8 * MAX_THREADS)
         self._counters = _aligned_words(8)
-        self._scratch = _aligned_words(8)
+        self._scratch = self._shared = _aligned_words(8)
         self._pipes = [os.pipe() for _ in range(n_threads - 1)]
         self._recent: list[Table | None] = [None]
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
-        self._most_stages = self._most_scratch = self._caller = 0
+        self._most_stages = self._most_scratch = self._most_shared = self._caller = 0
         self._ctl[41], self._ctl[42] = n_threads, cache_nbytes(2) // 2
         self._out = np.zeros(8, np.int64)
         out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
@@ -192,7 +197,8 @@ class Pool:
         if self._caller != threading.get_ident():
             self._caller = threading.get_ident()
             slices.lengthen()
-        if table.n_stages > self._most_stages or table.scratch > self._most_scratch:
+        most = self._most_stages, self._most_scratch, self._most_shared
+        if any(map(operator.gt, (table.n_stages, table.scratch, table.shared), most)):
             self._grow(table)
         if table is not self._recent[-1]:
             self._remember(table)
@@ -203,8 +209,12 @@ class Pool:
         self._most_stages = max(table.n_stages, self._most_stages)
         self._most_scratch = -(-max(table.scratch, self._most_scratch) // 64) * 64
         self._counters = _aligned_words(8 * (self.n_threads + 1) * self._most_stages)
-        each = self._most_scratch + 64  # a line before each for what the step tells kernels, and one behind the last
+        each = self._most_scratch + 64  # a line before each for what kernels are told, and one behind the last
         self._scratch = _aligned_words(each // 8 * self.n_threads + 8)
+        if table.shared > self._most_shared:
+            self._most_shared = table.shared
+            self._shared = _aligned_words(-(-table.shared // 8))
+        self._scratch[8 - SHARED // 8 :: each // 8] = self._shared.ctypes.data
         self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data + 64, each
 
     def _remember(self, table: Table) -> None:

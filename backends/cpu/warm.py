@@ -80,8 +80,13 @@ def _kernels(t: Tensor) -> Iterator[str]:
             yield from (both, f"{both}:1", f"glu_act:{params[1]}:32", *apart)
         elif family == "glu_act" and t.src[0].op == "linear_q8" and t.attrs["group"] == 32:
             yield from (instruction.kernel, f"linear_glu:{t.src[0].src[1].dtype}:{params[0]}:1")
-        elif family == "attention" and params[4:] == ["act"]:
-            yield from (instruction.kernel, ":".join((family, *params[:4])), "quantize_act:32")
+        elif family == "attention":
+            sizes = ":".join(params[2:4])
+            if params[4:] == ["act"]:  # of a prompt
+                yield from (f"attention:{':'.join(params[:4])}", f"attention_join:{sizes}", "quantize_act:32")
+            else:
+                yield f"attention_join:{':'.join(params[2:])}"
+            yield instruction.kernel
         elif family == "rms_norm_act":
             yield from (instruction.kernel, "rms_norm", f"quantize_act:{params[0]}")
         elif family == "linear_rows":

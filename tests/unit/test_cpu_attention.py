@@ -1,5 +1,5 @@
-"""Attention on the CPU over scores that rise far above a row's first block, whole and in parts of a prompt; and of
-sequences that share nothing but the step."""
+"""Attention on the CPU over scores that rise far above a row's first block, whole and in parts of a prompt; of
+sequences that share nothing but the step; and of contexts that threads share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from backends.cpu import lower_basic
 from backends.cpu.backend import CPUBackend
 from graph.ops.attention import PAGE, attention
+from graph.ops.sinks import attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, feed
 
@@ -131,3 +133,57 @@ def test_a_row_has_the_same_bits_whoever_is_beside_it(
         inputs = [q[:n].astype(np.float64), *(cache.astype(np.float64) for cache in caches), tables]
         expected = attention.reference(*inputs, np.arange(n), np.array(seen), scale=size**-0.5, window=window)
         np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-4)
+
+
+LONG = [3, 511, 512, 767, 1023, 1024, 1500, 2047]  # positions: one cell of a span, all of it, and between
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window", "sinks"),
+    [(4, 1, 0, False), (4, 1, 600, False), (12, 3, 0, False), (12, 3, 600, True), (9, 1, 0, False)],
+)
+def test_a_row_has_the_same_bits_however_many_threads_share_its_context(
+    monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, window: int, sinks: bool
+) -> None:
+    r, size, n_pages = np.random.default_rng(7), 32, 128
+    shapes = {"k": (n_pages, kv_heads, size, PAGE), "v": (n_pages, kv_heads, PAGE, size)}
+    caches = {name: r.normal(size=shape).astype(np.float16) for name, shape in shapes.items()}
+    caches["k"][n_pages // 2 :] *= 3  # tops of later spans are higher
+    tables = np.arange(n_pages, dtype=np.int32)[None]
+    q, sink = r.normal(size=(len(LONG), heads, size)).astype(np.float32), r.normal(size=heads).astype(np.float32)
+    attrs = {"scale": size**-0.5, "window": window}
+
+    def rows(cores: int, which: list[int]) -> np.ndarray:
+        monkeypatch.setattr(lower_basic, "cores", lambda: cores)
+        backend, n = CPUBackend(min(cores, 3)), len(which)
+        session = Session([backend])
+        k, v = (session.define(name, shapes[name], "f16") for name in ("k", "v"))
+        for name, values in caches.items():
+            session.write(name, values)
+
+        def build() -> list[Tensor]:
+            x, slot, pos = feed("q", (n, heads, size)), feed("slot", (n,), "i32"), feed("pos", (n,), "i32")
+            sources = (x, k, v, feed("tables", tables.shape, "i32"), slot, pos)
+            if sinks:
+                return [attention_sinks(*sources, feed("sinks", (heads,)), **attrs)]
+            return [attention(*sources, **attrs)]
+
+        positions = np.array([LONG[i] for i in which], np.int32)
+        feeds = {"q": q[which], "slot": np.zeros(n, np.int32), "pos": positions, "tables": tables, "sinks": sink}
+        try:
+            return session.run((n,), build, {name: feeds[name] for name in feeds if sinks or name != "sinks"})[0].copy()
+        finally:
+            session.close()
+            backend.close()
+
+    everyone = list(range(len(LONG)))
+    whole = rows(1, everyone)
+    op, more = (attention_sinks, [sink.astype(np.float64)]) if sinks else (attention, [])
+    inputs = [q.astype(np.float64), *(cache.astype(np.float64) for cache in caches.values()), tables]
+    expected = op.reference(*inputs, np.zeros(len(LONG), np.int32), np.array(LONG), *more, **attrs)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
+    for cores in (1, 2, 7, 64):
+        for which in ([i] for i in everyone):
+            assert rows(cores, which).tobytes() == whole[which].tobytes()
+        for which in ([2, 6], [0, 5, 7], everyone):
+            assert rows(cores, which).tobytes() == whole[which].tobytes()

@@ -19,6 +19,7 @@ from functools import partial
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from backends.cpu.isa import compiled_for
@@ -340,6 +341,76 @@ def softmax_step(size, rows, *, masked):
         return types.void(*[types.int64] * 5, types.float32), codegen
 
     return step
+
+
+def clear_rows(size):
+    """intrinsic f(o, l, tops, rows): rows that have seen nothing: `size` weighted values, 16 sums of weights, a top."""
+    width = widest(size)
+
+    @intrinsic
+    def clear(typingctx, o, l, tops, rows):
+        def codegen(ctx, b, sig, args):
+            O, L, TOPS = (b.inttoptr(v, e.I8P) for v in args[:3])
+
+            def of_row(r, _):
+                write(b, ir.Constant(e.F32, LOWEST), TOPS, b.mul(r, e.i64(4)))
+                write(b, fill(PAGE, 0.0), L, b.mul(r, e.i64(PAGE * 4)))
+                for j in range(0, size, width):
+                    write(b, fill(width, 0.0), O, b.add(b.mul(r, e.i64(size * 4)), e.i64(4 * j)))
+                return []
+
+            e.loop(b, e.i64(0), args[3], [], of_row)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    return clear
+
+
+def join_rows(size):
+    """intrinsic f(o, l, tops, to, tl, ttops, rows): what rows have made of one span joins what they made of those
+    before. A row that saw nothing of either (its values are 0) leaves the other's bits alone.
+
+    Tops are taken 16 at once: there is memory behind the last, and behind those before it may change.
+    """
+    width = widest(size)
+
+    @intrinsic
+    def join(typingctx, o, l, tops, to, tl, ttops, rows):
+        def codegen(ctx, b, sig, args):
+            O, L, TOPS, TO, TL, TTOPS = (b.inttoptr(v, e.I8P) for v in args[:6])
+            factors = b.bitcast(cgutils.alloca_once(b, ir.ArrayType(e.F32, 2 * PAGE)), e.I8P)
+
+            def of_rows(first, _):
+                at = b.mul(first, e.i64(4))
+                new, old = read(b, TOPS, at, vector(PAGE)), read(b, TTOPS, at, vector(PAGE))
+                top = larger(b, old, new)
+                write(b, top, TTOPS, at)
+                for i, x in enumerate((old, new)):
+                    write(b, exp2(b, b.fsub(x, top, flags=STRICT)), factors, 4 * PAGE * i)
+
+                def of_row(r, _):
+                    where = b.mul(b.sub(r, first), e.i64(4))
+                    before, now = (read(b, factors, b.add(where, e.i64(4 * PAGE * i))) for i in range(2))
+
+                    def add(X, T, at, n):
+                        past = b.fmul(read(b, T, at, vector(n)), e.splat(b, before, n))
+                        write(b, fma(b, read(b, X, at, vector(n)), e.splat(b, now, n), past), T, at)
+
+                    add(L, TL, b.mul(r, e.i64(PAGE * 4)), PAGE)
+                    for j in range(0, size, width):
+                        add(O, TO, b.add(b.mul(r, e.i64(size * 4)), e.i64(4 * j)), width)
+                    return []
+
+                e.loop(b, first, e.smaller(b, args[6], b.add(first, e.i64(PAGE))), [], of_row)
+                return []
+
+            e.loop(b, e.i64(0), args[6], [], of_rows, PAGE)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return join
 
 
 def divide(size):

@@ -15,12 +15,11 @@ from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.elementwise import ACTIVATIONS, joined
-from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
+from backends.cpu.kernels.layout import ACT_BLOCK, FOLLOWING, LAYOUTS, expanded_nbytes, expanded_tile
 from backends.cpu.kernels.matmul import ask, share, tile_at
 from backends.cpu.kernels.matmul_tile import quant_tile
 from backends.cpu.kernels.quantize import panel_of, round_each, row_rounder
 from backends.cpu.kernels.registry import i64p, kernel
-from backends.cpu.kernels.step import FOLLOWING
 
 
 def gated(activation):

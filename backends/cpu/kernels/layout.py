@@ -37,6 +37,8 @@ Activations (M rows) are rearranged, too.
                quants, f32 scale, f32 sum, and the starts of an integer dot with all, with the first 16 and with
                the second
     f32_act    [K][M] f32
+
+In front of a thread's scratch lie what the step (step.py) and the pool tell kernels.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ from functools import cache
 
 LANES = 16
 ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_OFFSET, ACT_HALF = 52, 32, 36, 40, 44  # bytes of a block, offsets in it
+ATTENTION_SPAN = 256  # cells that have a softmax of their own, of which several are joined
+FOLLOWING = 8  # bytes before a thread's scratch: where it streams after this chunk, if not what lies behind it (0)
+SHARED = 16  # bytes before it: the address of the memory that all threads share
 
 
 @dataclass(frozen=True, slots=True)

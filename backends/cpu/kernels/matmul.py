@@ -14,10 +14,9 @@ from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.emit_math import copied, past_caches
-from backends.cpu.kernels.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
+from backends.cpu.kernels.layout import ACT_BLOCK, FOLLOWING, LAYOUTS, expanded_nbytes, expanded_tile
 from backends.cpu.kernels.matmul_tile import float_tile, quant_tile
 from backends.cpu.kernels.registry import f32p, i64p, kernel
-from backends.cpu.kernels.step import FOLLOWING
 
 
 def put(mt, nt, *, adding=False):

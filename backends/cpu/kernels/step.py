@@ -40,6 +40,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from backends.cpu.kernels.emit import fetch, for_x86
+from backends.cpu.kernels.layout import FOLLOWING
 from backends.cpu.kernels.registry import i64p, kernel
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
@@ -52,7 +53,6 @@ REACH = 4  # of what a worker fetches between steps, the part that a thread asks
 FETCHES = 16  # cache lines asked for between two looks at a counter: what a core has under way
 CLOCK = time.CLOCK_MONOTONIC
 DONE = 48  # bytes into a stage
-FOLLOWING = 8  # bytes before a thread's scratch: where it streams after this chunk, if not what lies behind it (0)
 HELP = 100  # looks before the other threads take a serial stage from thread 0
 
 
