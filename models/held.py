@@ -1,113 +1,47 @@
-"""Block types of files that no kernel reads, held as another that has the same numbers.
+"""Block types of files that no kernel reads, held as another that has the same numbers, or the nearest.
 
-    q3_k    as q6_k   the same: scales of 16 numbers, and quants that are fewer
-    iq4_nl  as q8_0   the same: its sixteen values are bytes
-    iq4_xs  as q8_0   a block's scale, a product of two, rounded to f16: at most 1 in 2,048 away
-    mxfp4   as q5_0   the same: powers of two, and quants from -12 to 12; scales from 2^-24 to 2^15, as f16 has them
-
-Layouts: ggml's `block_q3_K`, `block_iq4_nl`, `block_iq4_xs`, `block_mxfp4` (ggml-common.h).
+q3_k          as q6_k   the same: scales of 16 numbers, and quants that are fewer
+iq1_m         as q6_k   the same: quants are eighths, from -9 to 9
+iq4_nl        as q8_0   the same: its sixteen values are bytes
+mxfp4         as q5_0   the same: powers of two, and quants from -12 to 12; scales from 2^-24 to 2^15, as f16 has
+tq1_0, tq2_0  as q4_0   the same: quants are -1, 0 and 1
+iq1_s         as q5_0   quants are eighths; a scale, a product of two, is rounded to f16: at most 1 in 2,048 away
+iq2_xxs, iq3_xxs, iq3_s, iq4_xs
+              as q8_0   the same rounding; their values are bytes
+q2_k, iq2_xs, iq2_s
+              as q8_0   which has no scales of 16: numbers are at most 1 in 250 of the greatest of 32 away, of
+                            q2_k of the greatest that these may be
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8)
-MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])  # in halves of what the type calls 1
-BLOCKS = 1 << 14  # at once, by each thread: a few megabytes of temporaries
-F16_MOST = 65504
+from models import held_blocks, held_grids
+from models.held_blocks import Bytes
+
+NUMBERS = 1 << 19  # at once, by each thread: a few megabytes of temporaries
 
 
-def _each(value: int) -> np.uint64:
-    """A byte eight times."""
-    return np.uint64(value * 0x0101010101010101)
-
-
-def _words(part: Bytes) -> npt.NDArray[np.uint64]:
-    return np.ascontiguousarray(part).view(np.uint64)
-
-
-def _q3_k(blocks: Bytes) -> Bytes:
-    """(n, 110) → (n, 210). Eight quants at a time; a half of a block is four quarters of 32."""
-    n = len(blocks)
-    low, high = _words(blocks[:, 32:96]), _words(blocks[:, :32])  # (n, 8), (n, 4)
-    high = np.concatenate([high, high >> np.uint64(4)], axis=1)  # each half's bits from the lowest on
-    top = np.zeros_like(low)
-    nibbles = []
-    for quarter in range(4):
-        quants = low >> np.uint64(2 * quarter) & _each(3)
-        quants |= (high >> np.uint64(quarter) & _each(1)) << np.uint64(2)
-        quants += _each(32 - 4)  # 6 bits, 32 of them for 0
-        nibbles.append(quants & _each(15))
-        top |= (quants >> np.uint64(4) & _each(3)) << np.uint64(2 * quarter)
-    both = np.stack([nibbles[i] | nibbles[i + 2] << np.uint64(4) for i in range(2)], axis=1)  # (n, quarter, 8)
-    both = both.reshape(n, 2, 2, 4).swapaxes(1, 2).reshape(n, 16)
-    packed = blocks[:, 96:108]
-    scales = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
-    scales |= (packed[:, None, 8:] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(n, 16) << 4
-    return np.concatenate([both.view(np.uint8), top.view(np.uint8), scales - np.uint8(32), blocks[:, 108:]], axis=1)
-
-
-@cache
-def _pairs(values: bytes) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    """By two bytes of two numbers each: the values of their low halves, and those of their high halves."""
-    table = np.frombuffer(values, np.uint8)
-    pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
-    return table[pairs & 15].view(np.uint16).reshape(-1), table[pairs >> 4].view(np.uint16).reshape(-1)
-
-
-def _nibbles(packed: Bytes, values: Bytes) -> Bytes:
-    """(…, 16) of two numbers each → (…, 32) of their values: the low halves first."""
-    words = np.ascontiguousarray(packed).view(np.uint16)
-    low, high = _pairs(values.tobytes())
-    return np.concatenate([low.take(words), high.take(words)], axis=-1).view(np.uint8)
-
-
-def _iq4_nl(blocks: Bytes) -> Bytes:
-    """(n, 18) → (n, 34)."""
-    return np.concatenate([blocks[:, :2], _nibbles(blocks[:, 2:], IQ4)], axis=1)
-
-
-def _iq4_xs(blocks: Bytes) -> Bytes:
-    """(n, 136) → (n, 8 · 34). OverflowError for a scale that f16 does not have."""
-    n = len(blocks)
-    d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-    high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
-    low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(n, 8)
-    scales = low | (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8) << 4
-    with np.errstate(invalid="ignore"):  # what is no number stays none
-        d = d * (scales.astype(np.float32) - 32)
-    if (np.abs(d[np.isfinite(d)]) > F16_MOST).any():
-        raise OverflowError(f"a scale of {np.abs(d[np.isfinite(d)]).max():g}")
-    d = d.astype(np.float16)
-    quants = _nibbles(blocks[:, 8:].reshape(n, 8, 16), IQ4)
-    return np.concatenate([d[:, :, None].view(np.uint8), quants], axis=2).reshape(n, 272)
-
-
-def _mxfp4(blocks: Bytes) -> Bytes:
-    """(n, 17) → (n, 22). OverflowError for a scale that f16 does not have."""
-    exponent = blocks[:, :1].astype(np.int32) - 128
-    if (exponent > 15).any():
-        raise OverflowError(f"a scale of 2^{exponent.max()}")
-    d = np.ldexp(np.float32(1), exponent).astype(np.float16)
-    quants = _nibbles(blocks[:, 1:], (MXFP4 + 16).astype(np.uint8))
-    high = np.packbits(quants >> 4, axis=1, bitorder="little")
-    low = quants & 15
-    return np.concatenate([d.view(np.uint8), high, low[:, :16] | low[:, 16:] << 4], axis=1)
-
-
-# type of the file → that of the graph, bytes of a block's numbers in either, and how they change
-HELD: dict[str, tuple[str, int, int, Callable[[Bytes], Bytes]]] = {
-    "q3_k": ("q6_k", 110, 210, _q3_k),
-    "iq4_nl": ("q8_0", 18, 34, _iq4_nl),
-    "iq4_xs": ("q8_0", 136, 272, _iq4_xs),
-    "mxfp4": ("q5_0", 17, 22, _mxfp4),
+# type of the file → that of the graph, numbers of a block, their bytes in either, and how they change
+HELD: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
+    "q2_k": ("q8_0", 256, 84, 272, held_blocks.of_q2_k),
+    "q3_k": ("q6_k", 256, 110, 210, held_blocks.of_q3_k),
+    "iq1_s": ("q5_0", 256, 50, 176, held_grids.of_iq1_s),
+    "iq1_m": ("q6_k", 256, 56, 210, held_grids.of_iq1_m),
+    "iq2_xxs": ("q8_0", 256, 66, 272, held_grids.of_iq2_xxs),
+    "iq2_xs": ("q8_0", 256, 74, 272, held_grids.of_iq2_xs),
+    "iq2_s": ("q8_0", 256, 82, 272, held_grids.of_iq2_s),
+    "iq3_xxs": ("q8_0", 256, 98, 272, held_grids.of_iq3_xxs),
+    "iq3_s": ("q8_0", 256, 110, 272, held_grids.of_iq3_s),
+    "iq4_nl": ("q8_0", 32, 18, 34, held_blocks.of_iq4_nl),
+    "iq4_xs": ("q8_0", 256, 136, 272, held_blocks.of_iq4_xs),
+    "mxfp4": ("q5_0", 32, 17, 22, held_blocks.of_mxfp4),
+    "tq1_0": ("q4_0", 256, 54, 144, held_blocks.of_tq1_0),
+    "tq2_0": ("q4_0", 256, 66, 144, held_blocks.of_tq2_0),
 }
 
 
@@ -118,20 +52,21 @@ def held_as(dtype: str) -> str:
 
 def held_nbytes(dtype: str, nbytes: int) -> int:
     """Of so many bytes of a file."""
-    return nbytes // HELD[dtype][1] * HELD[dtype][2] if dtype in HELD else nbytes
+    return nbytes // HELD[dtype][2] * HELD[dtype][3] if dtype in HELD else nbytes
 
 
 def held(raw: Bytes, dtype: str) -> Bytes:
     """A matrix's bytes as the graph holds them. OverflowError for numbers that it cannot hold."""
     if dtype not in HELD:
         return raw
-    _, before, after, change = HELD[dtype]
+    _, numbers, before, after, change = HELD[dtype]
+    at_once = NUMBERS // numbers
     blocks = raw.reshape(-1, before)
     out = np.empty((len(blocks), after), np.uint8)
 
     def some(i: int) -> None:
-        out[i : i + BLOCKS] = change(blocks[i : i + BLOCKS])
+        out[i : i + at_once] = change(blocks[i : i + at_once])
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(some, range(0, len(blocks), BLOCKS)))
+        list(pool.map(some, range(0, len(blocks), at_once)))
     return out.reshape(-1)

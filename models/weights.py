@@ -224,7 +224,7 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     """Define every weight as a constant state. ModelFileError as in `check_weights`."""
     found = check_weights(gguf, h)
     for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & HELD.keys()):
-        _, before, after, _ = HELD[dtype]
+        _, _, before, after, _ = HELD[dtype]
         log.warning(
             "weights of type %s are held as %s, in %.1f times the memory", dtype, held_as(dtype), after / before
         )

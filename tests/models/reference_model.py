@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter, quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 
 from models.held import HELD
 from models.quantize import quantize
+from tests.models.random_blocks import random_blocks
 
 Array = np.ndarray[Any, Any]
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3", "ernie4_5")
@@ -149,21 +150,6 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
     writer.write_tensors_to_file()
     writer.close()
     return seen
-
-
-def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, std: float) -> Array:
-    """Bytes of a type that nobody here can quantise to: about this deviation, (…, bytes of a row)."""
-    kind = GGMLQuantizationType[dtype.upper()]
-    size, nbytes = GGML_QUANT_SIZES[kind]
-    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // size, nbytes), np.uint8)
-    if dtype == "mxfp4":
-        raw[..., 0] = 127 + round(math.log2(std / 2.5))
-    else:
-        scale = slice(-2, None) if dtype == "q3_k" else slice(0, 2)
-        raw[..., scale] = np.array([1], np.float16).view(np.uint8)
-        d = std / quants.dequantize(raw.reshape(*shape[:-1], -1), kind).std()
-        raw[..., scale] = np.array([d], np.float16).view(np.uint8)
-    return raw.reshape(*shape[:-1], -1)
 
 
 # -- the reference

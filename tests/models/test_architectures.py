@@ -15,6 +15,7 @@ from graph.session import Session
 from models.batch import Batch, PagedMemory
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
+from models.held import HELD
 from models.model import define_model, hparams_of
 from models.overrides import NONE, Overrides
 from server.cli.flags import parse
@@ -149,7 +150,7 @@ QUANTISED = {
         dtype="q4_k",
         types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"},
     ),
-    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q3_k", "iq4_nl", "iq4_xs", "mxfp4")},
+    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in HELD},
     "experts q3_k, iq4_xs": Spec(
         n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q3_k", types={"ffn_down_exps": "iq4_xs"}
     ),

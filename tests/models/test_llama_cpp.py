@@ -1,5 +1,6 @@
-"""llama.cpp itself as the oracle of adapters: what we write is loaded there, what its converter writes is loaded here,
-and both give the same tokens and log-probabilities. It runs in a process of its own, which it may end."""
+"""llama.cpp itself as the oracle of adapters, architectures and types of weights: what we write is loaded there, what
+its converter writes is loaded here, and both give the same tokens and log-probabilities. It runs in a process of its
+own, which it may end."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from models.gguf_file import GGUFFile
+from models.held import HELD
 from models.lora import Adapter, Pair, fused, read_adapter, write_adapter
 from models.low_rank import EMBEDDING, NORMS
 from models.merge import merge
@@ -23,6 +25,7 @@ from models.model import hparams_of
 from models.synth import SHAPES, synthesize
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
+from tests.models.random_blocks import random_blocks
 from tests.models.test_lora import random_adapter
 
 pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
@@ -214,3 +217,31 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
         assert len(pairs) >= 4 * len(values) / 2
         assert _rms(np.subtract(*np.transpose(pairs))) < (0.01 if "F32" in case.model.name else 0.12), case.model.name
+
+
+def test_types_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
+    synthesize(source := tmp_path / "source.gguf", "mini", "F32")
+    cases = []
+    for dtype in HELD:
+        reader, rng = GGUFReader(source), np.random.default_rng(4)
+        writer = GGUFWriter(path := tmp_path / f"{dtype}.gguf", "llama")
+        for f in reader.fields.values():
+            if f.name.startswith(("tokenizer.", "llama.")):
+                writer.add_key_value(f.name, f.contents(), f.types[0], f.types[1] if len(f.types) > 1 else None)
+        for t in reader.tensors:
+            if t.name.startswith("blk") and len(t.shape) == 2:
+                raw = random_blocks(rng, t.data.shape, dtype, t.data.std())
+                writer.add_tensor(t.name, raw, raw_dtype=GGMLQuantizationType[dtype.upper()])
+            else:
+                writer.add_tensor(t.name, t.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        cases.append(Case(path, [], [[]]))
+    for case, (likeliest,) in zip(cases, theirs(cases), strict=True):
+        (values,) = ours(case)
+        pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
+        assert len(pairs) >= 4 * len(values) / 2
+        # activations are rounded: either is some 0.1 from the exact value
+        assert _rms(np.subtract(*np.transpose(pairs))) < 0.2, case.model.name
