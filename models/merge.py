@@ -11,6 +11,7 @@ import numpy.typing as npt
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile, TensorInfo
 from models.gguf_write import Data, copied_keys, write_gguf
+from models.held import held_as
 from models.hparams import Hparams
 from models.lora import Adapter, Pair, fused
 from models.quantize import DTYPES, quantize
@@ -19,7 +20,8 @@ F32 = npt.NDArray[np.float32]
 
 
 def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
-    """Write the merged model; every tensor keeps its type. Returns the names of the tensors that changed.
+    """Write the merged model; every tensor keeps its type, but one that changed the type that it is held as, if its own
+    is only read. Returns the names of the tensors that changed.
 
     ModelFileError for a type that we cannot write, and for an adapter of an embedding that is the output matrix too.
     """
@@ -31,20 +33,21 @@ def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple
     if "token_embd.weight" in changes and "output.weight" not in base.tensors:
         raise ModelFileError(base.path, "the embedding is the output matrix too, and its adapter is for the one only")
     for name in changes:
-        if base.tensors[name].dtype not in DTYPES:
+        if held_as(base.tensors[name].dtype) not in DTYPES:
             raise ModelFileError(
                 base.path, f"tensor '{name}' has type {base.tensors[name].dtype}, which is not written"
             )
 
     def tensors() -> Iterator[tuple[str, Data]]:
         for name, info in base.tensors.items():
-            raw = base.bytes_of(name)
+            raw, dtype = base.bytes_of(name), info.dtype
             if name in changes:
-                raw = quantize(_changed(dequantized(info, raw), name, changes[name]), info.dtype)
-            if info.dtype == "f32":
+                dtype = held_as(dtype)
+                raw = quantize(_changed(dequantized(info, raw), name, changes[name]), dtype)
+            if dtype == "f32":
                 yield name, Data(raw.view(np.float32), info.shape)
             else:
-                yield name, Data(raw.reshape(info.shape[0], -1), info.shape, info.dtype)
+                yield name, Data(raw.reshape(info.shape[0], -1), info.shape, dtype)
 
     write_gguf(path, h.arch, copied_keys(base.metadata), tensors())
     return list(changes)

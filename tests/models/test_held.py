@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from models.gguf_file import GGUFFile
 from models.held import HELD, NUMBERS, held, held_as
+from models.lora import Adapter, Pair
+from models.merge import dequantized, merge
+from models.model import hparams_of
 from tests.models.random_blocks import put_scales
+from tests.models.reference_model import Spec, write
 
 ROUNDED = ("iq1_s", "iq2_xxs", "iq3_xxs", "iq3_s", "iq4_xs")  # scales
 NEAREST = ("q2_k", "iq2_xs", "iq2_s")
@@ -82,6 +89,27 @@ def test_iq4_xs_scales_beyond_f16() -> None:
     blocks[:, :2] = np.array([3000], np.float16).view(np.uint8)
     with pytest.raises(OverflowError, match="a scale of"):
         held(blocks.reshape(-1), "iq4_xs")
+
+
+@pytest.mark.parametrize("dtype", ["q2_k", "iq1_m", "tq2_0"])
+def test_merged_matrices_get_the_type_that_they_are_held_as(dtype: str, tmp_path: Path) -> None:
+    spec = Spec(n_embd=256, n_ff=256, dtype=dtype)
+    write(base_path := tmp_path / "base.gguf", spec)
+    with GGUFFile.open(base_path) as base:
+        rng, name, other = np.random.default_rng(1), "blk.0.attn_q.weight", "blk.0.ffn_up.weight"
+        n_out, n_in = base.tensors[name].shape
+        pair = Pair(*(rng.normal(size=shape).astype(np.float32) for shape in ((2, n_in), (n_out, 2))))
+        h = hparams_of(base)
+        assert merge(tmp_path / "merged.gguf", base, h, [(Adapter({name: pair}, 0.0), 0.25)]) == [name]
+        expected = dequantized(base.tensors[name], base.bytes_of(name)) + 0.25 * pair.b @ pair.a
+        untouched = base.bytes_of(other).tobytes()
+    with GGUFFile.open(tmp_path / "merged.gguf") as merged:
+        assert (merged.tensors[name].dtype, merged.tensors[other].dtype) == (held_as(dtype), dtype)
+        assert merged.bytes_of(other).tobytes() == untouched
+        found = dequantized(merged.tensors[name], merged.bytes_of(name))
+    greatest = np.abs(expected).max()
+    levels = {"q8_0": 127, "q6_k": 31, "q4_0": 7}[held_as(dtype)]
+    assert np.abs(found - expected).max() < greatest / levels
 
 
 def test_other_types_are_held_as_they_are() -> None:
