@@ -11,13 +11,15 @@ import hashlib
 import importlib.metadata as metadata
 import json
 import os
+import platform
+import sys
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from backends import cache
 
-ISAS = ("avx512_vnni", "avx_vnni", "avx2", "plain")
+ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_dot", "plain")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of the first processor
 WITHOUT = {  # what processors that have no better variant than this do without, and such a processor's name
     "avx_vnni": ("alderlake", ("avx512", "avx10", "amx")),
@@ -53,21 +55,23 @@ def host() -> Host:
         with open("/proc/cpuinfo") as f:
             lines = [line for line in takewhile(str.strip, f) if not line.startswith(CHANGES)]
     except OSError:  # no Linux
-        return _asked()
+        return _asked(dots=sys.platform == "darwin" and platform.machine() == "arm64")  # all of Apple's have them
     digest = hashlib.sha256("".join([metadata.version("llvmlite"), *lines]).encode()).hexdigest()
     path = cache.cache_folder() / "cpu" / f"host-{digest[:16]}"
     kept = cache.read(path)
     if kept:
         return Host(*json.loads(kept))
-    found = _asked()
+    found = _asked(dots=any(line.startswith("Features") and "asimddp" in line.split() for line in lines))
     cache.write(path, json.dumps([found.name, found.attributes]).encode())
     return found
 
 
-def _asked() -> Host:
+def _asked(*, dots: bool) -> Host:
+    """`dots`: LLVM does not see for itself that an ARM processor has them."""
     import llvmlite.binding as llvm
 
-    return Host(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    features = llvm.get_host_cpu_features()
+    return Host(llvm.get_host_cpu_name(), llvm.FeatureMap(features | {"dotprod": True} if dots else features).flatten())
 
 
 def offered() -> list[str]:
@@ -77,6 +81,7 @@ def offered() -> list[str]:
         "avx512_vnni": here.has("avx512vnni", "avx512bw", "avx512vl"),
         "avx_vnni": here.has("avxvnni"),
         "avx2": here.has("avx2", "fma"),
+        "neon_dot": here.has("neon", "dotprod"),
         "plain": True,
     }
     return [name for name in ISAS if has[name]]

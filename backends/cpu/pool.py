@@ -41,7 +41,7 @@ class Instruction:
     scratch: int = 0  # bytes each thread needs
     streams: tuple[int, int] = (0, 0)  # of constants that units read one after the other: address, bytes of a unit
     beside: bool = False  # does not need to wait for the one before it: neither touches what the other writes
-    shared: int = 0  # bytes of memory that all threads share, until an instruction after the next
+    shared: int = 0  # bytes that all threads share, for this one and the next; not in a program left in the middle
 
 
 def bits(value: float) -> int:

@@ -18,7 +18,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]
     """Grows with each question, in a process and a folder that know nothing yet."""
     calls, real = [], isa._asked
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
-    monkeypatch.setattr(isa, "_asked", lambda: calls.append(1) or real())
+    monkeypatch.setattr(isa, "_asked", lambda **more: calls.append(1) or real(**more))
     isa.host.cache_clear()
     yield calls
     isa.host.cache_clear()
@@ -104,3 +104,15 @@ def test_sizes_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert [sizes(1), sizes(2)] == [48 << 10, 2 << 20]
     (tmp_path / "cache" / "index2" / "size").write_text("many\n")
     assert sizes(2) == 256 << 10
+
+
+@pytest.mark.parametrize("dots", [True, False])
+def test_arm_says_for_itself_that_it_has_dots(
+    asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dots: bool
+) -> None:
+    told, real = tmp_path / "cpuinfo", open
+    monkeypatch.setattr(builtins, "open", lambda path, *args: real(told if path == "/proc/cpuinfo" else path, *args))
+    told.write_text(f"processor\t: 0\nFeatures\t: fp asimd {'asimddp' if dots else ''} ssbs\nCPU part\t: 0xd0c\n")
+    assert isa.host().has("dotprod") == dots
+    assert again().has("dotprod") == dots
+    assert len(asked) == 1

@@ -14,13 +14,23 @@ from backends.cpu.kernels.emit import I8, I32, V16F, V16I, V16I16, call, each, f
 
 DOT_FLOAT, DOT_ZERO = 1.5 * 2**23, 0x4B400000
 
-V8I, V32B, V64B = ir.VectorType(I32, 8), ir.VectorType(I8, 32), ir.VectorType(I8, 64)
+V4I, V8I = ir.VectorType(I32, 4), ir.VectorType(I32, 8)
+V16B, V32B, V64B = ir.VectorType(I8, 16), ir.VectorType(I8, 32), ir.VectorType(I8, 64)
 HALVES = range(2)  # of a vector, where 32 bytes are a register
+QUARTERS = range(4)  # where 16 are
+FLIP = -0x7F7F7F80  # 0x80 in each byte: unsigned bytes less 128, as signed ones
+
+
+def of_signed():
+    """Whether dots take signed bytes, or nearly (AVX2): quants are left as small as they are, and those of 8 bits lose
+    their 128."""
+    return isa() in ("avx2", "neon_dot")
 
 
 def late_shift(layout):
-    """By how much AVX2 shifts dots instead of quants, of which two products have to fit into 16 bits."""
-    return layout.shift if isa() == "avx2" else 0
+    """By how much dots are shifted instead of quants: with AVX2 two products have to fit into 16 bits, with NEON
+    quants into 7."""
+    return layout.shift if of_signed() else 0
 
 
 class Dot:
@@ -30,11 +40,12 @@ class Dot:
 
     AVX2 adds up `pairs` of products in 16 bits as often as there is `room`, then 32 bits take them in: of quants of 4
     bits those of a whole block. With 8 bits not even one has room (2·255·127): |q| is multiplied by x with q's sign.
+    NEON multiplies signed bytes.
     """
 
     def __init__(self, b, layout, offset):
         self.b, self.late = b, late_shift(layout)
-        self.signed = isa() == "avx2" and layout.bits == 8
+        self.signed = of_signed() and layout.bits == 8
         self.start = splat(b, offset) if not (layout.mins or self.signed) else each(DOT_ZERO)
         self.sum = each(0) if self.late else self.start
         self.room = (1 << 15) // (2 * 127 * ((1 << layout.bits) - 1)) or 1
@@ -44,7 +55,7 @@ class Dot:
         """The products of 4 unsigned bytes of u in each lane and the 4 signed bytes of the i32 x."""
         b = self.b
         if isa() != "avx2":
-            self.sum = products_added(b, self.sum, u, x)
+            self.sum = products_added(b, self.sum, b.xor(u, each(FLIP)) if self.signed else u, x)
             return
         xs = splat(b, x)
         if self.signed:
@@ -69,7 +80,7 @@ class Dot:
 
 
 def products_added(b, dot, u, x):
-    """dot + the products of 4 bytes in each lane, on all but AVX2."""
+    """dot + the products of 4 bytes in each lane, on all but AVX2; NEON takes those of u as signed."""
     if isa() == "plain":
         for t in range(4):
             xt = b.ashr(b.shl(x, ir.Constant(I32, 24 - 8 * t)), ir.Constant(I32, 24))
@@ -80,6 +91,10 @@ def products_added(b, dot, u, x):
     if isa() == "avx512_vnni":
         t = _operand(V16I, V64B)
         return call(b, "llvm.x86.avx512.vpdpbusd.512", V16I, [dot, b.bitcast(u, t), b.bitcast(xs, t)])
+    if isa() == "neon_dot":
+        quarters = [(_part(b, dot, q, 4), *(b.bitcast(_part(b, v, q, 4), V16B) for v in (u, xs))) for q in QUARTERS]
+        sums = [call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", V4I, quarter) for quarter in quarters]
+        return _joined(b, [b.shuffle_vector(*sums[i : i + 2], ir.Constant(V8I, list(range(8)))) for i in (0, 2)])
     t = _operand(V8I, V32B)
     halves = [[_half(b, dot, h), b.bitcast(_half(b, u, h), t), b.bitcast(_half(b, xs, h), t)] for h in HALVES]
     return _joined(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", V8I, half) for half in halves])
@@ -132,7 +147,12 @@ def _operand(words, octets):
 
 
 def _half(b, value, h):
-    lanes = ir.Constant(V8I, list(range(8 * h, 8 * h + 8)))
+    return _part(b, value, h, 8)
+
+
+def _part(b, value, i, n):
+    """Lanes i·n to i·n + n−1 of 16."""
+    lanes = ir.Constant(ir.VectorType(I32, n), list(range(i * n, i * n + n)))
     return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
 
 

@@ -1,0 +1,50 @@
+"""Products for ARM's dot products, made for a processor that this machine is not: the code has them, and little else.
+
+What they compute, `scripts/arm` tells, where the code runs in an emulator.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+MAKE = """
+import sys
+import llvmlite.binding as llvm
+from backends.cpu import isa
+
+isa.host = lambda: isa.Host("neoverse-n1", "+neon,+dotprod")
+assert isa.isa() == "neon_dot"
+from backends.cpu.frontend import ir_of
+from backends.cpu.kernels import emit
+emit.for_x86 = lambda b: False
+from backends.cpu.kernels import matmul, registry
+
+family, *params = sys.argv[1].split(":")
+text, entry = ir_of(registry.KERNELS[family](*params))
+module = llvm.parse_assembly(text)
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+module.triple = "aarch64-unknown-linux-gnu"
+machine = llvm.Target.from_triple(module.triple).create_target_machine(cpu="neoverse-n1", features="+dotprod", opt=3)
+module.data_layout = str(machine.target_data)
+for function in module.functions:
+    if not function.is_declaration and function.name != entry:
+        function.linkage = "internal"
+builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+builder.getModulePassManager().run(module, builder)
+print(machine.emit_assembly(module))
+"""
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("q8_0", 4), ("q4_0", 1), ("q6_k", 4)])
+def test_products_are_dots(dtype: str, rows: int) -> None:
+    command = [sys.executable, "-c", MAKE, f"linear:{dtype}:{rows}x1"]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    dots, products = (len(re.findall(rf"\t{name}\t", code)) for name in ("sdot", "mul|mla|smull|umull|smlal"))
+    assert dots >= 32 * rows  # of 32 numbers of 16 outputs
+    vectors = len(re.findall(r"\t(?:mul|mla|smull|smlal)\tv", code))
+    assert vectors <= dots // 8, (dots, products)
