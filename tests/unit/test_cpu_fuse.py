@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from backends.cpu import warm
+from backends.cpu import lower_basic, warm
 from backends.cpu.backend import CPUBackend
 from backends.cpu.isa import isa
 from backends.cpu.lowering import LOWERINGS
@@ -142,11 +142,15 @@ def test_a_product_is_added_in_its_own_stage(backends: list[CPUBackend], dtype: 
     assert y.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(("heads", "rows"), [(6, 64), (4, 535)])
-def test_attention_is_rounded_at_once(backends: list[CPUBackend], heads: int, rows: int) -> None:
-    kv_heads, size, n_pages = 2, 16, rows // 32 + 2
+@pytest.mark.parametrize(("heads", "rows", "past", "cores"), [(6, 64, 0, 2), (4, 535, 0, 2), (4, 64, 500, 100)])
+def test_attention_is_rounded_at_once(
+    backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch, heads: int, rows: int, past: int, cores: int
+) -> None:
+    """With a hundred cores threads share contexts (test_cpu_attention.py)."""
+    monkeypatch.setattr(lower_basic, "cores", lambda: cores)
+    kv_heads, size, n_pages = 2, 16, (rows // 2 + past) // 16 + 2
     shape = (rows, heads, size)
-    numbers = {"slot": np.arange(rows) % 2, "pos": np.arange(rows) // 2}
+    numbers = {"slot": np.arange(rows) % 2, "pos": past + np.arange(rows) // 2}
     feeds = {"q": RNG.normal(size=shape).astype(np.float32), **{k: v.astype(np.int32) for k, v in numbers.items()}}
     cells = {
         name: RNG.normal(size=(n_pages, kv_heads, *last)).astype(np.float16)
@@ -173,6 +177,9 @@ def test_attention_is_rounded_at_once(backends: list[CPUBackend], heads: int, ro
     # of a key head: 48 numbers are no whole blocks, 32 are one
     assert made[0] == (["attention", "reshape", "quantize_act"] if heads == 6 else ["attention_act"]) + ["linear_q8"]
     assert results[0] == results[1]
+    (node,) = [t for t in session.placed(build()).order if t.op == "attention"]
+    kernels = [i.kernel for i in LOWERINGS["attention"](node, lambda t: 0) or ()]
+    assert any(name.startswith("attention_join") for name in kernels) == (cores == 100)
 
 
 @pytest.mark.parametrize(
