@@ -11,6 +11,8 @@ iq2_xxs, iq3_xxs, iq3_s, iq4_xs
 q2_k, iq2_xs, iq2_s
               as q8_0   which has no scales of 16: numbers are at most 1 in 250 of the greatest of 32 away, of
                             q2_k of the greatest that these may be
+
+Scales that are made are in f16 as a file's are: where they are below 2^-14, what is rounded is up to 2^-25 away.
 """
 
 from __future__ import annotations

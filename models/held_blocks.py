@@ -58,15 +58,17 @@ def q8_0(d: Floats, quants: Bytes) -> Bytes:
 
 
 def nearest_q8_0(values: Floats) -> Bytes:
-    """(n, k, 32) → (n, k · 34): the greatest of each 32 numbers is 127 or −127. They come out changed. A block may also
-    have fewer than 32."""
+    """(n, k, 32) → (n, k · 34): the greatest of each 32 numbers is 127 or −127, or less where f16 has no scale that is
+    near. They come out changed. A block may also have fewer than 32."""
     d = np.abs(values).max(axis=-1) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        factor = 1 / d.astype(np.float16).astype(np.float32)
+        scales = scales_of(d).view(np.float16)[..., 0]
+        scales = np.where(scales < d, np.nextafter(scales, np.float16(np.inf)), scales)  # the greatest is not cut
+        d = scales.astype(np.float32)
+        factor = 1 / d
         factor[~np.isfinite(factor)] = 0  # of nothing but zeros, or of what is no number
         values *= factor[..., None]
         np.rint(values, out=values)
-        np.clip(values, -127, 127, out=values)
         return q8_0(d, values.astype(np.int8).view(np.uint8))
 
 

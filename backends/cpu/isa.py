@@ -67,11 +67,12 @@ def host() -> Host:
 
 
 def _asked(*, dots: bool) -> Host:
-    """`dots`: LLVM does not see for itself that an ARM processor has them."""
+    """`dots`: an ARM processor that has them, of which LLVM does not see this, nor of Apple's anything at all."""
     import llvmlite.binding as llvm
 
-    features = llvm.get_host_cpu_features()
-    return Host(llvm.get_host_cpu_name(), llvm.FeatureMap(features | {"dotprod": True} if dots else features).flatten())
+    seen: dict[str, bool] = llvm.get_host_cpu_features()
+    features = llvm.FeatureMap(seen | {"neon": True, "dotprod": True} if dots else seen)
+    return Host(llvm.get_host_cpu_name(), features.flatten())
 
 
 def offered() -> list[str]:

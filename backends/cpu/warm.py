@@ -82,10 +82,9 @@ def _kernels(t: Tensor) -> Iterator[str]:
             yield from (instruction.kernel, f"linear_glu:{t.src[0].src[1].dtype}:{params[0]}:1")
         elif family == "attention":
             sizes = ":".join(params[2:4])
+            yield f"attention_join:{':'.join(params[2:])}"
             if params[4:] == ["act"]:  # of a prompt
                 yield from (f"attention:{':'.join(params[:4])}", f"attention_join:{sizes}", "quantize_act:32")
-            else:
-                yield f"attention_join:{':'.join(params[2:])}"
             yield instruction.kernel
         elif family == "rms_norm_act":
             yield from (instruction.kernel, "rms_norm", f"quantize_act:{params[0]}")

@@ -243,5 +243,6 @@ def test_types_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         (values,) = ours(case)
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
         assert len(pairs) >= 4 * len(values) / 2
-        # activations are rounded: either is some 0.1 from the exact value
-        assert _rms(np.subtract(*np.transpose(pairs))) < 0.2, case.model.name
+        # activations are rounded: either is some 0.1 from the exact value, but where random bytes make small numbers
+        most = 0.02 if case.model.stem in ("q2_k", "tq2_0") else 0.2
+        assert _rms(np.subtract(*np.transpose(pairs))) < most, case.model.name

@@ -12,7 +12,7 @@ from backends.cpu.backend import CPUBackend
 from backends.cpu.isa import isa
 from backends.cpu.lowering import LOWERINGS
 from graph.conformance import encode
-from graph.ops.attention import attention
+from graph.ops.attention import PAGE, attention
 from graph.ops.elementwise import add, gelu, mul, silu
 from graph.ops.linear import linear
 from graph.ops.norm import rms_norm
@@ -201,19 +201,25 @@ def test_what_joins_gate_and_up_is_rounded_at_once(
     assert np.isnan(y).all(1).tolist() == [True] + [False] * (rows - 1)
 
 
+@pytest.mark.parametrize("cores", [2, 64])
 def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
-    backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch
+    backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
     session = Session(backends[:1])
-    values = {name: RNG.normal(size=(64, 64)) for name in ("gate", "up", "down")}
+    shapes = {"wo": (64, 256), "gate": (64, 64), "up": (64, 64), "down": (64, 64)}
     w = {
-        name: session.define(name, (64, 64), "q8_0", lambda v=v: encode(v, "q8_0"), constant=True)
-        for name, v in values.items()
+        name: session.define(
+            name, shape, "q8_0", lambda shape=shape: encode(RNG.normal(size=shape), "q8_0"), constant=True
+        )
+        for name, shape in shapes.items()
     }
     w["norm"] = session.define("norm", (64,), "f32", lambda: encode(np.ones(64), "f32"), constant=True)
+    memory = session.define("k", (8, 1, 32, PAGE), "f16"), session.define("v", (8, 1, PAGE, 32), "f16")
+    monkeypatch.setattr(lower_basic, "cores", lambda: cores)
 
     def nodes(rows: int) -> tuple[Tensor, ...]:
-        x = feed("x", (rows, 64))
+        batch = feed("tables", (1, 8), "i32"), feed("slot", (rows,), "i32"), feed("pos", (rows,), "i32")
+        x = linear(reshape(attention(feed("q", (rows, 8, 32)), *memory, *batch, scale=1.0), shape=(rows, 256)), w["wo"])
         y = rms_norm(x, w["norm"], eps=1e-5)
         y = linear(mul(silu(linear(y, w["gate"])), linear(y, w["up"])), w["down"])
         return session.placed([add(x, y)]).order
@@ -222,6 +228,9 @@ def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
     with monkeypatch.context() as patch:
         patch.setattr(warm.jit, "load", lambda names: known.update(names))
         warm.prepare(nodes(512))
-    for rows in (1, 5, 40, 64):
-        asked = {i.kernel for t in nodes(rows) if t.op in LOWERINGS for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
-        assert asked - known == set()
+    asked: set[str] = set()
+    for rows in (1, 5, 40, 64, 100, 200):
+        asked |= {i.kernel for t in nodes(rows) if t.op in LOWERINGS for i in LOWERINGS[t.op](t, lambda _: 0) or ()}
+    assert asked - known == set()
+    joined = [name for name in asked if name.startswith("attention_join")]
+    assert [name.endswith(":act") for name in sorted(joined)] == [False, True][: 1 + (cores == 64)]  # of many tokens

@@ -116,3 +116,21 @@ def test_arm_says_for_itself_that_it_has_dots(
     assert isa.host().has("dotprod") == dots
     assert again().has("dotprod") == dots
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("machine", "best"), [("arm64", "neon_dot"), ("x86_64", "plain")])
+def test_apple_has_dots_that_llvm_does_not_see(
+    asked: list[int], monkeypatch: pytest.MonkeyPatch, machine: str, best: str
+) -> None:
+    real = open
+
+    def without(path: Any, *args: Any, **more: Any) -> Any:
+        if path == "/proc/cpuinfo":
+            raise FileNotFoundError(path)
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(builtins, "open", without)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", llvm.FeatureMap)  # what it tells there: nothing
+    monkeypatch.setattr(isa.sys, "platform", "darwin")
+    monkeypatch.setattr(isa.platform, "machine", lambda: machine)
+    assert isa.offered()[0] == best
