@@ -8,15 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from models.architectures import ARCHITECTURES, Architecture
 from models.errors import ModelFileError
 
-ARCHITECTURES = (
-    *("llama", "granite", "granitemoe", "smollm3", "ernie4_5"),
-    *("qwen2", "qwen3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe"),  # of vl the part that reads text
-    *("gpt-oss", "gemma2", "gemma3", "phi3", "bert"),
-)
-OF_EXPERTS = ("llama", "qwen3moe", "qwen3vlmoe", "granitemoe", "gpt-oss")  # those that may have mixtures of experts
-INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3", "ernie4_5")  # whose rotary pairs are neighbours
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_LAYERS = 512  # llama.cpp's limit too
@@ -32,6 +26,7 @@ class RopeScaling:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    log_multiplier: float = 0.0  # how much of what YaRN does to the magnitude is taken back
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +49,32 @@ class Hparams:
     attention_scale: float
     window: int = 0
     window_period: int = 0  # every period-th layer sees everything, the others the window; 0: all have the window
-    rope_base_local: float = 10000.0
+    rope_base_local: float = 0.0  # of the layers with the window, whose positions are not scaled; 0: as the others
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
-    causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
     pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
     n_expert: int = 0  # of a layer; 0: its feed-forward block is one for all rows
     n_expert_used: int = 0  # of each row
     n_ff_shared: int = 0  # of the expert that every row has besides
     residual_scale: float = 1.0  # of what a block adds
-    logit_scale: float = 1.0  # by which logits are divided
-    glu_limit: float = 0.0  # what joins gate and up is clamped there (graph.ops.elementwise.glu_clamped); 0: is SwiGLU
-    nope_period: int = 0  # every so many-th layer does without rotary embedding; 0: none
+    logit_scale: float = 1.0  # by which logits are multiplied
+    temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
+    parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
 
     @property
-    def interleaved_rope(self) -> bool:
-        return self.arch in INTERLEAVED
+    def kind(self) -> Architecture:
+        return ARCHITECTURES[self.arch]
+
+    @property
+    def causal(self) -> bool:
+        return self.kind.causal
 
     def has_rope(self, layer: int) -> bool:
-        return self.nope_period == 0 or (layer + 1) % self.nope_period != 0
+        period = self.kind.nope_period
+        if period and (layer + 1) % period == 0:
+            return False
+        return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
@@ -85,6 +86,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
+    kind = ARCHITECTURES[arch]
 
     def number(key: str, default: float | None = None) -> float:
         full = f"{arch}.{key}"
@@ -113,13 +115,17 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             raise ModelFileError(file, f"key '{arch}.{key}' is {value:g}, which is not positive")
         return value
 
-    def scaled(key: str) -> float:
+    def scaled(key: str, default: float = 1.0) -> float:
         """A factor; 0 stands for none, as in llama.cpp."""
-        return positive(key, 1.0) if number(key, 0.0) else 1.0
+        return positive(key, default) if number(key, default) else 1.0
 
-    n_expert = count("expert_count") if (arch in OF_EXPERTS and arch != "llama") or number("expert_count", 0) else 0
-    if n_expert and arch not in OF_EXPERTS:
-        raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {', '.join(OF_EXPERTS)}")
+    def softcap(key: str, default: float | None) -> float:
+        return 0.0 if default is None else float(number(key, default))
+
+    n_expert = count("expert_count") if kind.experts or number("expert_count", 0) else 0
+    if n_expert and kind.experts is None:
+        known = ", ".join(name for name, k in ARCHITECTURES.items() if k.experts is not None)
+        raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {known}")
     n_expert_used = count("expert_used_count") if n_expert else 0
     if n_expert_used > n_expert:
         raise ModelFileError(file, f"key '{arch}.expert_used_count' is {n_expert_used}, of {n_expert} experts")
@@ -135,58 +141,69 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     rope_dim = count("rope.dimension_count", head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         raise ModelFileError(file, f"key '{arch}.rope.dimension_count' is {rope_dim}, the heads have {head_dim}")
+    temperature = float(number("attention.temperature_scale", 0.0)) if kind.attention_temperature else 0.0
+    if temperature and rope_dim != head_dim:
+        raise ModelFileError(file, f"key '{arch}.attention.temperature_scale' with heads that are turned in part only")
     n_layer, n_ctx_train = count("block_count"), count("context_length")
     if n_layer > MAX_LAYERS:
         raise ModelFileError(file, f"key '{arch}.block_count' is {n_layer}; at most {MAX_LAYERS} blocks are supported")
-    eps_key = "attention.layer_norm_epsilon" if arch == "bert" else "attention.layer_norm_rms_epsilon"
+    eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(number(eps_key))
     if eps < 0:
         raise ModelFileError(file, f"key '{arch}.{eps_key}' is {eps:g}, which is negative")
     pooling = number("pooling_type", 0)
     if pooling not in range(len(POOLINGS)):
         raise ModelFileError(file, f"key '{arch}.pooling_type' is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
-    gemma, granite = arch in ("gemma2", "gemma3"), arch.startswith("granite")
-    if granite and metadata.get(f"{arch}.rope.scaling.finetuned") is False:
+    if kind.scales and metadata.get(f"{arch}.rope.scaling.finetuned") is False:
         raise ModelFileError(
-            file, f"key '{arch}.rope.scaling.finetuned' is false: a granite without rotary embedding is not supported"
+            file, f"key '{arch}.rope.scaling.finetuned' is false: a {arch} without rotary embedding is not supported"
         )
     of_expert = "expert_feed_forward_length"
-    windowed = gemma or arch == "gpt-oss"
-    window = number("attention.sliding_window", 4096 if arch == "gemma2" else 0) if windowed else 0
+    rope_base = positive("rope.freq_base", 10000.0)
+    windowed = kind.window is not None and number("attention.sliding_window", kind.window)
+    minicpm = arch == "minicpm"  # whose first files do not name their scales
+    logit_scale = (
+        scaled("logit_scale", 256 / n_embd if minicpm else 1.0) if kind.scales or kind.multiplied_logits else 1.0
+    )
     return Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
-        n_ff=count(of_expert if n_expert and arch not in ("llama", "granitemoe") else "feed_forward_length"),
+        n_ff=count(of_expert if n_expert and kind.n_ff_of_expert else "feed_forward_length"),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
         n_vocab=n_vocab,
         eps=eps,
         rope_dim=rope_dim,
-        rope_base=positive("rope.freq_base", 10000.0),
+        rope_base=rope_base,
         rope_scaling=_rope_scaling(metadata, arch, file, number, positive, count, n_ctx_train),
         attention_scale=positive("attention.scale", 1.0)
-        if granite and number("attention.scale", 0.0)
+        if kind.scales and number("attention.scale", 0.0)
         else _attention_scale(arch, n_layer, n_embd // n_head, head_dim),
-        window=count("attention.sliding_window", 4096) if window else 0,
-        window_period=_window_period(metadata, arch, n_layer, file) if window else 0,
-        rope_base_local=positive("rope.freq_base_swa", 10000.0),
-        attn_softcap=float(number("attn_logit_softcapping", 50.0)) if arch == "gemma2" else 0.0,
-        final_softcap=float(number("final_logit_softcapping", 30.0 if arch == "gemma2" else 0.0)) if gemma else 0.0,
-        embedding_scale=float(n_embd) ** 0.5 if gemma else scaled("embedding_scale") if granite else 1.0,
-        causal=arch != "bert",
+        window=count("attention.sliding_window", kind.window) if windowed else 0,
+        window_period=_window_period(metadata, arch, n_layer, file) if windowed else 0,
+        rope_base_local=0.0
+        if kind.local_base is None
+        else positive("rope.freq_base_swa", kind.local_base or rope_base),
+        attn_softcap=softcap("attn_logit_softcapping", kind.attn_softcap),
+        final_softcap=softcap("final_logit_softcapping", kind.final_softcap),
+        embedding_scale=float(n_embd) ** 0.5
+        if kind.embedding_by_root
+        else scaled("embedding_scale", 12.0 if minicpm else 1.0)
+        if kind.scales
+        else 1.0,
         pooling=POOLINGS[int(pooling)],
         n_expert=n_expert,
         n_expert_used=n_expert_used,
         n_ff_shared=count("expert_shared_feed_forward_length")
-        if arch == "granitemoe" and number("expert_shared_feed_forward_length", 0)
+        if n_expert and number("expert_shared_feed_forward_length", 0)
         else 0,
-        residual_scale=scaled("residual_scale") if granite else 1.0,
-        logit_scale=scaled("logit_scale") if granite else 1.0,
-        glu_limit=7.0 if arch == "gpt-oss" else 0.0,
-        nope_period=4 if arch == "smollm3" else 0,
+        residual_scale=scaled("residual_scale", 1.4 / n_layer**0.5 if minicpm else 1.0) if kind.scales else 1.0,
+        logit_scale=logit_scale if kind.multiplied_logits else 1 / logit_scale,
+        temperature=temperature,
+        parallel=metadata.get(f"{arch}.use_parallel_residual") is True,
     )
 
 
@@ -200,7 +217,7 @@ def _attention_scale(arch: str, n_layer: int, per_head: int, head_dim: int) -> f
 def _window_period(metadata: Mapping[str, Any], arch: str, n_layer: int, file: str) -> int:
     """Which layers see everything: `sliding_window_pattern` is a period or, per layer, whether it has the window."""
     key = f"{arch}.attention.sliding_window_pattern"
-    value = metadata.get(key, {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}[arch])
+    value = metadata.get(key, ARCHITECTURES[arch].window_period)
     if isinstance(value, np.ndarray) and value.shape == (n_layer,):
         local = value.astype(bool)
         index = np.arange(1, n_layer + 1)
@@ -232,4 +249,5 @@ def _rope_scaling(
         positive("rope.scaling.attn_factor", 1.0),
         positive("rope.scaling.yarn_beta_fast", 32.0),
         positive("rope.scaling.yarn_beta_slow", 1.0),
+        float(number("rope.scaling.yarn_log_multiplier", 0.0)),
     )

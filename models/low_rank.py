@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from graph.ops.elementwise import add, mul, scaled
 from graph.ops.linear import linear, matmul
 from graph.ops.lora import gate
-from graph.ops.norm import rms_norm
+from graph.ops.norm import centred, rms_norm
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor, const
 
@@ -45,7 +45,7 @@ class LowRank:
         a, b = self.pairs[EMBEDDING]
         return add(x, linear(self._weighted(EMBEDDING, get_rows(a, tokens)), b))
 
-    def normed(self, name: str, x: Tensor, y: Tensor, eps: float) -> Tensor:
+    def normed(self, name: str, x: Tensor, y: Tensor, eps: float, *, layer_norm: bool) -> Tensor:
         """y, x normalised with a weight, plus what adapters of that weight add."""
         if name not in self.pairs:
             return y
@@ -55,7 +55,7 @@ class LowRank:
             weight = matmul(scaled(b, factor), a)  # (1, n)
         else:
             weight = matmul(mul(self.gates, b), a)  # (T, n)
-        return add(y, mul(rms_norm(x, const(1.0), eps=eps), weight))
+        return add(y, mul(rms_norm(centred(x) if layer_norm else x, const(1.0), eps=eps), weight))
 
     def of_rows(self, ids: Tensor) -> LowRank:
         return self if self.gates is None else replace(self, gates=get_rows(self.gates, ids))

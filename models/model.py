@@ -7,21 +7,17 @@ from dataclasses import dataclass, replace
 from graph.ops.elementwise import scaled, softcap
 from graph.session import Session
 from graph.tensor import Tensor
-from models import bert, gemma, llama
+from models import bert, decoder
+from models.architectures import ARCHITECTURES
 from models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
-from models.hparams import ARCHITECTURES, Hparams, read_hparams
+from models.hparams import Hparams, read_hparams
 from models.low_rank import LowRank
 from models.rope import Rotary, define_rotary
 from models.weights import Weights, check_weights, load_weights
 
-FORWARD = {
-    **dict.fromkeys(ARCHITECTURES, llama.forward),
-    "gemma2": gemma.forward,
-    "gemma3": gemma.forward,
-    "bert": bert.forward,
-}
+FORWARD = {name: bert.forward if name == "bert" else decoder.forward for name in ARCHITECTURES}
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Model:
         """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""
         h, w = self.hparams, self.weights if out is None else self.weights.of_rows(out)
         logits = w.linear("output" if "output" in w else "token_embd", x)
-        logits = scaled(logits, 1 / h.logit_scale)
+        logits = scaled(logits, h.logit_scale)
         return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
 
     def hidden(self, rows: Rows, memory: Memory) -> Tensor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from graph.ops.elementwise import mul
 from graph.ops.rope import rope_angles
+from graph.ops.rows import get_rows
+from graph.ops.shape import reshape
 from graph.session import Session
 from graph.tensor import Tensor
 from models.errors import ModelFileError
@@ -24,20 +27,28 @@ class Rotary:
     frequency: Tensor
     magnitude: float
     local_frequency: Tensor | None = None
-    local_magnitude: float = 1.0
+    temperature: Tensor | None = None  # (positions, 1): what queries are multiplied by, where they are
 
-    def angles(self, pos: Tensor) -> Tensor:
-        return rope_angles(pos, self.frequency, magnitude=self.magnitude)
+    def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
+        """Of layers that see everything, and of those with the window."""
+        far = rope_angles(pos, self.frequency, magnitude=self.magnitude)
+        if self.local_frequency is None:
+            return far, far
+        return far, rope_angles(pos, self.local_frequency, magnitude=1.0)
+
+    def of_queries(self, pos: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The same turns, which may make longer besides."""
+        if self.temperature is None:
+            return angles
+        times = reshape(get_rows(self.temperature, pos), shape=(-1, 1, 1))
+        far, near = angles
+        longer = mul(far, times)
+        return longer, longer if near is far else mul(near, times)
 
     def turns(self, n: Tensor, *, local: bool = False) -> Tensor:
         """Angles that move what was rotated already, magnitude and all, by n (T,) positions more."""
         frequency = self.local_frequency if local and self.local_frequency is not None else self.frequency
         return rope_angles(n, frequency, magnitude=1.0)
-
-    def local_angles(self, pos: Tensor) -> Tensor:
-        if self.local_frequency is None:
-            return self.angles(pos)
-        return rope_angles(pos, self.local_frequency, magnitude=self.local_magnitude)
 
 
 def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> Rotary:
@@ -45,14 +56,17 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
     factors = rope_factors(gguf, h, n_ctx)
 
     def define(name: str, values: npt.NDArray[np.float32]) -> Tensor:
-        return session.define(name, values.shape, "f32", lambda: values.view(np.uint8), constant=True)
+        return session.define(name, values.shape, "f32", lambda: values.view(np.uint8).reshape(-1), constant=True)
 
     frequency, magnitude = frequencies(h, factors)
-    rotary = Rotary(define("rope.frequency", frequency), magnitude)
-    if h.arch == "gemma3":
-        local, local_magnitude = frequencies(h, local=True)
-        return replace(rotary, local_frequency=define("rope.local_frequency", local), local_magnitude=local_magnitude)
-    return rotary
+    local, temperature = None, None
+    if h.rope_base_local:
+        local = define("rope.local_frequency", frequencies(h, local=True)[0])
+    original, n = h.rope_scaling.original_context, max(n_ctx, h.n_ctx_train)
+    if h.temperature and n > original:
+        passed = np.log(np.arange(n) // original + 1)  # Llama 4's, by which Ministral 3 is trained
+        temperature = define("attention.temperature", (1 + h.temperature * passed).astype(np.float32)[:, None])
+    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature)
 
 
 def frequencies(
@@ -84,7 +98,8 @@ def frequencies(
     high = min(h.rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
     keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
     mixed = interpolated * (1 - keep) + extrapolated * keep
-    return mixed.astype(np.float32), magnitude * (1 + 0.1 * math.log(max(1.0, factor)))
+    more, less = (1 + 0.1 * m * math.log(max(1.0, factor)) for m in (1.0, scaling.log_multiplier))
+    return mixed.astype(np.float32), magnitude * more / less
 
 
 def rope_factors(gguf: GGUFFile, h: Hparams, n_ctx: int) -> npt.NDArray[np.float32] | None:

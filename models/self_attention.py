@@ -23,14 +23,20 @@ class Side(NamedTuple):
 
 def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """(T, n_embd) for the rows that ask."""
-    q = reshape(asking.b.linear("attn_q", asking.x), shape=(-1, h.n_head, h.head_dim))
-    k = reshape(seen.b.linear("attn_k", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
+    q, k = _normed(asking, "attn_q", h.n_head, h), _normed(seen, "attn_k", h.n_head_kv, h)
     v = reshape(seen.b.linear("attn_v", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
-    if "attn_q_norm" in asking.b:
-        q, k = rms_norm(q, asking.b["attn_q_norm"], eps=h.eps), rms_norm(k, seen.b["attn_k_norm"], eps=h.eps)
     if h.has_rope(layer):
-        q, k = (rope(t, side.angles, interleaved=h.interleaved_rope) for t, side in ((q, asking), (k, seen)))
+        q, k = (rope(t, side.angles, interleaved=h.kind.interleaved) for t, side in ((q, asking), (k, seen)))
     window = h.window if h.is_local(layer) else 0
     how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
     y = memory.attend(layer, q, k, v, how)
     return asking.b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))
+
+
+def _normed(side: Side, name: str, n_head: int, h: Hparams) -> Tensor:
+    """(T, n_head, head_dim): queries or keys, normalised where the file has a norm for them."""
+    x, weight = side.b.linear(name, side.x), side.b.get(f"{name}_norm")
+    if weight is not None and h.kind.row_norm:
+        x = rms_norm(x, weight, eps=h.eps)
+    x = reshape(x, shape=(-1, n_head, h.head_dim))
+    return x if weight is None or h.kind.row_norm else rms_norm(x, weight, eps=h.eps)

@@ -14,7 +14,7 @@ from graph.dtype import DTYPES
 from graph.ops.elementwise import add
 from graph.ops.experts import expert_linear
 from graph.ops.linear import linear
-from graph.ops.norm import rms_norm
+from graph.ops.norm import layer_norm, rms_norm
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape, slice_rows
 from graph.session import Session
@@ -75,10 +75,17 @@ class Weights:
         experts = reshape(slice_rows(order, start=2, stop=3), shape=order.shape[1:])
         return add(y, get_rows(bias, experts))
 
-    def norm(self, name: str, x: Tensor, eps: float) -> Tensor:
-        """x (T, n), normalised by its root mean square."""
-        y = rms_norm(x, self[name], eps=eps)
-        return y if self.low_rank is None else self.low_rank.normed(f"{self.prefix}{name}.weight", x, y, eps)
+    def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
+        """x (T, n), normalised as the architecture does it; x itself where the file has no such norm."""
+        if name not in self:
+            return x
+        if h.kind.layer_norm:
+            y = layer_norm(x, self[name], self.bias(name), eps=h.eps)
+        else:
+            y = rms_norm(x, self[name], eps=h.eps)
+        if self.low_rank is None:
+            return y
+        return self.low_rank.normed(f"{self.prefix}{name}.weight", x, y, h.eps, layer_norm=h.kind.layer_norm)
 
     def embedding(self, tokens: Tensor) -> Tensor:
         """The rows (T, n_embd) of these tokens."""
@@ -102,67 +109,73 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
     if h.arch == "bert":
         yield from _bert_parts(h, present)
         return
-    attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
-    gemma = h.arch in ("gemma2", "gemma3")
-
-    def one(name: str, *shape: int, required: bool = True) -> tuple[str, Part]:
-        return name, Part(name, shape, required=required)
-
-    yield one("token_embd.weight", h.n_vocab, h.n_embd)
-    yield one("output_norm.weight", h.n_embd)
-    yield one("output.weight", h.n_vocab, h.n_embd, required=False)
-    yield one("output.bias", h.n_vocab, required=False)
+    yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
+    yield from _norm("output_norm", h)
+    yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
+    yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
-        yield one(name, h.rope_dim // 2, required=False)
+        yield from _one(name, h.rope_dim // 2, required=False)
     for i in range(h.n_layer):
         b = f"blk.{i}."
-        yield one(b + "attn_norm.weight", h.n_embd)
-        if b + "attn_qkv.weight" in present:
-            start = 0
-            for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
-                yield f"{b}{name}.weight", Part(b + "attn_qkv.weight", (rows, h.n_embd), start)
-                yield f"{b}{name}.bias", Part(b + "attn_qkv.bias", (rows,), start, required=False)
-                start += rows
-        else:
-            for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
-                yield one(f"{b}{name}.weight", rows, h.n_embd)
-                yield one(f"{b}{name}.bias", rows, required=False)
-        normed = h.arch.startswith("qwen3") or h.arch == "gemma3"
-        yield one(b + "attn_q_norm.weight", h.head_dim, required=normed)
-        yield one(b + "attn_k_norm.weight", h.head_dim, required=normed)
-        yield one(b + "attn_output.weight", h.n_embd, attn)
-        yield one(b + "attn_output.bias", h.n_embd, required=False)
-        if h.arch == "gpt-oss":
-            yield one(b + "attn_sinks.weight", h.n_head)
-            yield b + "ffn_norm.weight", Part(b + "post_attention_norm.weight", (h.n_embd,))  # where it stands
-        else:
-            yield one(b + "post_attention_norm.weight", h.n_embd, required=gemma)
-            yield one(b + "ffn_norm.weight", h.n_embd)
-        yield one(b + "post_ffw_norm.weight", h.n_embd, required=gemma)
-        if h.n_expert:
-            yield one(b + "ffn_gate_inp.weight", h.n_expert, h.n_embd)
-            yield one(b + "ffn_gate_inp.bias", h.n_expert, required=False)
-            for name, n_out, n_in in (
-                ("gate", h.n_ff, h.n_embd),
-                ("up", h.n_ff, h.n_embd),
-                ("down", h.n_embd, h.n_ff),
-            ):
-                source = f"{b}ffn_{name}_exps.weight"
-                yield source, Part(source, (h.n_expert * n_out, n_in), n_experts=h.n_expert)
-                yield one(f"{b}ffn_{name}_exps.bias", h.n_expert, n_out, required=False)
-                if h.n_ff_shared:
-                    shape = (n_out, h.n_ff_shared) if name == "down" else (h.n_ff_shared, n_in)
-                    yield one(f"{b}ffn_{name}_shexp.weight", *shape)
-            continue
-        if b + "ffn_gate.weight" not in present and h.arch == "phi3":
-            yield b + "ffn_gate.weight", Part(b + "ffn_up.weight", (h.n_ff, h.n_embd), 0)
-            yield b + "ffn_up.weight", Part(b + "ffn_up.weight", (h.n_ff, h.n_embd), h.n_ff)
-        else:
-            for name in ("ffn_gate", "ffn_up"):
-                yield one(f"{b}{name}.weight", h.n_ff, h.n_embd)
-                yield one(f"{b}{name}.bias", h.n_ff, required=False)
-        yield one(b + "ffn_down.weight", h.n_embd, h.n_ff)
-        yield one(b + "ffn_down.bias", h.n_embd, required=False)
+        if h.kind.before:
+            yield from _norm(b + "attn_norm", h)
+            yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
+        if h.kind.after:
+            yield from _norm(b + "post_attention_norm", h)
+            yield from _norm(b + "post_ffw_norm", h)
+        yield from _attention_parts(h, b, present)
+        yield from _expert_parts(h, b) if h.n_expert else _feed_forward_parts(h, b, present)
+
+
+def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
+    yield name, Part(name, shape, required=required)
+
+
+def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, Part]]:
+    """`source`: as the file calls it, where it is not the same."""
+    yield f"{name}.weight", Part(f"{source or name}.weight", (h.n_embd,), required=required)
+    if h.kind.layer_norm:
+        yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
+
+
+def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
+    start, fused = 0, b + "attn_qkv.weight" in present
+    for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
+        source = b + ("attn_qkv" if fused else name)
+        yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start)
+        yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
+        start += rows if fused else 0
+    for name, rows in (("attn_q_norm", attn), ("attn_k_norm", kv)):
+        n = rows if h.kind.row_norm else h.head_dim
+        yield from _one(f"{b}{name}.weight", n, required=h.kind.row_norm or bool(h.kind.head_norm))
+    yield from _one(b + "attn_output.weight", h.n_embd, attn)
+    yield from _one(b + "attn_output.bias", h.n_embd, required=False)
+    if h.kind.sinks:
+        yield from _one(b + "attn_sinks.weight", h.n_head)
+
+
+def _feed_forward_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    up = present.get(b + "ffn_up.weight")
+    fused = h.kind.gated and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * h.n_ff
+    for start, name in enumerate(("ffn_gate", "ffn_up")[not h.kind.gated :]):
+        source, at = (b + "ffn_up", start * h.n_ff) if fused else (b + name, 0)
+        yield f"{b}{name}.weight", Part(f"{source}.weight", (h.n_ff, h.n_embd), at)
+        yield f"{b}{name}.bias", Part(f"{source}.bias", (h.n_ff,), at, required=False)
+    yield from _one(b + "ffn_down.weight", h.n_embd, h.n_ff)
+    yield from _one(b + "ffn_down.bias", h.n_embd, required=False)
+
+
+def _expert_parts(h: Hparams, b: str) -> Iterator[tuple[str, Part]]:
+    yield from _one(b + "ffn_gate_inp.weight", h.n_expert, h.n_embd)
+    yield from _one(b + "ffn_gate_inp.bias", h.n_expert, required=False)
+    for name, n_out, n_in in (("gate", h.n_ff, h.n_embd), ("up", h.n_ff, h.n_embd), ("down", h.n_embd, h.n_ff)):
+        source = f"{b}ffn_{name}_exps.weight"
+        yield source, Part(source, (h.n_expert * n_out, n_in), n_experts=h.n_expert)
+        yield from _one(f"{b}ffn_{name}_exps.bias", h.n_expert, n_out, required=False)
+        if h.n_ff_shared:
+            shape = (n_out, h.n_ff_shared) if name == "down" else (h.n_ff_shared, n_in)
+            yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
 
 
 def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -228,7 +241,13 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
         log.warning(
             "weights of type %s are held as %s, in %.1f times the memory", dtype, held_as(dtype), after / before
         )
-    return Weights({name: define_weight(session, gguf, name, part) for name, part in found.items()})
+    weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
+    if h.kind.layer_norm:  # some have no biases
+        zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
+        for name in [name.replace(".weight", ".bias") for name in weights if name.endswith("_norm.weight")]:
+            if name not in weights:
+                weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)
+    return Weights(weights)
 
 
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:

@@ -1,11 +1,11 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
+"""Normalisation by the root mean square (Zhang and Sennrich, 2019), and by mean and variance."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from graph.op import Array, Case, op, require
-from graph.ops.elementwise import mul, sum_to
+from graph.ops.elementwise import mul, scale, sub, sum_to
 from graph.tensor import Shape, Tensor, const
 
 
@@ -62,6 +62,18 @@ def _(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Shape, str]:
     ok = w.shape == b.shape == x.shape[-1:]
     require(ok, "layer_norm", "weight and bias must have the last axis' length", x, w, b)
     return x.shape, x.dtype
+
+
+def centred(x: Tensor) -> Tensor:
+    """x without the mean of its last axis."""
+    return sub(x, scale(sum_to(x, shape=(*x.shape[:-1], 1)), factor=1 / x.shape[-1]))
+
+
+@layer_norm.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor | None, ...]:
+    z = centred(x)
+    of_w = sum_to(mul(g, rms_norm(z, const(1.0), eps=eps)), shape=w.shape)
+    return centred(rms_norm_back(mul(g, w), z, eps=eps)), of_w, sum_to(g, shape=b.shape)
 
 
 @layer_norm.case

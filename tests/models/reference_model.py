@@ -13,10 +13,22 @@ from gguf.constants import GGMLQuantizationType
 
 from models.held import HELD
 from models.quantize import quantize
+from models.synth_vocab import vocabulary
 from tests.models.random_blocks import random_blocks
 
 Array = np.ndarray[Any, Any]
-INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3", "ernie4_5")
+INTERLEAVED = (
+    *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
+    *("command-r", "cohere2"),
+)
+LAYER_NORM = ("command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox")
+NORM_AFTER = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
+NO_NORM_BEFORE = ("olmo2", "exaone4")
+ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
+UNGATED = ("arcee", "nemotron", "starcoder2", "phi2", "gptneox")
+SQUARED = ("arcee", "nemotron")  # relu
+GELU = ("gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
+OTHER_NAME = ("gpt-oss", "seed_oss")  # post_attention_norm stands before the feed-forward block
 
 
 @dataclass
@@ -43,6 +55,8 @@ class Spec:
     n_ctx: int = 64
     n_expert: int = 0
     n_expert_used: int = 0
+    traits: tuple[str, ...] = ()
+    vocabulary: bool = False  # in the file
 
     @property
     def d(self) -> int:
@@ -52,6 +66,10 @@ class Spec:
     def gemma(self) -> bool:
         return self.arch.startswith("gemma")
 
+    @property
+    def one_norm(self) -> bool:
+        return self.arch in ONE_NORM or (self.arch == "stablelm" and "one norm" in self.traits)
+
 
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     q, kv = s.n_head * s.d, s.n_head_kv * s.d
@@ -59,9 +77,13 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     if s.untied:
         out["output"] = (s.n_vocab, s.n_embd)
     for i in range(s.n_layer):
-        layer: dict[str, tuple[int, ...]] = {"attn_norm": (s.n_embd,), "ffn_norm": (s.n_embd,)}
+        layer: dict[str, tuple[int, ...]] = {}
+        if s.arch not in NO_NORM_BEFORE:
+            layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
         if s.fused:
-            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd), "ffn_up": (2 * s.n_ff, s.n_embd)}
+            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | (
+                {} if s.arch in UNGATED else {"ffn_up": (2 * s.n_ff, s.n_embd)}
+            )
         else:
             layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
         layer |= {"attn_output": (s.n_embd, q)}
@@ -74,14 +96,19 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
                 layer |= {"ffn_down_shexp": (s.n_embd, n)}
         else:
             layer |= {"ffn_down": (s.n_embd, s.n_ff)}
-            if not s.fused:
+            if s.arch in UNGATED:
+                layer |= {"ffn_up": (s.n_ff, s.n_embd)}
+            elif not s.fused:
                 layer |= {"ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd)}
-        if s.arch == "gpt-oss":
+        if s.arch in OTHER_NAME:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
+        if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
-        if s.arch in ("qwen3", "qwen3moe", "gemma3"):
+        if s.arch in ("qwen3", "qwen3moe", "gemma3", "exaone4"):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
-        if s.gemma:
+        if s.arch == "olmo2":
+            layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
+        if s.arch in NORM_AFTER:
             layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
@@ -98,7 +125,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         "feed_forward_length": s.n_ff,
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
-        "attention.layer_norm_rms_epsilon": 1e-5,
+        f"attention.layer_norm_{'' if s.arch in LAYER_NORM else 'rms_'}epsilon": 1e-5,
     }
     if s.n_expert:
         keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
@@ -108,8 +135,11 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
     for name, value in (keys | s.keys).items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
+        add[bool] = writer.add_bool
         if value is not None:
             add[type(value)](f"{s.arch}.{name}", value)
+    if s.vocabulary:
+        add_vocabulary(writer, s.n_vocab)
     seen: dict[str, Array] = {}
 
     def put(name: str, values: Array, dtype: str) -> None:
@@ -141,7 +171,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
                 s.types.get(short, s.dtype),
             )
         if short in s.biases:
-            put(f"{name}.bias", rng.standard_normal(shape[:-1]), "f32")
+            put(f"{name}.bias", rng.standard_normal(shape[:-1] or shape), "f32")
     for name, top in s.factors.items():
         n = s.keys.get("rope.dimension_count", s.d) // 2
         put(f"{name}.weight", np.linspace(1, top, n), "f32")
@@ -152,11 +182,31 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
     return seen
 
 
+def add_vocabulary(writer: GGUFWriter, n: int) -> None:
+    """What llama.cpp wants of a file."""
+    tokens, scores, types = vocabulary(n)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
 # -- the reference
 
 
 def norm(x: Array, w: Array) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
+
+
+def activated(s: Spec, x: Array) -> Array:
+    if s.arch in SQUARED:
+        return np.maximum(x, 0) ** 2
+    if s.arch in GELU:
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / (1 + np.exp(-x))
 
 
 def turn(x: Array, angle: Array, magnitude: float, interleaved: bool) -> Array:
@@ -179,21 +229,31 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     def product(name: str, x: Array) -> Array:
         return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
 
+    def normed(name: str, x: Array) -> Array:
+        if s.arch in LAYER_NORM:
+            return norm(x - x.mean(-1, keepdims=True), t[f"{name}.weight"]) + t.get(f"{name}.bias", 0.0)
+        return norm(x, t[f"{name}.weight"])
+
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
+    if s.arch in ("command-r", "cohere2"):
+        of_logits = 1 / of_logits
     x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
     pos = np.arange(len(ids))
     for i in range(s.n_layer):
         b = f"blk.{i}."
-        h = norm(x, t[b + "attn_norm.weight"])
-        if s.fused:
+        h = x if s.arch in NO_NORM_BEFORE else normed(b + "attn_norm", x)
+        if b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
+        if s.arch == "olmo2":
+            parts[:2] = (norm(y, t[f"{b}attn_{which}_norm.weight"]) for y, which in zip(parts[:2], "qk", strict=True))
         q, k, v = (p.reshape(len(ids), -1, s.d) for p in parts)
-        if b + "attn_q_norm.weight" in t:
+        if b + "attn_q_norm.weight" in t and s.arch != "olmo2":
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         frequency, magnitude = rope(i)
-        if s.arch != "smollm3" or i % 4 != 3:
+        far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
+        if not far and (s.arch != "smollm3" or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, s.arch in INTERLEAVED) for y in (q, k))
         k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
@@ -206,8 +266,13 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         sinks = np.exp(t[b + "attn_sinks.weight"][:, None, None] - top) if s.arch == "gpt-oss" else 0
         p /= p.sum(-1, keepdims=True) + sinks
         y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1))
-        x = x + (norm(y, t[b + "post_attention_norm.weight"]) if s.gemma else of_blocks * y)
-        h = norm(x, t[b + ("post_attention_norm.weight" if s.arch == "gpt-oss" else "ffn_norm.weight")])
+        before = x
+        x = x + (normed(b + "post_attention_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
+        if s.arch in NO_NORM_BEFORE:
+            h = x
+        elif not s.one_norm:
+            aside = s.keys.get("use_parallel_residual")
+            h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
         if s.n_expert:
             y = mixture(s, t, b, h)
             if b + "ffn_up_shexp.weight" in t:
@@ -215,17 +280,16 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
                 y = y + product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
             x = x + of_blocks * y
             continue
-        if s.fused:
-            gate, up = np.split(product(b + "ffn_up", h), 2, -1)
+        if s.arch in UNGATED:
+            y = product(b + "ffn_down", activated(s, product(b + "ffn_up", h)))
         else:
-            gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
-        if s.gemma:
-            gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-        else:
-            gate = gate / (1 + np.exp(-gate))
-        y = product(b + "ffn_down", gate * up)
-        x = x + (norm(y, t[b + "post_ffw_norm.weight"]) if s.gemma else of_blocks * y)
-    z = product("output" if s.untied else "token_embd", norm(x, t["output_norm.weight"])) / of_logits
+            if s.fused:
+                gate, up = np.split(product(b + "ffn_up", h), 2, -1)
+            else:
+                gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
+            y = product(b + "ffn_down", activated(s, gate) * up)
+        x = x + (normed(b + "post_ffw_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
+    z = product("output" if s.untied else "token_embd", normed("output_norm", x)) / of_logits
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
 
 

@@ -103,6 +103,9 @@ def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, mean: 
 
 
 ALL_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
+QKV, NORMS = ("attn_q", "attn_k", "attn_v"), ("attn_norm", "ffn_norm", "output_norm")
+OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
+OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
 PLAIN = {
     "llama": Spec(),
     "one kv head": Spec(n_head_kv=1),
@@ -139,6 +142,27 @@ PLAIN = {
     ),
     "smollm3": Spec("smollm3", n_layer=5),
     "ernie4_5": Spec("ernie4_5", untied=True, biases=("attn_output",)),
+    "mistral3": Spec("mistral3"),
+    "minicpm": Spec("minicpm", keys=SCALES),
+    "internlm2": Spec("internlm2", untied=True),
+    "exaone": Spec("exaone"),
+    "exaone4": Spec("exaone4", head_dim=16),
+    "seed_oss": Spec("seed_oss", biases=QKV),
+    "olmo2": Spec("olmo2", untied=True),
+    "glm4": Spec("glm4", fused=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
+    "arcee": Spec("arcee"),
+    "gemma": Spec("gemma", head_dim=32),
+    "command-r": Spec("command-r", keys={"logit_scale": 0.0625}),
+    "stablelm": Spec("stablelm", untied=True, biases=(*QKV, *NORMS), keys={"rope.dimension_count": 4}),
+    "stablelm with one norm": Spec("stablelm", untied=True, biases=NORMS, traits=("one norm",)),
+    "orion": Spec("orion", untied=True, biases=NORMS),
+    "starcoder2": Spec("starcoder2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
+    "nemotron": Spec("nemotron", untied=True, biases=NORMS, keys={"rope.dimension_count": 8}),
+    "phi2": Spec("phi2", fused=True, untied=True, biases=OF_PHI2, keys={"rope.dimension_count": 8}),
+    "gptneox": Spec("gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": True}),
+    "gptneox, one after the other": Spec(
+        "gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": False}
+    ),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 QUANTISED = {
@@ -296,6 +320,24 @@ def test_gemma3(tmp_path: Path, keys: dict[str, Any], local: Any, window: int, d
         window=lambda i: window if local(i) else 0,
         caps=(0, keys.get("final_logit_softcapping", 0)),
     )
+
+
+@pytest.mark.parametrize("arch", ["cohere2", "exaone4", "olmo2"])
+@pytest.mark.parametrize("period", [4, 2])
+def test_every_few_layers_see_everything(tmp_path: Path, arch: str, period: int) -> None:
+    """Those of cohere2 and exaone4 have no rotary embedding; those of olmo2 have a scaled one."""
+    keys: dict[str, Any] = {"attention.sliding_window": 8, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    if period != 4:
+        keys["attention.sliding_window_pattern"] = [i % period != period - 1 for i in range(6)]
+    s = Spec(arch, n_layer=6, untied=arch != "cohere2", keys=keys)
+
+    def local(i: int) -> bool:
+        return i % period != period - 1
+
+    def rope(i: int) -> Any:
+        return plain(s, divide=1.0 if arch == "olmo2" and local(i) else 4.0)(i)
+
+    check(tmp_path, s, rope=rope, window=lambda i: 8 if local(i) else 0)
 
 
 def test_sinks_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""What the name of an architecture says that its files do not: one row for each, of which models/decoder.py makes the
+layers.
+
+The facts are llama.cpp's (`src/llama-model.cpp` and `src/models/`), whose results tests/models/test_llama_cpp.py
+compares with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    interleaved: bool = False  # rotary pairs are neighbours; else halves of a head
+    layer_norm: bool = False  # norms take the mean away and may have a bias (Ba et al., 2016); else only scale
+    before: bool = True  # what attention and the feed-forward block get is normalised
+    after: bool = False  # what they give is
+    parallel: bool = False  # without a norm of its own the feed-forward block gets what attention gets
+    ffn_norm: str = "ffn_norm"  # the norm before the feed-forward block, as the file calls it
+    gated: bool = True  # the feed-forward block multiplies what is activated by a second product
+    activation: str = "silu"  # silu, gelu or relu2: the square of what is positive
+    head_norm: bool | None = None  # queries and keys have a norm of each head; None: where the file has it
+    row_norm: bool = False  # queries and keys have a norm of all heads together
+    experts: bool | None = None  # always, never (None), or where the file has them (False)
+    n_ff_of_expert: bool = True  # an expert's width has a key of its own
+    window: int | None = None  # of sliding-window layers, where the file does not say; None: no layer has one
+    window_period: int = 0  # every so many-th layer sees everything, where the file does not say
+    local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
+    local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
+    nope_period: int = 0  # every so many-th layer does without
+    attention_temperature: bool = False  # beyond the original context queries may grow with their position
+    scales: bool = False  # the file may scale what goes in, what blocks add, what is weighed and what comes out
+    multiplied_logits: bool = False  # what it calls a scale of logits multiplies them; else they are divided by it
+    embedding_by_root: bool = False  # embeddings are multiplied by the root of their size
+    attn_softcap: float | None = None  # of what is weighed, where the file does not say; None: none
+    final_softcap: float | None = None  # of logits, the same
+    glu_limit: float = 0.0  # what joins gate and up is clamped there (graph.ops.elementwise.glu_clamped); 0: is not
+    sinks: bool = False  # attention has sinks
+    causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
+
+
+_A = Architecture
+_LLAMA = _A(interleaved=True)
+_GEMMA = _A(activation="gelu", embedding_by_root=True)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": _A(interleaved=True, experts=False, n_ff_of_expert=False),
+    "mistral3": _A(interleaved=True, experts=False, n_ff_of_expert=False, attention_temperature=True),
+    "granite": _A(interleaved=True, scales=True),
+    "granitemoe": _A(interleaved=True, scales=True, experts=True, n_ff_of_expert=False),
+    "minicpm": _A(interleaved=True, scales=True),
+    "smollm3": _A(interleaved=True, nope_period=4),
+    "ernie4_5": _LLAMA,
+    "internlm2": _LLAMA,
+    "arcee": _A(interleaved=True, gated=False, activation="relu2"),
+    "glm4": _A(interleaved=True, after=True),
+    "qwen2": _A(),
+    "qwen2vl": _A(),  # of vl the part that reads text
+    "qwen3": _A(head_norm=True),
+    "qwen3vl": _A(head_norm=True),
+    "qwen3moe": _A(head_norm=True, experts=True),
+    "qwen3vlmoe": _A(head_norm=True, experts=True),
+    "phi3": _A(),
+    "exaone": _A(),
+    "exaone4": _A(before=False, after=True, head_norm=True, window=0, window_period=4, local_rope_only=True),
+    "seed_oss": _A(ffn_norm="post_attention_norm"),
+    "olmo2": _A(before=False, after=True, row_norm=True, window=0, window_period=4, local_base=0),
+    "gpt-oss": _A(ffn_norm="post_attention_norm", experts=True, window=0, window_period=2, glu_limit=7.0, sinks=True),
+    "gemma": _GEMMA,
+    "gemma2": replace(_GEMMA, after=True, window=4096, window_period=2, attn_softcap=50.0, final_softcap=30.0),
+    "gemma3": replace(
+        _GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0, final_softcap=0.0
+    ),
+    "command-r": _A(interleaved=True, layer_norm=True, parallel=True, multiplied_logits=True),
+    "cohere2": _A(
+        interleaved=True,
+        layer_norm=True,
+        parallel=True,
+        multiplied_logits=True,
+        window=0,
+        window_period=4,
+        local_rope_only=True,
+    ),
+    "stablelm": _A(layer_norm=True, parallel=True),
+    "orion": _A(layer_norm=True),
+    "starcoder2": _A(layer_norm=True, gated=False, activation="gelu"),
+    "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),
+    "phi2": _A(layer_norm=True, parallel=True, gated=False, activation="gelu"),
+    "gptneox": _A(layer_norm=True, gated=False, activation="gelu"),
+    "bert": _A(layer_norm=True, gated=False, activation="gelu", causal=False),
+}

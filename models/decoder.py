@@ -1,0 +1,75 @@
+"""Decoders: norms, rotary grouped-query attention, a feed-forward block or a mixture of them, layer upon layer.
+
+What architectures differ in is a row of models/architectures.py, a number of the file (models/hparams.py), or whether
+the file holds a weight: biases, norms of queries and keys, fused matrices (which models/weights.py takes apart), sinks.
+"""
+
+from __future__ import annotations
+
+from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu
+from graph.ops.experts import expert_order, expert_rows, expert_sum, expert_weights, top_experts
+from graph.ops.pointwise import relu, square
+from graph.ops.rows import get_rows
+from graph.tensor import Tensor
+from models.batch import Memory, Rows
+from models.hparams import Hparams
+from models.rope import Rotary
+from models.self_attention import Side, self_attention
+from models.weights import Weights
+
+ALPHA = 1.702  # of gpt-oss's sigmoid
+
+
+def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
+    """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
+    x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
+    angles = rotary.angles(rows.pos)
+    of_queries = rotary.of_queries(rows.pos, angles)
+    for layer in range(h.n_layer):
+        b, local = w.block(layer), h.is_local(layer)
+        y = b.norm("attn_norm", x, h)
+        asking, seen = Side(b, y, of_queries[local]), Side(b, y, angles[local])
+        if layer == h.n_layer - 1 and rows.out is not None:  # what the others would ask, nobody needs
+            w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
+            b = w.block(layer)
+            y = b.norm("attn_norm", x, h)
+            asking = Side(b, y, rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))[local])
+        attended = b.norm("post_attention_norm", self_attention(asking, seen, h, memory, layer), h)
+        attended = add(x, scaled(attended, h.residual_scale))
+        if h.kind.parallel and "ffn_norm" not in b:
+            fed = y
+        else:
+            fed = b.norm("ffn_norm", x if h.parallel else attended, h)
+        y = mixture(b, h, fed) if "ffn_gate_inp" in b else feed_forward(b, h, fed)
+        y = b.norm("post_ffw_norm", y, h)
+        x = add(attended, scaled(y, h.residual_scale), name=f"blk.{layer}")
+    return w.norm("output_norm", x, h)
+
+
+def feed_forward(b: Weights, h: Hparams, x: Tensor, which: str = "") -> Tensor:
+    """(T, n_embd): gated, as SwiGLU and GeGLU are (Shazeer, 2020), or not."""
+    if h.kind.gated:
+        gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
+        return b.linear(f"ffn_down{which}", mul(activated(h, gate), up))
+    return b.linear(f"ffn_down{which}", activated(h, b.linear(f"ffn_up{which}", x)))
+
+
+def activated(h: Hparams, x: Tensor) -> Tensor:
+    if h.kind.activation == "relu2":
+        return square(relu(x))
+    return gelu(x) if h.kind.activation == "gelu" else silu(x)
+
+
+def mixture(b: Weights, h: Hparams, x: Tensor) -> Tensor:
+    """(T, n_embd): what the likeliest experts of each row make of it, by their probabilities among each other (Mixtral:
+    Jiang et al., 2024; llama.cpp's softmax over all experts, divided by the chosen ones' sum, is the same number)."""
+    logits = b.linear("ffn_gate_inp", x)  # (T, n_expert)
+    ids = top_experts(logits, n=h.n_expert_used)
+    order = expert_order(ids, n=h.n_expert)
+    rows = expert_rows(x, order)  # (T · n_expert_used, n_embd)
+    gate, up = (b.experts(name, rows, order, h.n_expert) for name in ("ffn_gate_exps", "ffn_up_exps"))
+    limit = h.kind.glu_limit
+    gated = glu_clamped(gate, up, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), up)
+    y = b.experts("ffn_down_exps", gated, order, h.n_expert)
+    y = expert_sum(y, expert_weights(logits, ids), order)
+    return add(y, feed_forward(b, h, x, "_shexp")) if h.n_ff_shared else y
