@@ -24,6 +24,8 @@ class Architecture:
     row_norm: bool = False  # queries and keys have a norm of all heads together
     experts: bool | None = None  # always, never (None), or where the file has them (False)
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
+    gating: str = "softmax"  # of experts, where the file does not say: softmax or sigmoid
+    weights_norm: bool | None = True  # a row's experts count 1 together; None: where the file says so
     window: int | None = None  # of sliding-window layers, where the file does not say; None: no layer has one
     window_period: int = 0  # every so many-th layer sees everything, where the file does not say
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
@@ -61,6 +63,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3vl": _A(head_norm=True),
     "qwen3moe": _A(head_norm=True, experts=True),
     "qwen3vlmoe": _A(head_norm=True, experts=True),
+    "qwen2moe": _A(experts=True, weights_norm=False),
+    "olmoe": _A(row_norm=True, experts=True, n_ff_of_expert=False, weights_norm=False),
+    "ernie4_5-moe": _A(interleaved=True, experts=True),
+    "deepseek": _A(interleaved=True, experts=True, weights_norm=False),
+    "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),
+    "dots1": _A(head_norm=True, experts=True, weights_norm=None),
+    "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None),
+    "minimax-m2": _A(row_norm=True, experts=True, n_ff_of_expert=False, gating="sigmoid"),
     "phi3": _A(),
     "exaone": _A(),
     "exaone4": _A(before=False, after=True, head_norm=True, window=0, window_period=4, local_rope_only=True),

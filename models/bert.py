@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from graph.ops.elementwise import add, gelu
-from graph.ops.norm import layer_norm
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
 from graph.tensor import Tensor
@@ -18,16 +17,12 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     assert isinstance(rows, Texts)
     x = add(w.embedding(rows.tokens), get_rows(w["token_types"], rows.types))  # (T, n_embd)
     x = add(x, get_rows(w["position_embd"], rows.pos))
-    x = _norm(w, "token_embd_norm", x, h)
+    x = w.norm("token_embd_norm", x, h)
     for layer in range(h.n_layer):
         b = w.block(layer)
         q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, h.n_head, h.head_dim)) for c in "qkv")
         y = memory.attend(layer, q, k, v, Weighing(h.attention_scale))
-        x = _norm(b, "attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
+        x = b.norm("attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
         y = b.linear("ffn_down", gelu(b.linear("ffn_up", x)))
-        x = _norm(b, "layer_output_norm", add(x, y), h)
+        x = b.norm("layer_output_norm", add(x, y), h)
     return x
-
-
-def _norm(w: Weights, name: str, x: Tensor, h: Hparams) -> Tensor:
-    return layer_norm(x, w[name], w.bias(name), eps=h.eps)

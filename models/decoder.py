@@ -6,12 +6,14 @@ the file holds a weight: biases, norms of queries and keys, fused matrices (whic
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu
-from graph.ops.experts import expert_order, expert_rows, expert_sum, expert_weights, top_experts
-from graph.ops.pointwise import relu, square
+from graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scaled, silu, sum_to
+from graph.ops.experts import expert_order, expert_rows, expert_scatter, expert_sum, expert_weights, top_experts
+from graph.ops.loss import softmax
+from graph.ops.pointwise import exp, log, neg, relu, square
 from graph.ops.rows import get_rows
-from graph.tensor import Tensor
+from graph.tensor import Tensor, const
 from models.batch import Memory, Rows
+from models.expert_params import Experts
 from models.hparams import Hparams
 from models.rope import Rotary
 from models.self_attention import Side, self_attention
@@ -40,7 +42,8 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             fed = y
         else:
             fed = b.norm("ffn_norm", x if h.parallel else attended, h)
-        y = mixture(b, h, fed) if "ffn_gate_inp" in b else feed_forward(b, h, fed)
+        experts = h.experts_of(layer)
+        y = mixture(b, h, experts, fed) if experts else feed_forward(b, h, fed)
         y = b.norm("post_ffw_norm", y, h)
         x = add(attended, scaled(y, h.residual_scale), name=f"blk.{layer}")
     return w.norm("output_norm", x, h)
@@ -60,16 +63,39 @@ def activated(h: Hparams, x: Tensor) -> Tensor:
     return gelu(x) if h.kind.activation == "gelu" else silu(x)
 
 
-def mixture(b: Weights, h: Hparams, x: Tensor) -> Tensor:
-    """(T, n_embd): what the likeliest experts of each row make of it, by their probabilities among each other (Mixtral:
-    Jiang et al., 2024; llama.cpp's softmax over all experts, divided by the chosen ones' sum, is the same number)."""
-    logits = b.linear("ffn_gate_inp", x)  # (T, n_expert)
-    ids = top_experts(logits, n=h.n_expert_used)
-    order = expert_order(ids, n=h.n_expert)
-    rows = expert_rows(x, order)  # (T · n_expert_used, n_embd)
-    gate, up = (b.experts(name, rows, order, h.n_expert) for name in ("ffn_gate_exps", "ffn_up_exps"))
+def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:
+    """(T, n_embd): what the likeliest experts of each row make of it, and the one that every row has."""
+    ids, weights = routed(b, e, x)
+    order = expert_order(ids, n=e.n)
+    rows = expert_rows(x, order)  # (T · n_used, n_embd)
+    gate, up = (b.experts(name, rows, order, e.n) for name in ("ffn_gate_exps", "ffn_up_exps"))
     limit = h.kind.glu_limit
     gated = glu_clamped(gate, up, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), up)
-    y = b.experts("ffn_down_exps", gated, order, h.n_expert)
-    y = expert_sum(y, expert_weights(logits, ids), order)
-    return add(y, feed_forward(b, h, x, "_shexp")) if h.n_ff_shared else y
+    y = expert_sum(b.experts("ffn_down_exps", gated, order, e.n), weights, order)
+    if not e.n_ff_shared:
+        return y
+    shared = feed_forward(b, h, x, "_shexp")
+    if (gate_of_shared := b.get("ffn_gate_inp_shexp")) is not None:  # Qwen's
+        logit = sum_to(mul(x, gate_of_shared), shape=(x.shape[0], 1))
+        shared = mul(shared, exp(log_sigmoid(logit)))
+    return add(y, shared)
+
+
+def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(T, n_used) each: the experts of each row, and what they count. By softmax (Mixtral: Jiang et al., 2024) or
+    sigmoids, whose choice a bias may balance (DeepSeek-AI, 2024)."""
+    logits = b.linear("ffn_gate_inp", x)  # (T, n)
+    if e.gating == "sigmoid":
+        logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
+    balance, chances = b.bias("exp_probs_b"), exp(logits) if e.gating == "sigmoid" else softmax(logits)
+    ids = top_experts(logits if balance is None else add(chances, balance), n=e.n_used)
+    weights = expert_weights(logits, ids)
+    if not e.weights_norm:
+        chosen = expert_scatter(broadcast_to(const(1.0), shape=ids.shape), ids, n=e.n)
+        weights = mul(weights, sum_to(mul(chances, chosen), shape=(ids.shape[0], 1)))
+    return ids, scaled(weights, e.scale)
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """−log(1 + exp(−x))."""
+    return neg(log(add(const(1.0), exp(neg(x)))))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from models.architectures import ARCHITECTURES, Architecture
 from models.errors import ModelFileError
+from models.expert_params import Experts, read_experts
+from models.keys import Keys
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
@@ -37,7 +39,7 @@ class Hparams:
     n_ctx_train: int
     n_embd: int
     n_layer: int
-    n_ff: int  # of each expert, where there are experts
+    n_ff: int
     n_head: int
     n_head_kv: int
     head_dim: int
@@ -54,9 +56,8 @@ class Hparams:
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
     pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
-    n_expert: int = 0  # of a layer; 0: its feed-forward block is one for all rows
-    n_expert_used: int = 0  # of each row
-    n_ff_shared: int = 0  # of the expert that every row has besides
+    experts: Experts | None = None
+    n_unused: int = 0  # blocks that the file has besides, to predict more tokens at once: nobody runs them
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are multiplied
     temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
@@ -76,6 +77,10 @@ class Hparams:
             return False
         return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
 
+    def experts_of(self, layer: int) -> Experts | None:
+        """None: its feed-forward block is one for all rows."""
+        return self.experts if self.experts and layer >= self.experts.n_dense else None
+
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
         return self.window > 0 and (self.window_period == 0 or (layer + 1) % self.window_period != 0)
@@ -86,91 +91,47 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
-    kind = ARCHITECTURES[arch]
-
-    def number(key: str, default: float | None = None) -> float:
-        full = f"{arch}.{key}"
-        value = metadata.get(full, default)
-        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
-            value = value.flat[0].item()  # a value per layer, all equal
-        if value is None:
-            raise ModelFileError(file, f"key '{full}' is missing")
-        if isinstance(value, np.ndarray) and value.size:
-            raise ModelFileError(file, f"key '{full}' differs between layers, which is not supported")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelFileError(file, f"key '{full}' must be one number")
-        if not np.isfinite(value):
-            raise ModelFileError(file, f"key '{full}' is {value}")
-        return value
-
-    def count(key: str, default: int | None = None) -> int:
-        value = number(key, default)
-        if value != int(value) or not 0 < value < 1 << 31:
-            raise ModelFileError(file, f"key '{arch}.{key}' is {value}, which is not a possible size")
-        return int(value)
-
-    def positive(key: str, default: float) -> float:
-        value = float(number(key, default))
-        if value <= 0:
-            raise ModelFileError(file, f"key '{arch}.{key}' is {value:g}, which is not positive")
-        return value
-
-    def scaled(key: str, default: float = 1.0) -> float:
-        """A factor; 0 stands for none, as in llama.cpp."""
-        return positive(key, default) if number(key, default) else 1.0
-
-    def softcap(key: str, default: float | None) -> float:
-        return 0.0 if default is None else float(number(key, default))
-
-    n_expert = count("expert_count") if kind.experts or number("expert_count", 0) else 0
-    if n_expert and kind.experts is None:
-        known = ", ".join(name for name, k in ARCHITECTURES.items() if k.experts is not None)
-        raise ModelFileError(file, f"key '{arch}.expert_count': experts are supported in {known}")
-    n_expert_used = count("expert_used_count") if n_expert else 0
-    if n_expert_used > n_expert:
-        raise ModelFileError(file, f"key '{arch}.expert_used_count' is {n_expert_used}, of {n_expert} experts")
-    n_embd, n_head = count("embedding_length"), count("attention.head_count")
-    n_head_kv = count("attention.head_count_kv", n_head)
+    kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
+    experts = read_experts(keys)
+    n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
+    n_head_kv = keys.count("attention.head_count_kv", n_head)
     if n_head % n_head_kv:
         raise ModelFileError(file, f"{n_head} heads cannot share {n_head_kv} key/value heads")
-    if f"{arch}.attention.key_length" not in metadata and n_embd % n_head:
+    if "attention.key_length" not in keys and n_embd % n_head:
         raise ModelFileError(file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
-    head_dim = count("attention.key_length", n_embd // n_head)
-    if count("attention.value_length", head_dim) != head_dim:
+    head_dim = keys.count("attention.key_length", n_embd // n_head)
+    if keys.count("attention.value_length", head_dim) != head_dim:
         raise ModelFileError(file, "key_length and value_length differ, which is not supported")
-    rope_dim = count("rope.dimension_count", head_dim)
+    rope_dim = keys.count("rope.dimension_count", head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
-        raise ModelFileError(file, f"key '{arch}.rope.dimension_count' is {rope_dim}, the heads have {head_dim}")
-    temperature = float(number("attention.temperature_scale", 0.0)) if kind.attention_temperature else 0.0
+        raise keys.error("rope.dimension_count", f"is {rope_dim}, the heads have {head_dim}")
+    temperature = float(keys.number("attention.temperature_scale", 0.0)) if kind.attention_temperature else 0.0
     if temperature and rope_dim != head_dim:
-        raise ModelFileError(file, f"key '{arch}.attention.temperature_scale' with heads that are turned in part only")
-    n_layer, n_ctx_train = count("block_count"), count("context_length")
-    if n_layer > MAX_LAYERS:
-        raise ModelFileError(file, f"key '{arch}.block_count' is {n_layer}; at most {MAX_LAYERS} blocks are supported")
+        raise keys.error("attention.temperature_scale", "is set, with heads that are turned in part only")
+    n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
+    if n_blocks > MAX_LAYERS:
+        raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
+    n_unused = keys.count_or_none("nextn_predict_layers")
+    if n_unused >= n_blocks:
+        raise keys.error("nextn_predict_layers", f"is {n_unused}, of {n_blocks} blocks")
+    n_layer = n_blocks - n_unused
     eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
-    eps = float(number(eps_key))
+    eps = float(keys.number(eps_key))
     if eps < 0:
-        raise ModelFileError(file, f"key '{arch}.{eps_key}' is {eps:g}, which is negative")
-    pooling = number("pooling_type", 0)
+        raise keys.error(eps_key, f"is {eps:g}, which is negative")
+    pooling = keys.number("pooling_type", 0)
     if pooling not in range(len(POOLINGS)):
-        raise ModelFileError(file, f"key '{arch}.pooling_type' is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
-    if kind.scales and metadata.get(f"{arch}.rope.scaling.finetuned") is False:
-        raise ModelFileError(
-            file, f"key '{arch}.rope.scaling.finetuned' is false: a {arch} without rotary embedding is not supported"
-        )
-    of_expert = "expert_feed_forward_length"
-    rope_base = positive("rope.freq_base", 10000.0)
-    windowed = kind.window is not None and number("attention.sliding_window", kind.window)
-    minicpm = arch == "minicpm"  # whose first files do not name their scales
-    logit_scale = (
-        scaled("logit_scale", 256 / n_embd if minicpm else 1.0) if kind.scales or kind.multiplied_logits else 1.0
-    )
-    return Hparams(
+        raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
+    if kind.scales and keys.get("rope.scaling.finetuned") is False:
+        raise keys.error("rope.scaling.finetuned", f"is false: a {arch} without rotary embedding is not supported")
+    rope_base = keys.positive("rope.freq_base", 10000.0)
+    windowed = kind.window is not None and keys.number("attention.sliding_window", kind.window)
+    h = Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
-        n_ff=count(of_expert if n_expert and kind.n_ff_of_expert else "feed_forward_length"),
+        n_ff=keys.count("feed_forward_length", experts.n_ff if experts else None),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
@@ -178,33 +139,43 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         eps=eps,
         rope_dim=rope_dim,
         rope_base=rope_base,
-        rope_scaling=_rope_scaling(metadata, arch, file, number, positive, count, n_ctx_train),
-        attention_scale=positive("attention.scale", 1.0)
-        if kind.scales and number("attention.scale", 0.0)
-        else _attention_scale(arch, n_layer, n_embd // n_head, head_dim),
-        window=count("attention.sliding_window", kind.window) if windowed else 0,
-        window_period=_window_period(metadata, arch, n_layer, file) if windowed else 0,
+        rope_scaling=_rope_scaling(keys, n_ctx_train),
+        attention_scale=_attention_scale(arch, n_layer, n_embd // n_head, head_dim),
+        window=keys.count("attention.sliding_window", kind.window) if windowed else 0,
+        window_period=_window_period(keys, n_layer) if windowed else 0,
         rope_base_local=0.0
         if kind.local_base is None
-        else positive("rope.freq_base_swa", kind.local_base or rope_base),
-        attn_softcap=softcap("attn_logit_softcapping", kind.attn_softcap),
-        final_softcap=softcap("final_logit_softcapping", kind.final_softcap),
-        embedding_scale=float(n_embd) ** 0.5
-        if kind.embedding_by_root
-        else scaled("embedding_scale", 12.0 if minicpm else 1.0)
-        if kind.scales
-        else 1.0,
+        else keys.positive("rope.freq_base_swa", kind.local_base or rope_base),
+        attn_softcap=_softcap(keys, "attn_logit_softcapping", kind.attn_softcap),
+        final_softcap=_softcap(keys, "final_logit_softcapping", kind.final_softcap),
+        embedding_scale=float(n_embd) ** 0.5 if kind.embedding_by_root else 1.0,
+        logit_scale=keys.factor("logit_scale") if kind.multiplied_logits else 1.0,
         pooling=POOLINGS[int(pooling)],
-        n_expert=n_expert,
-        n_expert_used=n_expert_used,
-        n_ff_shared=count("expert_shared_feed_forward_length")
-        if n_expert and number("expert_shared_feed_forward_length", 0)
-        else 0,
-        residual_scale=scaled("residual_scale", 1.4 / n_layer**0.5 if minicpm else 1.0) if kind.scales else 1.0,
-        logit_scale=logit_scale if kind.multiplied_logits else 1 / logit_scale,
+        experts=experts,
+        n_unused=n_unused,
         temperature=temperature,
-        parallel=metadata.get(f"{arch}.use_parallel_residual") is True,
+        parallel=keys.get("use_parallel_residual") is True,
     )
+    return _with_scales(h, keys) if kind.scales else h
+
+
+def _with_scales(h: Hparams, keys: Keys) -> Hparams:
+    """What the file scales. The first files of MiniCPM do not name it."""
+    of_embedding, of_residual, of_logits = 1.0, 1.0, 1.0
+    if h.arch == "minicpm":
+        of_embedding, of_residual, of_logits = 12.0, 1.4 / h.n_layer**0.5, 256 / h.n_embd
+    scale = h.attention_scale
+    return replace(
+        h,
+        embedding_scale=keys.factor("embedding_scale", of_embedding),
+        residual_scale=keys.factor("residual_scale", of_residual),
+        logit_scale=1 / keys.factor("logit_scale", of_logits),
+        attention_scale=keys.positive("attention.scale", scale) if keys.number("attention.scale", 0.0) else scale,
+    )
+
+
+def _softcap(keys: Keys, key: str, default: float | None) -> float:
+    return 0.0 if default is None else float(keys.number(key, default))
 
 
 def _attention_scale(arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
@@ -214,40 +185,30 @@ def _attention_scale(arch: str, n_layer: int, per_head: int, head_dim: int) -> f
     return float(head_dim**-0.5)
 
 
-def _window_period(metadata: Mapping[str, Any], arch: str, n_layer: int, file: str) -> int:
+def _window_period(keys: Keys, n_layer: int) -> int:
     """Which layers see everything: `sliding_window_pattern` is a period or, per layer, whether it has the window."""
-    key = f"{arch}.attention.sliding_window_pattern"
-    value = metadata.get(key, ARCHITECTURES[arch].window_period)
+    key = "attention.sliding_window_pattern"
+    value = keys.get(key, ARCHITECTURES[keys.arch].window_period)
     if isinstance(value, np.ndarray) and value.shape == (n_layer,):
         local = value.astype(bool)
         index = np.arange(1, n_layer + 1)
         periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index > 0))
         value = next(periods, None)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ModelFileError(file, f"key '{key}' is neither a period nor a regular pattern of {n_layer} layers")
+        raise keys.error(key, f"is neither a period nor a regular pattern of {n_layer} layers")
     return value
 
 
-def _rope_scaling(
-    metadata: Mapping[str, Any],
-    arch: str,
-    file: str,
-    number: Callable[[str, float], float],
-    positive: Callable[[str, float], float],
-    count: Callable[[str, int], int],
-    n_ctx_train: int,
-) -> RopeScaling:
-    key = f"{arch}.rope.scaling"
-    kind = metadata.get(f"{key}.type", "linear")  # llama.cpp's default: linear, which a factor of 1 makes nothing
+def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
+    kind = keys.get("rope.scaling.type", "linear")  # llama.cpp's default: linear, which a factor of 1 makes nothing
     if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
-        raise ModelFileError(file, f"key '{key}.type' is {kind!r}; supported are {', '.join(ROPE_SCALINGS)}")
-    name = "rope.scaling.factor" if f"{key}.factor" in metadata else "rope.scale_linear"
+        raise keys.error("rope.scaling.type", f"is {kind!r}; supported are {', '.join(ROPE_SCALINGS)}")
     return RopeScaling(
         kind,
-        positive(name, 1.0) if number(name, 0.0) else 1.0,
-        count("rope.scaling.original_context_length", n_ctx_train),
-        positive("rope.scaling.attn_factor", 1.0),
-        positive("rope.scaling.yarn_beta_fast", 32.0),
-        positive("rope.scaling.yarn_beta_slow", 1.0),
-        float(number("rope.scaling.yarn_log_multiplier", 0.0)),
+        keys.factor("rope.scaling.factor" if "rope.scaling.factor" in keys else "rope.scale_linear"),
+        keys.count("rope.scaling.original_context_length", n_ctx_train),
+        keys.positive("rope.scaling.attn_factor", 1.0),
+        keys.positive("rope.scaling.yarn_beta_fast", 32.0),
+        keys.positive("rope.scaling.yarn_beta_slow", 1.0),
+        float(keys.number("rope.scaling.yarn_log_multiplier", 0.0)),
     )

@@ -20,6 +20,7 @@ from graph.ops.shape import reshape, slice_rows
 from graph.session import Session
 from graph.tensor import Tensor
 from models.errors import ModelFileError, shown
+from models.expert_params import Experts
 from models.gguf_file import GGUFFile, TensorInfo
 from models.held import HELD, held, held_as
 from models.hparams import Hparams
@@ -56,12 +57,12 @@ class Weights:
     def get(self, name: str) -> Tensor | None:
         return self.tensors.get(f"{self.prefix}{name}.weight")
 
-    def bias(self, name: str) -> Tensor:
-        return self.tensors[f"{self.prefix}{name}.bias"]
+    def bias(self, name: str) -> Tensor | None:
+        return self.tensors.get(f"{self.prefix}{name}.bias")
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = linear(x, self[name])
-        bias = self.tensors.get(f"{self.prefix}{name}.bias")
+        bias = self.bias(name)
         y = y if bias is None else add(y, bias)
         return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
 
@@ -69,7 +70,7 @@ class Weights:
         """Each row of x (R, K) times its own of n experts' weights, and that one's bias where the file holds one;
         graph/ops/experts.py says what `order` is."""
         y = expert_linear(x, self[name], order, n=n)
-        bias = self.tensors.get(f"{self.prefix}{name}.bias")  # (n, N)
+        bias = self.bias(name)  # (n, N)
         if bias is None:
             return y
         experts = reshape(slice_rows(order, start=2, stop=3), shape=order.shape[1:])
@@ -80,7 +81,7 @@ class Weights:
         if name not in self:
             return x
         if h.kind.layer_norm:
-            y = layer_norm(x, self[name], self.bias(name), eps=h.eps)
+            y = layer_norm(x, self[name], self.tensors[f"{self.prefix}{name}.bias"], eps=h.eps)
         else:
             y = rms_norm(x, self[name], eps=h.eps)
         if self.low_rank is None:
@@ -119,12 +120,15 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         b = f"blk.{i}."
         if h.kind.before:
             yield from _norm(b + "attn_norm", h)
-            yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
+        yield from _attention_parts(h, b, present)
         if h.kind.after:
             yield from _norm(b + "post_attention_norm", h)
+        if h.kind.before:
+            yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
+        if h.kind.after:
             yield from _norm(b + "post_ffw_norm", h)
-        yield from _attention_parts(h, b, present)
-        yield from _expert_parts(h, b) if h.n_expert else _feed_forward_parts(h, b, present)
+        experts = h.experts_of(i)
+        yield from _expert_parts(h, b, experts) if experts else _feed_forward_parts(h, b, present)
 
 
 def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
@@ -166,16 +170,19 @@ def _feed_forward_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -
     yield from _one(b + "ffn_down.bias", h.n_embd, required=False)
 
 
-def _expert_parts(h: Hparams, b: str) -> Iterator[tuple[str, Part]]:
-    yield from _one(b + "ffn_gate_inp.weight", h.n_expert, h.n_embd)
-    yield from _one(b + "ffn_gate_inp.bias", h.n_expert, required=False)
-    for name, n_out, n_in in (("gate", h.n_ff, h.n_embd), ("up", h.n_ff, h.n_embd), ("down", h.n_embd, h.n_ff)):
+def _expert_parts(h: Hparams, b: str, e: Experts) -> Iterator[tuple[str, Part]]:
+    yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
+    yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
+    yield from _one(b + "exp_probs_b.bias", e.n, required=False)
+    for name, n_out, n_in in (("gate", e.n_ff, h.n_embd), ("up", e.n_ff, h.n_embd), ("down", h.n_embd, e.n_ff)):
         source = f"{b}ffn_{name}_exps.weight"
-        yield source, Part(source, (h.n_expert * n_out, n_in), n_experts=h.n_expert)
-        yield from _one(f"{b}ffn_{name}_exps.bias", h.n_expert, n_out, required=False)
-        if h.n_ff_shared:
-            shape = (n_out, h.n_ff_shared) if name == "down" else (h.n_ff_shared, n_in)
+        yield source, Part(source, (e.n * n_out, n_in), n_experts=e.n)
+        yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
+        if e.n_ff_shared:
+            shape = (n_out, e.n_ff_shared) if name == "down" else (e.n_ff_shared, n_in)
             yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
+    if e.n_ff_shared:
+        yield from _one(b + "ffn_gate_inp_shexp.weight", h.n_embd, required=False)
 
 
 def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -227,7 +234,10 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
         if len(part.shape) == 1 and info.dtype not in ("f32", "f16", "bf16"):
             raise ModelFileError(gguf.path, f"tensor '{info.name}' is a vector of type {info.dtype}")
+    unused = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_unused))
     for name in gguf.tensors:
+        if name.startswith(unused):
+            continue
         if name.startswith("blk.") and name not in rows_used and not name.endswith(_DERIVED):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
     return {name: part for name, part in declared.items() if part.source in gguf.tensors}

@@ -43,8 +43,10 @@ def _weights(engine: Engine) -> _Weights:
     names = [name for name in tensors if name.startswith("blk.") and name.endswith(".weight")]
     matrices = [tensors[name] for name in names if len(tensors[name].shape) > 1]
 
+    used = h.experts.n_used if h.experts else 0
+
     def elements(of: list[TensorInfo], *, floats: bool) -> int:
-        return sum(_met(t, h.n_expert_used) * t.shape[-1] for t in of if (t.dtype in FLOATS) == floats)
+        return sum(_met(t, used) * t.shape[-1] for t in of if (t.dtype in FLOATS) == floats)
 
     return _Weights(
         layer_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in matrices if len(t.shape) == 2),
@@ -54,8 +56,8 @@ def _weights(engine: Engine) -> _Weights:
         layer_f32=elements(matrices, floats=True),
         output_int8=elements([output], floats=False),
         output_f32=elements([output], floats=True),
-        n_expert=h.n_expert,
-        n_expert_used=h.n_expert_used,
+        n_expert=h.experts.n if h.experts else 0,
+        n_expert_used=used,
     )
 
 

@@ -19,7 +19,7 @@ from tests.models.random_blocks import random_blocks
 Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
-    *("command-r", "cohere2"),
+    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe"),
 )
 LAYER_NORM = ("command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox")
 NORM_AFTER = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
@@ -28,7 +28,18 @@ ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forwar
 UNGATED = ("arcee", "nemotron", "starcoder2", "phi2", "gptneox")
 SQUARED = ("arcee", "nemotron")  # relu
 GELU = ("gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
-OTHER_NAME = ("gpt-oss", "seed_oss")  # post_attention_norm stands before the feed-forward block
+ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
+BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2")  # by a bias on the choice of experts
+WIDTH_OF_EXPERTS = (
+    *BALANCED[:3],
+    "qwen3moe",
+    "qwen3vlmoe",
+    "qwen2moe",
+    "gpt-oss",
+    "deepseek",
+    "bailingmoe",
+)  # has a key of its own
+OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe")  # post_attention_norm stands before the feed-forward block
 
 
 @dataclass
@@ -66,6 +77,18 @@ class Spec:
     def gemma(self) -> bool:
         return self.arch.startswith("gemma")
 
+    def dense(self, layer: int) -> bool:
+        return not self.n_expert or layer < self.keys.get("leading_dense_block_count", 0)
+
+    @property
+    def n_ff_dense(self) -> int:
+        return 7 * self.n_ff if self.n_expert and self.arch in WIDTH_OF_EXPERTS else self.n_ff
+
+    @property
+    def n_ff_shared(self) -> int:
+        width = self.keys.get("expert_shared_feed_forward_length", 0)
+        return int(width or self.keys.get("expert_shared_count", 0) * self.n_ff)
+
     @property
     def one_norm(self) -> bool:
         return self.arch in ONE_NORM or (self.arch == "stablelm" and "one norm" in self.traits)
@@ -87,26 +110,30 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         else:
             layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
         layer |= {"attn_output": (s.n_embd, q)}
-        if s.n_expert:
+        if not s.dense(i):
             layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
             layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, s.n_embd) for name in ("gate", "up")}
             layer |= {"ffn_down_exps": (s.n_expert, s.n_embd, s.n_ff)}
-            if n := s.keys.get("expert_shared_feed_forward_length"):
+            if s.arch in BALANCED:
+                layer |= {"exp_probs_b": (s.n_expert,)}
+            if n := s.n_ff_shared:
                 layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
                 layer |= {"ffn_down_shexp": (s.n_embd, n)}
+                if s.arch == "qwen2moe":
+                    layer |= {"ffn_gate_inp_shexp": (s.n_embd,)}
         else:
-            layer |= {"ffn_down": (s.n_embd, s.n_ff)}
+            layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}
             if s.arch in UNGATED:
-                layer |= {"ffn_up": (s.n_ff, s.n_embd)}
+                layer |= {"ffn_up": (s.n_ff_dense, s.n_embd)}
             elif not s.fused:
-                layer |= {"ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd)}
+                layer |= {"ffn_gate": (s.n_ff_dense, s.n_embd), "ffn_up": (s.n_ff_dense, s.n_embd)}
         if s.arch in OTHER_NAME:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
         if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
-        if s.arch in ("qwen3", "qwen3moe", "gemma3", "exaone4"):
+        if s.arch in (*("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), "gemma3", "exaone4", "dots1"):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
-        if s.arch == "olmo2":
+        if s.arch in ROW_NORM:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
         if s.arch in NORM_AFTER:
             layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
@@ -122,15 +149,15 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         "context_length": s.n_ctx_train,
         "embedding_length": s.n_embd,
         "block_count": s.n_layer,
-        "feed_forward_length": s.n_ff,
+        "feed_forward_length": s.n_ff_dense,
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
         f"attention.layer_norm_{'' if s.arch in LAYER_NORM else 'rms_'}epsilon": 1e-5,
     }
     if s.n_expert:
         keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
-        if s.arch in ("qwen3moe", "gpt-oss"):
-            keys |= {"feed_forward_length": 7 * s.n_ff, "expert_feed_forward_length": s.n_ff}  # the first says nothing
+        if s.arch in WIDTH_OF_EXPERTS:
+            keys |= {"expert_feed_forward_length": s.n_ff}
     if s.head_dim:
         keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
     for name, value in (keys | s.keys).items():
@@ -161,7 +188,9 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
 
     for name, shape in shapes(s).items():
         short = name.rpartition(".")[2]
-        if len(shape) == 1:
+        if short == "exp_probs_b":
+            put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
+        elif len(shape) == 1:
             put(f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
@@ -246,10 +275,10 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
-        if s.arch == "olmo2":
+        if s.arch in ROW_NORM:
             parts[:2] = (norm(y, t[f"{b}attn_{which}_norm.weight"]) for y, which in zip(parts[:2], "qk", strict=True))
         q, k, v = (p.reshape(len(ids), -1, s.d) for p in parts)
-        if b + "attn_q_norm.weight" in t and s.arch != "olmo2":
+        if b + "attn_q_norm.weight" in t and s.arch not in ROW_NORM:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         frequency, magnitude = rope(i)
         far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
@@ -273,11 +302,14 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         elif not s.one_norm:
             aside = s.keys.get("use_parallel_residual")
             h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
-        if s.n_expert:
+        if not s.dense(i):
             y = mixture(s, t, b, h)
-            if b + "ffn_up_shexp.weight" in t:
+            if s.n_ff_shared:
                 gate, up = product(b + "ffn_gate_shexp", h), product(b + "ffn_up_shexp", h)
-                y = y + product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
+                shared = product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
+                if s.arch == "qwen2moe":
+                    shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"]))[:, None]
+                y = y + shared
             x = x + of_blocks * y
             continue
         if s.arch in UNGATED:
@@ -297,10 +329,14 @@ def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
     """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
     out, none = np.zeros_like(h), np.zeros(s.n_expert)
     oss = s.arch == "gpt-oss"
+    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2") else 1) == 2
+    norm = s.arch not in ("olmoe", "qwen2moe", "deepseek") and s.keys.get("expert_weights_norm", True)
+    times = s.keys.get("expert_weights_scale") or 1
     for row, y in zip(h, out, strict=True):
         odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
-        odds /= odds.sum()
-        best = np.argsort(odds)[: -s.n_expert_used - 1 : -1]
+        odds /= odds + 1 if sigmoid else odds.sum()
+        best = np.argsort(odds + t.get(b + "exp_probs_b.bias", 0.0))[: -s.n_expert_used - 1 : -1]
+        whole = odds[best].sum() if norm else 1
         for expert in best:
             gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
             of_gate, of_up, of_down = (t.get(f"{b}ffn_{n}_exps.bias", none)[expert] for n in ("gate", "up", "down"))
@@ -308,7 +344,7 @@ def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
             if oss:  # OpenAI's gpt_oss/torch/model.py: swiglu
                 gated, upper = np.minimum(gated, 7), np.clip(upper, -7, 7) + 1
             gated = gated / (1 + np.exp(-gated * (1.702 if oss else 1)))
-            y += odds[expert] / odds[best].sum() * (down @ (gated * upper) + of_down)
+            y += odds[expert] / whole * times * (down @ (gated * upper) + of_down)
     return out
 
 

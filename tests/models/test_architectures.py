@@ -106,6 +106,24 @@ ALL_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up",
 QKV, NORMS = ("attn_q", "attn_k", "attn_v"), ("attn_norm", "ffn_norm", "output_norm")
 OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
 OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
+DENSE_FIRST = {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.75}
+OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
+    "olmoe": {},
+    "qwen2moe": {"expert_shared_feed_forward_length": 64},
+    "ernie4_5-moe": {
+        "expert_shared_feed_forward_length": 32,
+        "leading_dense_block_count": 1,
+        "interleave_moe_layer_step": 1,
+    },
+    "deepseek": DENSE_FIRST,
+    "bailingmoe": {"expert_shared_count": 1, "expert_weights_norm": False, "leading_dense_block_count": 0},
+    "bailingmoe of one weight": {"expert_shared_count": 1, "expert_weights_norm": True, "leading_dense_block_count": 0},
+    "dots1": DENSE_FIRST | {"expert_gating_func": 1, "expert_weights_norm": False},
+    "glm4moe": DENSE_FIRST | {"expert_weights_norm": True, "rope.dimension_count": 8},
+    "glm4moe unnormed": DENSE_FIRST | {"expert_gating_func": 2, "expert_weights_norm": False},
+    "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
+}
 PLAIN = {
     "llama": Spec(),
     "one kv head": Spec(n_head_kv=1),
@@ -138,13 +156,16 @@ PLAIN = {
     "granite without scales": Spec("granite", keys={"embedding_scale": 0.0, "logit_scale": 0.0}),
     "granitemoe": Spec("granitemoe", n_expert=6, n_expert_used=3, keys=SCALES),
     "granitemoe shared": Spec(
-        "granitemoe", n_expert=4, n_expert_used=2, keys=SCALES | {"expert_shared_feed_forward_length": 40}
+        "granitemoe", n_expert=4, n_expert_used=2, keys=SCALES | {"expert_shared_feed_forward_length": 64}
     ),
     "smollm3": Spec("smollm3", n_layer=5),
     "ernie4_5": Spec("ernie4_5", untied=True, biases=("attn_output",)),
     "mistral3": Spec("mistral3"),
     "minicpm": Spec("minicpm", keys=SCALES),
     "internlm2": Spec("internlm2", untied=True),
+    "qwen2vl": Spec("qwen2vl", keys=SECTIONS),
+    "qwen3vl": Spec("qwen3vl", keys=SECTIONS),
+    "qwen3vlmoe": Spec("qwen3vlmoe", n_ff=32, n_expert=6, n_expert_used=2, keys=SECTIONS),
     "exaone": Spec("exaone"),
     "exaone4": Spec("exaone4", head_dim=16),
     "seed_oss": Spec("seed_oss", biases=QKV),
@@ -163,6 +184,18 @@ PLAIN = {
     "gptneox, one after the other": Spec(
         "gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": False}
     ),
+    **{
+        name: Spec(
+            name.split()[0],
+            n_layer=3,
+            n_head_kv=4 if name in ("olmoe", "dots1") else 2,  # llama.cpp loads no others
+            n_expert=8,
+            n_expert_used=3,
+            untied=True,
+            keys=keys,
+        )
+        for name, keys in OF_EXPERT_KEYS.items()
+    },
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 QUANTISED = {

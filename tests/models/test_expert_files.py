@@ -36,7 +36,7 @@ MIXTRAL = Spec(n_expert=4, n_expert_used=2)
             Spec("qwen3moe", n_expert=2, n_expert_used=1, keys={"expert_count": None}),
             "'qwen3moe.expert_count' is missing",
         ),
-        (Spec("qwen2", n_expert=2, n_expert_used=1), "key 'qwen2.expert_count': experts are supported in llama, "),
+        (Spec("qwen2", n_expert=2, n_expert_used=1), "key 'qwen2.expert_count' is 2: experts are supported in llama, "),
     ],
 )
 def test_bad_files(tmp_path: Path, spec: Spec, words: str) -> None:

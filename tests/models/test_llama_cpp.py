@@ -22,7 +22,7 @@ from models.lora import Adapter, Pair, fused, read_adapter, write_adapter
 from models.low_rank import EMBEDDING, NORMS
 from models.merge import merge
 from models.model import hparams_of
-from models.synth import SHAPES, synthesize
+from models.synth import synthesize
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
 from tests.models.random_blocks import random_blocks
@@ -152,102 +152,51 @@ def _rms(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
     return float(np.sqrt(np.mean(x * x)))
 
 
-def as_another(path: Path, source: Path, arch: str, keys: dict[str, float]) -> None:
-    """The weights of a llama or mixtral as those of another architecture, with what else it wants."""
-    reader, writer = GGUFReader(source), GGUFWriter(path, arch)
-    for f in reader.fields.values():
-        if f.name.startswith(("tokenizer.", "llama.")):
-            name = f.name.replace("llama.", f"{arch}.")
-            writer.add_key_value(name, f.contents(), f.types[0], f.types[1] if len(f.types) > 1 else None)
-    if "vl" in arch:
-        writer.add_rope_dimension_sections([3, 3, 2, 0])  # of the pairs of a head: of text all turn alike
-    for key, value in keys.items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{arch}.{key}", value)
-    rng = np.random.default_rng(3)
-    for t in reader.tensors:
-        name = t.name.replace("ffn_norm", "post_attention_norm") if arch == "gpt-oss" else t.name
-        writer.add_tensor(name, t.data, raw_dtype=t.tensor_type)
-        if arch == "gpt-oss":
-            if name == "token_embd.weight":
-                writer.add_tensor("output.weight", t.data, raw_dtype=t.tensor_type)
-            elif name.endswith("attn_norm.weight"):
-                writer.add_tensor(name.replace("norm", "sinks"), (2 * rng.normal(size=4)).astype(np.float32))
-            elif len(t.shape) > 1 and "blk" in name:  # large enough for some to be clamped
-                shape = tuple(int(n) for n in t.shape[:0:-1])
-                writer.add_tensor(name.replace("weight", "bias"), (3 * rng.normal(size=shape)).astype(np.float32))
-        if t.name.endswith("attn_q.weight") and arch.startswith("qwen3"):
-            for which in "qk":
-                values = (1 + 0.3 * rng.normal(size=int(t.shape[1]) // 4)).astype(np.float32)
-                writer.add_tensor(t.name.replace("attn_q.", f"attn_{which}_norm."), values)
-        if t.name.endswith("ffn_norm.weight") and (n := keys.get("expert_shared_feed_forward_length")):
-            n_embd = int(t.shape[0])
-            for which, shape in (("gate", (n, n_embd)), ("up", (n, n_embd)), ("down", (n_embd, n))):
-                values = (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
-                writer.add_tensor(t.name.replace("norm", f"{which}_shexp"), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
+PATTERN = {"attention.sliding_window": 4, "attention.sliding_window_pattern": 2}
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 16.0,
+    "rope.scaling.original_context_length": 4,
+    "rope.scaling.yarn_log_multiplier": 0.5,
+    "attention.temperature_scale": 0.25,
+}
 SCALES = {"embedding_scale": 6.0, "residual_scale": 0.3, "attention.scale": 0.2, "logit_scale": 3.0}
-OTHERS: list[tuple[str, str, dict[str, float]]] = [
-    ("qwen3moe", "tiny-moe", {"expert_feed_forward_length": SHAPES["tiny-moe"].n_ff}),
-    ("granite", "tiny", SCALES),
-    ("granitemoe", "tiny-moe", SCALES | {"expert_shared_feed_forward_length": 32}),
-    ("smollm3", "of six layers", {}),
-    ("ernie4_5", "tiny", {}),
-    ("gpt-oss", "tiny-moe", {"expert_feed_forward_length": SHAPES["tiny-moe"].n_ff, "attention.sliding_window": 8}),
-    ("qwen3vlmoe", "tiny-moe", {"expert_feed_forward_length": SHAPES["tiny-moe"].n_ff}),
-    ("qwen3vl", "tiny", {}),
-    ("qwen2vl", "tiny", {}),
-]
+REFUSED = (
+    "phi3 apart",
+    "phi3 partial rope",
+    "granite without scales",
+)  # by llama.cpp, which has no tensors or no logits
+SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch) and name not in REFUSED} | {
+    "granite": Spec("granite", keys=SCALES),
+    "minicpm": Spec("minicpm", keys=SCALES),
+    "granitemoe": replace(PLAIN["granitemoe"], keys=SCALES),
+    "ernie4_5": Spec("ernie4_5", untied=True),
+    "granitemoe shared": replace(PLAIN["granitemoe shared"], keys=SCALES | {"expert_shared_feed_forward_length": 64}),
+    "llama, six layers": Spec(n_layer=6, untied=True),
+    "mixtral": PLAIN["mixtral"],
+    "mistral3, yarn": Spec("mistral3", keys=YARN),
+    "minicpm without scales": Spec("minicpm"),
+    "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
+    "olmo2, windows": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
+}
 
 
 def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
     cases = []
-    for dtype in ("F32", "Q8_0", "Q4_0"):
-        sources = {name: tmp_path / f"{name}-{dtype}.gguf" for name in ("tiny", "tiny-moe", "of six layers")}
-        for name, path in sources.items():
-            synthesize(path, SHAPES.get(name, replace(SHAPES["tiny"], n_layer=6)), dtype)
-        cases.append(Case(sources["tiny-moe"], [], [[]]))
-        for arch, source, keys in OTHERS:
-            as_another(path := tmp_path / f"{arch}-{dtype}.gguf", sources[source], arch, keys)
-            cases.append(Case(path, [], [[]]))
-    for case, (likeliest,) in zip(cases, theirs(cases), strict=True):
-        (values,) = ours(case)
-        pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
-        assert len(pairs) >= 4 * len(values) / 2
-        assert _rms(np.subtract(*np.transpose(pairs))) < (0.01 if "F32" in case.model.name else 0.12), case.model.name
-
-
-PATTERN = {"attention.sliding_window": 4, "attention.sliding_window_pattern": 2}
-SPECS = {
-    name: PLAIN[name]
-    for name in (
-        *("mistral3", "minicpm", "internlm2", "exaone", "exaone4", "seed_oss", "olmo2", "glm4", "arcee", "gemma"),
-        *("command-r", "stablelm", "stablelm with one norm", "orion", "starcoder2", "nemotron", "phi2"),
-        *("gptneox", "gptneox, one after the other"),
-    )
-} | {
-    "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
-    "olmo3": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
-}
-
-
-def test_made_up_models_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
-    cases = []
     for name, spec in SPECS.items():
-        for dtype in ("F32", "Q8_0"):
+        for dtype in ("F32", "Q8_0", "Q4_0") if spec.n_embd % 32 == 0 else ("F32",):
             path = tmp_path / f"{name}-{dtype}.gguf"
-            write(path, replace(spec, n_vocab=512, dtype=dtype.lower(), vocabulary=True))
+            write(path, replace(spec, n_vocab=2048, dtype=dtype.lower(), vocabulary=True))
             cases.append(Case(path, [], [[]]))
     for case, (likeliest,) in zip(cases, theirs(cases), strict=True):
         (values,) = ours(case)
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
         assert len(pairs) >= 4 * len(values) / 2
-        print(case.model.name, _rms(np.subtract(*np.transpose(pairs))))
-        #assert _rms(np.subtract(*np.transpose(pairs))) < (0.01 if "F32" in case.model.name else 0.12), case.model.name
+        away = np.abs(np.subtract(*np.transpose(pairs)))
+        if "F32" in case.model.name:
+            assert _rms(away) < 0.02, case.model.name
+        else:  # activations are rounded, so that a row may choose another expert
+            assert np.median(away) < 0.1, case.model.name
 
 
 def test_types_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""What a file says of its mixtures of experts, with GGUF's own names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.architectures import ARCHITECTURES
+from models.keys import Keys
+
+GATINGS = {1: "softmax", 2: "sigmoid"}  # by GGUF's numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    n: int  # of a layer
+    n_used: int  # of each row
+    n_ff: int  # of one
+    n_ff_shared: int = 0  # of the one that every row has besides
+    n_dense: int = 0  # so many of the first layers have none
+    gating: str = "softmax"  # one of GATINGS: what becomes of a row's logits
+    weights_norm: bool = True  # what a row's experts count is divided by their sum
+    scale: float = 1.0  # and multiplied by this
+
+
+def read_experts(keys: Keys) -> Experts | None:
+    """None where layers have none. ModelFileError names the key at fault."""
+    kind = ARCHITECTURES[keys.arch]
+    n = keys.count("expert_count") if kind.experts else keys.count_or_none("expert_count")
+    if not n:
+        return None
+    if kind.experts is None:
+        known = ", ".join(name for name, k in ARCHITECTURES.items() if k.experts is not None)
+        raise keys.error("expert_count", f"is {n}: experts are supported in {known}")
+    n_used = keys.count("expert_used_count")
+    if n_used > n:
+        raise keys.error("expert_used_count", f"is {n_used}, of {n} experts")
+    if keys.number("expert_group_count", 1) > 1:
+        raise keys.error("expert_group_count", "is more than 1: groups of experts are not supported")
+    n_ff = keys.count("expert_feed_forward_length" if kind.n_ff_of_expert else "feed_forward_length")
+    shared = keys.count_or_none("expert_shared_count") * n_ff
+    gating = keys.number("expert_gating_func", 0)
+    if gating and gating not in GATINGS:
+        raise keys.error("expert_gating_func", f"is {gating:g}; supported are {', '.join(map(str, GATINGS))}")
+    return Experts(
+        n,
+        n_used,
+        n_ff,
+        keys.count_or_none("expert_shared_feed_forward_length", shared),
+        keys.count_or_none("leading_dense_block_count"),
+        GATINGS.get(int(gating), kind.gating),
+        bool(keys.get("expert_weights_norm", False)) if kind.weights_norm is None else kind.weights_norm,
+        keys.factor("expert_weights_scale"),
+    )

@@ -1,0 +1,65 @@
+"""Numbers of a GGUF file's metadata under its architecture's name, checked as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.errors import ModelFileError
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Every method takes a key without the architecture; ModelFileError names the file and the whole key."""
+
+    metadata: Mapping[str, Any]
+    arch: str
+    file: str
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.arch}.{key}" in self.metadata
+
+    def get(self, key: str, default: object = None) -> Any:
+        """The value as it is."""
+        return self.metadata.get(f"{self.arch}.{key}", default)
+
+    def error(self, key: str, text: str) -> ModelFileError:
+        return ModelFileError(self.file, f"key '{self.arch}.{key}' {text}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
+            value = value.flat[0].item()  # a value per layer, all equal
+        if value is None:
+            raise self.error(key, "is missing")
+        if isinstance(value, np.ndarray) and value.size:
+            raise self.error(key, "differs between layers, which is not supported")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(key, "must be one number")
+        if not np.isfinite(value):
+            raise self.error(key, f"is {value}")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """At least 1."""
+        value = self.number(key, default)
+        if value != int(value) or not 0 < value < 1 << 31:
+            raise self.error(key, f"is {value}, which is not a possible size")
+        return int(value)
+
+    def count_or_none(self, key: str, default: int = 0) -> int:
+        """0, too, which is what a file without the key has."""
+        return self.count(key, default) if self.number(key, default) else 0
+
+    def positive(self, key: str, default: float) -> float:
+        value = float(self.number(key, default))
+        if value <= 0:
+            raise self.error(key, f"is {value:g}, which is not positive")
+        return value
+
+    def factor(self, key: str, default: float = 1.0) -> float:
+        """0 stands for none, as in llama.cpp."""
+        return self.positive(key, default) if self.number(key, default) else 1.0
