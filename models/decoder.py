@@ -6,8 +6,8 @@ the file holds a weight: biases, norms of queries and keys, fused matrices (whic
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scaled, silu, sum_to
-from graph.ops.experts import expert_order, expert_rows, expert_scatter, expert_sum, expert_weights, top_experts
+from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu, sum_to
+from graph.ops.experts import expert_gather, expert_order, expert_rows, expert_sum, expert_weights, top_experts
 from graph.ops.loss import softmax
 from graph.ops.pointwise import exp, log, neg, relu, square
 from graph.ops.rows import get_rows
@@ -89,10 +89,7 @@ def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
         logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
     balance, chances = b.bias("exp_probs_b"), exp(logits) if e.gating == "sigmoid" else softmax(logits)
     ids = top_experts(logits if balance is None else add(chances, balance), n=e.n_used)
-    weights = expert_weights(logits, ids)
-    if not e.weights_norm:
-        chosen = expert_scatter(broadcast_to(const(1.0), shape=ids.shape), ids, n=e.n)
-        weights = mul(weights, sum_to(mul(chances, chosen), shape=(ids.shape[0], 1)))
+    weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(chances, ids)
     return ids, scaled(weights, e.scale)
 
 

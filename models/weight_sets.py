@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from graph.session import Session
-from graph.tensor import Tensor
 from models.errors import ModelFileError
 from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
@@ -44,13 +43,12 @@ class WeightSets:
         return handle
 
     def _define(self, handle: int, gguf: GGUFFile, h: Hparams) -> tuple[Model, list[str]]:
-        tensors: dict[str, Tensor] = {}
+        tensors = dict(self._base.weights.tensors)
         names = []
         for name, part in check_weights(gguf, h).items():
             ours, theirs = gguf.tensors[part.source], self._gguf.tensors[part.source]
             same = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             if same and np.array_equal(gguf.bytes_of(part.source), self._gguf.bytes_of(part.source)):
-                tensors[name] = self._base.weights.tensors[name]
                 continue
             tensors[name] = define_weight(self._session, gguf, name, part, f"weights.{handle}.{name}")
             names.append(tensors[name].name)

@@ -149,19 +149,17 @@ def full(
     session: Session, model: Model, gguf: GGUFFile, h: Hparams, patterns: Sequence[str] = ("*",), prefix: str = "train"
 ) -> Trainable:
     """Every weight whose name matches one of the patterns, in f32; the others stay as they are in the file."""
-    tensors: dict[str, Tensor] = {}
+    tensors = dict(model.weights.tensors)
     params, names = [], []
     for name, part in check_weights(gguf, h).items():
-        w = model.weights.tensors[name]
-        frozen = name.startswith("rope_") or not any(fnmatch.fnmatchcase(name, p) for p in patterns)
-        if frozen:
-            tensors[name] = w
+        without_gradient = name.startswith("rope_") or name.endswith("exp_probs_b.bias")
+        if without_gradient or not any(fnmatch.fnmatchcase(name, p) for p in patterns):
             continue
 
         def start(source: str = part.source, first: int = part.start, n: int = part.shape[0]) -> F32:
             return dequantized(gguf.tensors[source], gguf.bytes_of(source))[first : first + n]
 
-        tensors[name] = session.define(f"{prefix}.{name}", w.shape, source=_bytes_from(start), loaded=gguf.release)
+        tensors[name] = session.define(f"{prefix}.{name}", part.shape, source=_bytes_from(start), loaded=gguf.release)
         params.append(tensors[name])
         names.append(name)
     if not params:

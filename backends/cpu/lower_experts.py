@@ -40,10 +40,13 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction("top_experts", (at(t.src[0]), at(t), size, t.attrs["n"]), rows, 4)]
 
 
-@lower("expert_weights")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _at_ids(t: Tensor, at: At) -> list[Instruction]:
     rows, size = t.src[0].shape
-    return [Instruction("expert_weights", (*map(at, t.src), at(t), size, t.shape[1]), rows, 32)]
+    return [Instruction(t.op, (*map(at, t.src), at(t), size, t.shape[1]), rows, 32)]
+
+
+lower("expert_weights")(_at_ids)
+lower("expert_gather")(_at_ids)
 
 
 @lower("expert_scatter")

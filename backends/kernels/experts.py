@@ -49,6 +49,13 @@ _kernel(
   }""",
 )
 _kernel(
+    "expert_gather",
+    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_experts", "uint n_top"],
+    """
+  FOR_EACH(i, n) Y[i] = X[i / n_top * n_experts + UINT(IDS[i])];""",
+)
+_kernel(
     "expert_scatter",
     [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
     ["uint n", "uint n_experts", "uint n_top"],
@@ -121,9 +128,12 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     return _launch(t, shape, logits.shape[1], t.shape[1], n=n_elements(logits))
 
 
-@lower("expert_weights")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+def _at_ids(t: Tensor, shape: Shape) -> list[Dispatch]:
     return _launch(t, shape, t.src[0].shape[1], t.shape[1])
+
+
+lower("expert_weights")(_at_ids)
+lower("expert_gather")(_at_ids)
 
 
 @lower("expert_scatter")

@@ -70,6 +70,27 @@ def _(x: Tensor, ids: Tensor, n: int) -> tuple[Shape, str]:
     return (x.shape[0], n), x.dtype
 
 
+@expert_scatter.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, ids: Tensor, n: int) -> tuple[Tensor | None, ...]:
+    return expert_gather(g, ids), None
+
+
+@op
+def expert_gather(x: Array, ids: Array) -> Array:
+    """(T, k): x (T, E) at ids (T, k)."""
+    return np.take_along_axis(x, ids.astype(np.int64), 1)
+
+
+@expert_gather.shape
+def _(x: Tensor, ids: Tensor) -> tuple[Shape, str]:
+    return expert_weights.shape_rule(x, ids)
+
+
+@expert_gather.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, ids: Tensor) -> tuple[Tensor | None, ...]:
+    return expert_scatter(g, ids, n=x.shape[1]), None
+
+
 @op
 def expert_order(ids: Array, *, n: int) -> Array:
     """`order` (3, T · k) of ids (T, k), which are below n; rows of an expert stay in order."""
@@ -290,6 +311,11 @@ def _(r: np.random.Generator) -> Case:
 @expert_scatter.case
 def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(5, 2)), np.array(_FEW, np.int32)], {"n": 5}
+
+
+@expert_gather.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(5, 6)), np.array(_FEW, np.int32)], {}
 
 
 @expert_weights.case

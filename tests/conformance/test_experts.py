@@ -27,6 +27,7 @@ N, TOP, WIDE, N_FF, OUT = 5, 2, 512, 256, 48
 ON_DEVICES = (
     "top_experts",
     "expert_weights",
+    "expert_gather",
     "expert_scatter",
     "expert_order",
     "expert_rows",

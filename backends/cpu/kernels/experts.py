@@ -63,6 +63,20 @@ def expert_weights():
     return run
 
 
+@kernel("expert_gather")
+def expert_gather():
+    """a: x (T, E), ids (T, k), y (T, k), E, k. A row is a unit."""
+
+    def run(a, begin, end, scratch):
+        size, n = a[3], a[4]
+        for t in range(begin, end):
+            x, ids, y = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4), f32p(a[2] + t * n * 4)
+            for j in range(n):
+                y[j] = x[ids[j]]
+
+    return run
+
+
 @kernel("expert_scatter")
 def expert_scatter():
     """a: x (T, k), ids (T, k), y (T, E), k, E. A row is a unit."""
