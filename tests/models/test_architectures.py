@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,21 @@ def test_sinks_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path) -> Non
     write(path := tmp_path / "m.gguf", GPT_OSS)
     ids = tokens(GPT_OSS)
     whole, *others = (compute(path, GPT_OSS, ids, chunks) for chunks in ((40,), (1,) * 40, (7, 20, 13), (33, 7)))
+    for other in others:
+        np.testing.assert_array_equal(whole, other)
+
+
+OF_ROWS = ("command-r", "starcoder2", "arcee", "olmo2", "glm4", "qwen2moe", "glm4moe", "glm4moe unnormed", "olmoe")
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+def test_other_architectures_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path, name: str, dtype: str) -> None:
+    s = replace(PLAIN[name], dtype=dtype, types={"ffn_gate_inp": "f32"})
+    write(path := tmp_path / "m.gguf", s)
+    ids = tokens(s)
+    whole, *others = (compute(path, s, ids, chunks) for chunks in ((40,), (1,) * 40, (3, 19, 18), (33, 7)))
+    assert whole.std() > 0.1 * (name != "command-r")
     for other in others:
         np.testing.assert_array_equal(whole, other)
 

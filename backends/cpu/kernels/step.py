@@ -189,8 +189,10 @@ def _walk(timed=False):
     def do_serial(stage, scratch):
         i64p(scratch - FOLLOWING)[0] = 0
         first, n = i64p(stage)[0], i64p(stage)[1]
-        for ins in range(first, first + n * 64, 64):
-            call(i64p(ins)[0], i64p(ins)[1], i64p(ins)[7], i64p(ins)[2], scratch)
+        for at in range(first, first + n * 64, 64):
+            ins = i64p(at)
+            for begin in range(ins[7], ins[2], ins[3]):  # of one thread's work: what scratch is for is a chunk
+                call(ins[0], ins[1], begin, min(ins[2], begin + ins[3]), scratch)
 
     @njit(forceinline=True)
     def do_chunk(stage, chunk, scratch, last, following):
