@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,6 +19,8 @@ from models.model import hparams_of
 from models.weights import check_weights
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
+from tests.models.reference_model import write
+from tests.models.test_architectures import PLAIN
 
 PROMPT = [1, 17, 90, 42, 5, 8]
 
@@ -148,9 +151,11 @@ def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data:
     engine.close()
 
 
-@pytest.mark.parametrize("arch", ["llama-gqa", "phi3", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama-gqa", "phi3", "gemma3", "gptneox"])
 def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> None:
     path = shared_data / "models" / f"arch-{arch}-F32.gguf"
+    if arch == "gptneox":  # layer norms
+        write(path := tmp_path / "base.gguf", replace(PLAIN[arch], n_vocab=512, vocabulary=True))
     with GGUFFile.open(path) as base:
         h = hparams_of(base)
         adapters = [(random_adapter(base, 1, alpha=6.0), 0.7), (random_adapter(base, 2, rank=3), -0.4)]
