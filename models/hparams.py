@@ -105,7 +105,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     rope_dim = keys.count("rope.dimension_count", head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         raise keys.error("rope.dimension_count", f"is {rope_dim}, the heads have {head_dim}")
-    temperature = float(keys.number("attention.temperature_scale", 0.0)) if kind.attention_temperature else 0.0
+    temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
     if temperature and rope_dim != head_dim:
         raise keys.error("attention.temperature_scale", "is set, with heads that are turned in part only")
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
@@ -210,5 +210,5 @@ def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
         keys.positive("rope.scaling.attn_factor", 1.0),
         keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         keys.positive("rope.scaling.yarn_beta_slow", 1.0),
-        float(keys.number("rope.scaling.yarn_log_multiplier", 0.0)),
+        keys.at_least_0("rope.scaling.yarn_log_multiplier"),
     )

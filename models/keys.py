@@ -60,6 +60,13 @@ class Keys:
             raise self.error(key, f"is {value:g}, which is not positive")
         return value
 
+    def at_least_0(self, key: str) -> float:
+        """0 where the file does not have it."""
+        value = float(self.number(key, 0.0))
+        if value < 0:
+            raise self.error(key, f"is {value:g}, which is negative")
+        return value
+
     def factor(self, key: str, default: float = 1.0) -> float:
         """0 stands for none, as in llama.cpp."""
         return self.positive(key, default) if self.number(key, default) else 1.0

@@ -101,6 +101,7 @@ def refused(path: Path) -> str:
         ("rope.scaling.factor", -2.0),
         ("rope.scaling.original_context_length", 0),
         ("rope.scaling.yarn_beta_fast", 0.0),
+        ("rope.scaling.yarn_log_multiplier", -0.5),
         ("expert_count", 8.5),
         ("block_count", GONE),
         ("context_length", GONE),

@@ -15,6 +15,7 @@ from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.lora import Adapter, Pair, read_adapter, write_adapter
 from models.model import define_model, hparams_of
+from models.weights import check_weights
 from server.cli.main import main
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import GPT_OSS
@@ -22,6 +23,7 @@ from training.save import save_result
 from training.trainable import full
 
 MIXTRAL = Spec(n_expert=4, n_expert_used=2)
+GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,11 @@ MIXTRAL = Spec(n_expert=4, n_expert_used=2)
             Spec("qwen3moe", n_expert=2, n_expert_used=1, keys={"expert_count": None}),
             "'qwen3moe.expert_count' is missing",
         ),
+        (replace(GLM, keys={"expert_group_count": 2}), "key 'glm4moe.expert_group_count' is more than 1: groups"),
+        (replace(GLM, keys={"expert_gating_func": 3}), "key 'glm4moe.expert_gating_func' is 3; supported are 1, 2"),
+        (replace(GLM, keys={"expert_weights_scale": -1.0}), "key 'glm4moe.expert_weights_scale' is -1"),
+        (replace(GLM, keys={"leading_dense_block_count": 1, "expert_feed_forward_length": 64}), "'blk.1.ffn_gate_exps"),
+        (replace(GLM, keys={"nextn_predict_layers": 2}), "key 'glm4moe.nextn_predict_layers' is 2, of 2 blocks"),
         (Spec("qwen2", n_expert=2, n_expert_used=1), "key 'qwen2.expert_count' is 2: experts are supported in llama, "),
     ],
 )
@@ -44,6 +51,18 @@ def test_bad_files(tmp_path: Path, spec: Spec, words: str) -> None:
     with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError) as caught:
         hparams_of(gguf)
     assert words in str(caught.value)
+
+
+def test_blocks_that_predict_more_tokens_at_once_are_left_alone(tmp_path: Path) -> None:
+    """Of three blocks the last: the model is that of the first two."""
+    weights = []
+    for n_layer, keys in ((2, {}), (3, {"nextn_predict_layers": 1})):
+        write(path := tmp_path / f"{n_layer}.gguf", replace(GLM, n_layer=n_layer, keys=keys))
+        with GGUFFile.open(path) as gguf:
+            h = hparams_of(gguf)
+            assert h.n_layer == 2
+            weights.append({p.source: gguf.bytes_of(p.source).tobytes() for p in check_weights(gguf, h).values()})
+    assert weights[0] == weights[1]
 
 
 def test_an_adapter_of_a_norm_that_has_another_name_in_the_file(tmp_path: Path) -> None:
