@@ -20,7 +20,7 @@ class Architecture:
     ffn_norm: str = "ffn_norm"  # the norm before the feed-forward block, as the file calls it
     gated: bool = True  # the feed-forward block multiplies what is activated by a second product
     activation: str = "silu"  # silu, gelu or relu2: the square of what is positive
-    head_norm: bool | None = None  # queries and keys have a norm of each head; None: where the file has it
+    head_norm: bool | None = None  # queries and keys have a norm of each head; None: where the file has one
     row_norm: bool = False  # queries and keys have a norm of all heads together
     experts: bool | None = None  # always, never (None), or where the file has them (False)
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
@@ -39,6 +39,7 @@ class Architecture:
     final_softcap: float | None = None  # of logits, the same
     glu_limit: float = 0.0  # what joins gate and up is clamped there (graph.ops.elementwise.glu_clamped); 0: is not
     sinks: bool = False  # attention has sinks
+    learned_positions: bool = False  # positions are vectors that are added to the embeddings
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
 
 
@@ -98,5 +99,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),
     "phi2": _A(layer_norm=True, parallel=True, gated=False, activation="gelu"),
     "gptneox": _A(layer_norm=True, gated=False, activation="gelu"),
-    "bert": _A(layer_norm=True, gated=False, activation="gelu", causal=False),
+    "bert": _A(layer_norm=True, gated=False, activation="gelu", head_norm=False, learned_positions=True, causal=False),
+    "nomic-bert": _A(layer_norm=True, head_norm=False, causal=False),
 }

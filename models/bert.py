@@ -1,12 +1,17 @@
-"""BERT (Devlin et al., 2018): learned positions, full attention, layer norms after each sublayer."""
+"""BERT (Devlin et al., 2018) and its relatives, which make vectors: full attention, layer norms after each sublayer.
+
+Positions are learned, or turn queries and keys (nomic-bert, whose feed-forward blocks are gated).
+"""
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, gelu
+from graph.ops.elementwise import add
+from graph.ops.rope import rope
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
 from graph.tensor import Tensor
 from models.batch import Memory, Rows, Texts, Weighing
+from models.decoder import feed_forward
 from models.hparams import Hparams
 from models.rope import Rotary
 from models.weights import Weights
@@ -16,13 +21,16 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     """Tokens in, hidden states (T, n_embd) out."""
     assert isinstance(rows, Texts)
     x = add(w.embedding(rows.tokens), get_rows(w["token_types"], rows.types))  # (T, n_embd)
-    x = add(x, get_rows(w["position_embd"], rows.pos))
+    if h.kind.learned_positions:
+        x = add(x, get_rows(w["position_embd"], rows.pos))
     x = w.norm("token_embd_norm", x, h)
+    angles, _ = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
         q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, h.n_head, h.head_dim)) for c in "qkv")
+        if not h.kind.learned_positions:
+            q, k = (rope(t, angles, interleaved=h.kind.interleaved) for t in (q, k))
         y = memory.attend(layer, q, k, v, Weighing(h.attention_scale))
         x = b.norm("attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
-        y = b.linear("ffn_down", gelu(b.linear("ffn_up", x)))
-        x = b.norm("layer_output_norm", add(x, y), h)
+        x = b.norm("layer_output_norm", add(x, feed_forward(b, h, x)), h)
     return x

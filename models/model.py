@@ -17,7 +17,7 @@ from models.low_rank import LowRank
 from models.rope import Rotary, define_rotary
 from models.weights import Weights, check_weights, load_weights
 
-FORWARD = {name: bert.forward if name == "bert" else decoder.forward for name in ARCHITECTURES}
+FORWARD = {name: decoder.forward if kind.causal else bert.forward for name, kind in ARCHITECTURES.items()}
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Part:
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
-    if h.arch == "bert":
+    if not h.kind.causal:
         yield from _bert_parts(h, present)
         return
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
@@ -150,7 +150,7 @@ def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> I
         yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start)
         yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
         start += rows if fused else 0
-    for name, rows in (("attn_q_norm", attn), ("attn_k_norm", kv)):
+    for name, rows in (("attn_q_norm", attn), ("attn_k_norm", kv)) if h.kind.head_norm is not False else ():
         n = rows if h.kind.row_norm else h.head_dim
         yield from _one(f"{b}{name}.weight", n, required=h.kind.row_norm or bool(h.kind.head_norm))
     yield from _one(b + "attn_output.weight", h.n_embd, attn)
@@ -194,18 +194,19 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
         info = present.get(f"{name}.weight")
         return info.shape[0] if info is not None else 1
 
-    for name, n in (("token_embd", h.n_vocab), ("position_embd", h.n_ctx_train), ("token_types", rows("token_types"))):
-        yield f"{name}.weight", Part(f"{name}.weight", (n, h.n_embd))
+    yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
+    yield from _one("token_types.weight", rows("token_types"), h.n_embd)
+    if h.kind.learned_positions:
+        yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     yield from pair("token_embd_norm", h.n_embd)
     yield from pair("cls", h.n_embd, h.n_embd, required=False)
     yield from pair("cls.output", rows("cls.output"), h.n_embd, required=False)
     for i in range(h.n_layer):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            yield from pair(f"blk.{i}.{name}", h.n_embd, h.n_embd)
-        yield from pair(f"blk.{i}.attn_output_norm", h.n_embd)
-        yield from pair(f"blk.{i}.ffn_up", h.n_ff, h.n_embd)
-        yield from pair(f"blk.{i}.ffn_down", h.n_embd, h.n_ff)
-        yield from pair(f"blk.{i}.layer_output_norm", h.n_embd)
+        b = f"blk.{i}."
+        yield from _attention_parts(h, b, present)
+        yield from pair(b + "attn_output_norm", h.n_embd)
+        yield from _feed_forward_parts(h, b, present)
+        yield from pair(b + "layer_output_norm", h.n_embd)
 
 
 def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:

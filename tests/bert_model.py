@@ -18,23 +18,28 @@ N_VOCAB = len(TOKENS)
 Tensors = dict[str, Array]
 
 
-def tensors(head: bool = True) -> Tensors:
+def tensors(head: bool = True, nomic: bool = False) -> Tensors:
     r = np.random.default_rng(7)
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (N_VOCAB, N_EMBD),
-        "position_embd.weight": (N_CTX, N_EMBD),
-        "token_types.weight": (2, N_EMBD),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, N_EMBD)}
+    if not nomic:
+        shapes["position_embd.weight"] = N_CTX, N_EMBD
+    shapes["token_types.weight"] = 2, N_EMBD
 
     def pair(name: str, *shape: int) -> None:
         shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
 
     pair("token_embd_norm", N_EMBD)
     for i in range(N_LAYER):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            pair(f"blk.{i}.{name}", N_EMBD, N_EMBD)
-        pair(f"blk.{i}.ffn_up", N_FF, N_EMBD)
-        pair(f"blk.{i}.ffn_down", N_EMBD, N_FF)
+        if nomic:
+            shapes[f"blk.{i}.attn_qkv.weight"] = 3 * N_EMBD, N_EMBD
+            shapes[f"blk.{i}.attn_output.weight"] = N_EMBD, N_EMBD
+            shapes |= {f"blk.{i}.ffn_{name}.weight": (N_FF, N_EMBD) for name in ("gate", "up")}
+            shapes[f"blk.{i}.ffn_down.weight"] = N_EMBD, N_FF
+        else:
+            for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+                pair(f"blk.{i}.{name}", N_EMBD, N_EMBD)
+            pair(f"blk.{i}.ffn_up", N_FF, N_EMBD)
+            pair(f"blk.{i}.ffn_down", N_EMBD, N_FF)
         pair(f"blk.{i}.attn_output_norm", N_EMBD)
         pair(f"blk.{i}.layer_output_norm", N_EMBD)
     if head:
@@ -49,7 +54,7 @@ def tensors(head: bool = True) -> Tensors:
 
 
 def write(path: Path, values: Tensors, **keys: Any) -> Path:
-    writer = GGUFWriter(path, "bert")
+    writer = GGUFWriter(path, "nomic-bert" if "blk.0.attn_qkv.weight" in values else "bert")
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(N_LAYER)
@@ -57,7 +62,9 @@ def write(path: Path, values: Tensors, **keys: Any) -> Path:
     writer.add_head_count(N_HEAD)
     writer.add_layer_norm_eps(EPS)
     writer.add_causal_attention(False)
-    writer.add_uint32("bert.pooling_type", keys.get("pooling", 2))
+    writer.add_uint32(f"{writer.arch}.pooling_type", keys.get("pooling", 2))
+    if writer.arch == "nomic-bert":
+        writer.add_rope_freq_base(1000.0)
     writer.add_tokenizer_model("bert")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3] * len(SPECIAL) + [1] * (N_VOCAB - len(SPECIAL)))
@@ -84,14 +91,21 @@ def forward(values: Tensors, tokens: list[int]) -> Array:
     t = {name: value.astype(np.float64) for name, value in values.items()}
 
     def linear(name: str, x: Array) -> Array:
-        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+        return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
 
-    x = t["token_embd.weight"][tokens] + t["position_embd.weight"][: len(tokens)] + t["token_types.weight"][0]
+    nomic, pos = "blk.0.attn_qkv.weight" in t, np.arange(len(tokens))
+    x = t["token_embd.weight"][tokens] + t["token_types.weight"][0]
+    x = x if nomic else x + t["position_embd.weight"][pos]
     x = norm(t, "token_embd_norm", x)
     d = N_EMBD // N_HEAD
     for i in range(N_LAYER):
         b = f"blk.{i}."
-        q, k, v = (linear(f"{b}attn_{c}", x) for c in "qkv")
+        if nomic:
+            q, k, v = np.split(linear(f"{b}attn_qkv", x), 3, axis=1)
+            turns = np.exp(1j * pos[:, None] * 1000.0 ** (-np.arange(0, d, 2) / d))[:, None]
+            q, k = (turned(y.reshape(-1, N_HEAD, 2, d // 2), turns).reshape(-1, N_EMBD) for y in (q, k))
+        else:
+            q, k, v = (linear(f"{b}attn_{c}", x) for c in "qkv")
         y = np.empty_like(x)
         for h in range(N_HEAD):
             of_head = slice(h * d, (h + 1) * d)
@@ -100,9 +114,19 @@ def forward(values: Tensors, tokens: list[int]) -> Array:
             y[:, of_head] = p / p.sum(1, keepdims=True) @ v[:, of_head]
         x = norm(t, f"{b}attn_output_norm", x + linear(f"{b}attn_output", y))
         up = linear(f"{b}ffn_up", x)
+        if nomic:
+            gate = linear(f"{b}ffn_gate", x)
+            x = norm(t, f"{b}layer_output_norm", x + linear(f"{b}ffn_down", gate / (1 + np.exp(-gate)) * up))
+            continue
         up = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
         x = norm(t, f"{b}layer_output_norm", x + linear(f"{b}ffn_down", up))
     return x
+
+
+def turned(x: Array, by: Array) -> Array:
+    """x (T, H, 2, D/2): halves of heads as real and imaginary parts, by unit complex numbers (T, 1, D/2)."""
+    z = (x[:, :, 0] + 1j * x[:, :, 1]) * by
+    return np.stack([z.real, z.imag], axis=2)
 
 
 def score(values: Tensors, x: Array) -> Array:

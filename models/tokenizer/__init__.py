@@ -11,10 +11,11 @@ from models.tokenizer.base import Tokenizer
 from models.tokenizer.bpe import BpeTokenizer
 from models.tokenizer.spm import SpmTokenizer
 from models.tokenizer.stream import StreamDecoder
-from models.tokenizer.vocab import BPE, SPM, WPM, Attr, VocabError, load_vocab, read_merges
+from models.tokenizer.ugm import UgmTokenizer
+from models.tokenizer.vocab import BPE, SPM, UGM, WPM, Attr, VocabError, load_vocab, read_merges
 from models.tokenizer.wpm import WpmTokenizer
 
-__all__ = ["BPE", "SPM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
+__all__ = ["BPE", "SPM", "UGM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
 
 
 def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "the model file") -> Tokenizer:
@@ -29,6 +30,8 @@ def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "t
             return SpmTokenizer(vocab)
         if vocab.vocab_type == WPM:
             return WpmTokenizer(vocab)
+        if vocab.vocab_type == UGM:
+            return UgmTokenizer(vocab)
         return BpeTokenizer(vocab, read_merges(metadata))
     except VocabError as error:
         raise ModelFileError(path, str(error)) from None

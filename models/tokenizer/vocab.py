@@ -12,15 +12,16 @@ import numpy as np
 
 from models.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
-SPM, BPE, WPM = 1, 2, 3  # llama.cpp's vocabulary types
+SPM, BPE, WPM, UGM = 1, 2, 3, 4  # llama.cpp's vocabulary types
 
 _KEY = "tokenizer.ggml."
-_MODELS = {"llama": SPM, "gpt2": BPE, "gemma4": BPE, "bert": WPM}
+_MODELS = {"llama": SPM, "gpt2": BPE, "gemma4": BPE, "bert": WPM, "t5": UGM}
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "gemma4": {},
     "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
 }
 _ID_KEYS = (  # (name, key); a later key overrides an earlier one
     ("bos", "cls_token_id"),  # BERT files of before the two were one
@@ -107,6 +108,8 @@ class Vocab:
     add_space_prefix: bool
     lowercase: bool
     strip_accents: bool
+    merge_spaces: bool
+    charsmap: bytes  # normalisations of models/tokenizer/ugm.py
 
 
 def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
@@ -140,7 +143,7 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
     add_eos = _get(metadata, "add_eos_token", bool, None)
     if add_eos is True and "eos" not in special:
         raise VocabError(f"{_KEY}add_eos_token is true, but {_KEY}eos_token_id names no token")
-    default_bos = vocab_type != BPE or pre.add_bos
+    default_bos = vocab_type in (SPM, WPM) or pre.add_bos
     if pre is PRE_TOKENIZERS["gemma4"]:
         add_bos = None  # files that say false are wrong
     return Vocab(
@@ -154,11 +157,13 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
         special=special,
         eog_ids=eog_ids,
         add_bos=(default_bos if add_bos is None else add_bos) and "bos" in special,
-        add_eos=bool(add_eos),
+        add_eos=(vocab_type == UGM and "eos" in special) if add_eos is None else add_eos,
         add_sep=_get(metadata, "add_sep_token", bool, vocab_type == WPM) and "sep" in special,
         add_space_prefix=_get(metadata, "add_space_prefix", bool, vocab_type == SPM),
         lowercase=lowercase,
         strip_accents=_get(metadata, "normalizer.strip_accents", bool, lowercase),
+        merge_spaces=_get(metadata, "remove_extra_whitespaces", bool, False),
+        charsmap=_bytes(metadata, "precompiled_charsmap"),
     )
 
 
@@ -224,6 +229,14 @@ def _numbers(metadata: Mapping[str, Any], key: str, n: int, default: float) -> n
     if len(array) < n:
         raise VocabError(f"{_KEY}{key} has {len(array)} entries for {n} tokens")
     return array[:n]
+
+
+def _bytes(metadata: Mapping[str, Any], key: str) -> bytes:
+    """An array of them; nothing where there is none."""
+    values = np.asarray(metadata.get(_KEY + key, ()))
+    if values.size and (values.ndim != 1 or values.dtype.kind not in "iu" or values.itemsize != 1):
+        raise VocabError(f"{_KEY}{key} is not an array of bytes")
+    return values.astype(np.int8).tobytes()
 
 
 def _special_ids(

@@ -68,6 +68,18 @@ def test_every_pooling_is_the_float64_forward_pass(bert: Embedder) -> None:
     assert (bert.default, bert.n_ctx, bert.ranks) == ("cls", N_CTX, True)
 
 
+def test_positions_that_turn_and_gates(tmp_path: Path) -> None:
+    """nomic-bert."""
+    values = tensors(head=False, nomic=True)
+    session, embedder = opened(write(tmp_path / "nomic.gguf", values, pooling=1))
+    hidden = [forward(values, text) for text in TEXTS]
+    for found, wanted in zip(embedded(embedder, TEXTS, "none"), hidden, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
+    backwards = embedded(embedder, [TEXTS[1][::-1]], "mean")[0]
+    assert np.abs(backwards - embedded(embedder, [TEXTS[1]], "mean")[0]).max() > 1e-3
+    session.close()
+
+
 def test_a_vector_does_not_depend_on_its_company(bert: Embedder) -> None:
     alone = [embedded(bert, [text], "mean")[0] for text in TEXTS]
     together = embedded(bert, [[8] * 10, *TEXTS, [4] * 9, [4] * 10], "mean")[1:]

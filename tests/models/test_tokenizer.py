@@ -294,7 +294,6 @@ def test_lone_surrogates_count_as_replacement_characters(vocabulary: Load) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "t5"}, "tokenizer.ggml.model: tokenizer model 't5' is not supported"),
         ({"model": "rwkv"}, "tokenizer.ggml.model: tokenizer model 'rwkv' is not supported"),
         ({"model": None}, "tokenizer.ggml.model is missing"),
         ({"model": 7}, "tokenizer.ggml.model has the wrong type: int instead of str"),

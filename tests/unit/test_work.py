@@ -33,8 +33,7 @@ def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
         head_dim=8,
         window=window,
         is_local=lambda layer: window > 0 and layer == 0,
-        n_expert=n_expert,
-        n_expert_used=2 * (n_expert > 0),
+        experts=SimpleNamespace(n=n_expert, n_used=2) if n_expert else None,
     )
     options = SimpleNamespace(n_ubatch=4, type_k="f32", type_v="f16")
     return SimpleNamespace(gguf=SimpleNamespace(tensors=tensors), hparams=hparams, options=options)

@@ -1,0 +1,37 @@
+"""A small unigram vocabulary, with normalisations in sentencepiece's form."""
+
+from __future__ import annotations
+
+import struct
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+TOKENS: list[tuple[str, float, int]] = [
+    *(("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL), ("<mask>", 0.0, USER_DEFINED)),
+    *(("New York", 0.0, USER_DEFINED), ("zz", -9.0, UNUSED), ("▁", -2.0, NORMAL), ("a", -3.0, NORMAL)),
+    *(("b", -3.5, NORMAL), ("ab", -4.0, NORMAL), ("▁a", -3.25, NORMAL), ("▁ab", -7.5, NORMAL), ("é", -5.0, NORMAL)),
+    *(("fi", -4.5, NORMAL), ("f", -6.0, NORMAL), ("i", -5.5, NORMAL), ("ne", -4.25, NORMAL), ("e", -3.75, NORMAL)),
+    *(("▁the", -2.5, NORMAL), ("日本", -6.5, NORMAL), ("日", -8.0, NORMAL), ("c", -6.25, NORMAL), ("!", -5.25, NORMAL)),
+]
+RULES = {"\t": " ", "\n": " ", "\u00a0": " ", "\u200b": "", "ﬁ": "fi", "Ａ": "a", "e\u0301": "é", "…": "..."}
+
+
+def charsmap(rules: dict[str, str]) -> bytes:
+    """A trie as a double array, each node's children in a block of 256 of their own."""
+    texts, starts = b"", {}
+    for new in rules.values():
+        starts[new] = len(texts)
+        texts += new.encode() + b"\0"
+    keys = {old.encode(): starts[new] for old, new in rules.items()}
+    nodes = [0] * 256
+
+    def place(at: int, prefix: bytes, label: int) -> None:
+        base = len(nodes)
+        nodes.extend([0] * 256)
+        nodes[at] = label | (prefix in keys) << 8 | (base ^ at) << 10
+        if prefix in keys:
+            nodes[base] = keys[prefix] | 1 << 31
+        for byte in sorted({key[len(prefix)] for key in keys if key.startswith(prefix) and key != prefix}):
+            place(base ^ byte, prefix + bytes([byte]), byte)
+
+    place(0, b"", 0)
+    return struct.pack(f"<I{len(nodes)}I", 4 * len(nodes), *nodes) + texts
