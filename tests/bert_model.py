@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 N_EMBD, N_HEAD, N_FF, N_LAYER, N_CTX, EPS = 48, 4, 80, 2, 64, 1e-12
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = ["▁a", "▁the", "▁cat", "▁dog", "▁sat", "▁ran", "▁on", "▁mat", "▁moon", "▁sun", "▁and", "▁.", "▁,", "s", "ing"]
-TOKENS = SPECIAL + WORDS + [f"▁{chr(c)}{chr(c)}" for c in range(ord("a"), ord("z") + 1)] + ["x"] * 15
+TOKENS = SPECIAL + WORDS + [f"▁{chr(c)}{chr(c)}" for c in range(ord("a"), ord("z") + 1)] + [f"x{i}" for i in range(15)]
 N_VOCAB = len(TOKENS)
 Tensors = dict[str, Array]
 
@@ -53,6 +53,16 @@ def tensors(head: bool = True, nomic: bool = False) -> Tensors:
     }
 
 
+def word_pieces(writer: GGUFWriter) -> None:
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (N_VOCAB - len(SPECIAL)))
+    writer.add_pad_token_id(0)
+    writer.add_unk_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_sep_token_id(3)
+
+
 def write(path: Path, values: Tensors, **keys: Any) -> Path:
     writer = GGUFWriter(path, "nomic-bert" if "blk.0.attn_qkv.weight" in values else "bert")
     writer.add_context_length(N_CTX)
@@ -65,13 +75,8 @@ def write(path: Path, values: Tensors, **keys: Any) -> Path:
     writer.add_uint32(f"{writer.arch}.pooling_type", keys.get("pooling", 2))
     if writer.arch == "nomic-bert":
         writer.add_rope_freq_base(1000.0)
-    writer.add_tokenizer_model("bert")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (N_VOCAB - len(SPECIAL)))
-    writer.add_pad_token_id(0)
-    writer.add_unk_token_id(1)
-    writer.add_bos_token_id(2)
-    writer.add_sep_token_id(3)
+    writer.add_token_type_count(2)
+    keys.get("vocabulary", word_pieces)(writer)
     for name, value in values.items():
         writer.add_tensor(name, value.astype(keys.get("dtype", np.float32)) if value.ndim == 2 else value)
     writer.write_header_to_file()

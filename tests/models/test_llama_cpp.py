@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import bert_model
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
@@ -23,12 +24,15 @@ from models.low_rank import EMBEDDING, NORMS
 from models.merge import merge
 from models.model import hparams_of
 from models.synth import synthesize
+from models.tokenizer import from_metadata
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
+from tests.models.test_bert import opened
 from tests.models.test_lora import random_adapter
+from tests.models.unigram import TOKENS, add_unigrams
 
 pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
 TEXT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315]
@@ -50,6 +54,17 @@ for path, adapters, mixes, prompts in json.load(sys.stdin):
             found.append([(t["id"], t["logprob"]) for t in told["content"][0]["top_logprobs"]] if told else [])
         print(json.dumps(found))
 """
+VECTORS = """
+import json, sys
+import xllamacpp
+for path, texts in json.load(sys.stdin):
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel = path, 64, 64, 64, 1
+    params.warmup, params.fit_params, params.verbosity, params.cpuparams.n_threads = False, False, -1, 1
+    params.embedding = True
+    server = xllamacpp.Server(params)
+    print(json.dumps([server.handle_embeddings({"input": text})["data"][0]["embedding"] for text in texts]))
+"""
 Likeliest = list[list[tuple[int, float]]]  # ids and log-probabilities after each prefix; none where a byte is no text
 
 
@@ -63,12 +78,16 @@ class Case:
 def theirs(cases: list[Case]) -> list[list[Likeliest]]:
     prompts = [TEXT[: i + 1] for i in range(FIRST, len(TEXT))]
     given = json.dumps([(str(c.model), [str(a) for a in c.adapters], c.mixes, prompts) for c in cases])
-    done = subprocess.run([sys.executable, "-c", LLAMA_CPP], input=given, capture_output=True, text=True, timeout=60)
+    lines = map(json.loads, answers(LLAMA_CPP, given))
+    return [[next(lines) for _ in case.mixes] for case in cases]
+
+
+def answers(code: str, given: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, timeout=60)
     if done.returncode == -signal.SIGILL:
         pytest.skip("the package of llama.cpp is not built for this processor")
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = map(json.loads, done.stdout.splitlines())
-    return [[next(lines) for _ in case.mixes] for case in cases]
+    return done.stdout.splitlines()
 
 
 def ours(case: Case) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
@@ -197,6 +216,26 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
             assert _rms(away) < 0.02, case.model.name
         else:  # activations are rounded, so that a row may choose another expert
             assert np.median(away) < 0.1, case.model.name
+
+
+def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
+    """BERT with words in pieces and with unigrams (bge-m3), and nomic-bert: their vectors of texts, of length 1."""
+    xlmr = bert_model.tensors(head=False)
+    xlmr["token_embd.weight"] = xlmr["token_embd.weight"][: len(TOKENS)]
+    texts = ["the cat sat on the mat", "a dog ran, and the moon", "ab the\u00a0\ufb01ne  日本", "sun"]
+    paths = [
+        bert_model.write(tmp_path / "bert.gguf", bert_model.tensors(head=False), pooling=1),
+        bert_model.write(tmp_path / "nomic.gguf", bert_model.tensors(head=False, nomic=True), pooling=1),
+        bert_model.write(tmp_path / "xlmr.gguf", xlmr, pooling=2, vocabulary=add_unigrams),
+    ]
+    for path, line in zip(paths, answers(VECTORS, json.dumps([(str(path), texts) for path in paths])), strict=True):
+        with GGUFFile.open(path) as gguf:
+            tokenizer = from_metadata(gguf.metadata)
+        session, embedder = opened(path)
+        for text, wanted in zip(texts, json.loads(line), strict=True):
+            vector = embedder.embed([tokenizer.encode(text)], embedder.default)[0]
+            assert np.abs(vector / np.linalg.norm(vector) - wanted).max() < 1e-3, (path.name, text)
+        session.close()
 
 
 def test_types_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:

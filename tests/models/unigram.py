@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from gguf import GGUFWriter
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 TOKENS: list[tuple[str, float, int]] = [
     *(("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL), ("<mask>", 0.0, USER_DEFINED)),
@@ -35,3 +37,20 @@ def charsmap(rules: dict[str, str]) -> bytes:
 
     place(0, b"", 0)
     return struct.pack(f"<I{len(nodes)}I", 4 * len(nodes), *nodes) + texts
+
+
+def add_unigrams(writer: GGUFWriter) -> None:
+    """As llama.cpp's converter writes them for XLM-RoBERTa."""
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([text.encode() for text, _, _ in TOKENS])
+    writer.add_token_scores([score for _, score, _ in TOKENS])
+    writer.add_token_types([kind for _, _, kind in TOKENS])
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    writer.add_precompiled_charsmap(charsmap(RULES))
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
