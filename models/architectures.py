@@ -39,6 +39,7 @@ class Architecture:
     final_softcap: float | None = None  # of logits, the same
     glu_limit: float = 0.0  # what joins gate and up is clamped there (graph.ops.elementwise.glu_clamped); 0: is not
     sinks: bool = False  # attention has sinks
+    after_sum: bool = False  # not what a sublayer gives is normalised, but its sum with the residual stream (BERT)
     learned_positions: bool = False  # positions are vectors that are added to the embeddings
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
 
@@ -99,6 +100,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),
     "phi2": _A(layer_norm=True, parallel=True, gated=False, activation="gelu"),
     "gptneox": _A(layer_norm=True, gated=False, activation="gelu"),
-    "bert": _A(layer_norm=True, gated=False, activation="gelu", head_norm=False, learned_positions=True, causal=False),
-    "nomic-bert": _A(layer_norm=True, head_norm=False, causal=False),
+    "gemma-embedding": replace(
+        _GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0, causal=False
+    ),
+    "bert": _A(
+        layer_norm=True,
+        gated=False,
+        activation="gelu",
+        head_norm=False,
+        after_sum=True,
+        learned_positions=True,
+        causal=False,
+    ),
+    "nomic-bert": _A(layer_norm=True, head_norm=False, after_sum=True, causal=False),
 }

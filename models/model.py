@@ -17,7 +17,7 @@ from models.low_rank import LowRank
 from models.rope import Rotary, define_rotary
 from models.weights import Weights, check_weights, load_weights
 
-FORWARD = {name: decoder.forward if kind.causal else bert.forward for name, kind in ARCHITECTURES.items()}
+FORWARD = {name: bert.forward if kind.after_sum else decoder.forward for name, kind in ARCHITECTURES.items()}
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class Model:
     def hidden(self, rows: Rows, memory: Memory) -> Tensor:
         """(R, n_embd) f32: what the last layer says of these rows, normalised."""
         return FORWARD[self.hparams.arch](self.weights, self.hparams, self.rotary, rows, memory)
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Vectors (R, n) of texts as the file's last matrices make them of hidden states (R, n_embd), if it has any."""
+        for name in ("dense_2", "dense_3"):
+            x = self.weights.linear(name, x) if name in self.weights else x
+        return x
 
     @property
     def ranks(self) -> bool:

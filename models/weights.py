@@ -107,7 +107,7 @@ class Part:
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
-    if not h.kind.causal:
+    if h.kind.after_sum:
         yield from _bert_parts(h, present)
         return
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
@@ -116,6 +116,12 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
     yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
         yield from _one(name, h.rope_dim // 2, required=False)
+    n = h.n_embd
+    for name in ("dense_2", "dense_3") if not h.kind.causal else ():
+        rows = present[name + ".weight"].shape[0] if name + ".weight" in present else n
+        yield from _one(name + ".weight", rows, n, required=False)
+        yield from _one(name + ".bias", rows, required=False)
+        n = rows
     for i in range(h.n_layer):
         b = f"blk.{i}."
         if h.kind.before:

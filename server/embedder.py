@@ -79,7 +79,7 @@ class Embedder:
 
     def load(self) -> None:
         """Read the weights."""
-        self.embed([[0]], "rank" if self.ranks else "none")
+        self.embed([[0]], "rank" if self.ranks else "cls")
 
     def graph(self, n: int, length: int, pooling: str, choice: Choice = BASE) -> Tensor:
         """The vectors of n texts, up to `length` tokens each."""
@@ -90,4 +90,4 @@ class Embedder:
             return x
         first = feed("first", (n,), "i32")
         x = mean_rows(x, first, feed("size", (n,), "i32")) if pooling == "mean" else get_rows(x, first)
-        return model.scores(x, first) if pooling == "rank" else x
+        return model.scores(x, first) if pooling == "rank" else model.projected(x)

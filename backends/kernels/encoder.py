@@ -25,11 +25,12 @@ SIMT_VARIANT, CPU_VARIANT = {"WG": WG}, {"WG": 1}
 Kernel(
     "full_attention",
     [Arg("Q", "f32"), Arg("K", "f32"), Arg("V", "f32"), Arg("COUNT", "i32"), Arg("Y", "f32", "rw")],
-    ["uint n", "uint n_heads", "uint n_kv", "uint size", "uint length", "float factor"],
+    ["uint n", "uint n_heads", "uint n_kv", "uint size", "uint length", "float factor", "uint reach"],
     """
   FOR_EACH(i, n) {
     uint t = i / n_heads, h = i % n_heads / (n_heads / n_kv), first = t / length * length;
-    uint last = first + UINT(COUNT[t / length]);
+    uint last = min(first + UINT(COUNT[t / length]), t + reach + 1u);
+    first = max(first + reach, t) - reach;
     PRECISE float top = -INF;
     PRECISE float total = 0.0f;
     for (uint d = 0u; d < size; d++) Y[i * size + d] = 0.0f;
@@ -43,7 +44,7 @@ Kernel(
       for (uint d = 0u; d < size; d++) Y[i * size + d] = FMA(e, V[at + d], Y[i * size + d] * correction);
       top = new_top;
     }
-    for (uint d = 0u; d < size; d++) Y[i * size + d] = Y[i * size + d] / total;
+    for (uint d = 0u; d < size; d++) Y[i * size + d] = Y[i * size + d] / (last > first ? total : 1.0f);
   }""",
     simt=[SIMT_VARIANT],
     cpu=[CPU_VARIANT],
@@ -136,7 +137,8 @@ for _dtype in layout.PACKINGS:
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     (tokens, heads, size), kv_heads = t.shape, t.src[1].shape[1]
     n = tokens * heads
-    words = (n, heads, kv_heads, size, t.attrs["length"], bits(t.attrs["scale"]))
+    length, scale = t.attrs["length"], bits(t.attrs["scale"])
+    words = (n, heads, kv_heads, size, length, scale, t.attrs.get("reach", 0) or length)
     return [dispatch("full_attention", shape, (*t.src, t), words, groups_for(n * size, shape, size * WG))]
 
 

@@ -9,24 +9,29 @@ from graph.tensor import Shape, Tensor
 
 
 @op
-def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, scale: float) -> Array:
+def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, scale: float, reach: int = 0) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) → (N, H, D).
 
     Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`: what follows them
-    fills the window up. Query head i reads key head i · H_kv // H.
+    fills the window up. Query head i reads key head i · H_kv // H. With a `reach` a row sees only rows that are at most
+    so far away; 0 comes out where there are none.
     """
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
     for w, n in enumerate(count):
         rows, seen = slice(w * length, (w + 1) * length), slice(w * length, w * length + int(n))
         s = np.einsum("thd,shd->hts", q[rows], np.repeat(k[seen], group, 1)) * scale
-        e = np.exp(s - s.max(-1, keepdims=True))
-        out[rows] = np.einsum("hts,shd->thd", e / e.sum(-1, keepdims=True), np.repeat(v[seen], group, 1))
+        if reach:
+            s = np.where(np.abs(np.arange(length)[:, None] - np.arange(int(n))) <= reach, s, -np.inf)
+        top = s.max(-1, keepdims=True)
+        e = np.exp(s - np.where(np.isfinite(top), top, 0))
+        total = e.sum(-1, keepdims=True)
+        out[rows] = np.einsum("hts,shd->thd", e / np.where(total, total, 1), np.repeat(v[seen], group, 1))
     return out
 
 
 @full_attention.shape
-def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float) -> tuple[Shape, str]:
+def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float, reach: int = 0) -> tuple[Shape, str]:
     n, heads, size = q.shape
     ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
     ok = ok and length > 0 and n % length == 0 and count.shape == (n // length,)
@@ -48,13 +53,20 @@ def _(x: Tensor, first: Tensor, count: Tensor) -> tuple[Shape, str]:
     return (first.shape[0], x.shape[1]), x.dtype
 
 
-for _shape in ((7, 4, 2, 8), (33, 3, 1, 20), (64, 2, 2, 16), (1, 2, 2, 4)):
+for _shape in (
+    (7, 4, 2, 8, 0),
+    (33, 3, 1, 20, 0),
+    (64, 2, 2, 16, 0),
+    (1, 2, 2, 4, 0),
+    (70, 4, 2, 16, 3),
+    (90, 2, 1, 8, 40),
+):
 
     def _case(r: np.random.Generator, shape: tuple[int, ...] = _shape) -> Case:
-        length, heads, kv_heads, size = shape
+        length, heads, kv_heads, size, reach = shape
         q, k, v = (r.normal(size=(3 * length, h, size)) for h in (heads, kv_heads, kv_heads))
         count = np.array([length, 1, (length + 1) // 2], np.int32)
-        return [q, k, v, count], {"length": length, "scale": size**-0.5}
+        return [q, k, v, count], {"length": length, "scale": size**-0.5, "reach": reach}
 
     full_attention.case(_case)
 

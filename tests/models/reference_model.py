@@ -22,12 +22,12 @@ INTERLEAVED = (
     *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe"),
 )
 LAYER_NORM = ("command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox")
-NORM_AFTER = ("gemma2", "gemma3", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
+NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
 ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
 UNGATED = ("arcee", "nemotron", "starcoder2", "phi2", "gptneox")
 SQUARED = ("arcee", "nemotron")  # relu
-GELU = ("gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
+GELU = ("gemma", "gemma2", "gemma3", "gemma-embedding", "starcoder2", "phi2", "gptneox")
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
 BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2")  # by a bias on the choice of experts
 WIDTH_OF_EXPERTS = (
@@ -99,6 +99,8 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), "output_norm": (s.n_embd,)}
     if s.untied:
         out["output"] = (s.n_vocab, s.n_embd)
+    if n := s.keys.get("dense_2_feat_out"):
+        out |= {"dense_2": (n, s.n_embd), "dense_3": (s.n_embd, n)}
     for i in range(s.n_layer):
         layer: dict[str, tuple[int, ...]] = {}
         if s.arch not in NO_NORM_BEFORE:
@@ -131,7 +133,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
         if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
-        if s.arch in (*("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), "gemma3", "exaone4", "dots1"):
+        if s.arch in (*("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), "gemma3", "gemma-embedding", "exaone4", "dots1"):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
         if s.arch in ROW_NORM:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
@@ -289,7 +291,10 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if caps[0]:
             score = caps[0] * np.tanh(score / caps[0])
         ago = pos[:, None] - pos
-        score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
+        if s.arch == "gemma-embedding":
+            score[:, np.abs(ago) > (window(i) // 2 or 10**9)] = -np.inf
+        else:
+            score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
         top = score.max(-1, keepdims=True)
         p = np.exp(score - top)
         sinks = np.exp(t[b + "attn_sinks.weight"][:, None, None] - top) if s.arch == "gpt-oss" else 0
@@ -321,6 +326,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
                 gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
             y = product(b + "ffn_down", activated(s, gate) * up)
         x = x + (normed(b + "post_ffw_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
+    if s.arch == "gemma-embedding":
+        return normed("output_norm", x)
     z = product("output" if s.untied else "token_embd", normed("output_norm", x)) / of_logits
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
 

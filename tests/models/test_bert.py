@@ -18,6 +18,8 @@ from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from models.tuned import Tuned
 from server.embedder import Embedder
+from tests.models.reference_model import Spec, plain, reference
+from tests.models.reference_model import write as write_spec
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +30,7 @@ def opened(path: Path) -> tuple[Session, Embedder]:
         session = Session([CPUBackend(2)])
         model = define_model(session, gguf, hparams, hparams.n_ctx_train)
         embedder = Embedder(lambda _: Tuned(session, lambda _: model), hparams, 64, hparams.n_ctx_train)
-        for pooling in ("none", "rank") if embedder.ranks else ("none",):  # reads the weights while the file is open
+        for pooling in ("cls", "rank") if embedder.ranks else ("cls",):  # reads the weights while the file is open
             assert embedder.embed([[1]], pooling)[0].size > 0
     return session, embedder
 
@@ -77,6 +79,44 @@ def test_positions_that_turn_and_gates(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, wanted, atol=2e-5)
     backwards = embedded(embedder, [TEXTS[1][::-1]], "mean")[0]
     assert np.abs(backwards - embedded(embedder, [TEXTS[1]], "mean")[0]).max() > 1e-3
+    session.close()
+
+
+GEMMA = Spec(
+    "gemma-embedding",
+    n_embd=48,
+    n_layer=7,
+    head_dim=16,
+    n_head_kv=1,
+    n_ctx_train=128,
+    keys={
+        "attention.sliding_window": 8,
+        "rope.freq_base": 1e6,
+        "pooling_type": 1,
+        "dense_2_feat_out": 96,
+        "dense_3_feat_in": 96,
+    },
+)
+
+
+def test_texts_that_are_seen_as_far_as_a_window_reaches(tmp_path: Path) -> None:
+    """EmbeddingGemma: five layers of six see what is near, on both sides; two matrices make the vector of the mean."""
+    t = write_spec(path := tmp_path / "m.gguf", GEMMA)
+    session, embedder = opened(path)
+    local = [i % 6 != 5 for i in range(7)]
+    far, near = plain(GEMMA, base=1e6), plain(GEMMA, base=1e4)
+    texts = [[7], list(range(3, 40)), [5] * 9, list(range(100, 0, -1))]
+    hidden = [
+        reference(
+            *(GEMMA, t, np.array(text), lambda i: (near if local[i] else far)(i), lambda i: 8 * local[i], 0.25, (0, 0))
+        )
+        for text in texts
+    ]
+    for found, wanted in zip(embedded(embedder, texts, "none"), hidden, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-4)
+    for found, wanted in zip(embedded(embedder, texts, "mean"), hidden, strict=True):
+        vector = t["dense_3.weight"] @ (t["dense_2.weight"] @ wanted.mean(0))
+        np.testing.assert_allclose(found, vector, atol=2e-4)
     session.close()
 
 

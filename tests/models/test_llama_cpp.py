@@ -30,7 +30,7 @@ from server.ubatch import UBatch
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
-from tests.models.test_bert import opened
+from tests.models.test_bert import GEMMA, opened
 from tests.models.test_lora import random_adapter
 from tests.models.unigram import TOKENS, add_unigrams
 
@@ -219,15 +219,17 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
 
 
 def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
-    """BERT with words in pieces and with unigrams (bge-m3), and nomic-bert: their vectors of texts, of length 1."""
+    """BERT with words in pieces and with unigrams (bge-m3), nomic-bert and EmbeddingGemma; vectors have a length of 1."""
     xlmr = bert_model.tensors(head=False)
     xlmr["token_embd.weight"] = xlmr["token_embd.weight"][: len(TOKENS)]
-    texts = ["the cat sat on the mat", "a dog ran, and the moon", "ab the\u00a0\ufb01ne  日本", "sun"]
+    texts = ["the cat sat on the mat", "a dog ran, and the moon", "ab the\u00a0\ufb01ne  日本", "sun", "a cat and " * 7]
     paths = [
         bert_model.write(tmp_path / "bert.gguf", bert_model.tensors(head=False), pooling=1),
         bert_model.write(tmp_path / "nomic.gguf", bert_model.tensors(head=False, nomic=True), pooling=1),
         bert_model.write(tmp_path / "xlmr.gguf", xlmr, pooling=2, vocabulary=add_unigrams),
     ]
+    write(tmp_path / "gemma.gguf", replace(GEMMA, n_vocab=512, vocabulary=True))
+    paths.append(tmp_path / "gemma.gguf")
     for path, line in zip(paths, answers(VECTORS, json.dumps([(str(path), texts) for path in paths])), strict=True):
         with GGUFFile.open(path) as gguf:
             tokenizer = from_metadata(gguf.metadata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from backends.cpu.kernels.causal import BLOCK, of_unit
 from backends.cpu.kernels.emit_math import added, scaled
@@ -35,13 +36,21 @@ def layer_norm():
     return run
 
 
+@njit(forceinline=True)
+def clear(at, n):
+    x = f32p(at)
+    for i in range(n):
+        x[i] = np.float32(0)
+
+
 @kernel("full_attention")
 def full_attention():
-    """a: q, k, v, count, y, length, H, H_kv, D, scale bits. A unit is a window and a head. Scratch: scores, work."""
+    """a: q, k, v, count, y, length, H, H_kv, D, scale bits, reach (the length: all of it). A unit is a window and a
+    head. Scratch: scores, work."""
 
     def run(a, begin, end, scratch):
         length, heads, kv_heads, size = a[5], a[6], a[7], a[8]
-        scale = bits_f32(a[9])
+        scale, reach = bits_f32(a[9]), a[10]
         q_row, k_row = heads * size * 4, kv_heads * size * 4
         row_nbytes = length * 4
         work = scratch + BLOCK * row_nbytes
@@ -50,13 +59,25 @@ def full_attention():
             n = np.int64(i32p(a[3])[w])
             for t0 in range(0, length, BLOCK):
                 rows = min(length, t0 + BLOCK) - t0
-                product(q + t0 * q_row, q_row, 1, k, k_row, 1, scratch, row_nbytes, rows, n, size, 0, work)
+                first, stop = max(0, t0 - reach), min(n, t0 + rows + reach)
+                if stop <= first:  # nobody is near what fills the window up
+                    for t in range(rows):
+                        clear(y + (t0 + t) * q_row, size)
+                    continue
+                seen, width = first * k_row, stop - first
+                product(q + t0 * q_row, q_row, 1, k + seen, k_row, 1, scratch, row_nbytes, rows, width, size, 0, work)
                 for t in range(rows):
                     at = scratch + t * row_nbytes
-                    scaled(at, at, n, scale)
-                    top = row_max(at, n)
-                    exp_scaled(at, at, n, top, np.float32(1) / row_exp_sum(at, n, top))
-                product(scratch, row_nbytes, 1, v, k_row, 0, y + t0 * q_row, q_row, rows, size, n, 0, work)
+                    low = min(width, max(0, t0 + t - reach - first))
+                    near = max(0, min(width, t0 + t + reach + 1 - first) - low)
+                    clear(at, low)
+                    clear(at + (low + near) * 4, width - low - near)
+                    if near > 0:
+                        at += low * 4
+                        scaled(at, at, near, scale)
+                        top = row_max(at, near)
+                        exp_scaled(at, at, near, top, np.float32(1) / row_exp_sum(at, near, top))
+                product(scratch, row_nbytes, 1, v + seen, k_row, 0, y + t0 * q_row, q_row, rows, size, width, 0, work)
 
     return run
 
