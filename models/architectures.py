@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+MUST = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -17,6 +19,7 @@ class Architecture:
     before: bool = True  # what attention and the feed-forward block get is normalised
     after: bool = False  # what they give is
     parallel: bool = False  # without a norm of its own the feed-forward block gets what attention gets
+    may_be_parallel: bool = False  # with one it may begin with the same rows: the file must say
     ffn_norm: str = "ffn_norm"  # the norm before the feed-forward block, as the file calls it
     gated: bool = True  # the feed-forward block multiplies what is activated by a second product
     activation: str = "silu"  # silu, gelu or relu2: the square of what is positive
@@ -24,15 +27,19 @@ class Architecture:
     row_norm: bool = False  # queries and keys have a norm of all heads together
     experts: bool | None = None  # always, never (None), or where the file has them (False)
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
-    gating: str = "softmax"  # of experts, where the file does not say: softmax or sigmoid
+    gating: str | None = "softmax"  # of experts, where the file does not say: softmax or sigmoid; None: it must
     weights_norm: bool | None = True  # a row's experts count 1 together; None: where the file says so
-    window: int | None = None  # of sliding-window layers, where the file does not say; None: no layer has one
+    window: int | None = (
+        None  # of sliding-window layers, where the file does not say; MUST: it must; None: none has one
+    )
     window_period: int = 0  # every so many-th layer sees everything, where the file does not say
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
     local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
     nope_period: int = 0  # every so many-th layer does without
     attention_temperature: bool = False  # beyond the original context queries may grow with their position
-    scales: bool = False  # the file may scale what goes in, what blocks add, what is weighed and what comes out
+    scales: bool = (
+        False  # the file may scale what goes in, what blocks add, what is weighed (granite) and what comes out
+    )
     multiplied_logits: bool = False  # what it calls a scale of logits multiplies them; else they are divided by it
     embedding_by_root: bool = False  # embeddings are multiplied by the root of their size
     attn_softcap: float | None = None  # of what is weighed, where the file does not say; None: none
@@ -70,7 +77,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5-moe": _A(interleaved=True, experts=True),
     "deepseek": _A(interleaved=True, experts=True, weights_norm=False),
     "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),
-    "dots1": _A(head_norm=True, experts=True, weights_norm=None),
+    "dots1": _A(head_norm=True, experts=True, gating=None, weights_norm=None),
     "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None),
     "minimax-m2": _A(row_norm=True, experts=True, n_ff_of_expert=False, gating="sigmoid"),
     "phi3": _A(),
@@ -90,7 +97,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         layer_norm=True,
         parallel=True,
         multiplied_logits=True,
-        window=0,
+        window=MUST,
         window_period=4,
         local_rope_only=True,
     ),
@@ -99,7 +106,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": _A(layer_norm=True, gated=False, activation="gelu"),
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),
     "phi2": _A(layer_norm=True, parallel=True, gated=False, activation="gelu"),
-    "gptneox": _A(layer_norm=True, gated=False, activation="gelu"),
+    "gptneox": _A(layer_norm=True, gated=False, activation="gelu", may_be_parallel=True),
     "gemma-embedding": replace(
         _GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0, causal=False
     ),

@@ -29,7 +29,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         b = w.block(layer)
         q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, h.n_head, h.head_dim)) for c in "qkv")
         if not h.kind.learned_positions:
-            q, k = (rope(t, angles, interleaved=h.kind.interleaved) for t in (q, k))
+            q, k = (rope(t, angles, interleaved=h.interleaved) for t in (q, k))
         y = memory.attend(layer, q, k, v, Weighing(h.attention_scale))
         x = b.norm("attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
         x = b.norm("layer_output_norm", add(x, feed_forward(b, h, x)), h)

@@ -6,7 +6,7 @@ the file holds a weight: biases, norms of queries and keys, fused matrices (whic
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu, sum_to
+from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu
 from graph.ops.experts import expert_gather, expert_order, expert_rows, expert_sum, expert_weights, top_experts
 from graph.ops.loss import softmax
 from graph.ops.pointwise import exp, log, neg, relu, square
@@ -75,9 +75,8 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:
     if not e.n_ff_shared:
         return y
     shared = feed_forward(b, h, x, "_shexp")
-    if (gate_of_shared := b.get("ffn_gate_inp_shexp")) is not None:  # Qwen's
-        logit = sum_to(mul(x, gate_of_shared), shape=(x.shape[0], 1))
-        shared = mul(shared, exp(log_sigmoid(logit)))
+    if "ffn_gate_inp_shexp" in b:  # Qwen's
+        shared = mul(shared, exp(log_sigmoid(b.linear("ffn_gate_inp_shexp", x))))
     return add(y, shared)
 
 

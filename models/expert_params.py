@@ -36,9 +36,15 @@ def read_experts(keys: Keys) -> Experts | None:
         raise keys.error("expert_used_count", f"is {n_used}, of {n} experts")
     if keys.number("expert_group_count", 1) > 1:
         raise keys.error("expert_group_count", "is more than 1: groups of experts are not supported")
-    n_ff = keys.count("expert_feed_forward_length" if kind.n_ff_of_expert else "feed_forward_length")
-    shared = keys.count_or_none("expert_shared_count") * n_ff
-    gating = keys.number("expert_gating_func", 0)
+    default, shared = None, 0
+    if keys.arch == "qwen2moe":  # whose first files say less
+        shared = keys.count("feed_forward_length")
+        default = max(1, shared // n_used)
+    n_ff = (
+        keys.count("expert_feed_forward_length", default) if kind.n_ff_of_expert else keys.count("feed_forward_length")
+    )
+    shared = keys.count_or_none("expert_shared_count") * n_ff or shared
+    gating = keys.number("expert_gating_func", 0 if kind.gating else None)
     if gating and gating not in GATINGS:
         raise keys.error("expert_gating_func", f"is {gating:g}; supported are {', '.join(map(str, GATINGS))}")
     return Experts(
@@ -47,7 +53,7 @@ def read_experts(keys: Keys) -> Experts | None:
         n_ff,
         keys.count_or_none("expert_shared_feed_forward_length", shared),
         keys.count_or_none("leading_dense_block_count"),
-        GATINGS.get(int(gating), kind.gating),
-        bool(keys.get("expert_weights_norm", False)) if kind.weights_norm is None else kind.weights_norm,
+        GATINGS[int(gating)] if gating else kind.gating or "softmax",
+        keys.flag("expert_weights_norm", False) if kind.weights_norm is None else kind.weights_norm,
         keys.factor("expert_weights_scale"),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from models.architectures import ARCHITECTURES, Architecture
+from models.architectures import ARCHITECTURES, MUST, Architecture
 from models.errors import ModelFileError
 from models.expert_params import Experts, read_experts
 from models.keys import Keys
@@ -61,6 +61,7 @@ class Hparams:
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are multiplied
     temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
+    interleaved: bool = False  # rotary pairs are neighbours
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
 
     @property
@@ -122,10 +123,11 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     pooling = keys.number("pooling_type", 0)
     if pooling not in range(len(POOLINGS)):
         raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
-    if kind.scales and keys.get("rope.scaling.finetuned") is False:
+    if kind.scales and not keys.flag("rope.scaling.finetuned", True):
         raise keys.error("rope.scaling.finetuned", f"is false: a {arch} without rotary embedding is not supported")
     rope_base = keys.positive("rope.freq_base", 10000.0)
-    windowed = kind.window is not None and keys.number("attention.sliding_window", kind.window)
+    default = None if kind.window == MUST else kind.window
+    windowed = kind.window is not None and keys.number("attention.sliding_window", default)
     h = Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
@@ -141,7 +143,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_base=rope_base,
         rope_scaling=_rope_scaling(keys, n_ctx_train),
         attention_scale=_attention_scale(arch, n_layer, n_embd // n_head, head_dim),
-        window=keys.count("attention.sliding_window", kind.window) if windowed else 0,
+        window=keys.count("attention.sliding_window", default) if windowed else 0,
         window_period=_window_period(keys, n_layer) if windowed else 0,
         rope_base_local=0.0
         if kind.local_base is None
@@ -154,7 +156,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         experts=experts,
         n_unused=n_unused,
         temperature=temperature,
-        parallel=keys.get("use_parallel_residual") is True,
+        parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
+        interleaved=kind.interleaved and not _of_several_positions(keys),
     )
     return _with_scales(h, keys) if kind.scales else h
 
@@ -165,13 +168,21 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
     if h.arch == "minicpm":
         of_embedding, of_residual, of_logits = 12.0, 1.4 / h.n_layer**0.5, 256 / h.n_embd
     scale = h.attention_scale
+    if h.arch != "minicpm" and keys.number("attention.scale", 0.0):
+        scale = keys.positive("attention.scale", scale)
     return replace(
         h,
         embedding_scale=keys.factor("embedding_scale", of_embedding),
         residual_scale=keys.factor("residual_scale", of_residual),
         logit_scale=1 / keys.factor("logit_scale", of_logits),
-        attention_scale=keys.positive("attention.scale", scale) if keys.number("attention.scale", 0.0) else scale,
+        attention_scale=scale,
     )
+
+
+def _of_several_positions(keys: Keys) -> bool:
+    """Whether heads are turned by places in pictures, too (M-RoPE): then pairs are halves. Of text all turn alike."""
+    sections = keys.get("rope.dimension_sections")
+    return isinstance(sections, np.ndarray) and len(sections) > 1 and bool((sections[:2] > 0).all())
 
 
 def _softcap(keys: Keys, key: str, default: float | None) -> float:
@@ -210,5 +221,5 @@ def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
         keys.positive("rope.scaling.attn_factor", 1.0),
         keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         keys.positive("rope.scaling.yarn_beta_slow", 1.0),
-        keys.at_least_0("rope.scaling.yarn_log_multiplier"),
+        keys.at_least_0("rope.scaling.yarn_log_multiplier") if ARCHITECTURES[keys.arch].attention_temperature else 0.0,
     )

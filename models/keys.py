@@ -54,10 +54,21 @@ class Keys:
         """0, too, which is what a file without the key has."""
         return self.count(key, default) if self.number(key, default) else 0
 
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        value = self.get(key, default)
+        if value is None:
+            raise self.error(key, "is missing")
+        if not isinstance(value, bool):
+            raise self.error(key, "is neither true nor false")
+        return value
+
     def positive(self, key: str, default: float) -> float:
+        """As f32 has it."""
         value = float(self.number(key, default))
         if value <= 0:
             raise self.error(key, f"is {value:g}, which is not positive")
+        if not 1e-30 < value < 1e30:  # whose squares f32 does not have either
+            raise self.error(key, f"is {value:g}, which is out of range")
         return value
 
     def at_least_0(self, key: str) -> float:

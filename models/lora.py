@@ -188,7 +188,7 @@ def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:
         groups.setdefault(declared[name].source, []).append((declared[name], pair))
     result = {}
     for source, members in groups.items():
-        if len(members) == 1 and members[0][0].shape == base.tensors[source].shape:
+        if len(members) == 1 and matrix_shape(members[0][0].shape) == matrix_shape(base.tensors[source].shape):
             result[source] = members[0][1]
             continue
         rank = sum(pair.rank for _, pair in members)

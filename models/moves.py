@@ -23,6 +23,6 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
         angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
         k = load_k(keys, source)
         if h.has_rope(layer):
-            k = rope(k, angles, interleaved=h.kind.interleaved)
+            k = rope(k, angles, interleaved=h.interleaved)
         written += [store_k(keys, k, to), store_v(values, load_v(values, source), to)]
     return written

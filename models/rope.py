@@ -59,12 +59,14 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
         return session.define(name, values.shape, "f32", lambda: values.view(np.uint8).reshape(-1), constant=True)
 
     frequency, magnitude = frequencies(h, factors)
+    if not np.isfinite(frequency).all():
+        raise ModelFileError(gguf.path, "its rope.freq_base and rope.scaling give frequencies that are not finite")
     local, temperature = None, None
     if h.rope_base_local:
         local = define("rope.local_frequency", frequencies(h, local=True)[0])
-    original, n = h.rope_scaling.original_context, max(n_ctx, h.n_ctx_train)
-    if h.temperature and n > original:
-        passed = np.log(np.arange(n) // original + 1)  # Llama 4's, by which Ministral 3 is trained
+    original = h.rope_scaling.original_context
+    if h.temperature and n_ctx > original:
+        passed = np.log(np.arange(n_ctx) // original + 1)  # Llama 4's, by which Ministral 3 is trained
         temperature = define("attention.temperature", (1 + h.temperature * passed).astype(np.float32)[:, None])
     return Rotary(define("rope.frequency", frequency), magnitude, local, temperature)
 

@@ -26,7 +26,7 @@ def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: 
     q, k = _normed(asking, "attn_q", h.n_head, h), _normed(seen, "attn_k", h.n_head_kv, h)
     v = reshape(seen.b.linear("attn_v", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
     if h.has_rope(layer):
-        q, k = (rope(t, side.angles, interleaved=h.kind.interleaved) for t, side in ((q, asking), (k, seen)))
+        q, k = (rope(t, side.angles, interleaved=h.interleaved) for t, side in ((q, asking), (k, seen)))
     window = h.window if h.is_local(layer) else 0
     how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
     y = memory.attend(layer, q, k, v, how)

@@ -188,7 +188,7 @@ def _expert_parts(h: Hparams, b: str, e: Experts) -> Iterator[tuple[str, Part]]:
             shape = (n_out, e.n_ff_shared) if name == "down" else (e.n_ff_shared, n_in)
             yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
     if e.n_ff_shared:
-        yield from _one(b + "ffn_gate_inp_shexp.weight", h.n_embd, required=False)
+        yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
 
 
 def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -198,7 +198,7 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
 
     def rows(name: str) -> int:
         info = present.get(f"{name}.weight")
-        return info.shape[0] if info is not None else 1
+        return info.shape[0] if info is not None and len(info.shape) > 1 else 1
 
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
     yield from _one("token_types.weight", rows("token_types"), h.n_embd)
@@ -235,7 +235,7 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
                 raise ModelFileError(
                     gguf.path, f"tensor '{info.name}': {n} rows of an expert, not a multiple of {LANES}"
                 )
-        if info.shape != expected:
+        if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
@@ -271,7 +271,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
     """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process; numbers
     that cannot be held are a ModelFileError when they are read."""
     info = gguf.tensors[part.source]
-    row_nbytes = info.nbytes // math.prod(info.shape[:-1] or info.shape)
+    row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
 
     def source() -> Bytes:
         start = part.start * row_nbytes

@@ -19,7 +19,7 @@ from models.lora import Adapter, Pair, matrix_shape
 from models.low_rank import EMBEDDING, LowRank
 from models.merge import dequantized
 from models.model import Model
-from models.weights import Weights, check_weights
+from models.weights import Part, Weights, check_weights
 from training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
@@ -156,8 +156,9 @@ def full(
         if without_gradient or not any(fnmatch.fnmatchcase(name, p) for p in patterns):
             continue
 
-        def start(source: str = part.source, first: int = part.start, n: int = part.shape[0]) -> F32:
-            return dequantized(gguf.tensors[source], gguf.bytes_of(source))[first : first + n]
+        def start(part: Part = part) -> F32:
+            whole = dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source))
+            return whole.reshape(-1, *part.shape[1:])[part.start : part.start + part.shape[0]]
 
         tensors[name] = session.define(f"{prefix}.{name}", part.shape, source=_bytes_from(start), loaded=gguf.release)
         params.append(tensors[name])

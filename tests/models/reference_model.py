@@ -122,7 +122,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
                 layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
                 layer |= {"ffn_down_shexp": (s.n_embd, n)}
                 if s.arch == "qwen2moe":
-                    layer |= {"ffn_gate_inp_shexp": (s.n_embd,)}
+                    layer |= {"ffn_gate_inp_shexp": (s.n_embd,) if "vectors" in s.traits else (1, s.n_embd)}
         else:
             layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}
             if s.arch in UNGATED:
@@ -265,6 +265,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             return norm(x - x.mean(-1, keepdims=True), t[f"{name}.weight"]) + t.get(f"{name}.bias", 0.0)
         return norm(x, t[f"{name}.weight"])
 
+    neighbours = s.arch in INTERLEAVED and "rope.dimension_sections" not in s.keys
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
     if s.arch in ("command-r", "cohere2"):
         of_logits = 1 / of_logits
@@ -285,7 +286,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         frequency, magnitude = rope(i)
         far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
         if not far and (s.arch != "smollm3" or i % 4 != 3):
-            q, k = (turn(y, pos[:, None] * frequency, magnitude, s.arch in INTERLEAVED) for y in (q, k))
+            q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
         k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
         if caps[0]:
@@ -305,7 +306,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if s.arch in NO_NORM_BEFORE:
             h = x
         elif not s.one_norm:
-            aside = s.keys.get("use_parallel_residual")
+            aside = s.arch == "gptneox" and s.keys["use_parallel_residual"]
             h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
         if not s.dense(i):
             y = mixture(s, t, b, h)
@@ -313,7 +314,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
                 gate, up = product(b + "ffn_gate_shexp", h), product(b + "ffn_up_shexp", h)
                 shared = product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
                 if s.arch == "qwen2moe":
-                    shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"]))[:, None]
+                    shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"].reshape(-1, 1)))
                 y = y + shared
             x = x + of_blocks * y
             continue

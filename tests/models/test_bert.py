@@ -127,6 +127,19 @@ def test_a_vector_does_not_depend_on_its_company(bert: Embedder) -> None:
         assert a.tobytes() == b.tobytes()
 
 
+def test_a_head_of_one_row_may_be_a_vector(tmp_path: Path) -> None:
+    """As llama-quantize writes it."""
+    values = tensors()
+    flat = values | {"cls.output.weight": values["cls.output.weight"].reshape(-1)}
+    scores = []
+    for given in (values, flat):
+        session, embedder = opened(write(tmp_path / "m.gguf", given))
+        scores.append(embedded(embedder, [TEXTS[1]], "rank")[0])
+        session.close()
+    assert scores[0].shape == (1,)
+    assert scores[0].tobytes() == scores[1].tobytes()
+
+
 def test_groups_take_what_fits(bert: Embedder) -> None:
     lengths = [3, 60, 3, 3, 3, 30, 30, 30, 64]
     groups = list(bert.groups([[1] * n for n in lengths]))

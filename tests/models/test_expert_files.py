@@ -12,7 +12,9 @@ import pytest
 from backends.cpu.backend import CPUBackend
 from graph.session import Session
 from models.errors import ModelFileError
+from models.expert_params import read_experts
 from models.gguf_file import GGUFFile
+from models.keys import Keys
 from models.lora import Adapter, Pair, read_adapter, write_adapter
 from models.model import define_model, hparams_of
 from models.weights import check_weights
@@ -40,6 +42,19 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
         ),
         (replace(GLM, keys={"expert_group_count": 2}), "key 'glm4moe.expert_group_count' is more than 1: groups"),
         (replace(GLM, keys={"expert_gating_func": 3}), "key 'glm4moe.expert_gating_func' is 3; supported are 1, 2"),
+        (
+            replace(GLM, keys={"expert_weights_norm": [True, False]}),
+            "'glm4moe.expert_weights_norm' is neither true nor",
+        ),
+        (
+            replace(GLM, keys={"expert_weights_norm": "x"}),
+            "glm4moe.expert_weights_norm' is neither true nor false",
+        ),
+        (Spec("dots1", n_expert=2, n_expert_used=1), "key 'dots1.expert_gating_func' is missing"),
+        (Spec("gptneox"), "key 'gptneox.use_parallel_residual' is missing"),
+        (Spec("gptneox", keys={"use_parallel_residual": 1}), "key 'gptneox.use_parallel_residual' is neither true"),
+        (Spec("cohere2"), "key 'cohere2.attention.sliding_window' is missing"),
+        (Spec("mistral3", keys={"attention.temperature_scale": -0.5}), "temperature_scale' is -0.5, which is negative"),
         (replace(GLM, keys={"expert_weights_scale": -1.0}), "key 'glm4moe.expert_weights_scale' is -1"),
         (replace(GLM, keys={"leading_dense_block_count": 1, "expert_feed_forward_length": 64}), "'blk.1.ffn_gate_exps"),
         (replace(GLM, keys={"nextn_predict_layers": 2}), "key 'glm4moe.nextn_predict_layers' is 2, of 2 blocks"),
@@ -51,6 +66,35 @@ def test_bad_files(tmp_path: Path, spec: Spec, words: str) -> None:
     with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError) as caught:
         hparams_of(gguf)
     assert words in str(caught.value)
+
+
+def test_the_first_files_of_qwen2moe_do_not_say_how_wide_experts_are() -> None:
+    """Of Qwen1.5-MoE-A2.7B: 60 experts of 1,408 and a shared one of 5,632."""
+    said = {"expert_count": 60, "expert_used_count": 4, "feed_forward_length": 5632}
+    experts = read_experts(Keys({f"qwen2moe.{key}": value for key, value in said.items()}, "qwen2moe", "file"))
+    assert experts is not None
+    assert (experts.n_ff, experts.n_ff_shared, experts.weights_norm) == (1408, 5632, False)
+
+
+@pytest.mark.parametrize("traits", [(), ("vectors",)])
+def test_a_matrix_of_one_row_may_be_a_vector(tmp_path: Path, traits: tuple[str, ...]) -> None:
+    """As llama-quantize writes it; the trained model has the file's shapes."""
+    spec = Spec("qwen2moe", n_expert=4, n_expert_used=2, keys={"expert_shared_feed_forward_length": 32}, traits=traits)
+    t = write(path := tmp_path / "m.gguf", spec)
+    assert t["blk.1.ffn_gate_inp_shexp.weight"].shape == ((64,) if traits else (1, 64))
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        trained = full(session, define_model(session, gguf, h, 64), gguf, h)
+        wanted = t["blk.1.ffn_gate_inp_shexp.weight"].reshape(1, 64)
+        np.testing.assert_array_equal(trained.read()["blk.1.ffn_gate_inp_shexp.weight"], wanted.astype(np.float32))
+        save_result(tmp_path / "out.gguf", trained, gguf, h)
+        name = "blk.1.ffn_gate_inp_shexp.weight"
+        with GGUFFile.open(tmp_path / "out.gguf") as saved:
+            assert hparams_of(saved) == h
+            assert {n: i.shape for n, i in saved.tensors.items()} == {n: i.shape for n, i in gguf.tensors.items()}
+            assert saved.bytes_of(name).tobytes() == gguf.bytes_of(name).tobytes()
+    session.close()
 
 
 def test_blocks_that_predict_more_tokens_at_once_are_left_alone(tmp_path: Path) -> None:

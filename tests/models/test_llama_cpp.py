@@ -196,7 +196,9 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "mistral3, yarn": Spec("mistral3", keys=YARN),
     "minicpm without scales": Spec("minicpm"),
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
-    "olmo2, windows": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
+    "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
+    "olmo2, more of them": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
+    "exaone4, windows": Spec("exaone4", n_layer=64, n_ff=32, untied=True, keys={"attention.sliding_window": 4}),
 }
 
 
@@ -212,14 +214,15 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
         assert len(pairs) >= 4 * len(values) / 2
         away = np.abs(np.subtract(*np.transpose(pairs)))
+        away /= np.std(values[np.isfinite(values)])
         if "F32" in case.model.name:
-            assert _rms(away) < 0.02, case.model.name
+            assert _rms(away) < 0.002, case.model.name
         else:  # activations are rounded, so that a row may choose another expert
-            assert np.median(away) < 0.1, case.model.name
+            assert np.median(away) < 0.15, case.model.name
 
 
 def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
-    """BERT with words in pieces and with unigrams (bge-m3), nomic-bert and EmbeddingGemma; vectors have a length of 1."""
+    """BERT with pieces of words and with unigrams (bge-m3), nomic-bert, EmbeddingGemma; vectors have a length of 1."""
     xlmr = bert_model.tensors(head=False)
     xlmr["token_embd.weight"] = xlmr["token_embd.weight"][: len(TOKENS)]
     texts = ["the cat sat on the mat", "a dog ran, and the moon", "ab the\u00a0\ufb01ne  日本", "sun", "a cat and " * 7]
