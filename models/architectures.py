@@ -47,7 +47,7 @@ class Architecture:
     glu_limit: float = 0.0  # what joins gate and up is clamped there (graph.ops.elementwise.glu_clamped); 0: is not
     sinks: bool = False  # attention has sinks
     after_sum: bool = False  # not what a sublayer gives is normalised, but its sum with the residual stream (BERT)
-    learned_positions: bool = False  # positions are vectors that are added to the embeddings
+    learned_positions: bool = False  # positions are vectors that are added to the embeddings, and turn nothing
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
 
 
@@ -106,6 +106,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": _A(layer_norm=True, gated=False, activation="gelu"),
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),
     "phi2": _A(layer_norm=True, parallel=True, gated=False, activation="gelu"),
+    "gpt2": _A(layer_norm=True, gated=False, activation="gelu", head_norm=False, learned_positions=True),
+    "starcoder": _A(layer_norm=True, gated=False, activation="gelu", head_norm=False, learned_positions=True),
     "gptneox": _A(layer_norm=True, gated=False, activation="gelu", may_be_parallel=True),
     "gemma-embedding": replace(
         _GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0, causal=False

@@ -25,6 +25,8 @@ ALPHA = 1.702  # of gpt-oss's sigmoid
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
+    if h.kind.learned_positions:
+        x = add(x, get_rows(w["position_embd"], rows.pos))
     angles = rotary.angles(rows.pos)
     of_queries = rotary.of_queries(rows.pos, angles)
     for layer in range(h.n_layer):

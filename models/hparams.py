@@ -74,7 +74,7 @@ class Hparams:
 
     def has_rope(self, layer: int) -> bool:
         period = self.kind.nope_period
-        if period and (layer + 1) % period == 0:
+        if self.kind.learned_positions or (period and (layer + 1) % period == 0):
             return False
         return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
 

@@ -103,4 +103,6 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
 
 def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int) -> Model:
     """Define the weights on a session (bytes are read at first use). ModelFileError names what is wrong."""
+    if hparams.kind.learned_positions and n_ctx > hparams.n_ctx_train:
+        raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
     return Model(hparams, load_weights(session, gguf, hparams), define_rotary(session, gguf, hparams, n_ctx))

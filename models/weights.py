@@ -111,6 +111,8 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield from _bert_parts(h, present)
         return
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
+    if h.kind.learned_positions:
+        yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     yield from _norm("output_norm", h)
     yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one("output.bias", h.n_vocab, required=False)

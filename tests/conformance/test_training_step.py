@@ -43,6 +43,7 @@ MADE_UP = {
     "starcoder2": Spec("starcoder2", biases=("ffn_norm", "ffn_up"), **SMALL),
     "gptneox": Spec("gptneox", fused=True, untied=True, keys={"use_parallel_residual": True}, **SMALL),
     "arcee": Spec("arcee", **SMALL),
+    "gpt2": Spec("gpt2", fused=True, biases=("ffn_up", "output_norm"), **SMALL),
     "olmo2": Spec("olmo2", n_layer=4, untied=True, keys={"attention.sliding_window": 4}, **SMALL),
     "exaone4": Spec("exaone4", n_layer=4, keys={"attention.sliding_window": 4}, **SMALL),
     "mistral3": Spec(

@@ -21,13 +21,24 @@ INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
     *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe"),
 )
-LAYER_NORM = ("command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox")
+LEARNED_POSITIONS = ("gpt2", "starcoder")
+LAYER_NORM = (
+    *LEARNED_POSITIONS,
+    "command-r",
+    "cohere2",
+    "stablelm",
+    "orion",
+    "starcoder2",
+    "nemotron",
+    "phi2",
+    "gptneox",
+)
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
 ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
-UNGATED = ("arcee", "nemotron", "starcoder2", "phi2", "gptneox")
+UNGATED = (*LEARNED_POSITIONS, "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
 SQUARED = ("arcee", "nemotron")  # relu
-GELU = ("gemma", "gemma2", "gemma3", "gemma-embedding", "starcoder2", "phi2", "gptneox")
+GELU = (*LEARNED_POSITIONS, "gemma", "gemma2", "gemma3", "gemma-embedding", "starcoder2", "phi2", "gptneox")
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
 BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2")  # by a bias on the choice of experts
 WIDTH_OF_EXPERTS = (
@@ -99,6 +110,8 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), "output_norm": (s.n_embd,)}
     if s.untied:
         out["output"] = (s.n_vocab, s.n_embd)
+    if s.arch in LEARNED_POSITIONS:
+        out["position_embd"] = (s.n_ctx_train, s.n_embd)
     if n := s.keys.get("dense_2_feat_out"):
         out |= {"dense_2": (n, s.n_embd), "dense_3": (s.n_embd, n)}
     for i in range(s.n_layer):
@@ -271,6 +284,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         of_logits = 1 / of_logits
     x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
     pos = np.arange(len(ids))
+    if s.arch in LEARNED_POSITIONS:
+        x = x + t["position_embd.weight"][pos]
     for i in range(s.n_layer):
         b = f"blk.{i}."
         h = x if s.arch in NO_NORM_BEFORE else normed(b + "attn_norm", x)
@@ -285,7 +300,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         frequency, magnitude = rope(i)
         far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
-        if not far and (s.arch != "smollm3" or i % 4 != 3):
+        if not far and s.arch not in LEARNED_POSITIONS and (s.arch != "smollm3" or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
         k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale

@@ -21,6 +21,7 @@ from models.model import define_model, hparams_of
 from models.overrides import NONE, Overrides
 from server.cli.flags import parse
 from server.cli.model_keys import MODEL_KEYS, overrides
+from server.engine import Engine, EngineOptions
 from tests.models.reference_model import Array, Spec, plain, reference, write, yarn
 
 N_TOKENS = 40
@@ -191,6 +192,8 @@ PLAIN = {
     "starcoder2": Spec("starcoder2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
     "nemotron": Spec("nemotron", untied=True, biases=NORMS, keys={"rope.dimension_count": 8}),
     "phi2": Spec("phi2", fused=True, untied=True, biases=OF_PHI2, keys={"rope.dimension_count": 8}),
+    "gpt2": Spec("gpt2", n_head_kv=4, fused=True, biases=OF_NEOX),
+    "starcoder": Spec("starcoder", n_head_kv=1, fused=True, untied=True, biases=OF_NEOX),
     "gptneox": Spec("gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": True}),
     "gptneox, one after the other": Spec(
         "gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": False}
@@ -392,7 +395,33 @@ def test_sinks_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path) -> Non
         np.testing.assert_array_equal(whole, other)
 
 
-OF_ROWS = ("command-r", "starcoder2", "arcee", "olmo2", "glm4", "qwen2moe", "glm4moe", "glm4moe unnormed", "olmoe")
+def test_learned_positions_end_where_the_file_says(tmp_path: Path) -> None:
+    write(path := tmp_path / "m.gguf", replace(PLAIN["gpt2"], n_ctx_train=48))
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        define_model(session, gguf, h, 48)
+        with pytest.raises(ModelFileError, match="has positions for 48 tokens, not for a context of 49"):
+            define_model(session, gguf, h, 49)
+    session.close()
+    for slots, given, wanted in ((1, 256, 48), (4, 64, 48), (2, 32, 32)):
+        engine = Engine(path, EngineOptions(n_ctx=given, n_slots=slots))
+        assert engine.n_ctx_slot == wanted
+        engine.close()
+
+
+OF_ROWS = (
+    "command-r",
+    "gpt2",
+    "starcoder2",
+    "arcee",
+    "olmo2",
+    "glm4",
+    "qwen2moe",
+    "glm4moe",
+    "glm4moe unnormed",
+    "olmoe",
+)
 
 
 @pytest.mark.parametrize("name", OF_ROWS)
