@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from server.cli import load
+from server.cli import load, lora
 from server.cli.flags import CliError, UsageError
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ def run(options: SimpleNamespace) -> int:
     from server.requests import CompletionRequest
 
     engine = load.open_engine(path, options)
+    adapters = lora.given(options, engine.gguf, engine.hparams)
     vocabulary = tokenizer.from_metadata(engine.gguf.metadata, path=path)
     sampling = load.sampling_defaults(options, vocabulary)
     ids = prompt_ids(vocabulary, prompt)
     load.load_weights(engine)
     scheduler = load.make_scheduler(engine, vocabulary, options)
+    lora.connect(engine, scheduler, adapters)
     request = CompletionRequest(
         tuple(ids),
         sampling,

@@ -386,6 +386,7 @@ GENERATE = (
     Group(
         "Context", tuple(f for f in CONTEXT.flags if f.dest not in ("parallel", "kv_unified", "kv_unified_per_slot"))
     ),
+    Group(LORA.title, LORA.flags[:2]),
     SAMPLING,
     MODEL_KEYS,
     PLACE,

@@ -15,10 +15,14 @@ import pytest
 from graph.backend import Backend
 from graph.conformance import OK, UNSUPPORTED, WRONG, Outcome, register_all
 from graph.op import OPS
+from models.gguf_file import GGUFFile
+from models.lora import write_adapter
+from models.model import hparams_of
 from server.cli import selftest
 from server.cli.main import main
 from server.cli.rehearsal import Understudy
 from server.ubatch import StepResult, UBatch
+from tests.models.test_lora import random_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,6 +68,29 @@ def test_generate_reads_a_file(mini_model: str, tmp_path: Path) -> None:
     assert run(*flags, "-f", str(file)).stdout == run(*flags, "-p", "Hello").stdout
     got = run(*flags, "-p", "Hello", "--display-prompt")
     assert got.stdout.startswith(b"Hello")
+
+
+def test_generate_with_adapters(mini_model: str, tmp_path: Path) -> None:
+    """One with a scale of 0 changes nothing; the merged model says what the adapter does."""
+    adapter, merged = tmp_path / "a.gguf", tmp_path / "merged.gguf"
+    with GGUFFile.open(mini_model) as base:
+        write_adapter(adapter, random_adapter(base, 3, size=2.0), base, hparams_of(base))
+    assert run("export-lora", "-m", mini_model, "--lora", str(adapter), "-o", str(merged)).returncode == 0
+    flags = ("-p", "Hello", "-n", "6", "--temp", "0")
+    plain, none, changed, other = (
+        run("generate", "-m", *more, *flags).stdout
+        for more in (
+            (mini_model,),
+            (mini_model, "--lora-scaled", f"{adapter}:0"),
+            (mini_model, "--lora", str(adapter)),
+            (str(merged),),
+        )
+    )
+    assert plain == none != changed
+    assert changed == other
+    got = run("generate", "-m", mini_model, *flags, "--lora", mini_model)
+    assert (got.returncode, got.stderr.count(b"\n")) == (1, 1), got.stderr.decode()
+    assert b"is not a LoRA adapter" in got.stderr
 
 
 @pytest.mark.parametrize(
