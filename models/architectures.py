@@ -33,6 +33,7 @@ class Architecture:
         None  # of sliding-window layers, where the file does not say; MUST: it must; None: none has one
     )
     window_period: int = 0  # every so many-th layer sees everything, where the file does not say
+    first_sees_all: bool = False  # the first of each so many layers, not the last
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
     local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
     nope_period: int = 0  # every so many-th layer does without
@@ -41,6 +42,7 @@ class Architecture:
         False  # the file may scale what goes in, what blocks add, what is weighed (granite) and what comes out
     )
     multiplied_logits: bool = False  # what it calls a scale of logits multiplies them; else they are divided by it
+    embedding_norm: bool = False  # embeddings are normalised, and not again before the first attention
     embedding_by_root: bool = False  # embeddings are multiplied by the root of their size
     attn_softcap: float | None = None  # of what is weighed, where the file does not say; None: none
     final_softcap: float | None = None  # of logits, the same
@@ -119,6 +121,28 @@ ARCHITECTURES: dict[str, Architecture] = {
         head_norm=False,
         after_sum=True,
         learned_positions=True,
+        causal=False,
+    ),
+    "nomic-bert-moe": _A(
+        layer_norm=True,
+        gated=False,
+        activation="gelu",
+        head_norm=False,
+        experts=True,
+        n_ff_of_expert=False,
+        weights_norm=False,
+        after_sum=True,
+        causal=False,
+    ),
+    "modern-bert": _A(
+        layer_norm=True,
+        activation="gelu",
+        head_norm=False,
+        window=MUST,
+        window_period=3,
+        first_sees_all=True,
+        local_base=10000.0,
+        embedding_norm=True,
         causal=False,
     ),
     "nomic-bert": _A(layer_norm=True, head_norm=False, after_sum=True, causal=False),

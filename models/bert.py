@@ -1,6 +1,7 @@
 """BERT (Devlin et al., 2018) and its relatives, which make vectors: full attention, layer norms after each sublayer.
 
-Positions are learned, or turn queries and keys (nomic-bert, whose feed-forward blocks are gated).
+Positions are learned, or turn queries and keys (nomic-bert, whose feed-forward blocks are gated or, in every second
+layer, experts).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
 from graph.tensor import Tensor
 from models.batch import Memory, Rows, Texts, Weighing
-from models.decoder import feed_forward
+from models.decoder import feed_forward, mixture
 from models.hparams import Hparams
 from models.rope import Rotary
 from models.weights import Weights
@@ -32,5 +33,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             q, k = (rope(t, angles, interleaved=h.interleaved) for t in (q, k))
         y = memory.attend(layer, q, k, v, Weighing(h.attention_scale))
         x = b.norm("attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
-        x = b.norm("layer_output_norm", add(x, feed_forward(b, h, x)), h)
+        experts = h.experts_of(layer)
+        y = mixture(b, h, experts, x) if experts else feed_forward(b, h, x)
+        x = b.norm("layer_output_norm", add(x, y), h)
     return x

@@ -25,6 +25,8 @@ ALPHA = 1.702  # of gpt-oss's sigmoid
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, hidden states (R, n_embd) of `rows.out` out."""
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
+    if h.kind.embedding_norm:
+        x = w.norm("token_embd_norm", x, h)
     if h.kind.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
     angles = rotary.angles(rows.pos)
@@ -70,10 +72,13 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:
     ids, weights = routed(b, e, x)
     order = expert_order(ids, n=e.n)
     rows = expert_rows(x, order)  # (T · n_used, n_embd)
-    gate, up = (b.experts(name, rows, order, e.n) for name in ("ffn_gate_exps", "ffn_up_exps"))
-    limit = h.kind.glu_limit
-    gated = glu_clamped(gate, up, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), up)
-    y = expert_sum(b.experts("ffn_down_exps", gated, order, e.n), weights, order)
+    inner = b.experts("ffn_up_exps", rows, order, e.n)
+    if not h.kind.gated:
+        inner = activated(h, inner)
+    else:
+        gate, limit = b.experts("ffn_gate_exps", rows, order, e.n), h.kind.glu_limit
+        inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), inner)
+    y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n), weights, order)
     if not e.n_ff_shared:
         return y
     shared = feed_forward(b, h, x, "_shexp")

@@ -17,9 +17,13 @@ class Experts:
     n_ff: int  # of one
     n_ff_shared: int = 0  # of the one that every row has besides
     n_dense: int = 0  # so many of the first layers have none
+    period: int = 0  # the second of each so many layers has some; 0: all have
     gating: str = "softmax"  # one of GATINGS: what becomes of a row's logits
     weights_norm: bool = True  # what a row's experts count is divided by their sum
     scale: float = 1.0  # and multiplied by this
+
+    def are_in(self, layer: int) -> bool:
+        return layer >= self.n_dense and (self.period == 0 or layer % self.period == 1)
 
 
 def read_experts(keys: Keys) -> Experts | None:
@@ -53,6 +57,7 @@ def read_experts(keys: Keys) -> Experts | None:
         n_ff,
         keys.count_or_none("expert_shared_feed_forward_length", shared),
         keys.count_or_none("leading_dense_block_count"),
+        keys.count_or_none("moe_every_n_layers"),
         GATINGS[int(gating)] if gating else kind.gating or "softmax",
         keys.flag("expert_weights_norm", False) if kind.weights_norm is None else kind.weights_norm,
         keys.factor("expert_weights_scale"),

@@ -80,11 +80,12 @@ class Hparams:
 
     def experts_of(self, layer: int) -> Experts | None:
         """None: its feed-forward block is one for all rows."""
-        return self.experts if self.experts and layer >= self.experts.n_dense else None
+        return self.experts if self.experts and self.experts.are_in(layer) else None
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
-        return self.window > 0 and (self.window_period == 0 or (layer + 1) % self.window_period != 0)
+        at = layer if self.kind.first_sees_all else layer + 1
+        return self.window > 0 and (self.window_period == 0 or at % self.window_period != 0)
 
 
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
@@ -202,7 +203,7 @@ def _window_period(keys: Keys, n_layer: int) -> int:
     value = keys.get(key, ARCHITECTURES[keys.arch].window_period)
     if isinstance(value, np.ndarray) and value.shape == (n_layer,):
         local = value.astype(bool)
-        index = np.arange(1, n_layer + 1)
+        index = np.arange(n_layer) + (not ARCHITECTURES[keys.arch].first_sees_all)
         periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index > 0))
         value = next(periods, None)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:

@@ -113,6 +113,8 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
     if h.kind.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
+    if h.kind.embedding_norm:
+        yield from _norm("token_embd_norm", h)
     yield from _norm("output_norm", h)
     yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one("output.bias", h.n_vocab, required=False)
@@ -127,7 +129,7 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
     for i in range(h.n_layer):
         b = f"blk.{i}."
         if h.kind.before:
-            yield from _norm(b + "attn_norm", h)
+            yield from _norm(b + "attn_norm", h, required=i > 0 or not h.kind.embedding_norm)
         yield from _attention_parts(h, b, present)
         if h.kind.after:
             yield from _norm(b + "post_attention_norm", h)
@@ -182,7 +184,8 @@ def _expert_parts(h: Hparams, b: str, e: Experts) -> Iterator[tuple[str, Part]]:
     yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
     yield from _one(b + "exp_probs_b.bias", e.n, required=False)
-    for name, n_out, n_in in (("gate", e.n_ff, h.n_embd), ("up", e.n_ff, h.n_embd), ("down", h.n_embd, e.n_ff)):
+    shapes = (("gate", e.n_ff, h.n_embd), ("up", e.n_ff, h.n_embd), ("down", h.n_embd, e.n_ff))
+    for name, n_out, n_in in shapes[not h.kind.gated :]:
         source = f"{b}ffn_{name}_exps.weight"
         yield source, Part(source, (e.n * n_out, n_in), n_experts=e.n)
         yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
@@ -213,7 +216,8 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
         b = f"blk.{i}."
         yield from _attention_parts(h, b, present)
         yield from pair(b + "attn_output_norm", h.n_embd)
-        yield from _feed_forward_parts(h, b, present)
+        experts = h.experts_of(i)
+        yield from _expert_parts(h, b, experts) if experts else _feed_forward_parts(h, b, present)
         yield from pair(b + "layer_output_norm", h.n_embd)
 
 

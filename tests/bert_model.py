@@ -11,6 +11,7 @@ from gguf import GGUFWriter
 
 Array = np.ndarray[Any, Any]
 N_EMBD, N_HEAD, N_FF, N_LAYER, N_CTX, EPS = 48, 4, 80, 2, 64, 1e-12
+N_EXPERT = 4
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = ["▁a", "▁the", "▁cat", "▁dog", "▁sat", "▁ran", "▁on", "▁mat", "▁moon", "▁sun", "▁and", "▁.", "▁,", "s", "ing"]
 TOKENS = SPECIAL + WORDS + [f"▁{chr(c)}{chr(c)}" for c in range(ord("a"), ord("z") + 1)] + [f"x{i}" for i in range(15)]
@@ -18,10 +19,10 @@ N_VOCAB = len(TOKENS)
 Tensors = dict[str, Array]
 
 
-def tensors(head: bool = True, nomic: bool = False) -> Tensors:
+def tensors(head: bool = True, nomic: bool = False, experts: bool = False) -> Tensors:
     r = np.random.default_rng(7)
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, N_EMBD)}
-    if not nomic:
+    if not nomic and not experts:
         shapes["position_embd.weight"] = N_CTX, N_EMBD
     shapes["token_types.weight"] = 2, N_EMBD
 
@@ -30,7 +31,17 @@ def tensors(head: bool = True, nomic: bool = False) -> Tensors:
 
     pair("token_embd_norm", N_EMBD)
     for i in range(N_LAYER):
-        if nomic:
+        if experts:  # of every second layer
+            pair(f"blk.{i}.attn_qkv", 3 * N_EMBD, N_EMBD)
+            pair(f"blk.{i}.attn_output", N_EMBD, N_EMBD)
+            if i % 2:
+                shapes[f"blk.{i}.ffn_gate_inp.weight"] = N_EXPERT, N_EMBD
+                shapes[f"blk.{i}.ffn_up_exps.weight"] = N_EXPERT, N_FF, N_EMBD
+                shapes[f"blk.{i}.ffn_down_exps.weight"] = N_EXPERT, N_EMBD, N_FF
+            else:
+                pair(f"blk.{i}.ffn_up", N_FF, N_EMBD)
+                pair(f"blk.{i}.ffn_down", N_EMBD, N_FF)
+        elif nomic:
             shapes[f"blk.{i}.attn_qkv.weight"] = 3 * N_EMBD, N_EMBD
             shapes[f"blk.{i}.attn_output.weight"] = N_EMBD, N_EMBD
             shapes |= {f"blk.{i}.ffn_{name}.weight": (N_FF, N_EMBD) for name in ("gate", "up")}
@@ -46,9 +57,9 @@ def tensors(head: bool = True, nomic: bool = False) -> Tensors:
         pair("cls", N_EMBD, N_EMBD)
         pair("cls.output", 1, N_EMBD)
     return {
-        name: (
-            r.normal(size=shape) / (math.sqrt(shape[-1]) if len(shape) == 2 else 4) + ("norm.weight" in name)
-        ).astype(np.float32)
+        name: (r.normal(size=shape) / (math.sqrt(shape[-1]) if len(shape) > 1 else 4) + ("norm.weight" in name)).astype(
+            np.float32
+        )
         for name, shape in shapes.items()
     }
 
@@ -64,7 +75,8 @@ def word_pieces(writer: GGUFWriter) -> None:
 
 
 def write(path: Path, values: Tensors, **keys: Any) -> Path:
-    writer = GGUFWriter(path, "nomic-bert" if "blk.0.attn_qkv.weight" in values else "bert")
+    rotary, experts = "blk.0.attn_qkv.weight" in values, "blk.1.ffn_gate_inp.weight" in values
+    writer = GGUFWriter(path, "nomic-bert-moe" if experts else "nomic-bert" if rotary else "bert")
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(N_LAYER)
@@ -73,12 +85,16 @@ def write(path: Path, values: Tensors, **keys: Any) -> Path:
     writer.add_layer_norm_eps(EPS)
     writer.add_causal_attention(False)
     writer.add_uint32(f"{writer.arch}.pooling_type", keys.get("pooling", 2))
-    if writer.arch == "nomic-bert":
+    if rotary:
         writer.add_rope_freq_base(1000.0)
+    if experts:
+        writer.add_moe_every_n_layers(2)
+        writer.add_expert_count(N_EXPERT)
+        writer.add_expert_used_count(2)
     writer.add_token_type_count(2)
     keys.get("vocabulary", word_pieces)(writer)
     for name, value in values.items():
-        writer.add_tensor(name, value.astype(keys.get("dtype", np.float32)) if value.ndim == 2 else value)
+        writer.add_tensor(name, value.astype(keys.get("dtype", np.float32)) if value.ndim > 1 else value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -118,14 +134,32 @@ def forward(values: Tensors, tokens: list[int]) -> Array:
             p = np.exp(s - s.max(1, keepdims=True))
             y[:, of_head] = p / p.sum(1, keepdims=True) @ v[:, of_head]
         x = norm(t, f"{b}attn_output_norm", x + linear(f"{b}attn_output", y))
+        if f"{b}ffn_gate_inp.weight" in t:
+            x = norm(t, f"{b}layer_output_norm", x + experts(t, b, x))
+            continue
         up = linear(f"{b}ffn_up", x)
-        if nomic:
+        if f"{b}ffn_gate.weight" in t:
             gate = linear(f"{b}ffn_gate", x)
             x = norm(t, f"{b}layer_output_norm", x + linear(f"{b}ffn_down", gate / (1 + np.exp(-gate)) * up))
             continue
-        up = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        up = gelu(up)
         x = norm(t, f"{b}layer_output_norm", x + linear(f"{b}ffn_down", up))
     return x
+
+
+def gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def experts(t: Tensors, b: str, x: Array) -> Array:
+    """Row by row the two likeliest of all, by their probabilities among all."""
+    out = np.zeros_like(x)
+    for row, y in zip(x, out, strict=True):
+        odds = np.exp(t[f"{b}ffn_gate_inp.weight"] @ row)
+        odds /= odds.sum()
+        for i in np.argsort(odds)[:-3:-1]:
+            y += odds[i] * (t[f"{b}ffn_down_exps.weight"][i] @ gelu(t[f"{b}ffn_up_exps.weight"][i] @ row))
+    return out
 
 
 def turned(x: Array, by: Array) -> Array:

@@ -70,9 +70,10 @@ def test_every_pooling_is_the_float64_forward_pass(bert: Embedder) -> None:
     assert (bert.default, bert.n_ctx, bert.ranks) == ("cls", N_CTX, True)
 
 
-def test_positions_that_turn_and_gates(tmp_path: Path) -> None:
-    """nomic-bert."""
-    values = tensors(head=False, nomic=True)
+@pytest.mark.parametrize("kind", ["nomic", "experts"])
+def test_positions_that_turn_and_gates(tmp_path: Path, kind: str) -> None:
+    """nomic-bert, and nomic-bert-moe."""
+    values = tensors(head=False, **{kind: True})
     session, embedder = opened(write(tmp_path / "nomic.gguf", values, pooling=1))
     hidden = [forward(values, text) for text in TEXTS]
     for found, wanted in zip(embedded(embedder, TEXTS, "none"), hidden, strict=True):

@@ -229,6 +229,7 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
     paths = [
         bert_model.write(tmp_path / "bert.gguf", bert_model.tensors(head=False), pooling=1),
         bert_model.write(tmp_path / "nomic.gguf", bert_model.tensors(head=False, nomic=True), pooling=1),
+        bert_model.write(tmp_path / "moe.gguf", bert_model.tensors(head=False, experts=True), pooling=1),
         bert_model.write(tmp_path / "xlmr.gguf", xlmr, pooling=2, vocabulary=add_unigrams),
     ]
     write(tmp_path / "gemma.gguf", replace(GEMMA, n_vocab=512, vocabulary=True))
