@@ -22,34 +22,23 @@ INTERLEAVED = (
     *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
+OF_VECTORS = ("gemma-embedding", "modern-bert")
 LAYER_NORM = (
     *LEARNED_POSITIONS,
-    "command-r",
-    "cohere2",
-    "stablelm",
-    "orion",
-    "starcoder2",
-    "nemotron",
-    "phi2",
-    "gptneox",
+    *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
 )
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
 ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
 UNGATED = (*LEARNED_POSITIONS, "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
 SQUARED = ("arcee", "nemotron")  # relu
-GELU = (*LEARNED_POSITIONS, "gemma", "gemma2", "gemma3", "gemma-embedding", "starcoder2", "phi2", "gptneox")
+GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
 BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2")  # by a bias on the choice of experts
-WIDTH_OF_EXPERTS = (
+WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
-    "qwen3moe",
-    "qwen3vlmoe",
-    "qwen2moe",
-    "gpt-oss",
-    "deepseek",
-    "bailingmoe",
-)  # has a key of its own
+    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe"),
+)
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe")  # post_attention_norm stands before the feed-forward block
 
 
@@ -116,7 +105,10 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         out |= {"dense_2": (n, s.n_embd), "dense_3": (s.n_embd, n)}
     for i in range(s.n_layer):
         layer: dict[str, tuple[int, ...]] = {}
-        if s.arch not in NO_NORM_BEFORE:
+        if s.arch == "modern-bert":
+            out["token_embd_norm"] = (s.n_embd,)
+            layer |= {"ffn_norm": (s.n_embd,)} | ({"attn_norm": (s.n_embd,)} if i else {})
+        elif s.arch not in NO_NORM_BEFORE:
             layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
         if s.fused:
             layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | (
@@ -284,11 +276,13 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         of_logits = 1 / of_logits
     x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
     pos = np.arange(len(ids))
+    if s.arch == "modern-bert":
+        x = normed("token_embd_norm", x)
     if s.arch in LEARNED_POSITIONS:
         x = x + t["position_embd.weight"][pos]
     for i in range(s.n_layer):
         b = f"blk.{i}."
-        h = x if s.arch in NO_NORM_BEFORE else normed(b + "attn_norm", x)
+        h = normed(b + "attn_norm", x) if b + "attn_norm.weight" in t else x
         if b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
@@ -307,7 +301,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if caps[0]:
             score = caps[0] * np.tanh(score / caps[0])
         ago = pos[:, None] - pos
-        if s.arch == "gemma-embedding":
+        if s.arch in OF_VECTORS:
             score[:, np.abs(ago) > (window(i) // 2 or 10**9)] = -np.inf
         else:
             score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
@@ -342,7 +336,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
                 gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
             y = product(b + "ffn_down", activated(s, gate) * up)
         x = x + (normed(b + "post_ffw_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
-    if s.arch == "gemma-embedding":
+    if s.arch in OF_VECTORS:
         return normed("output_norm", x)
     z = product("output" if s.untied else "token_embd", normed("output_norm", x)) / of_logits
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z

@@ -100,6 +100,30 @@ GEMMA = Spec(
 )
 
 
+MODERN = Spec(
+    "modern-bert",
+    n_layer=7,
+    n_head_kv=4,
+    n_ctx_train=128,
+    fused=True,
+    keys={"attention.sliding_window": 8, "rope.freq_base": 160000.0, "pooling_type": 2},
+)
+
+
+def test_the_first_layer_of_three_sees_all(tmp_path: Path) -> None:
+    """ModernBERT, whose norms have no biases and whose first attention has none before it."""
+    t = write_spec(path := tmp_path / "m.gguf", MODERN)
+    session, embedder = opened(path)
+    far, near = plain(MODERN, base=160000.0), plain(MODERN, base=1e4)
+    texts = [[7], list(range(3, 40)), list(range(100, 0, -1))]
+    for text, found in zip(texts, embedded(embedder, texts, "cls"), strict=True):
+        hidden = reference(
+            *(MODERN, t, np.array(text), lambda i: (near if i % 3 else far)(i), lambda i: 8 * (i % 3 > 0), 0.25, (0, 0))
+        )
+        np.testing.assert_allclose(found, hidden[0], atol=2e-4)
+    session.close()
+
+
 def test_texts_that_are_seen_as_far_as_a_window_reaches(tmp_path: Path) -> None:
     """EmbeddingGemma: five layers of six see what is near, on both sides; two matrices make the vector of the mean."""
     t = write_spec(path := tmp_path / "m.gguf", GEMMA)

@@ -30,7 +30,7 @@ from server.ubatch import UBatch
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
-from tests.models.test_bert import GEMMA, opened
+from tests.models.test_bert import GEMMA, MODERN, opened
 from tests.models.test_lora import random_adapter
 from tests.models.unigram import TOKENS, add_unigrams
 
@@ -233,7 +233,8 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
         bert_model.write(tmp_path / "xlmr.gguf", xlmr, pooling=2, vocabulary=add_unigrams),
     ]
     write(tmp_path / "gemma.gguf", replace(GEMMA, n_vocab=512, vocabulary=True))
-    paths.append(tmp_path / "gemma.gguf")
+    write(tmp_path / "modern.gguf", replace(MODERN, n_vocab=512, vocabulary=True))
+    paths += [tmp_path / "gemma.gguf", tmp_path / "modern.gguf"]
     for path, line in zip(paths, answers(VECTORS, json.dumps([(str(path), texts) for path in paths])), strict=True):
         with GGUFFile.open(path) as gguf:
             tokenizer = from_metadata(gguf.metadata)
