@@ -50,6 +50,8 @@ class Architecture:
     sinks: bool = False  # attention has sinks
     after_sum: bool = False  # not what a sublayer gives is normalised, but its sum with the residual stream (BERT)
     learned_positions: bool = False  # positions are vectors that are added to the embeddings, and turn nothing
+    head_of_mean: bool = False  # a head that ranks gets the mean of a text's rows, and activates it as blocks do
+    head_softmax: bool = False  # what it says of a pair are the chances of its classes
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
 
 
@@ -70,8 +72,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": _A(interleaved=True, after=True),
     "qwen2": _A(),
     "qwen2vl": _A(),  # of vl the part that reads text
-    "qwen3": _A(head_norm=True),
-    "qwen3vl": _A(head_norm=True),
+    "qwen3": _A(head_norm=True, head_softmax=True),
+    "qwen3vl": _A(head_norm=True, head_softmax=True),
     "qwen3moe": _A(head_norm=True, experts=True),
     "qwen3vlmoe": _A(head_norm=True, experts=True),
     "qwen2moe": _A(experts=True, weights_norm=False),
@@ -143,6 +145,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         first_sees_all=True,
         local_base=10000.0,
         embedding_norm=True,
+        head_of_mean=True,
         causal=False,
     ),
     "nomic-bert": _A(layer_norm=True, head_norm=False, after_sum=True, causal=False),

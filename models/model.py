@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from graph.ops.elementwise import scaled, softcap
+from graph.ops.loss import softmax
 from graph.session import Session
 from graph.tensor import Tensor
 from models import bert, decoder
@@ -73,9 +74,13 @@ class Model:
         """(R, n) f32: what the head says of hidden states (R, n_embd) of these rows; the first column is the
         relevance."""
         w = self.weights.of_rows(out)
+        kind = self.hparams.kind
         if "cls" in w:
-            x = softcap(w.linear("cls", x), cap=1.0)  # tanh
-        return w.linear("cls.output", x) if "cls.output" in w else x
+            x = w.linear("cls", x)
+            x = decoder.activated(self.hparams, x) if kind.head_of_mean else softcap(x, cap=1.0)  # tanh
+        x = w.norm("cls.norm", x, self.hparams)
+        x = w.linear("cls.output", x) if "cls.output" in w else x
+        return softmax(x) if kind.head_softmax else x
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:

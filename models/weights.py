@@ -120,12 +120,7 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
     yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
         yield from _one(name, h.rope_dim // 2, required=False)
-    n = h.n_embd
-    for name in ("dense_2", "dense_3") if not h.kind.causal else ():
-        rows = present[name + ".weight"].shape[0] if name + ".weight" in present else n
-        yield from _one(name + ".weight", rows, n, required=False)
-        yield from _one(name + ".bias", rows, required=False)
-        n = rows
+    yield from _head_parts(h, present)
     for i in range(h.n_layer):
         b = f"blk.{i}."
         if h.kind.before:
@@ -196,22 +191,37 @@ def _expert_parts(h: Hparams, b: str, e: Experts) -> Iterator[tuple[str, Part]]:
         yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
 
 
+def _rows(present: Mapping[str, TensorInfo], name: str) -> int:
+    info = present.get(f"{name}.weight")
+    return info.shape[0] if info is not None and len(info.shape) > 1 else 1
+
+
+def _head_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    """What makes vectors, or scores, of hidden states."""
+    yield from _norm("cls.norm", h, required=False)
+    n_in = h.n_embd
+    for name in ("cls", "cls.output"):
+        rows = h.n_embd if name == "cls" else _rows(present, name)
+        yield from _one(name + ".weight", rows, h.n_embd, required=False)
+        yield from _one(name + ".bias", rows, required=False)
+    for name in ("dense_2", "dense_3"):
+        rows = _rows(present, name)
+        yield from _one(name + ".weight", rows, n_in, required=False)
+        yield from _one(name + ".bias", rows, required=False)
+        n_in = rows
+
+
 def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     def pair(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
         yield f"{name}.weight", Part(f"{name}.weight", shape, required=required)
         yield f"{name}.bias", Part(f"{name}.bias", shape[:1], required=required)
 
-    def rows(name: str) -> int:
-        info = present.get(f"{name}.weight")
-        return info.shape[0] if info is not None and len(info.shape) > 1 else 1
-
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
-    yield from _one("token_types.weight", rows("token_types"), h.n_embd)
+    yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd)
     if h.kind.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     yield from pair("token_embd_norm", h.n_embd)
-    yield from pair("cls", h.n_embd, h.n_embd, required=False)
-    yield from pair("cls.output", rows("cls.output"), h.n_embd, required=False)
+    yield from _head_parts(h, present)
     for i in range(h.n_layer):
         b = f"blk.{i}."
         yield from _attention_parts(h, b, present)
@@ -267,7 +277,9 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
     if h.kind.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
-        for name in [name.replace(".weight", ".bias") for name in weights if name.endswith("_norm.weight")]:
+        for name in [
+            name.replace(".weight", ".bias") for name in weights if name.endswith(("_norm.weight", ".norm.weight"))
+        ]:
             if name not in weights:
                 weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)
     return Weights(weights)

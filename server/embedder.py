@@ -24,10 +24,15 @@ Tokens = Sequence[int]
 class Embedder:
     """A text has windows of its own, so its vector is the same bits whatever is embedded beside it."""
 
-    def __init__(self, tuned: Callable[[Choice], Tuned], h: Hparams, n_ubatch: int, n_ctx: int) -> None:
+    def __init__(
+        self, tuned: Callable[[Choice], Tuned], h: Hparams, n_ubatch: int, n_ctx: int, template: str = ""
+    ) -> None:
+        """`template`: how the model wants a query and a document that it ranks; "": one after the other."""
+        self.template = template
         self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
         self.default = h.pooling
         self.causal = h.causal
+        self._of_mean = ("mean", "rank") if h.kind.head_of_mean else ("mean",)
         self.ranks = tuned(BASE).model(0).ranks
         self._tuned = tuned  # where the model is now: a device may be lost
         self._n_ubatch = n_ubatch
@@ -59,7 +64,7 @@ class Embedder:
         else:
             feeds["count"] = count
             feeds["types"] = np.zeros(n * length)  # all of the first segment, as in llama.cpp
-        if pooling == "mean":
+        if pooling in self._of_mean:
             feeds |= {"first": first, "size": count}
         elif pooling != "none":
             last = pooling == "last" or (pooling == "rank" and self.causal)
@@ -89,5 +94,5 @@ class Embedder:
         if pooling == "none":
             return x
         first = feed("first", (n,), "i32")
-        x = mean_rows(x, first, feed("size", (n,), "i32")) if pooling == "mean" else get_rows(x, first)
+        x = mean_rows(x, first, feed("size", (n,), "i32")) if pooling in self._of_mean else get_rows(x, first)
         return model.scores(x, first) if pooling == "rank" else model.projected(x)

@@ -144,7 +144,8 @@ class Engine:
         self._open(options.devices)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
         self.weight_sets = WeightSets(self.session, self.model, self.gguf)
-        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot)
+        template = str(self.gguf.metadata.get("tokenizer.chat_template.rerank", ""))
+        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template)
 
     def _open(self, devices: Sequence[str]) -> None:
         """A session on these devices, with everything that lives in it; nothing is allocated yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,13 +83,23 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
             refuse(f"{name}[{i}]", f"expected a string, got {article(text)}")
         documents.append(text)
     top_n = fields.integer("top_n", default=len(documents), low=1, hard=True)
-    asked = parser.encode(query)
-    pairs = tuple(_pair(parser, asked, parser.encode(document)) for document in documents)
+    if embedder.template:
+        pairs = tuple(_filled(parser, embedder.template, query, document) for document in documents)
+    else:
+        asked = parser.encode(query)
+        pairs = tuple(_pair(parser, asked, parser.encode(document)) for document in documents)
     for pair in pairs:
         _fits(pair, embedder)
     return_text = fields.boolean("return_text" if tei else "return_documents")
     lora, model = parse_lora(fields, parser.adapters), tuned_name(fields, parser.adapters)
     return RerankJob(pairs, tuple(documents), top_n, tei, return_text, lora, model)
+
+
+def _filled(parser: RequestParser, template: str, query: str, document: str) -> tuple[int, ...]:
+    """llama-server's other form, of files that have one: {query} and {document} stand for the texts."""
+    texts = {"{query}": query, "{document}": document}
+    text = re.sub(r"\{query\}|\{document\}", lambda match: texts[match[0]], template)
+    return tuple(parser.encode(text, parse_special=True))
 
 
 def _pair(parser: RequestParser, query: list[int], document: list[int]) -> tuple[int, ...]:

@@ -101,6 +101,10 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         out["output"] = (s.n_vocab, s.n_embd)
     if s.arch in LEARNED_POSITIONS:
         out["position_embd"] = (s.n_ctx_train, s.n_embd)
+    if "ranks" in s.traits and s.arch == "modern-bert":
+        out |= {"cls": (s.n_embd, s.n_embd), "cls.norm": (s.n_embd,), "cls.output": (1, s.n_embd)}
+    elif "ranks" in s.traits:
+        out["cls.output"] = (2, s.n_embd)
     if n := s.keys.get("dense_2_feat_out"):
         out |= {"dense_2": (n, s.n_embd), "dense_3": (s.n_embd, n)}
     for i in range(s.n_layer):
@@ -174,6 +178,8 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             add[type(value)](f"{s.arch}.{name}", value)
     if s.vocabulary:
         add_vocabulary(writer, s.n_vocab)
+    if "ranks" in s.traits and s.arch != "modern-bert":
+        writer.add_string("tokenizer.chat_template.rerank", "<s>ask {query} say {document}</s>")
     seen: dict[str, Array] = {}
 
     def put(name: str, values: Array, dtype: str) -> None:

@@ -65,6 +65,17 @@ for path, texts in json.load(sys.stdin):
     server = xllamacpp.Server(params)
     print(json.dumps([server.handle_embeddings({"input": text})["data"][0]["embedding"] for text in texts]))
 """
+RANKS = """
+import json, sys
+import xllamacpp
+for path, body in json.load(sys.stdin):
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel = path, 128, 128, 128, 1
+    params.warmup, params.fit_params, params.verbosity, params.cpuparams.n_threads = False, False, -1, 1
+    params.embedding, params.pooling_type = True, xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    found = xllamacpp.Server(params).handle_rerank(body)["results"]
+    print(json.dumps([item["relevance_score"] for item in sorted(found, key=lambda item: item["index"])]))
+"""
 Likeliest = list[list[tuple[int, float]]]  # ids and log-probabilities after each prefix; none where a byte is no text
 
 
@@ -242,6 +253,28 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
         for text, wanted in zip(texts, json.loads(line), strict=True):
             vector = embedder.embed([tokenizer.encode(text)], embedder.default)[0]
             assert np.abs(vector / np.linalg.norm(vector) - wanted).max() < 1e-3, (path.name, text)
+        session.close()
+
+
+def test_scores_of_pairs_are_llama_cpps(tmp_path: Path) -> None:
+    """Qwen3's reranker, whose head says the chances of yes and no and whose file has a template; ModernBERT's."""
+    labels = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
+    specs = {"qwen3": replace(PLAIN["qwen3"], keys=labels), "modern-bert": MODERN}
+    query, documents, asked = "ta ne", ["so ta", "nu mo li", "ta ne ta ne"], []
+    for name, spec in specs.items():
+        write(path := tmp_path / f"{name}.gguf", replace(spec, n_vocab=2048, vocabulary=True, traits=("ranks",)))
+        asked.append((str(path), {"query": query, "documents": documents}))
+    for (path, _), line in zip(asked, answers(RANKS, json.dumps(asked)), strict=True):
+        with GGUFFile.open(path) as gguf:
+            tokenizer, template = from_metadata(gguf.metadata), gguf.metadata.get("tokenizer.chat_template.rerank")
+        session, embedder = opened(Path(path))
+        for document, wanted in zip(documents, json.loads(line), strict=True):
+            if template:
+                text = template.replace("{query}", query).replace("{document}", document)
+                ids = tokenizer.encode(text, add_special=False)
+            else:
+                ids = [1, *(id for text in (query, document) for id in tokenizer.encode(text, add_special=False))]
+            assert embedder.embed([ids], "rank")[0][0] == pytest.approx(wanted, abs=1e-3), (path, document)
         session.close()
 
 

@@ -93,6 +93,21 @@ async def test_many_texts_at_once(server: Running):
         assert alone.data[0].embedding == together.data[i].embedding
 
 
+async def test_rerank_by_the_model_s_own_template(bert: Model, monkeypatch: pytest.MonkeyPatch):
+    """What stands for the other text in a text stays as it is; special tokens are the template's."""
+    monkeypatch.setattr(bert[0], "template", "[CLS] {document} on {query}[SEP]")
+    on = TOKENS.index("▁on")
+    async with running(tokenizer=bert[1], embedder=bert[0], pooling="rank") as server:
+        _, body = await server.post("/rerank", {"query": "dog {document}", "documents": ["cat", "sat."]})
+        expected = [
+            float(score(tensors(), forward(tensors(), [CLS, *ids, on, DOG, *rest, SEP])[0])[0])
+            for rest in [bert[1].encode("{document}", add_special=False)]
+            for ids in ([CAT], [SAT, DOT])
+        ]
+    scores = {item["index"]: item["relevance_score"] for item in body["results"]}
+    assert [scores[0], scores[1]] == pytest.approx(expected, abs=1e-4)
+
+
 async def test_rerank(bert: Model):
     documents = ["cat sat", "moon", "dog . dog"]
     pairs = [[CLS, DOG, SEP, *bert[1].encode(text, add_special=False)] for text in documents]
