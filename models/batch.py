@@ -190,4 +190,5 @@ class Texts:
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
-        return full_attention(q, k, v, self.count, length=self.length, scale=how.scale, reach=how.window // 2)
+        reach = how.window // 2 if how.window else -1
+        return full_attention(q, k, v, self.count, length=self.length, scale=how.scale, reach=reach)

@@ -21,18 +21,23 @@ from models.weights import Weights
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
     """Tokens in, hidden states (T, n_embd) out."""
     assert isinstance(rows, Texts)
-    x = add(w.embedding(rows.tokens), get_rows(w["token_types"], rows.types))  # (T, n_embd)
+    x = w.embedding(rows.tokens)  # (T, n_embd)
+    if "token_types" in w:
+        x = add(x, get_rows(w["token_types"], rows.types))
     if h.kind.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
     x = w.norm("token_embd_norm", x, h)
     angles, _ = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
-        q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, h.n_head, h.head_dim)) for c in "qkv")
+        heads = {"q": h.n_head, "k": h.n_head_kv, "v": h.n_head_kv}
+        q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, n, h.head_dim)) for c, n in heads.items())
         if not h.kind.learned_positions:
             q, k = (rope(t, angles, interleaved=h.interleaved) for t in (q, k))
         y = memory.attend(layer, q, k, v, Weighing(h.attention_scale))
-        x = b.norm("attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_embd)))), h)
+        x = b.norm(
+            "attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))), h
+        )
         experts = h.experts_of(layer)
         y = mixture(b, h, experts, x) if experts else feed_forward(b, h, x)
         x = b.norm("layer_output_norm", add(x, y), h)

@@ -217,7 +217,7 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
         yield f"{name}.bias", Part(f"{name}.bias", shape[:1], required=required)
 
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
-    yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd)
+    yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd, required=False)
     if h.kind.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     yield from pair("token_embd_norm", h.n_embd)

@@ -23,7 +23,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     q, k, _, count = t.src
     length = t.attrs["length"]
     args = (*map(at, t.src), at(t), length, q.shape[1], k.shape[1], q.shape[2], bits(t.attrs["scale"]))
-    args = (*args, t.attrs.get("reach", 0) or length)
+    args = (*args, reach if (reach := t.attrs.get("reach", -1)) >= 0 else length)
     mt, nr, kc = gemm_tile(isa())
     tiles = -(-ATTENTION_BLOCK // mt) * mt * (kc + 2)
     scratch = 4 * (ATTENTION_BLOCK * length + nr * kc + tiles + 64)

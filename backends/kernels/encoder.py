@@ -138,7 +138,8 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     (tokens, heads, size), kv_heads = t.shape, t.src[1].shape[1]
     n = tokens * heads
     length, scale = t.attrs["length"], bits(t.attrs["scale"])
-    words = (n, heads, kv_heads, size, length, scale, t.attrs.get("reach", 0) or length)
+    reach = t.attrs.get("reach", -1)
+    words = (n, heads, kv_heads, size, length, scale, reach if reach >= 0 else length)
     return [dispatch("full_attention", shape, (*t.src, t), words, groups_for(n * size, shape, size * WG))]
 
 

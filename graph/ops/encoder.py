@@ -9,19 +9,19 @@ from graph.tensor import Shape, Tensor
 
 
 @op
-def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, scale: float, reach: int = 0) -> Array:
+def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, scale: float, reach: int = -1) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) → (N, H, D).
 
     Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`: what follows them
-    fills the window up. Query head i reads key head i · H_kv // H. With a `reach` a row sees only rows that are at most
-    so far away; 0 comes out where there are none.
+    fills the window up. Query head i reads key head i · H_kv // H. With a `reach` of 0 or more a row sees only
+    rows that are at most so far away; 0 comes out where there are none.
     """
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
     for w, n in enumerate(count):
         rows, seen = slice(w * length, (w + 1) * length), slice(w * length, w * length + int(n))
         s = np.einsum("thd,shd->hts", q[rows], np.repeat(k[seen], group, 1)) * scale
-        if reach:
+        if reach >= 0:
             s = np.where(np.abs(np.arange(length)[:, None] - np.arange(int(n))) <= reach, s, -np.inf)
         top = s.max(-1, keepdims=True)
         e = np.exp(s - np.where(np.isfinite(top), top, 0))
@@ -31,7 +31,7 @@ def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, s
 
 
 @full_attention.shape
-def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float, reach: int = 0) -> tuple[Shape, str]:
+def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float, reach: int = -1) -> tuple[Shape, str]:
     n, heads, size = q.shape
     ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
     ok = ok and length > 0 and n % length == 0 and count.shape == (n // length,)
@@ -54,11 +54,12 @@ def _(x: Tensor, first: Tensor, count: Tensor) -> tuple[Shape, str]:
 
 
 for _shape in (
-    (7, 4, 2, 8, 0),
-    (33, 3, 1, 20, 0),
-    (64, 2, 2, 16, 0),
+    (7, 4, 2, 8, -1),
+    (33, 3, 1, 20, -1),
+    (64, 2, 2, 16, -1),
     (1, 2, 2, 4, 0),
     (70, 4, 2, 16, 3),
+    (20, 2, 1, 8, 0),
     (90, 2, 1, 8, 40),
 ):
 

@@ -7,6 +7,7 @@ file of the vocabulary, nor the one of tokenizers, whose normalisation differs f
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,7 +22,8 @@ _MATCHED = int(Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED)
 
 class UgmTokenizer(Tokenizer):
     """llama.cpp's UGM tokenizer. Words are told apart where no token reaches over the gap; that two ways to spell one
-    are equally likely to the last bit is decided within it."""
+    are equally likely to the last bit is decided within it. llama.cpp also leaves text as it is that only begins like a
+    token that a user has defined; here it is normalised, as sentencepiece does."""
 
     def __init__(self, vocab: Vocab) -> None:
         kinds = list(zip(vocab.tokens, vocab.attrs, strict=True))
@@ -33,10 +35,11 @@ class UgmTokenizer(Tokenizer):
             if kinds[id][1] & _MATCHED
         }
         normal = [score for score, (_, attr) in zip(vocab.scores, kinds, strict=True) if attr & Attr.NORMAL]
-        self._unknown = min(normal, default=0.0) - _PENALTY
-        self._longest: dict[str, int] = {}  # of the tokens that start with this character
+        self._unknown = float(np.float32(min(normal, default=0.0)) - np.float32(_PENALTY))
+        lengths: dict[str, set[int]] = defaultdict(set)
         for text in self._score:
-            self._longest[text[0]] = max(len(text), self._longest.get(text[0], 0))
+            lengths[text[0]].add(len(text))
+        self._lengths = {char: sorted(found) for char, found in lengths.items()}  # of the tokens that start with it
         before_space = set(re.findall("([^▁\0])▁", "\0".join(self._score))) | {"▁"}
         self._gap = re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")
         self._words = KnownWords(self._encode_word)
@@ -88,7 +91,10 @@ class UgmTokenizer(Tokenizer):
         known = [False] * (len(word) + 1)
         for start, char in enumerate(word):
             so_far = best[start]
-            for stop in range(start + 1, min(len(word), start + self._longest.get(char, 0)) + 1):
+            for length in self._lengths.get(char, ()):
+                stop = start + length
+                if stop > len(word):
+                    break
                 score = self._score.get(word[start:stop])
                 if score is not None and so_far + score > best[stop]:
                     best[stop], begin[stop], known[stop] = so_far + score, start, True

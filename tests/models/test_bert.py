@@ -152,6 +152,17 @@ def test_a_vector_does_not_depend_on_its_company(bert: Embedder) -> None:
         assert a.tobytes() == b.tobytes()
 
 
+def test_a_file_without_segments(tmp_path: Path) -> None:
+    """DistilBERT's."""
+    values = tensors(head=False)
+    zeros = values | {"token_types.weight": np.zeros_like(values["token_types.weight"])}
+    session, embedder = opened(
+        write(tmp_path / "m.gguf", {name: v for name, v in values.items() if name != "token_types.weight"})
+    )
+    np.testing.assert_allclose(embedded(embedder, [TEXTS[1]], "none")[0], forward(zeros, TEXTS[1]), atol=2e-5)
+    session.close()
+
+
 def test_a_head_of_one_row_may_be_a_vector(tmp_path: Path) -> None:
     """As llama-quantize writes it."""
     values = tensors()
@@ -187,7 +198,7 @@ def test_half_precision_weights(tmp_path: Path) -> None:
 
 def test_broken_files(tmp_path: Path) -> None:
     values = tensors()
-    for name in ("token_types.weight", "blk.1.layer_output_norm.bias", "position_embd.weight"):
+    for name in ("token_embd_norm.weight", "blk.1.layer_output_norm.bias", "position_embd.weight"):
         path = write(tmp_path / "x.gguf", {k: v for k, v in values.items() if k != name})
         with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=f"'{name}' is missing"):
             hparams_of(gguf)

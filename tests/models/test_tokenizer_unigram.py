@@ -94,6 +94,14 @@ def test_a_word_is_spelt_in_the_likeliest_way(word: str) -> None:
     assert tokenizer.encode(word) in [ids for total, ids in ways if total == pytest.approx(most)]
 
 
+def test_a_token_of_a_hundred_thousand_letters_costs_little() -> None:
+    tokens = [*((text.encode(), score) for text, score, _ in TOKENS), (b"a" * 100_000, -3.0)]
+    types = np.array([kind for *_, kind in TOKENS] + [NORMAL], np.int32)
+    scores = np.array([score for _, score in tokens], np.float32)
+    tokenizer = unigram(tokens=[text for text, _ in tokens], scores=scores, token_type=types, add_eos_token=False)
+    assert tokenizer.encode("a" * 30_000, add_special=False) == [7] * 30_000
+
+
 def test_the_longest_beginning_counts() -> None:
     table = Charsmap(charsmap({"a": "1", "ab": "2", "abcd": "3", "日": "4"}))
     assert [table.longest("xabcabcd日", at) for at in (0, 1, 4, 8)] == [(0, ""), (2, "2"), (4, "3"), (1, "4")]
