@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MUST = -1
+MUST = -1  # a number that has no default
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,14 @@ class Architecture:
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
     gating: str | None = "softmax"  # of experts, where the file does not say: softmax or sigmoid; None: it must
     weights_norm: bool | None = True  # a row's experts count 1 together; None: where the file says so
-    window: int | None = (
-        None  # of sliding-window layers, where the file does not say; MUST: it must; None: none has one
-    )
+    window: int | None = None  # of sliding-window layers, where the file does not say (MUST: it must); None: none has
     window_period: int = 0  # every so many-th layer sees everything, where the file does not say
     first_sees_all: bool = False  # the first of each so many layers, not the last
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
     local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
     nope_period: int = 0  # every so many-th layer does without
     attention_temperature: bool = False  # beyond the original context queries may grow with their position
-    scales: bool = (
-        False  # the file may scale what goes in, what blocks add, what is weighed (granite) and what comes out
-    )
+    scales: bool = False  # the file may scale what goes in, what blocks add, what is weighed and what comes out
     multiplied_logits: bool = False  # what it calls a scale of logits multiplies them; else they are divided by it
     embedding_norm: bool = False  # embeddings are normalised, and not again before the first attention
     embedding_by_root: bool = False  # embeddings are multiplied by the root of their size
@@ -58,6 +54,11 @@ class Architecture:
 _A = Architecture
 _LLAMA = _A(interleaved=True)
 _GEMMA = _A(activation="gelu", embedding_by_root=True)
+_GEMMA3 = replace(_GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0)
+_COHERE = _A(interleaved=True, layer_norm=True, parallel=True, multiplied_logits=True)
+_GELU = _A(layer_norm=True, gated=False, activation="gelu")
+_GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
+_NOMIC = _A(layer_norm=True, head_norm=False, after_sum=True, causal=False)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _A(interleaved=True, experts=False, n_ff_of_expert=False),
@@ -92,49 +93,22 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": _A(ffn_norm="post_attention_norm", experts=True, window=0, window_period=2, glu_limit=7.0, sinks=True),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, after=True, window=4096, window_period=2, attn_softcap=50.0, final_softcap=30.0),
-    "gemma3": replace(
-        _GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0, final_softcap=0.0
-    ),
-    "command-r": _A(interleaved=True, layer_norm=True, parallel=True, multiplied_logits=True),
-    "cohere2": _A(
-        interleaved=True,
-        layer_norm=True,
-        parallel=True,
-        multiplied_logits=True,
-        window=MUST,
-        window_period=4,
-        local_rope_only=True,
-    ),
+    "gemma3": replace(_GEMMA3, final_softcap=0.0),
+    "gemma-embedding": replace(_GEMMA3, causal=False),
+    "command-r": _COHERE,
+    "cohere2": replace(_COHERE, window=MUST, window_period=4, local_rope_only=True),
     "stablelm": _A(layer_norm=True, parallel=True),
     "orion": _A(layer_norm=True),
-    "starcoder2": _A(layer_norm=True, gated=False, activation="gelu"),
+    "starcoder2": _GELU,
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),
-    "phi2": _A(layer_norm=True, parallel=True, gated=False, activation="gelu"),
-    "gpt2": _A(layer_norm=True, gated=False, activation="gelu", head_norm=False, learned_positions=True),
-    "starcoder": _A(layer_norm=True, gated=False, activation="gelu", head_norm=False, learned_positions=True),
-    "gptneox": _A(layer_norm=True, gated=False, activation="gelu", may_be_parallel=True),
-    "gemma-embedding": replace(
-        _GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0, causal=False
-    ),
-    "bert": _A(
-        layer_norm=True,
-        gated=False,
-        activation="gelu",
-        head_norm=False,
-        after_sum=True,
-        learned_positions=True,
-        causal=False,
-    ),
-    "nomic-bert-moe": _A(
-        layer_norm=True,
-        gated=False,
-        activation="gelu",
-        head_norm=False,
-        experts=True,
-        n_ff_of_expert=False,
-        weights_norm=False,
-        after_sum=True,
-        causal=False,
+    "phi2": replace(_GELU, parallel=True),
+    "gptneox": replace(_GELU, may_be_parallel=True),
+    "gpt2": _GPT2,
+    "starcoder": _GPT2,
+    "bert": replace(_GPT2, after_sum=True, causal=False),
+    "nomic-bert": _NOMIC,
+    "nomic-bert-moe": replace(
+        _NOMIC, gated=False, activation="gelu", experts=True, n_ff_of_expert=False, weights_norm=False
     ),
     "modern-bert": _A(
         layer_norm=True,
@@ -148,5 +122,4 @@ ARCHITECTURES: dict[str, Architecture] = {
         head_of_mean=True,
         causal=False,
     ),
-    "nomic-bert": _A(layer_norm=True, head_norm=False, after_sum=True, causal=False),
 }

@@ -7,14 +7,13 @@ layer, experts).
 from __future__ import annotations
 
 from graph.ops.elementwise import add
-from graph.ops.rope import rope
 from graph.ops.rows import get_rows
-from graph.ops.shape import reshape
 from graph.tensor import Tensor
-from models.batch import Memory, Rows, Texts, Weighing
-from models.decoder import feed_forward, mixture
+from models.batch import Memory, Rows, Texts
+from models.decoder import feed_forward
 from models.hparams import Hparams
 from models.rope import Rotary
+from models.self_attention import Side, self_attention
 from models.weights import Weights
 
 
@@ -30,15 +29,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     angles, _ = rotary.angles(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
-        heads = {"q": h.n_head, "k": h.n_head_kv, "v": h.n_head_kv}
-        q, k, v = (reshape(b.linear(f"attn_{c}", x), shape=(-1, n, h.head_dim)) for c, n in heads.items())
-        if not h.kind.learned_positions:
-            q, k = (rope(t, angles, interleaved=h.interleaved) for t in (q, k))
-        y = memory.attend(layer, q, k, v, Weighing(h.attention_scale))
-        x = b.norm(
-            "attn_output_norm", add(x, b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))), h
-        )
-        experts = h.experts_of(layer)
-        y = mixture(b, h, experts, x) if experts else feed_forward(b, h, x)
-        x = b.norm("layer_output_norm", add(x, y), h)
+        side = Side(b, x, angles)
+        x = b.norm("attn_output_norm", add(x, self_attention(side, side, h, memory, layer)), h)
+        x = b.norm("layer_output_norm", add(x, feed_forward(b, h, layer, x)), h)
     return x

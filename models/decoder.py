@@ -46,14 +46,18 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             fed = y
         else:
             fed = b.norm("ffn_norm", x if h.parallel else attended, h)
-        experts = h.experts_of(layer)
-        y = mixture(b, h, experts, fed) if experts else feed_forward(b, h, fed)
-        y = b.norm("post_ffw_norm", y, h)
+        y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed), h)
         x = add(attended, scaled(y, h.residual_scale), name=f"blk.{layer}")
     return w.norm("output_norm", x, h)
 
 
-def feed_forward(b: Weights, h: Hparams, x: Tensor, which: str = "") -> Tensor:
+def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor) -> Tensor:
+    """(T, n_embd): the layer's block, or its mixture of experts."""
+    experts = h.experts_of(layer)
+    return mixture(b, h, experts, x) if experts else dense(b, h, x)
+
+
+def dense(b: Weights, h: Hparams, x: Tensor, which: str = "") -> Tensor:
     """(T, n_embd): gated, as SwiGLU and GeGLU are (Shazeer, 2020), or not."""
     if h.kind.gated:
         gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
@@ -81,7 +85,7 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:
     y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n), weights, order)
     if not e.n_ff_shared:
         return y
-    shared = feed_forward(b, h, x, "_shexp")
+    shared = dense(b, h, x, "_shexp")
     if "ffn_gate_inp_shexp" in b:  # Qwen's
         shared = mul(shared, exp(log_sigmoid(b.linear("ffn_gate_inp_shexp", x))))
     return add(y, shared)

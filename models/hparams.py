@@ -127,8 +127,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if kind.scales and not keys.flag("rope.scaling.finetuned", True):
         raise keys.error("rope.scaling.finetuned", f"is false: a {arch} without rotary embedding is not supported")
     rope_base = keys.positive("rope.freq_base", 10000.0)
-    default = None if kind.window == MUST else kind.window
-    windowed = kind.window is not None and keys.number("attention.sliding_window", default)
+    window = 0
+    if kind.window is not None:
+        window = keys.count_or_none("attention.sliding_window", None if kind.window == MUST else kind.window)
     h = Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
@@ -144,8 +145,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_base=rope_base,
         rope_scaling=_rope_scaling(keys, n_ctx_train),
         attention_scale=_attention_scale(arch, n_layer, n_embd // n_head, head_dim),
-        window=keys.count("attention.sliding_window", default) if windowed else 0,
-        window_period=_window_period(keys, n_layer) if windowed else 0,
+        window=window,
+        window_period=_window_period(keys, n_layer) if window else 0,
         rope_base_local=0.0
         if kind.local_base is None
         else keys.positive("rope.freq_base_swa", kind.local_base or rope_base),

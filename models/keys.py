@@ -50,8 +50,8 @@ class Keys:
             raise self.error(key, f"is {value}, which is not a possible size")
         return int(value)
 
-    def count_or_none(self, key: str, default: int = 0) -> int:
-        """0, too, which is what a file without the key has."""
+    def count_or_none(self, key: str, default: int | None = 0) -> int:
+        """0, too, which is what a file without the key has if nothing else is its default."""
         return self.count(key, default) if self.number(key, default) else 0
 
     def flag(self, key: str, default: bool | None = None) -> bool:

@@ -132,8 +132,7 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
             yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
         if h.kind.after:
             yield from _norm(b + "post_ffw_norm", h)
-        experts = h.experts_of(i)
-        yield from _expert_parts(h, b, experts) if experts else _feed_forward_parts(h, b, present)
+        yield from _feed_forward_parts(h, i, present)
 
 
 def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
@@ -164,7 +163,12 @@ def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> I
         yield from _one(b + "attn_sinks.weight", h.n_head)
 
 
-def _feed_forward_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    b, experts = f"blk.{layer}.", h.experts_of(layer)
+    yield from _expert_parts(h, b, experts) if experts else _dense_parts(h, b, present)
+
+
+def _dense_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     up = present.get(b + "ffn_up.weight")
     fused = h.kind.gated and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * h.n_ff
     for start, name in enumerate(("ffn_gate", "ffn_up")[not h.kind.gated :]):
@@ -226,8 +230,7 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
         b = f"blk.{i}."
         yield from _attention_parts(h, b, present)
         yield from pair(b + "attn_output_norm", h.n_embd)
-        experts = h.experts_of(i)
-        yield from _expert_parts(h, b, experts) if experts else _feed_forward_parts(h, b, present)
+        yield from _feed_forward_parts(h, i, present)
         yield from pair(b + "layer_output_norm", h.n_embd)
 
 
@@ -277,9 +280,8 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
     if h.kind.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
-        for name in [
-            name.replace(".weight", ".bias") for name in weights if name.endswith(("_norm.weight", ".norm.weight"))
-        ]:
+        biases = [name.replace(".weight", ".bias") for name in weights if name.endswith("norm.weight")]
+        for name in biases:
             if name not in weights:
                 weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)
     return Weights(weights)

@@ -8,12 +8,11 @@ where no token spans the gap.
 
 from __future__ import annotations
 
-import re
 from heapq import heapify, heappop, heappush
 
 from models.tokenizer.base import Tokenizer
 from models.tokenizer.vocab import Vocab
-from models.tokenizer.words import KnownWords
+from models.tokenizer.words import KnownWords, gaps
 
 
 class SpmTokenizer(Tokenizer):
@@ -26,9 +25,7 @@ class SpmTokenizer(Tokenizer):
         raw = [bytes([b]).decode("utf-8", "surrogateescape") for b in range(256)]
         self._byte_ids = [ids.get(f"<0x{b:02X}>", ids.get(raw[b])) for b in range(256)]
         self._words = KnownWords(self._encode_word)
-        # The characters that some token has before an inner ▁; before any other ▁ the text can be cut.
-        before_space = set(re.findall("([^▁\0])▁", "\0".join(ids))) | {"▁"}
-        self._gap = re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")
+        self._gap = gaps(ids)
         super().__init__(vocab)
 
     def _encode_fragments(self, fragments: list[str | int]) -> list[int]:

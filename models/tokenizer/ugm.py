@@ -14,7 +14,7 @@ import numpy as np
 
 from models.tokenizer.base import Tokenizer
 from models.tokenizer.vocab import Attr, Vocab, VocabError
-from models.tokenizer.words import KnownWords
+from models.tokenizer.words import KnownWords, gaps
 
 _PENALTY = 10.0  # of a character that no token has, below the least likely token
 _MATCHED = int(Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED)
@@ -40,8 +40,7 @@ class UgmTokenizer(Tokenizer):
         for text in self._score:
             lengths[text[0]].add(len(text))
         self._lengths = {char: sorted(found) for char, found in lengths.items()}  # of the tokens that start with it
-        before_space = set(re.findall("([^▁\0])▁", "\0".join(self._score))) | {"▁"}
-        self._gap = re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")
+        self._gap = gaps(self._score)
         self._words = KnownWords(self._encode_word)
         super().__init__(vocab)
 

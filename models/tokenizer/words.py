@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 
 MOST = 50_000  # words; then it begins anew
 LONGEST = 64  # characters; longer words hardly come again
@@ -21,3 +22,9 @@ class KnownWords(dict[str, list[int]]):
                 self.clear()
             self[word] = ids
         return ids
+
+
+def gaps(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Where a text of these tokens can be cut: before a ▁, but for characters that some token has before an inner ▁."""
+    before_space = set(re.findall("([^▁\0])▁", "\0".join(tokens))) | {"▁"}
+    return re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")
