@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,6 +47,8 @@ RANKS = {
     "ffn_norm": "blk.*.ffn_norm.weight",
     "out_norm": "output_norm.weight",
 }
+# constants, what only chooses experts, and heads that make scores or vectors: a text's loss is not theirs
+_WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.exp_probs_b\.|cls\.|dense_")
 # as large as the vocabulary, or not used by llama.cpp: these have a rank only where it is named
 _BY_NAME = ("tok_embd", "out", "att_norm", "ffn_norm", "out_norm")
 
@@ -152,8 +155,7 @@ def full(
     tensors = dict(model.weights.tensors)
     params, names = [], []
     for name, part in check_weights(gguf, h).items():
-        without_gradient = name.startswith("rope_") or name.endswith("exp_probs_b.bias")
-        if without_gradient or not any(fnmatch.fnmatchcase(name, p) for p in patterns):
+        if _WITHOUT_GRADIENT.match(name) or not any(fnmatch.fnmatchcase(name, p) for p in patterns):
             continue
 
         def start(part: Part = part) -> F32:

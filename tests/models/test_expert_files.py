@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from backends.cpu.backend import CPUBackend
+from graph.autodiff import backward
+from graph.ops.elementwise import sum_to
 from graph.session import Session
+from models.batch import Sequences
 from models.errors import ModelFileError
 from models.expert_params import read_experts
 from models.gguf_file import GGUFFile
@@ -93,6 +96,26 @@ def test_a_matrix_of_one_row_may_be_a_vector(tmp_path: Path, traits: tuple[str, 
         with GGUFFile.open(tmp_path / "out.gguf") as saved:
             assert hparams_of(saved) == h
             assert {n: i.shape for n, i in saved.tensors.items()} == {n: i.shape for n, i in gguf.tensors.items()}
+            assert saved.bytes_of(name).tobytes() == gguf.bytes_of(name).tobytes()
+    session.close()
+
+
+def test_a_whole_finetune_leaves_heads_alone(tmp_path: Path) -> None:
+    """Of a reranker: its loss is that of texts, to which the head says nothing."""
+    write(path := tmp_path / "m.gguf", Spec("qwen3", head_dim=16, traits=("ranks",)))
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        model = define_model(session, gguf, h, 64)
+        assert model.ranks
+        trained = full(session, model, gguf, h)
+        assert "cls.output.weight" in trained.model.weights.tensors
+        assert "cls.output.weight" not in trained.names
+        logits = trained.model.training_logits(Sequences.feeds(1, 8))
+        assert set(backward(sum_to(logits, shape=()), list(trained.params))) == set(trained.params)
+        save_result(tmp_path / "out.gguf", trained, gguf, h)
+        with GGUFFile.open(tmp_path / "out.gguf") as saved:
+            name = "cls.output.weight"
             assert saved.bytes_of(name).tobytes() == gguf.bytes_of(name).tobytes()
     session.close()
 
