@@ -37,15 +37,21 @@ from tests.models.unigram import TOKENS, add_unigrams
 pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
 TEXT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315]
 FIRST = 4  # of the prefixes that are asked
-LLAMA_CPP = """
+OPEN = """
 import json, sys
 import xllamacpp
-for path, adapters, mixes, prompts in json.load(sys.stdin):
+def opened(path, n_ctx, **more):
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel = path, 256, 1
+    params.model.path, params.n_ctx, params.n_parallel = path, n_ctx, 1
     params.warmup, params.fit_params, params.verbosity, params.cpuparams.n_threads = False, False, -1, 1
-    params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(file, 1.0) for file in adapters]
-    server = xllamacpp.Server(params)
+    for name, value in more.items():
+        setattr(params, name, value)
+    return xllamacpp.Server(params)
+"""
+LLAMA_CPP = """
+for path, adapters, mixes, prompts in json.load(sys.stdin):
+    loras = [xllamacpp.CommonAdapterLoraInfo(file, 1.0) for file in adapters]
+    server = opened(path, 256, lora_adapters=loras)
     for mix in mixes:
         lora, found = [{"id": i, "scale": scale} for i, scale in enumerate(mix)], []
         for prompt in prompts:
@@ -55,25 +61,15 @@ for path, adapters, mixes, prompts in json.load(sys.stdin):
         print(json.dumps(found))
 """
 VECTORS = """
-import json, sys
-import xllamacpp
 for path, texts in json.load(sys.stdin):
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel = path, 64, 64, 64, 1
-    params.warmup, params.fit_params, params.verbosity, params.cpuparams.n_threads = False, False, -1, 1
-    params.embedding = True
-    server = xllamacpp.Server(params)
+    server = opened(path, 64, n_batch=64, n_ubatch=64, embedding=True)
     print(json.dumps([server.handle_embeddings({"input": text})["data"][0]["embedding"] for text in texts]))
 """
 RANKS = """
-import json, sys
-import xllamacpp
+rank = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
 for path, body in json.load(sys.stdin):
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel = path, 128, 128, 128, 1
-    params.warmup, params.fit_params, params.verbosity, params.cpuparams.n_threads = False, False, -1, 1
-    params.embedding, params.pooling_type = True, xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
-    found = xllamacpp.Server(params).handle_rerank(body)["results"]
+    server = opened(path, 128, n_batch=128, n_ubatch=128, embedding=True, pooling_type=rank)
+    found = server.handle_rerank(body)["results"]
     print(json.dumps([item["relevance_score"] for item in sorted(found, key=lambda item: item["index"])]))
 """
 Likeliest = list[list[tuple[int, float]]]  # ids and log-probabilities after each prefix; none where a byte is no text
@@ -94,7 +90,7 @@ def theirs(cases: list[Case]) -> list[list[Likeliest]]:
 
 
 def answers(code: str, given: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", OPEN + code], input=given, capture_output=True, text=True, timeout=60)
     if done.returncode == -signal.SIGILL:
         pytest.skip("the package of llama.cpp is not built for this processor")
     assert done.returncode == 0, done.stderr[-2000:]
