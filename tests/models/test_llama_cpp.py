@@ -225,7 +225,8 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         if "F32" in case.model.name:
             assert _rms(away) < 0.002, case.model.name
         else:  # activations are rounded, so that a row may choose another expert
-            assert np.median(away) < 0.15, case.model.name
+            deep = case.model.name.startswith("exaone4, windows")  # 64 layers
+            assert np.median(away) < (0.15 if deep else 0.05), case.model.name
 
 
 def test_vectors_are_llama_cpps(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,13 @@ def test_what_is_streamed_may_lie_anywhere(pool: Pool) -> None:
         assert (x == 2.0 ** (i + 1)).all()
 
 
+def linked(run: Callable[[Any, int, int, Any], None]) -> int:
+    """The address of a kernel."""
+    source, entry = ir_of(run)
+    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_pool"), "test_pool")])
+    return address
+
+
 def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a chunk comes what lies behind it (0), the next instruction of the stage, or, where a thread's stretch
     ends, its part of the next stage that streams; thieves have theirs."""
@@ -137,9 +145,7 @@ def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: 
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         i64p(a[0])[begin] = i64p(scratch - FOLLOWING)[0]
 
-    source, entry = ir_of(run)
-    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_pool"), "test_pool")])
-    monkeypatch.setitem(jit._addresses, "probe", address)
+    monkeypatch.setitem(jit._addresses, "probe", linked(run))
     told = np.full((4, 20), -1, np.int64)
     both = [
         Instruction("probe", (told[0].ctypes.data,), 20, streams=(10_000, 10)),
@@ -169,9 +175,7 @@ def test_a_kernel_gets_a_chunk_at_a_time(pool: Pool, monkeypatch: pytest.MonkeyP
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         i64p(a[0])[begin] = end - begin
 
-    source, entry = ir_of(run)
-    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_pool"), "test_pool")])
-    monkeypatch.setitem(jit._addresses, "probe", address)
+    monkeypatch.setitem(jit._addresses, "probe", linked(run))
     told = np.zeros(20, np.int64)
     pool.run(Table([Instruction("probe", (told.ctypes.data,), 20, grain)]))
     assert told[::grain].tolist() == [min(grain, 20 - begin) for begin in range(0, 20, grain)]
