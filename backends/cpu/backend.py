@@ -14,6 +14,7 @@ import backends.cpu.lower_basic
 import backends.cpu.lower_encoder
 import backends.cpu.lower_experts
 import backends.cpu.lower_linear
+import backends.cpu.lower_recurrent
 import backends.cpu.lower_select
 import backends.cpu.lower_train
 import backends.cpu.lower_window  # noqa: F401  (they register their rules)

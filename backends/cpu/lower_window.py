@@ -167,7 +167,7 @@ def _function(kernel: str, name: str) -> None:
         return [Instruction(f"{kernel}:{name}", (at(t.src[0]), at(t), n), rows, max(1, grain // 4))]
 
 
-for _name in ("exp", "tanh", "sqrt", "relu", "elu", "step", "sign"):
+for _name in ("exp", "tanh", "sqrt", "relu", "elu", "sigmoid", "step", "sign"):
     _function("unary", _name)
-for _name in ("log", "sin", "cos"):
+for _name in ("log", "softplus", "sin", "cos"):
     _function("scalar", _name)

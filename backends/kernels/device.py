@@ -20,6 +20,7 @@ import backends.kernels.matmul
 import backends.kernels.move
 import backends.kernels.norm
 import backends.kernels.optim
+import backends.kernels.recurrent
 import backends.kernels.rope
 import backends.kernels.rows
 import backends.kernels.select  # noqa: F401  (they register their kernels and rules)

@@ -32,6 +32,8 @@ UNARY = {
     "step": "x > 0.0f ? 1.0f : 0.0f",
     "sign": "x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x",
     "relu": "x < 0.0f ? 0.0f : x",
+    "sigmoid": "sigmoid(x)",
+    "softplus": "(x < 0.0f ? 0.0f : x) + LOG(1.0f + EXP(-FABS(x)))",
     "elu": "x > 0.0f ? x : EXP(x) - 1.0f",
 }
 BINARY = {

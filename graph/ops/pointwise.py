@@ -95,6 +95,28 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
 
 
 @op
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e⁻ˣ)."""
+    return np.exp(-np.logaddexp(0, -x))
+
+
+@sigmoid.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (mul(g, mul(y, add(const(1.0), neg(y)))),)
+
+
+@op
+def softplus(x: Array) -> Array:
+    """ln(1 + eˣ)."""
+    return np.logaddexp(0, x)
+
+
+@softplus.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (mul(g, sigmoid(x)),)
+
+
+@op
 def step(x: Array) -> Array:
     """1 where x > 0, else 0. Its gradient is zero, which is no node at all; so is that of `sign`."""
     return (x > 0).astype(x.dtype)
@@ -158,11 +180,13 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 37)), np.maximum(r.normal(size=(4, 37)), -0.9)], {}
 
 
-for _function in (exp, tanh, sin, cos, step, sign, relu, elu):
+for _function in (exp, tanh, sin, cos, step, sign, relu, elu, sigmoid, softplus):
     _function.case(lambda r: ([r.normal(size=(4, 37)) * 2], {}))
+for _function in (sigmoid, softplus):  # where one of their exponentials is not finite
+    _function.case(lambda r: ([np.array([[-200.0, -90, 90, 200, 0]])], {}))
 for _function in (sqrt, log):
     _function.case(lambda r: ([r.random(size=(4, 37)) * 5 + 0.1], {}))
-for _function in (sqrt, log, exp, tanh, sin, cos, step, sign, relu, elu):
+for _function in (sqrt, log, exp, tanh, sin, cos, step, sign, relu, elu, sigmoid, softplus):
     _function.inplace = (0,)
 for _function in (div, relu_back, elu_back):
     _function.inplace = (0, 1)

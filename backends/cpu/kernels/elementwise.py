@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import njit
 
 from backends.cpu.kernels import emit_math as m
 from backends.cpu.kernels.registry import bits_f32, f32p, kernel
@@ -79,10 +80,18 @@ ACTIVATIONS = {
     "sqrt": lambda b, x: m.call(b, "sqrt", x),
     "relu": lambda b, x: _where_positive(b, x, x, m.fill(x.type.count, 0.0)),
     "elu": _elu,
+    "sigmoid": lambda b, x: b.fdiv(m.fill(x.type.count, 1.0), m.logistic_inverse(b, x)),
     "step": lambda b, x: _where_positive(b, x, m.fill(x.type.count, 1.0), m.fill(x.type.count, 0.0)),
     "sign": _sign,
 }
-SCALAR = {"log": math.log, "sin": math.sin, "cos": math.cos}  # in f64, one by one: rare
+
+
+@njit(forceinline=True)
+def _softplus(x):
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+SCALAR = {"log": math.log, "softplus": _softplus, "sin": math.sin, "cos": math.cos}  # in f64, one by one: rare
 
 
 @kernel("binary")

@@ -1,0 +1,145 @@
+"""Layers that keep a state: short convolutions and the gated delta rule (graph/ops/recurrent.py)."""
+
+from __future__ import annotations
+
+from backends.kernels.dialect import Arg, Kernel, Shape
+from backends.kernels.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements
+from graph.tensor import Tensor
+
+WG = 64
+SIZE, COLUMNS, PARTS = 256, 16, 8  # the most rows of a head's state; columns of a group, and threads of each
+
+# Row t − d of a sequence, d at most `size` − 1: of x where it is not older than the sequence's first row here.
+SEEN = """
+#define OLDER(d) S[((state + 1u) * (size - 1u) - ((d) - back)) * n_columns + c]
+#define SEEN(d) ((d) <= back ? X[(t - (d)) * n_columns + c] : OLDER(d))
+"""
+Kernel(
+    "causal_conv",
+    [
+        Arg("X", "f32"),
+        Arg("W", "f32"),
+        Arg("S", "f32", "rw"),
+        Arg("BEGIN", "i32"),
+        Arg("END", "i32"),
+        Arg("Y", "f32", "w"),
+    ],
+    ["uint n", "uint n_columns", "uint size"],
+    """
+  FOR_EACH(i, n) {
+    uint t = i / n_columns, c = i % n_columns, back = 0u, state = 0u;
+    while (BEGIN[t - back] < 0 && back < size - 1u) back++;
+    if (BEGIN[t - back] >= 0) state = UINT(BEGIN[t - back]);
+    PRECISE float sum = 0.0f;
+    for (uint j = 0u; j < size; j++) { uint d = size - 1u - j; sum = FMA(W[c * size + j], SEEN(d), sum); }
+    Y[i] = sum;
+    if (END[t] >= 0)
+      for (uint j = 0u; j + 1u < size; j++) {
+        uint d = size - 2u - j;
+        S[(UINT(END[t]) * (size - 1u) + j) * n_columns + c] = SEEN(d);
+      }
+  }""",
+    simt=[{"WG": WG}],
+    cpu=[{"WG": 1}],
+    functions=SEEN,
+)
+# A group has 16 columns of a head, from the first row of a sequence to its last. Its state is in the group's memory.
+Kernel(
+    "gated_delta_rule",
+    [
+        Arg("Q", "f32"),
+        Arg("K", "f32"),
+        Arg("V", "f32"),
+        Arg("DECAY", "f32"),
+        Arg("BETA", "f32"),
+        Arg("S", "f32", "rw"),
+        Arg("BEGIN", "i32"),
+        Arg("END", "i32"),
+        Arg("Y", "f32", "w"),
+    ],
+    ["uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor"],
+    """
+  uint n_parts = (width + 15u) / 16u;
+  for (uint g = GX; g < n; g += NGX) {
+    uint t = g / (n_heads * n_parts), h = g / n_parts % n_heads, c0 = g % n_parts * 16u;
+    bool going = BEGIN[t] >= 0;
+    if (going) {
+      uint from = UINT(BEGIN[t]);
+      for (uint i = LID; i < size * 16u; i += WG) {
+        uint c = c0 + i % 16u;
+        s[i] = c < width ? S[((from * n_heads + h) * size + i / 16u) * width + c] : 0.0f;
+      }
+    }
+    while (going) {
+      uint at = (t * k_heads + h % k_heads) * size, own = t * n_heads + h;
+      for (uint d = LID; d < size; d += WG) { keys[d] = K[at + d]; queries[d] = Q[at + d]; }
+      BARRIER();
+      float fades = DECAY[own];
+      for (uint i = LID; i < 128u; i += WG) {
+        uint c = i % 16u;
+        PRECISE float sum = 0.0f;
+        for (uint d = i / 16u; d < size; d += 8u) sum = FMA(s[d * 16u + c], keys[d], sum);
+        sums[i] = sum;
+      }
+      BARRIER();
+      for (uint c = LID; c < 16u; c += WG) {
+        PRECISE float known = 0.0f;
+        for (uint p = 0u; p < 8u; p++) known = known + sums[p * 16u + c];
+        missing[c] = c0 + c < width ? BETA[own] * FMA(-fades, known, V[own * width + c0 + c]) : 0.0f;
+      }
+      BARRIER();
+      for (uint i = LID; i < 128u; i += WG) {
+        uint c = i % 16u;
+        PRECISE float sum = 0.0f;
+        for (uint d = i / 16u; d < size; d += 8u) {
+          PRECISE float faded = fades * s[d * 16u + c];
+          float new_one = FMA(keys[d], missing[c], faded);
+          s[d * 16u + c] = new_one;
+          sum = FMA(new_one, queries[d], sum);
+        }
+        sums[i] = sum;
+      }
+      BARRIER();
+      for (uint c = LID; c < 16u; c += WG) {
+        PRECISE float found = 0.0f;
+        for (uint p = 0u; p < 8u; p++) found = found + sums[p * 16u + c];
+        if (c0 + c < width) Y[own * width + c0 + c] = factor * found;
+      }
+      if (END[t] >= 0)
+        for (uint i = LID; i < size * 16u; i += WG) {
+          uint c = c0 + i % 16u;
+          if (c < width) S[((UINT(END[t]) * n_heads + h) * size + i / 16u) * width + c] = s[i];
+        }
+      t++;
+      going = false;
+      if (t < rows) going = BEGIN[t] < 0;
+      BARRIER();
+    }
+  }""",
+    simt=[{"WG": 128}],
+    cpu=[{"WG": 1}],
+    local=[
+        ("float", "s", str(SIZE * COLUMNS)),
+        ("float", "keys", str(SIZE)),
+        ("float", "queries", str(SIZE)),
+        ("float", "sums", str(PARTS * COLUMNS)),
+        ("float", "missing", str(COLUMNS)),
+    ],
+)
+
+
+@lower("causal_conv")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    n, columns, size = n_elements(t), t.shape[1], t.src[1].shape[1]
+    return [dispatch("causal_conv", shape, (*t.src, t), (n, columns, size), groups_for(n, shape, WG))]
+
+
+@lower("gated_delta_rule")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
+    if size > SIZE:
+        return None
+    n = rows * heads * -(-width // COLUMNS)
+    words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]))
+    groups = min(n, shape.units if shape.name == "cpu" else 16384)
+    return [dispatch("gated_delta_rule", shape, (*t.src, t), words, groups)]

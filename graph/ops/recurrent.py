@@ -1,0 +1,224 @@
+"""Layers that keep a state of each sequence in the place of all its tokens: short convolutions, the gated delta rule.
+
+Rows are tokens of any sequences, each sequence's in order and side by side. A state is a row of `states`: begin[t] is
+the one that token t starts from, or -1 where it goes on from the row before it; end[t] is the one that keeps what is
+left after it, or -1. No row is both read and written at once, so whatever was there before can be gone on from again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from graph.op import Array, Case, State, op, require, writing
+from graph.ops.shape import reshape, slice_rows
+from graph.tensor import Shape, Tensor
+
+
+def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
+    """(first row, row after the last, state) of what goes on without a break."""
+    starts = [t for t in range(len(begin)) if begin[t] >= 0]
+    for first, stop in zip(starts, [*starts[1:], len(begin)], strict=True):
+        yield first, stop, int(begin[first])
+
+
+@writing(2, returns_destination=False)
+def causal_conv(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
+    """Each column's own convolution over time (Mamba's and LFM 2's): x (T, C), w (C, K) → (T, C).
+
+    y[t] = Σ w[:, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the oldest first.
+    """
+    y = np.zeros_like(x)
+    k = w.shape[1]
+    for first, stop, state in _spans(begin):
+        seen = np.concatenate([states[state], x[first:stop]])
+        for t in range(first, stop):
+            at = t - first
+            y[t] = (seen[at : at + k] * w.T).sum(0)
+            if end[t] >= 0:
+                states[end[t]] = seen[at + 1 : at + k]
+    return y
+
+
+@causal_conv.shape
+def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, end: Tensor) -> tuple[Shape, str]:
+    ok = len(x.shape) == len(w.shape) == 2 and w.shape[0] == x.shape[1] and w.shape[1] > 1
+    ok = ok and states.shape[1:] == (w.shape[1] - 1, x.shape[1]) and begin.shape == end.shape == x.shape[:1]
+    require(ok, "causal_conv", "wants x (T, C), w (C, K), states (N, K - 1, C), rows (T,)", x, w, states, begin, end)
+    return x.shape, x.dtype
+
+
+@causal_conv.vjp
+def _(
+    g: Tensor, y: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor, end: Tensor
+) -> tuple[Tensor | None, ...]:
+    both = causal_conv_back(g, x, w, states, begin)
+    n = x.shape[0]
+    of_w = reshape(slice_rows(both, start=n, stop=n + w.shape[1]), shape=w.shape)
+    return slice_rows(both, start=0, stop=n), of_w, None, None, None
+
+
+@op
+def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) -> Array:
+    """The gradients of x, then of w as its bytes: (T + K, C)."""
+    dx, dw, k = np.zeros_like(x), np.zeros_like(w), w.shape[1]
+    for first, stop, state in _spans(begin):
+        seen = np.concatenate([states[state], x[first:stop]])
+        for t in range(first, stop):
+            dw += g[t][:, None] * seen[t - first : t - first + k].T
+            for j in range(max(0, k - 1 - (t - first)), k):
+                dx[t - k + 1 + j] += g[t] * w[:, j]
+    return np.concatenate([dx, dw.reshape(k, -1)])
+
+
+@causal_conv_back.shape
+def _(g: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[Shape, str]:
+    require(g.shape == x.shape, "causal_conv_back", "the gradient must have x's shape", g, x)
+    return (x.shape[0] + w.shape[1], x.shape[1]), x.dtype
+
+
+@writing(5, returns_destination=False)
+def gated_delta_rule(
+    q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, end: Array, *, scale: float
+) -> Array:
+    """Linear attention that forgets, and corrects what it recalls (Gated DeltaNet: Yang, Kautz and Hatamizadeh, 2024).
+
+    q and k (T, H_k, D), v (T, H, E), decay and beta (T, H), states (N, H, D, E) → (T, H, E). Of each head
+    S ← decay · S, then S ← S + k (beta · (v − Sᵀk))ᵀ; y = scale · Sᵀq. Head i has the queries and keys of head
+    i mod H_k.
+    """
+    y = np.zeros_like(v)
+    for first, stop, state in _spans(begin):
+        s = states[state].copy()
+        for t in range(first, stop):
+            _advance(s, *(_of_heads(x[t], s) for x in (k, v)), decay[t], beta[t])
+            y[t] = scale * np.einsum("hde,hd->he", s, _of_heads(q[t], s))
+            if end[t] >= 0:
+                states[end[t]] = s
+    return y
+
+
+def _of_heads(x: Array, s: Array) -> Array:
+    """Rows (H_k, n) as rows (H, n)."""
+    return np.tile(x, (s.shape[0] // x.shape[0], 1))
+
+
+def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+    """One token further, in place; what was missing (H, E)."""
+    s *= decay[:, None, None]
+    missing = v - np.einsum("hde,hd->he", s, k)
+    s += np.einsum("hd,he->hde", k, beta[:, None] * missing)
+    return missing
+
+
+def _check(name: str, *src: Tensor) -> None:
+    q, k, v, decay, beta, *rest = src
+    n, heads, _ = v.shape
+    ok = q.shape == k.shape and q.shape[0] == n and heads % q.shape[1] == 0
+    ok = ok and decay.shape == beta.shape == (n, heads) and all(r.shape == (n,) for r in rest)
+    require(ok, name, "shapes disagree", *src)
+
+
+@gated_delta_rule.shape
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    scale: float,
+) -> tuple[Shape, str]:
+    _check("gated_delta_rule", q, k, v, decay, beta, begin, end)
+    ok = states.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
+    require(ok, "gated_delta_rule", "states must be (N, H, D, E)", q, v, states)
+    return v.shape, v.dtype
+
+
+@gated_delta_rule.vjp
+def _(g: Tensor, y: Tensor, *src: Tensor, scale: float) -> tuple[Tensor | None, ...]:
+    found, start = [], 0
+    *taken, states, begin, _ = src
+    together = gated_delta_rule_back(g, *taken, states, begin, scale=scale)
+    for t in taken:
+        size = int(np.prod(t.shape))
+        found.append(reshape(slice_rows(together, start=start, stop=start + size), shape=t.shape))
+        start += size
+    return (*found, None, None, None)
+
+
+@op
+def gated_delta_rule_back(
+    g: Array, q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, *, scale: float
+) -> Array:
+    """The gradients of q, k, v, decay and beta one after the other, flat."""
+    dq, dk, dv, dd, db = (np.zeros_like(x) for x in (q, k, v, decay, beta))
+    for first, stop, state in _spans(begin):
+        s = states[state].copy()
+        before, missed = [], []
+        for t in range(first, stop):
+            before.append(s.copy())
+            missed.append(_advance(s, _of_heads(k[t], s), v[t], decay[t], beta[t]))
+        ds = np.zeros_like(s)
+        for t in reversed(range(first, stop)):
+            old, missing, kt, qt = before[t - first], missed[t - first], _of_heads(k[t], s), _of_heads(q[t], s)
+            faded = decay[t][:, None, None] * old
+            new = faded + np.einsum("hd,he->hde", kt, beta[t][:, None] * missing)
+            _add_heads(dq[t], scale * np.einsum("hde,he->hd", new, g[t]))
+            ds += scale * np.einsum("hd,he->hde", qt, g[t])
+            of_sum = np.einsum("hde,hd->he", ds, kt)
+            db[t] = (of_sum * missing).sum(-1)
+            dv[t] = beta[t][:, None] * of_sum
+            _add_heads(dk[t], np.einsum("hde,he->hd", ds, beta[t][:, None] * missing))
+            _add_heads(dk[t], -np.einsum("hde,he->hd", faded, dv[t]))
+            ds -= np.einsum("hd,he->hde", kt, dv[t])
+            dd[t] = (ds * old).sum((1, 2))
+            ds *= decay[t][:, None, None]
+    return np.concatenate([x.reshape(-1) for x in (dq, dk, dv, dd, db)])
+
+
+def _add_heads(out: Array, x: Array) -> None:
+    out += x.reshape(-1, *out.shape).sum(0)
+
+
+@gated_delta_rule_back.shape
+def _(g: Tensor, *src: Tensor, scale: float) -> tuple[Shape, str]:
+    _check("gated_delta_rule_back", *src[:5], src[6])
+    require(g.shape == src[2].shape, "gated_delta_rule_back", "the gradient must have v's shape", g, src[2])
+    return (sum(int(np.prod(t.shape)) for t in src[:5]),), g.dtype
+
+
+BEGIN, END = np.full(12, -1, np.int32), np.full(12, -1, np.int32)
+BEGIN[[0, 1, 8]] = 3, 0, 3  # three sequences: of one token, of seven whose states after two are kept, and of four
+END[[0, 4, 7, 9]] = 1, 2, 5, 4
+
+
+def _conv_case(columns: int, size: int, back: bool) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, size)), r.normal(size=(12, columns))
+        states = State(r.normal(size=(6, size - 1, columns)), "f32")
+        return ([g, x, w, states, BEGIN] if back else [x, w, states, BEGIN, END]), {}
+
+    return make
+
+
+def _delta_case(heads: int, k_heads: int, d: int, e: int, back: bool) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
+        k /= np.sqrt((k * k).sum(-1, keepdims=True))
+        v, decay, beta = r.normal(size=(12, heads, e)), r.uniform(0.3, 1, (12, heads)), r.uniform(0, 1, (12, heads))
+        taken = [q, k, v, decay, beta, State(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
+        return ([r.normal(size=v.shape), *taken] if back else [*taken, END]), {"scale": d**-0.5}
+
+    return make
+
+
+for _columns, _size in ((24, 4), (100, 3), (256, 2)):
+    causal_conv.case(_conv_case(_columns, _size, back=False))
+    causal_conv_back.case(_conv_case(_columns, _size, back=True))
+for _shape in ((2, 2, 16, 16), (6, 2, 24, 40), (4, 4, 64, 128)):
+    gated_delta_rule.case(_delta_case(*_shape, back=False))
+    gated_delta_rule_back.case(_delta_case(*_shape, back=True))
