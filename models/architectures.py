@@ -48,6 +48,9 @@ class Architecture:
     learned_positions: bool = False  # positions are vectors that are added to the embeddings, and turn nothing
     head_of_mean: bool = False  # a head that ranks gets the mean of a text's rows, and activates it as blocks do
     head_softmax: bool = False  # what it says of a pair are the chances of its classes
+    gated_attention: bool = False  # each query has a gate behind it, by whose sigmoid what its head gets is multiplied
+    recurrent: str = ""  # layers that keep a state (models/recurrent.py): conv or delta
+    output_norm: str = "output_norm"  # the norm of what the last layer gives, as the file calls it
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
 
 
@@ -58,6 +61,8 @@ _GEMMA3 = replace(_GEMMA, after=True, head_norm=True, window=0, window_period=6,
 _COHERE = _A(interleaved=True, layer_norm=True, parallel=True, multiplied_logits=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
 _GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
+_QWEN35 = _A(ffn_norm="post_attention_norm", head_norm=True, gated_attention=True, recurrent="delta")
+_LFM2 = _A(head_norm=True, recurrent="conv", output_norm="token_embd_norm")
 _NOMIC = _A(layer_norm=True, head_norm=False, after_sum=True, causal=False)
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -77,6 +82,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3vl": _A(head_norm=True, head_softmax=True),
     "qwen3moe": _A(head_norm=True, experts=True),
     "qwen3vlmoe": _A(head_norm=True, experts=True),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(_QWEN35, experts=True),
+    "lfm2": _LFM2,
+    "lfm2moe": replace(_LFM2, experts=True, gating=None),
     "qwen2moe": _A(experts=True, weights_norm=False),
     "olmoe": _A(row_norm=True, experts=True, n_ff_of_expert=False, weights_norm=False),
     "ernie4_5-moe": _A(interleaved=True, experts=True),

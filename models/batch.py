@@ -6,19 +6,23 @@ which are each other's memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from graph.backend import Bytes
 from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
 from graph.ops.causal import causal_attention
+from graph.ops.elementwise import broadcast_to
 from graph.ops.encoder import full_attention
+from graph.ops.recurrent import causal_conv, gated_delta_rule, text_states
+from graph.ops.shape import reshape, slice_rows
 from graph.ops.sinks import attention_sinks, causal_attention_sinks
 from graph.session import Session
-from graph.tensor import Tensor, feed
+from graph.tensor import Tensor, const, feed
 from models.hparams import Hparams
 
 KV_TYPES = ("f32", "f16", "q8_0")
@@ -61,6 +65,17 @@ class Memory(Protocol):
         """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q."""
 
 
+@runtime_checkable
+class States(Protocol):
+    """What layers go on from that keep a state of each sequence. Texts that are seen as a whole have none."""
+
+    def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+        """x (T, C), w (C, 1, K) → (T, C): graph.ops.recurrent.causal_conv, going on from each sequence's last row."""
+
+    def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        """q and k (T, H_k, D), v (T, H, D), decay and beta (T, H) → as v: graph.ops.recurrent.gated_delta_rule."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """T tokens of any sequences, and the rows whose logits are wanted."""
@@ -69,40 +84,72 @@ class Batch:
     pos: Tensor  # (T,) i32
     slot: Tensor  # (T,) i32: the row of `tables` that holds the token's sequence
     cells: Tensor  # (T,) i32: where the token's key and value go
+    begin: Tensor  # (T,) i32: the state that it goes on from, -1: what the row before leaves (graph.ops.recurrent)
+    end: Tensor  # (T,) i32: the state that keeps what it leaves, or -1
     out: Out | None
 
     @classmethod
     def feeds(cls, n_tokens: int, n_out: int | None = None) -> Batch:
         """`n_out` None: logits of every row."""
-        tokens, pos, slot, cells = (feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells"))
+        tokens, pos, slot, cells, begin, end = (
+            feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells", "begin", "end")
+        )
         if n_out is None:
-            return cls(tokens, pos, slot, cells, None)
+            return cls(tokens, pos, slot, cells, begin, end, None)
         ids, out_pos, out_slot = (feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot"))
-        return cls(tokens, pos, slot, cells, Out(ids, out_pos, out_slot))
+        return cls(tokens, pos, slot, cells, begin, end, Out(ids, out_pos, out_slot))
 
 
 @dataclass(frozen=True)
 class PagedMemory:
-    """The KV cache as states: per layer keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D), and page tables."""
+    """The KV cache as states: by layer keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D), and page tables; of
+    layers that keep a state of a sequence, rows of such (graph/ops/recurrent.py), of which the first stays zero."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    keys: Mapping[int, Tensor]
+    values: Mapping[int, Tensor]
     tables: Tensor  # (S, pages per table) i32
+    convs: Mapping[int, Tensor]  # (N, K - 1, C)
+    deltas: Mapping[int, Tensor]  # (N, H, D, D)
 
     @classmethod
     def define(
-        cls, session: Session, h: Hparams, n_pages: int, table_shape: tuple[int, int], type_k: str, type_v: str
+        cls,
+        session: Session,
+        h: Hparams,
+        n_pages: int,
+        table_shape: tuple[int, int],
+        type_k: str,
+        type_v: str,
+        n_states: int = 0,
     ) -> PagedMemory:
         k, v = (n_pages, h.n_head_kv, h.head_dim, PAGE), (n_pages, h.n_head_kv, PAGE, h.head_dim)
+        attending = [i for i in range(h.n_layer) if not h.recurrent_of(i)]
+        convs, deltas = {}, {}
+        for i in range(h.n_layer):
+            if r := h.recurrent_of(i):
+                convs[i] = session.define(f"conv.{i}", (n_states, *r.conv_shape))
+                if r.n_heads:
+                    deltas[i] = session.define(f"delta.{i}", (n_states, *r.delta_shape))
         return cls(
-            tuple(session.define(f"k.{i}", k, type_k) for i in range(h.n_layer)),
-            tuple(session.define(f"v.{i}", v, type_v) for i in range(h.n_layer)),
+            {i: session.define(f"k.{i}", k, type_k) for i in attending},
+            {i: session.define(f"v.{i}", v, type_v) for i in attending},
             session.define("tables", table_shape, "i32", by_host=True),
+            convs,
+            deltas,
         )
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.keys) + len(self.convs)
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """What has pages."""
+        return [*self.keys.values(), *self.values.values()]
 
     def copied(self, pairs: Tensor) -> list[Tensor]:
         """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
-        return [copy_pages(cache, pairs) for cache in (*self.keys, *self.values)]
+        return [copy_pages(cache, pairs) for cache in self.caches]
 
     @cached_property
     def page_nbytes(self) -> int:
@@ -112,7 +159,7 @@ class PagedMemory:
     @cached_property
     def _parts(self) -> list[tuple[str, int]]:
         """Of a page, in the order of its bytes: states, and how many bytes they have of it."""
-        return [(t.name, t.nbytes // t.shape[0]) for pair in zip(self.keys, self.values, strict=True) for t in pair]
+        return [(t.name, t.nbytes // t.shape[0]) for i in self.keys for t in (self.keys[i], self.values[i])]
 
     def read_page(self, session: Session, page: int, into: Bytes | None = None) -> Bytes:
         """A copy of a page, layer by layer, keys before values, as the device keeps them; on request `into` memory for
@@ -137,17 +184,33 @@ class Cached:
 
     memory: PagedMemory
     batch: Batch
-    stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # each layer's cache afterwards
+    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, what has to run for what it remembers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
         keys, values = memory.keys[layer], memory.values[layer]
-        self.stored[layer] = keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
-        asking = batch.out or batch if layer == len(memory.keys) - 1 else batch
+        self.stored[layer] = [keys, values] = [store_k(keys, k, batch.cells), store_v(values, v, batch.cells)]
+        asking = batch.out or batch if layer == memory.n_layer - 1 else batch
         seen = keys, values, memory.tables, asking.slot, asking.pos
         if how.sinks is not None:
             return attention_sinks(q, *seen, how.sinks, scale=how.scale, window=how.window)
         return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
+
+    def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+        y = causal_conv(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
+        self.stored.setdefault(layer, []).append(y)
+        return y
+
+    def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        states, batch = self.memory.deltas[layer], self.batch
+        y = gated_delta_rule(q, k, v, decay, beta, states, batch.begin, batch.end, scale=q.shape[2] ** -0.5)
+        self.stored.setdefault(layer, []).append(y)
+        return y
+
+
+def zeros(*shape: int) -> Tensor:
+    """A state that nothing has been added to."""
+    return broadcast_to(const(0.0), shape=shape)
 
 
 @dataclass(frozen=True)
@@ -170,6 +233,19 @@ class Sequences:
         if how.sinks is not None:
             return causal_attention_sinks(q, k, v, self.start, how.sinks, length=size, scale=scale, window=window)
         return causal_attention(q, k, v, self.start, length=size, scale=scale, window=window, cap=how.cap)
+
+    def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+        return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), *self._states)
+
+    def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        before = zeros(1, v.shape[1], q.shape[2], v.shape[2])
+        return gated_delta_rule(q, k, v, decay, beta, before, *self._states, scale=q.shape[2] ** -0.5)
+
+    @cached_property
+    def _states(self) -> list[Tensor]:
+        """`begin` and `end` of each row."""
+        both = text_states(self.start, length=self.length)
+        return [reshape(slice_rows(both, start=i, stop=i + 1), shape=self.start.shape) for i in range(2)]
 
 
 @dataclass(frozen=True)

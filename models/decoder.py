@@ -9,12 +9,13 @@ from __future__ import annotations
 from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu
 from graph.ops.experts import expert_gather, expert_order, expert_rows, expert_sum, expert_weights, top_experts
 from graph.ops.loss import softmax
-from graph.ops.pointwise import exp, log, neg, relu, square
+from graph.ops.pointwise import exp, neg, relu, sigmoid, softplus, square
 from graph.ops.rows import get_rows
-from graph.tensor import Tensor, const
+from graph.tensor import Tensor
 from models.batch import Memory, Rows
 from models.expert_params import Experts
 from models.hparams import Hparams
+from models.recurrent import OUTPUT, recurrent
 from models.rope import Rotary
 from models.self_attention import Side, self_attention
 from models.weights import Weights
@@ -35,12 +36,19 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         b, local = w.block(layer), h.is_local(layer)
         y = b.norm("attn_norm", x, h)
         asking, seen = Side(b, y, of_queries[local]), Side(b, y, angles[local])
+        r = h.recurrent_of(layer)
+        mixed = recurrent(b, h, r, layer, y, memory) if r else None  # of all rows: each goes on from the one before
         if layer == h.n_layer - 1 and rows.out is not None:  # what the others would ask, nobody needs
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             asking = Side(b, y, rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))[local])
-        attended = b.norm("post_attention_norm", self_attention(asking, seen, h, memory, layer), h)
+            mixed = None if mixed is None else get_rows(mixed, rows.out.ids)
+        if mixed is None:
+            mixed = self_attention(asking, seen, h, memory, layer)
+        else:
+            mixed = b.linear(OUTPUT[h.kind.recurrent], mixed)
+        attended = b.norm("post_attention_norm", mixed, h)
         attended = add(x, scaled(attended, h.residual_scale))
         if h.kind.parallel and "ffn_norm" not in b:
             fed = y
@@ -87,7 +95,7 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:
         return y
     shared = dense(b, h, x, "_shexp")
     if "ffn_gate_inp_shexp" in b:  # Qwen's
-        shared = mul(shared, exp(log_sigmoid(b.linear("ffn_gate_inp_shexp", x))))
+        shared = mul(shared, sigmoid(b.linear("ffn_gate_inp_shexp", x)))
     return add(y, shared)
 
 
@@ -104,5 +112,4 @@ def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """−log(1 + exp(−x))."""
-    return neg(log(add(const(1.0), exp(neg(x)))))
+    return neg(softplus(neg(x)))

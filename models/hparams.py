@@ -12,6 +12,7 @@ from models.architectures import ARCHITECTURES, MUST, Architecture
 from models.errors import ModelFileError
 from models.expert_params import Experts, read_experts
 from models.keys import Keys
+from models.recurrent_params import Recurrent, read_recurrent
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
@@ -63,6 +64,7 @@ class Hparams:
     temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
     interleaved: bool = False  # rotary pairs are neighbours
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
+    recurrent: Recurrent | None = None  # layers that keep a state instead of keys and values
 
     @property
     def kind(self) -> Architecture:
@@ -77,6 +79,10 @@ class Hparams:
         if self.kind.learned_positions or (period and (layer + 1) % period == 0):
             return False
         return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
+
+    def recurrent_of(self, layer: int) -> Recurrent | None:
+        """None: it attends."""
+        return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
 
     def experts_of(self, layer: int) -> Experts | None:
         """None: its feed-forward block is one for all rows."""
@@ -96,7 +102,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys)
     n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
-    n_head_kv = keys.count("attention.head_count_kv", n_head)
+    n_head_kv = _n_head_kv(keys, n_head)
     if n_head % n_head_kv:
         raise ModelFileError(file, f"{n_head} heads cannot share {n_head_kv} key/value heads")
     if "attention.key_length" not in keys and n_embd % n_head:
@@ -160,8 +166,21 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         temperature=temperature,
         parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
         interleaved=kind.interleaved and not _of_several_positions(keys),
+        recurrent=read_recurrent(keys, n_layer, n_embd),
     )
     return _with_scales(h, keys) if kind.scales else h
+
+
+def _n_head_kv(keys: Keys, n_head: int) -> int:
+    """The same number in all layers that attend; others may have none."""
+    key = "attention.head_count_kv"
+    given = keys.get(key)
+    if not ARCHITECTURES[keys.arch].recurrent or not isinstance(given, np.ndarray):
+        return keys.count(key, n_head)
+    some = given[given != 0]
+    if not some.size or (some != some[0]).any() or not 0 < int(some[0]) < 1 << 31:
+        raise keys.error(key, "is not one number for all layers that attend")
+    return int(some[0])
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:

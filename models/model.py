@@ -35,8 +35,8 @@ class Model:
         """(R, n_vocab) f32 of the batch's `out` rows, or of all."""
         return self.forward(batch, Cached(memory, batch))
 
-    def remembered(self, batch: Batch, memory: PagedMemory) -> tuple[Tensor, Tensor]:
-        """The last layer's cache after the batch: all that has to run where nobody wants logits."""
+    def remembered(self, batch: Batch, memory: PagedMemory) -> list[Tensor]:
+        """The last layer's cache after the batch, or what fills it: all that has to run where nobody wants logits."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
         return cached.stored[self.hparams.n_layer - 1]

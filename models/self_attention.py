@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from graph.ops.elementwise import mul
 from graph.ops.norm import rms_norm
+from graph.ops.pointwise import sigmoid
 from graph.ops.rope import rope
 from graph.ops.shape import reshape
+from graph.ops.window import take_block
 from graph.tensor import Tensor
 from models.batch import Memory, Weighing
 from models.hparams import Hparams
@@ -23,20 +26,31 @@ class Side(NamedTuple):
 
 def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """(T, n_embd) for the rows that ask."""
-    q, k = _normed(asking, "attn_q", h.n_head, h), _normed(seen, "attn_k", h.n_head_kv, h)
+    q, gate = asking.b.linear("attn_q", asking.x), None
+    if h.kind.gated_attention:
+        q, gate = _taken_apart(q, h)
+    q, k = _normed(asking, "attn_q", q, h), _normed(seen, "attn_k", seen.b.linear("attn_k", seen.x), h)
     v = reshape(seen.b.linear("attn_v", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
     if h.has_rope(layer):
         q, k = (rope(t, side.angles, interleaved=h.interleaved) for t, side in ((q, asking), (k, seen)))
     window = h.window if h.is_local(layer) else 0
     how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
-    y = memory.attend(layer, q, k, v, how)
-    return asking.b.linear("attn_output", reshape(y, shape=(-1, h.n_head * h.head_dim)))
+    y = reshape(memory.attend(layer, q, k, v, how), shape=(-1, h.n_head * h.head_dim))
+    return asking.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
 
 
-def _normed(side: Side, name: str, n_head: int, h: Hparams) -> Tensor:
+def _taken_apart(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
+    """(T, n_head · head_dim) each: queries, and what stands behind each of them."""
+    shape = (x.shape[0], h.n_head, 1, h.head_dim)
+    both = reshape(x, shape=(x.shape[0], h.n_head, 2, h.head_dim))
+    q, gate = (take_block(both, start=(0, 0, i, 0), shape=shape) for i in range(2))
+    return reshape(q, shape=(x.shape[0], -1)), reshape(gate, shape=(x.shape[0], -1))
+
+
+def _normed(side: Side, name: str, x: Tensor, h: Hparams) -> Tensor:
     """(T, n_head, head_dim): queries or keys, normalised where the file has a norm for them."""
-    x, weight = side.b.linear(name, side.x), side.b.get(f"{name}_norm")
+    weight = side.b.get(f"{name}_norm")
     if weight is not None and h.kind.row_norm:
         x = rms_norm(x, weight, eps=h.eps)
-    x = reshape(x, shape=(-1, n_head, h.head_dim))
+    x = reshape(x, shape=(x.shape[0], -1, h.head_dim))
     return x if weight is None or h.kind.row_norm else rms_norm(x, weight, eps=h.eps)

@@ -25,6 +25,7 @@ from models.gguf_file import GGUFFile, TensorInfo
 from models.held import HELD, held, held_as
 from models.hparams import Hparams
 from models.low_rank import LowRank
+from models.recurrent_params import Recurrent
 
 MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", *HELD)
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Part:
     start: int = 0
     required: bool = True
     n_experts: int = 0
+    loose: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
 
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -115,7 +117,7 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     if h.kind.embedding_norm:
         yield from _norm("token_embd_norm", h)
-    yield from _norm("output_norm", h)
+    yield from _norm("output_norm", h, h.kind.output_norm)
     yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
@@ -125,7 +127,8 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         b = f"blk.{i}."
         if h.kind.before:
             yield from _norm(b + "attn_norm", h, required=i > 0 or not h.kind.embedding_norm)
-        yield from _attention_parts(h, b, present)
+        recurrent = h.recurrent_of(i)
+        yield from _recurrent_parts(h, b, recurrent) if recurrent else _attention_parts(h, b, present)
         if h.kind.after:
             yield from _norm(b + "post_attention_norm", h)
         if h.kind.before:
@@ -149,7 +152,7 @@ def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Ite
 def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
-    for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
+    for name, rows in (("attn_q", attn * (1 + h.kind.gated_attention)), ("attn_k", kv), ("attn_v", kv)):
         source = b + ("attn_qkv" if fused else name)
         yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start)
         yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
@@ -161,6 +164,25 @@ def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> I
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
     if h.kind.sinks:
         yield from _one(b + "attn_sinks.weight", h.n_head)
+
+
+def _recurrent_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Part]]:
+    if not r.n_heads:
+        name = f"{b}shortconv.conv.weight"
+        yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
+        yield from _one(b + "shortconv.in_proj.weight", 3 * r.n_columns, h.n_embd)
+        yield from _one(b + "shortconv.out_proj.weight", h.n_embd, r.n_columns)
+        return
+    name, n_values = f"{b}ssm_conv1d.weight", r.n_heads * r.size
+    yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
+    yield from _one(b + "attn_qkv.weight", r.n_columns, h.n_embd)
+    yield from _one(b + "attn_gate.weight", n_values, h.n_embd)
+    for name in ("ssm_alpha", "ssm_beta"):
+        yield from _one(f"{b}{name}.weight", r.n_heads, h.n_embd)
+    yield from _one(b + "ssm_dt.bias", r.n_heads)
+    yield from _one(b + "ssm_a", r.n_heads)
+    yield from _one(b + "ssm_norm.weight", r.size)
+    yield from _one(b + "ssm_out.weight", h.n_embd, n_values)
 
 
 def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -258,8 +280,9 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
-        if len(part.shape) == 1 and info.dtype not in ("f32", "f16", "bf16"):
-            raise ModelFileError(gguf.path, f"tensor '{info.name}' is a vector of type {info.dtype}")
+        if (part.loose or len(part.shape) == 1) and info.dtype not in ("f32", "f16", "bf16"):
+            kind = "small matrix" if part.loose else "vector"
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' is a {kind} of type {info.dtype}")
     unused = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_unused))
     for name in gguf.tensors:
         if name.startswith(unused):
@@ -290,21 +313,22 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:
     """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process; numbers
     that cannot be held are a ModelFileError when they are read."""
-    info = gguf.tensors[part.source]
+    info, plain = gguf.tensors[part.source], part.loose or len(part.shape) == 1
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
 
     def source() -> Bytes:
         start = part.start * row_nbytes
         raw: Bytes = gguf.bytes_of(info.name)[start : start + part.shape[0] * row_nbytes]
-        if len(part.shape) == 1:
+        if plain:
             return vector(raw, info.dtype).view(np.uint8)
         try:
             return held(raw, info.dtype)
         except OverflowError as error:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
-    dtype = held_as(info.dtype) if len(part.shape) == 2 else "f32"
-    return session.define(state or name, part.shape, dtype, source, constant=True, loaded=gguf.release)
+    dtype = "f32" if plain else held_as(info.dtype)
+    shape = (part.shape[0], 1, part.shape[1]) if part.loose else part.shape
+    return session.define(state or name, shape, dtype, source, constant=True, loaded=gguf.release)
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:

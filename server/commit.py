@@ -69,7 +69,9 @@ class Committer:
                     row += 1
             draft = draft_part(seq, n)
             late = seq.samples and row in result.unsampled and seq.n_computed + n - len(draft) == len(seq.tokens)
-            seq.n_computed += n - len(draft) - late  # what could not be sampled is computed again
+            states = self._cache.states
+            # What could not be sampled is computed again; with states, from the one that there is.
+            seq.n_computed += n - len(draft) - late if states is None or not late else 0
             seq.table_sent = True
             if seq.copy is not None:
                 self._cache.copied(seq)
@@ -92,6 +94,8 @@ class Committer:
             if seq.n_computed - seq.sealed >= PAGE:
                 assert seq.slot is not None
                 self._cache.seal(seq, seq.slot)
+            if states is not None:
+                states.commit(seq)
             if seq.drafts is not None:
                 self._cache.trim(seq)
             if stop is not None:

@@ -35,12 +35,12 @@ from models.gguf_file import GGUFFile
 from models.grammar import GrammarError
 from models.low_rank import LowRank
 from models.model import Model, define_model, hparams_of
-from models.moves import move_cells
 from models.overrides import NONE, Overrides
 from models.placement import Places
 from models.tuned import Tuned
 from models.weight_sets import WeightSets
 from models.weights import check_weights
+from server.cells import Cells
 from server.embedder import Embedder
 from server.pages import pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
@@ -54,8 +54,6 @@ from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch
 log = logging.getLogger("logitless.engine")
 MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
 NOT_SAMPLED = -2  # in mask_row
-MOVES = 128  # cells that one run of the device moves
-COPIES = 8  # pages that one run copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,7 @@ class EngineOptions:
     placement: PlacementOptions = ANYWHERE
     embeddings: bool = False  # make the embeddings' kernels ready at load
     overrides: Overrides = NONE  # in the place of what the file says
+    n_checkpoints: int = 2  # of each slot: states that are kept to go on from, where layers have such
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
 
 
@@ -137,7 +136,6 @@ class Engine:
         self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
         self.table_pages = -(-self.n_ctx_slot // PAGE)
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
-        self.moves_cells = False  # known once it is loaded
         self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._beside = beside
@@ -158,9 +156,17 @@ class Engine:
         self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot)
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
-        self.memory = PagedMemory.define(self.session, h, self.n_pages + 1, tables, options.type_k, options.type_v)
+        types = options.type_k, options.type_v
+        self.memory = PagedMemory.define(self.session, h, self.n_pages + 1, tables, *types, n_states=self.n_states)
+        self.cells = Cells(self.session, self.model, self.memory, self.n_pages)
         self._prefault = Prefault(self.session, self.memory)
         self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
+
+    @property
+    def n_states(self) -> int:
+        """Rows of states: nothing's, one before and one after a step for each slot, and those that are kept. 0: the
+        model has no layers with such."""
+        return 1 + self.options.n_slots * (2 + self.options.n_checkpoints) if self.hparams.recurrent else 0
 
     def load(self) -> None:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
@@ -175,7 +181,7 @@ class Engine:
             self.embedder.load()
             self.gguf.release()
             return
-        self._examine(self._everything(), self._build_copies())
+        self._examine(self._everything(), self.cells.copied())
         prepare(self._on_cpu(self.session.placed(self._everything())))
         self.session.reserve(self._reserved)
         trash = np.full(self.table_pages, self.n_pages, np.int32)
@@ -183,8 +189,7 @@ class Engine:
         largest = Shape(self.options.n_ubatch, 0)
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1, whole=True), UBatch())
-        self.session.prepare("copies", self._build_copies)
-        self._prepare_moves()
+        self.cells.prepare(self.options.moves)
         self.gguf.release()
         self._ahead = usual(self.options.n_slots, self.options.n_ubatch)[::-1]
 
@@ -327,7 +332,7 @@ class Engine:
         prepare(self._on_cpu(self.session.placed(self._everything())))
         shapes = usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots)
         steps = [partial(self._build, shape) for shape in shapes]
-        return self.session.planned_bytes([self._reserved, self._build_copies, *steps])
+        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps])
 
     def _everything(self) -> list[Tensor]:
         """A graph with every op of a step."""
@@ -360,7 +365,7 @@ class Engine:
                 pages = np.asarray(table, np.int32)
                 self._write_table(slot, pages)
                 self._prefault.used(int(pages.max(initial=0)))
-            self._copy_pages(batch.copies)
+            self.cells.copy(batch.copies)
             return self._run(shape, batch)
         except DeviceLost as error:
             if self._beside is not None:  # the devices are the other's to replace, when it needs them
@@ -384,7 +389,7 @@ class Engine:
         n_out = len(batch.out)
         n_written = feeds.nbytes + 4 * self.table_pages * len(batch.tables) + 8 * len(batch.copies)
         if not shape.n_out:
-            plan.run(None, (0, 0))
+            plan.run(None, (0,) * plan.n_fetches)
             return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
         fetched = plan.run(None, (n_out, n_out) if shape.n_top else (n_out,), late)
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
@@ -429,48 +434,13 @@ class Engine:
     def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:
         self.session.write("tables", pages, slot * self.table_pages * 4)
 
-    # --- copying pages, moving cells ----------------------------------------------------------------------
-
-    def _build_copies(self) -> list[Tensor]:
-        return self.memory.copied(feed("copies", (COPIES, 2), "i32"))
-
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Pages (from, to). None of them is both."""
-        spare = self.n_pages
-        for start in range(0, len(pairs), COPIES):
-            part = list(pairs[start : start + COPIES])
-            part += [(spare, spare)] * (COPIES - len(part))
-            feeds = {"copies": np.array(part, np.int32)}
-            self.session.run("copies", self._build_copies, feeds, [0] * 2 * self.hparams.n_layer)
-
-    def _build_moves(self) -> list[Tensor]:
-        return move_cells(self.hparams, self.model.rotary, self.memory, MOVES)
-
-    def _prepare_moves(self) -> None:
-        from backends.cpu.warm import prepare
-
-        try:
-            placement, _ = self.session.measure(self._build_moves)
-        except ValueError as error:
-            self.moves_cells = False
-            if self.options.moves:
-                raise DeviceError(
-                    f"{self.options.moves}: the device cannot move cells of the cache ({error})"
-                ) from None
-            return
-        self.moves_cells = True
-        prepare(self._on_cpu(placement))
-        if self.options.moves:
-            self.session.prepare("moves", self._build_moves)
-
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
-        spare = self.n_pages * PAGE
-        for start in range(0, len(moves), MOVES):
-            part = list(moves[start : start + MOVES])
-            part += [(spare, spare, 0)] * (MOVES - len(part))
-            feeds = dict(zip(("from", "to", "turn"), np.array(part, np.int32).T, strict=True))
-            self.session.run("moves", self._build_moves, feeds, [0] * 2 * self.hparams.n_layer)
+        self.cells.move(moves)
+
+    @property
+    def moves_cells(self) -> bool:
+        return self.cells.can_move
 
     # --- pages as bytes, between two steps -----------------------------------------------------------------------
 

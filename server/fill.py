@@ -59,6 +59,9 @@ def fill(group: Plan) -> UBatch:
             pos += range(start, start + n)
             slots += [id] * n
             cells += [table[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
+        if seq.ends:
+            batch.begin += [seq.state, *[-1] * (n - 1)]
+            batch.end += [seq.ends.get(p, -1) for p in range(start + 1, start + n + 1)]
         if seq.request.prompt_logprobs is not None:
             _ask_for_prompt(batch, seq, n)
         if start + n >= len(seq.tokens) and seq.samples:

@@ -10,6 +10,7 @@ from server.host_cache import Bytes, HostCache, PageStore, chain_key
 from server.pages import Pages, n_pages_for
 from server.prefix import INEXACT, Node, PrefixCache, Tail
 from server.sequence import Sequence, Slot
+from server.states import NEAR_END, States
 from server.ubatch import PAGE
 
 SPARE = 64 << 20  # bytes of host memory at most that are taken before a step needs them (see server.prefault)
@@ -18,15 +19,25 @@ SPARE = 64 << 20  # bytes of host memory at most that are taken before a step ne
 class KvCache:
     """Gives sequences their pages and keeps what they leave behind."""
 
-    __slots__ = ("host", "keep_idle", "pages", "prefixes", "store")
+    __slots__ = ("host", "keep_idle", "pages", "prefixes", "states", "store")
 
-    def __init__(self, n_pages: int, store: PageStore, host: HostCache | None = None, keep_idle: bool = True) -> None:
-        """`host` keeps what the device has no room for: paused sequences, and with `keep_idle` known prefixes too."""
+    def __init__(
+        self,
+        n_pages: int,
+        store: PageStore,
+        host: HostCache | None = None,
+        keep_idle: bool = True,
+        n_states: int = 0,
+        n_slots: int = 0,
+    ) -> None:
+        """`host` keeps what the device has no room for: paused sequences, and with `keep_idle` known prefixes too.
+        `n_states`: rows of states, where the model has such."""
         self.pages = Pages(n_pages)
         self.prefixes = PrefixCache(self.pages)
         self.store = store
         self.host = host
         self.keep_idle = keep_idle
+        self.states = States(n_states, n_slots, self.prefixes) if n_states else None
         if host is not None and keep_idle:
             self.prefixes.on_evict = self._to_host
 
@@ -41,6 +52,8 @@ class KvCache:
         if self.host is not None and len(self.host):
             self._bring_back(seq.root, seq.tokens, limit, 1 << slot.id, seq.takes_inexact)
         path, n_more, source, inexact = prefixes.match(seq.tokens, limit, tails, seq.root, seq.takes_inexact)
+        if self.states is not None:
+            path, n_more, source = self._with_state(self.states, seq, limit, path)
         for node in path:
             prefixes.acquire(node.page)
             node.owners |= 1 << slot.id
@@ -57,11 +70,33 @@ class KvCache:
             else:
                 prefixes.release(source)
                 n_more, inexact = 0, seq.node.inexact
+                if self.states is not None and seq.state_at > seq.n_computed:
+                    self._start_anew(self.states, seq)
         if n_more:
             seq.table.append(page)
             seq.n_computed += n_more
         seq.inexact = seq.inexact or inexact
         seq.table_sent = False
+
+    @staticmethod
+    def _with_state(states: States, seq: Sequence, limit: int, path: list[Node]) -> tuple[list[Node], int, int]:
+        """The part of what is known that can be gone on from. Next time it is more: where it ends is a place to keep,
+        as is the end of a prompt."""
+        found, begun, n_more, row = states.match(seq.tokens, limit, path, seq.root)
+        seq.n_computed = len(found) * PAGE + n_more
+        states.hold(seq, row, seq.n_computed)
+        seq.marks.clear()
+        states.mark(seq, len(path) * PAGE)
+        states.mark(seq, seq.n_prompt - NEAR_END)
+        return found, n_more, -1 if begun is None else begun.page
+
+    def _start_anew(self, states: States, seq: Sequence) -> None:
+        """There is no page to go on in from where its state is."""
+        states.release(seq)
+        for page in reversed(seq.table):
+            self.prefixes.release(page)
+        seq.table, seq.node = [], seq.root
+        seq.sealed = seq.n_computed = 0
 
     def grow(self, seq: Sequence, n: int) -> int:
         """Find cells for the next n tokens; returns for how many there are some."""
@@ -237,10 +272,14 @@ class KvCache:
 
     def release(self, seq: Sequence, slot: Slot) -> None:
         """Let go of all pages. What they hold stays known until the pages are needed."""
+        known: Node | None = seq.node if seq.n_computed == seq.sealed else None
         if seq.copy is not None:  # then the last page has no content yet
             self.copied(seq)
         elif seq.sealed < seq.n_computed < seq.sealed + PAGE and not seq.n_dropped:
-            self.prefixes.keep(seq.node, seq.content(seq.n_computed), seq.table[seq.sealed // PAGE], 1 << slot.id)
+            page = seq.table[seq.sealed // PAGE]
+            known = self.prefixes.keep(seq.node, seq.content(seq.n_computed), page, 1 << slot.id)
+        if self.states is not None:
+            self.states.leave(seq, known)
         for page in reversed(seq.table):
             self.prefixes.release(page)
         seq.table = []

@@ -24,8 +24,8 @@ class Prefault:
     """
 
     def __init__(self, session: Session, memory: PagedMemory) -> None:
-        self._session, self._caches = session, (*memory.keys, *memory.values)
-        self._n_pages = memory.keys[0].shape[0]
+        self._session, self._caches = session, memory.caches
+        self._n_pages = self._caches[0].shape[0]
         self._lead = LEAD // memory.page_nbytes
         self._step = max(1, PIECE * self._n_pages // max(cache.nbytes for cache in self._caches))  # pages of a piece
         self._used = self._done = 0  # pages that steps have come to; pieces, one of every cache after the other

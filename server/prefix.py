@@ -102,6 +102,7 @@ class PrefixCache:
         self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # pages and sequences hold theirs
         self._roots[BASE] = self.root
         self.idle: OrderedDict[Node, None] = OrderedDict()
+        self.on_forget: Callable[[Node], None] | None = None  # told when content is no longer known
         self.on_evict: Callable[[Node], None] | None = None  # told before a known page is given to somebody else
         self._node_of: list[Node | None] = [None] * pages.n_pages
 
@@ -203,15 +204,16 @@ class PrefixCache:
             return known
         return self.insert(parent, tokens, page, owner)
 
-    def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> None:
-        """Make the last, partly filled page of a sequence that ends known, unless a known page begins like it."""
+    def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node | None:
+        """Make the last, partly filled page of a sequence that ends known, unless a known page begins like it: the node
+        that has these tokens and no more."""
         n = len(tokens)
         for child in parent.children.values():
             if child.tokens[:n] == tokens:
                 if child in self.idle:
                     self.idle.move_to_end(child)
-                return
-        self.insert(parent, tokens, page, owner)
+                return child if len(child.tokens) == n else None
+        return self.insert(parent, tokens, page, owner)
 
     def forget_after(self, pages: set[int]) -> bool:
         """Drop idle content that goes on from these pages and is not in them; whether there was any."""
@@ -256,6 +258,8 @@ class PrefixCache:
         self.pages.drop(node.page)
 
     def _detach(self, node: Node) -> None:
+        if self.on_forget is not None:
+            self.on_forget(node)
         if node.parent is not None:
             del node.parent.children[node.tokens]
         self._node_of[node.page] = None

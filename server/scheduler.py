@@ -47,6 +47,10 @@ class Engine(PageStore, Protocol):
         """Run one batch; raises StepFailed."""
 
     @property
+    def n_states(self) -> int:
+        """Rows of states, where layers keep such; else 0."""
+
+    @property
     def moves_cells(self) -> bool:
         """Whether it can."""
 
@@ -99,9 +103,11 @@ class Scheduler:
         self.speculator = speculator or Speculator()
         self.resolve_lora = resolve_lora
         self.stats = SchedulerStats()
-        host = HostCache(cache_ram) if cache_ram != 0 else None
+        # Pages in host memory are of no use without the states after them, which it does not keep.
+        host = HostCache(cache_ram) if cache_ram != 0 and not engine.n_states else None
         part = n_ctx if unified else n_ctx // n_slots
-        self.cache = KvCache(pool_size(n_ctx, n_slots, unified=unified), engine, host, cache_idle_slots)
+        n_pages = pool_size(n_ctx, n_slots, unified=unified)
+        self.cache = KvCache(n_pages, engine, host, cache_idle_slots, engine.n_states, n_slots)
         self.slots = [Slot(i, min(part, n_ctx_slot or part)) for i in range(n_slots)]
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats, shifts=context_shift)
         self.context_shift = context_shift
@@ -186,6 +192,8 @@ class Scheduler:
             group, plan = split(plan, self._limit)
             began = self.clock()
             try:
+                if self.cache.states is not None:
+                    self.cache.states.prepare(group)
                 batch = fill(group)
                 result = self.engine.step(batch)
             except DeviceFailed as error:
@@ -265,6 +273,8 @@ class Scheduler:
         """
         wanted: list[tuple[Sequence, int]] = []
         room = min(self.n_ubatch, len(plan) + self.pace.most) - sum([n for _, n in plan])
+        if self.cache.states is not None:
+            room = min(room, self.cache.states.n_spare)
         for seq, n in plan:
             # A late one's masks for a draft would be late again; drafters do not know of forgotten tokens.
             if seq.drafts is not None and not seq.late and not seq.n_dropped:

@@ -62,10 +62,12 @@ class Sequence:
         "done",
         "draft",
         "drafts",
+        "ends",
         "has_new_line",
         "id",
         "inexact",
         "late",
+        "marks",
         "n_cached",
         "n_computed",
         "n_dropped",
@@ -89,6 +91,8 @@ class Sequence:
         "served",
         "slot",
         "started",
+        "state",
+        "state_at",
         "t_first",
         "t_last",
         "t_start",
@@ -131,6 +135,11 @@ class Sequence:
         self.sealed = 0  # tokens in pages with known content
         self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
         self.inexact = False  # some of its cells came from other places (server/reuse.py)
+        # Where layers keep states (server/states.py).
+        self.state = 0  # the row that it goes on from
+        self.state_at = 0  # after so many tokens
+        self.ends: dict[int, int] = {}  # rows that this step writes, by how many tokens will be computed then
+        self.marks: set[int] = set()  # and after how many some are to be kept
         # Context shift (server/shift.py).
         self.n_dropped = 0  # tokens that it has forgotten; then its cells after those it shares are nobody else's
         self.parked: list[Bytes] = []  # its pages, while it is paused

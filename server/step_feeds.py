@@ -55,6 +55,7 @@ class StepFeeds:
         self._tokens, self._pos, self._slot = room["tokens"], room["pos"], room["slot"]
         self._cells, self._out = room["cells"], room.get("out")
         self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
+        self._begin, self._end = room.get("begin"), room.get("end")
         self._targets, self.gates = room.get("targets"), room.get("gates")
         self._spare_slot, self._spare_cell = spare_slot, spare_cell
         self._sampling = SamplingFeeds(room) if "sample.params" in room else None
@@ -71,6 +72,9 @@ class StepFeeds:
             self._tokens[n:] = self._pos[n:] = 0
             self._slot[n:] = self._spare_slot
             self._cells[n:] = self._spare_cell
+        if self._begin is not None and self._end is not None:  # what fills it up begins with nothing, and keeps nothing
+            self._begin[:n], self._begin[n:] = batch.begin, 0
+            self._end[:n], self._end[n:] = batch.end, -1
         if self._sampling is None:  # nobody wants logits
             return
         slots = [slot[i] for i in out]

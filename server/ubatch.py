@@ -38,6 +38,8 @@ class UBatch:
     n_top: int = 0  # log-probabilities wanted per row: 0 none, else 1 + top n
     n_probs: int = 0  # post-sampling probabilities wanted per row
     n_streams: int = 0  # sequences that pay a single token
+    begin: list[int] = field(default_factory=list)  # of models whose layers keep states: graph/ops/recurrent.py
+    end: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,21 @@ from graph.tensor import Tensor
 COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16  # kernels/recurrent.py
 
 
+@lower("text_states")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    return [Instruction("text_states", (at(t.src[0]), at(t), t.shape[1], t.attrs["length"]), t.shape[1], 4096)]
+
+
 @lower("causal_conv")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    rows, columns, size = *t.shape, t.src[1].shape[1]
+    rows, columns, size = *t.shape, t.src[1].shape[2]
     args = (*map(at, t.src), at(t), rows, columns, size)
     return [Instruction("causal_conv", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
 
 
 @lower("causal_conv_back")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    (rows, columns), size = t.src[1].shape, t.src[2].shape[1]
+    (rows, columns), size = t.src[1].shape, t.src[2].shape[2]
     args = (*map(at, t.src), at(t), rows, columns, size)
     return [Instruction("causal_conv_back", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
 

@@ -9,6 +9,14 @@ from graph.tensor import Tensor
 WG = 64
 SIZE, COLUMNS, PARTS = 256, 16, 8  # the most rows of a head's state; columns of a group, and threads of each
 
+Kernel(
+    "text_states",
+    [Arg("START", "i32"), Arg("Y", "i32", "w")],
+    ["uint n", "uint length"],
+    "  FOR_EACH(t, n) { Y[t] = START[t] == INT(t % length) ? 0 : -1; Y[n + t] = -1; }",
+    simt=[{"WG": WG}],
+    cpu=[{"WG": 1}],
+)
 # Row t − d of a sequence, d at most `size` − 1: of x where it is not older than the sequence's first row here.
 SEEN = """
 #define OLDER(d) S[((state + 1u) * (size - 1u) - ((d) - back)) * n_columns + c]
@@ -128,9 +136,15 @@ Kernel(
 )
 
 
+@lower("text_states")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    n = t.shape[1]
+    return [dispatch("text_states", shape, (t.src[0], t), (n, t.attrs["length"]), groups_for(n, shape, WG))]
+
+
 @lower("causal_conv")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    n, columns, size = n_elements(t), t.shape[1], t.src[1].shape[1]
+    n, columns, size = n_elements(t), t.shape[1], t.src[1].shape[2]
     return [dispatch("causal_conv", shape, (*t.src, t), (n, columns, size), groups_for(n, shape, WG))]
 
 

@@ -23,19 +23,37 @@ def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
         yield first, stop, int(begin[first])
 
 
+@op
+def text_states(start: Array, *, length: int) -> Array:
+    """`begin` and `end` (2, T) i32 of texts that begin with state 0 and keep none: start (T,) says in which row of its
+    window of `length` a row's text begins."""
+    begin = np.where(start == np.arange(len(start)) % length, 0, -1)
+    return np.stack([begin, np.full_like(begin, -1)]).astype(np.int32)
+
+
+@text_states.shape
+def _(start: Tensor, length: int) -> tuple[Shape, str]:
+    ok = len(start.shape) == 1 and length > 0 and start.shape[0] % length == 0
+    require(ok, "text_states", f"wants start (T,) of windows of {length}", start)
+    return (2, *start.shape), "i32"
+
+
+text_states.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)], {"length": 5}))
+
+
 @writing(2, returns_destination=False)
 def causal_conv(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
-    """Each column's own convolution over time (Mamba's and LFM 2's): x (T, C), w (C, K) → (T, C).
+    """Each column's own convolution over time (Mamba's and LFM 2's): x (T, C), w (C, 1, K) → (T, C).
 
-    y[t] = Σ w[:, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the oldest first.
+    y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the oldest first.
     """
     y = np.zeros_like(x)
-    k = w.shape[1]
+    k = w.shape[2]
     for first, stop, state in _spans(begin):
         seen = np.concatenate([states[state], x[first:stop]])
         for t in range(first, stop):
             at = t - first
-            y[t] = (seen[at : at + k] * w.T).sum(0)
+            y[t] = (seen[at : at + k] * w[:, 0].T).sum(0)
             if end[t] >= 0:
                 states[end[t]] = seen[at + 1 : at + k]
     return y
@@ -43,9 +61,9 @@ def causal_conv(x: Array, w: Array, states: Array, begin: Array, end: Array) -> 
 
 @causal_conv.shape
 def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, end: Tensor) -> tuple[Shape, str]:
-    ok = len(x.shape) == len(w.shape) == 2 and w.shape[0] == x.shape[1] and w.shape[1] > 1
-    ok = ok and states.shape[1:] == (w.shape[1] - 1, x.shape[1]) and begin.shape == end.shape == x.shape[:1]
-    require(ok, "causal_conv", "wants x (T, C), w (C, K), states (N, K - 1, C), rows (T,)", x, w, states, begin, end)
+    ok = len(x.shape) == 2 and len(w.shape) == 3 and w.shape[:2] == (x.shape[1], 1) and w.shape[2] > 1
+    ok = ok and states.shape[1:] == (w.shape[2] - 1, x.shape[1]) and begin.shape == end.shape == x.shape[:1]
+    require(ok, "causal_conv", "wants x (T, C), w (C, 1, K), states (N, K - 1, C), rows (T,)", x, w, states, begin, end)
     return x.shape, x.dtype
 
 
@@ -55,27 +73,27 @@ def _(
 ) -> tuple[Tensor | None, ...]:
     both = causal_conv_back(g, x, w, states, begin)
     n = x.shape[0]
-    of_w = reshape(slice_rows(both, start=n, stop=n + w.shape[1]), shape=w.shape)
+    of_w = reshape(slice_rows(both, start=n, stop=n + w.shape[2]), shape=w.shape)
     return slice_rows(both, start=0, stop=n), of_w, None, None, None
 
 
 @op
 def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) -> Array:
     """The gradients of x, then of w as its bytes: (T + K, C)."""
-    dx, dw, k = np.zeros_like(x), np.zeros_like(w), w.shape[1]
+    dx, dw, k = np.zeros_like(x), np.zeros_like(w), w.shape[2]
     for first, stop, state in _spans(begin):
         seen = np.concatenate([states[state], x[first:stop]])
         for t in range(first, stop):
-            dw += g[t][:, None] * seen[t - first : t - first + k].T
+            dw[:, 0] += g[t][:, None] * seen[t - first : t - first + k].T
             for j in range(max(0, k - 1 - (t - first)), k):
-                dx[t - k + 1 + j] += g[t] * w[:, j]
+                dx[t - k + 1 + j] += g[t] * w[:, 0, j]
     return np.concatenate([dx, dw.reshape(k, -1)])
 
 
 @causal_conv_back.shape
 def _(g: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[Shape, str]:
     require(g.shape == x.shape, "causal_conv_back", "the gradient must have x's shape", g, x)
-    return (x.shape[0] + w.shape[1], x.shape[1]), x.dtype
+    return (x.shape[0] + w.shape[2], x.shape[1]), x.dtype
 
 
 @writing(5, returns_destination=False)
@@ -92,7 +110,7 @@ def gated_delta_rule(
     for first, stop, state in _spans(begin):
         s = states[state].copy()
         for t in range(first, stop):
-            _advance(s, *(_of_heads(x[t], s) for x in (k, v)), decay[t], beta[t])
+            _advance(s, _of_heads(k[t], s), v[t], decay[t], beta[t])
             y[t] = scale * np.einsum("hde,hd->he", s, _of_heads(q[t], s))
             if end[t] >= 0:
                 states[end[t]] = s
@@ -198,7 +216,7 @@ END[[0, 4, 7, 9]] = 1, 2, 5, 4
 
 def _conv_case(columns: int, size: int, back: bool) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
-        x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, size)), r.normal(size=(12, columns))
+        x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, 1, size)), r.normal(size=(12, columns))
         states = State(r.normal(size=(6, size - 1, columns)), "f32")
         return ([g, x, w, states, BEGIN] if back else [x, w, states, BEGIN, END]), {}
 

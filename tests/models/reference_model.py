@@ -15,6 +15,7 @@ from models.held import HELD
 from models.quantize import quantize
 from models.synth_vocab import vocabulary
 from tests.models.random_blocks import random_blocks
+from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, keeps_state, of_state, state_shapes
 
 Array = np.ndarray[Any, Any]
 INTERLEAVED = (
@@ -34,12 +35,16 @@ UNGATED = (*LEARNED_POSITIONS, "arcee", "nemotron", "starcoder2", "phi2", "gptne
 SQUARED = ("arcee", "nemotron")  # relu
 GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
-BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2")  # by a bias on the choice of experts
+HEAD_NORM = (
+    *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1"),
+    *(*QWEN35, *LFM2),
+)
+BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "lfm2moe")  # by a bias on the choice of experts
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
-    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe"),
+    *("lfm2moe", "qwen35moe", "qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe"),
 )
-OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe")  # post_attention_norm stands before the feed-forward block
+OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)  # post_attention_norm stands before the feed-forward block
 
 
 @dataclass
@@ -90,13 +95,17 @@ class Spec:
         return int(width or self.keys.get("expert_shared_count", 0) * self.n_ff)
 
     @property
+    def output_norm(self) -> str:
+        return "token_embd_norm" if self.arch in LFM2 else "output_norm"
+
+    @property
     def one_norm(self) -> bool:
         return self.arch in ONE_NORM or (self.arch == "stablelm" and "one norm" in self.traits)
 
 
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     q, kv = s.n_head * s.d, s.n_head_kv * s.d
-    out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), "output_norm": (s.n_embd,)}
+    out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), s.output_norm: (s.n_embd,)}
     if s.untied:
         out["output"] = (s.n_vocab, s.n_embd)
     if s.arch in LEARNED_POSITIONS:
@@ -114,13 +123,18 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_norm": (s.n_embd,)} | ({"attn_norm": (s.n_embd,)} if i else {})
         elif s.arch not in NO_NORM_BEFORE:
             layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
-        if s.fused:
+        if keeps_state(s, i):
+            layer |= state_shapes(s)
+        elif s.fused:
             layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | (
                 {} if s.arch in UNGATED else {"ffn_up": (2 * s.n_ff, s.n_embd)}
             )
         else:
             layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
-        layer |= {"attn_output": (s.n_embd, q)}
+            if s.arch in QWEN35:
+                layer["attn_q"] = (2 * q, s.n_embd)
+        if not keeps_state(s, i):
+            layer |= {"attn_output": (s.n_embd, q)}
         if not s.dense(i):
             layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
             layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, s.n_embd) for name in ("gate", "up")}
@@ -130,7 +144,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             if n := s.n_ff_shared:
                 layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
                 layer |= {"ffn_down_shexp": (s.n_embd, n)}
-                if s.arch == "qwen2moe":
+                if s.arch in ("qwen2moe", "qwen35moe"):
                     layer |= {"ffn_gate_inp_shexp": (s.n_embd,) if "vectors" in s.traits else (1, s.n_embd)}
         else:
             layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}
@@ -142,7 +156,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
         if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
-        if s.arch in (*("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), "gemma3", "gemma-embedding", "exaone4", "dots1"):
+        if s.arch in HEAD_NORM and not keeps_state(s, i):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
         if s.arch in ROW_NORM:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
@@ -201,7 +215,9 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
 
     for name, shape in shapes(s).items():
         short = name.rpartition(".")[2]
-        if short == "exp_probs_b":
+        if name.endswith(FLAT):
+            put(name, -rng.uniform(0.2, 2, shape) if short == "ssm_a" else rng.standard_normal(shape), "f32")
+        elif short == "exp_probs_b":
             put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1:
             put(f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
@@ -210,7 +226,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             put(
                 f"{name}.weight",
                 size * rng.standard_normal(shape) / math.sqrt(shape[-1]),
-                s.types.get(short, s.dtype),
+                "f32" if short in ("ssm_conv1d", "conv") else s.types.get(short, s.dtype),
             )
         if short in s.biases:
             put(f"{name}.bias", rng.standard_normal(shape[:-1] or shape), "f32")
@@ -276,6 +292,25 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             return norm(x - x.mean(-1, keepdims=True), t[f"{name}.weight"]) + t.get(f"{name}.bias", 0.0)
         return norm(x, t[f"{name}.weight"])
 
+    def fed(layer: int, h: Array) -> Array:
+        b = f"blk.{layer}."
+        if not s.dense(layer):
+            y = mixture(s, t, b, h)
+            if s.n_ff_shared:
+                gate, up = product(b + "ffn_gate_shexp", h), product(b + "ffn_up_shexp", h)
+                shared = product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
+                if b + "ffn_gate_inp_shexp.weight" in t:
+                    shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"].reshape(-1, 1)))
+                y = y + shared
+            return y
+        if s.arch in UNGATED:
+            return product(b + "ffn_down", activated(s, product(b + "ffn_up", h)))
+        if s.fused:
+            gate, up = np.split(product(b + "ffn_up", h), 2, -1)
+        else:
+            gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
+        return product(b + "ffn_down", activated(s, gate) * up)
+
     neighbours = s.arch in INTERLEAVED and "rope.dimension_sections" not in s.keys
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
     if s.arch in ("command-r", "cohere2"):
@@ -289,10 +324,18 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     for i in range(s.n_layer):
         b = f"blk.{i}."
         h = normed(b + "attn_norm", x) if b + "attn_norm.weight" in t else x
+        if keeps_state(s, i):
+            x = x + of_state(s, t, b, h)
+            x = x + fed(i, normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), x))
+            continue
         if b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
+        gates = np.ones(1)
+        if s.arch in QWEN35:
+            both = parts[0].reshape(len(ids), s.n_head, 2, s.d)
+            parts[0], gates = both[:, :, 0], 1 / (1 + np.exp(-both[:, :, 1].reshape(len(ids), -1)))
         if s.arch in ROW_NORM:
             parts[:2] = (norm(y, t[f"{b}attn_{which}_norm.weight"]) for y, which in zip(parts[:2], "qk", strict=True))
         q, k, v = (p.reshape(len(ids), -1, s.d) for p in parts)
@@ -315,7 +358,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         p = np.exp(score - top)
         sinks = np.exp(t[b + "attn_sinks.weight"][:, None, None] - top) if s.arch == "gpt-oss" else 0
         p /= p.sum(-1, keepdims=True) + sinks
-        y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1))
+        y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1) * gates)
         before = x
         x = x + (normed(b + "post_attention_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
         if s.arch in NO_NORM_BEFORE:
@@ -323,28 +366,11 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         elif not s.one_norm:
             aside = s.arch == "gptneox" and s.keys["use_parallel_residual"]
             h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
-        if not s.dense(i):
-            y = mixture(s, t, b, h)
-            if s.n_ff_shared:
-                gate, up = product(b + "ffn_gate_shexp", h), product(b + "ffn_up_shexp", h)
-                shared = product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
-                if s.arch == "qwen2moe":
-                    shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"].reshape(-1, 1)))
-                y = y + shared
-            x = x + of_blocks * y
-            continue
-        if s.arch in UNGATED:
-            y = product(b + "ffn_down", activated(s, product(b + "ffn_up", h)))
-        else:
-            if s.fused:
-                gate, up = np.split(product(b + "ffn_up", h), 2, -1)
-            else:
-                gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
-            y = product(b + "ffn_down", activated(s, gate) * up)
+        y = fed(i, h)
         x = x + (normed(b + "post_ffw_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
     if s.arch in OF_VECTORS:
         return normed("output_norm", x)
-    z = product("output" if s.untied else "token_embd", normed("output_norm", x)) / of_logits
+    z = product("output" if s.untied else "token_embd", normed(s.output_norm, x)) / of_logits
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
 
 

@@ -23,6 +23,7 @@ from server.cli.flags import parse
 from server.cli.model_keys import MODEL_KEYS, overrides
 from server.engine import Engine, EngineOptions
 from tests.models.reference_model import Array, Spec, plain, reference, write, yarn
+from tests.models.reference_recurrent import DELTA
 
 N_TOKENS = 40
 
@@ -44,7 +45,7 @@ def compute(
         try:
             h = hparams_of(gguf)
             model = define_model(session, gguf, h, s.n_ctx)
-            memory = PagedMemory.define(session, h, 5, (1, 4), *types)
+            memory = PagedMemory.define(session, h, 5, (1, 4), *types, n_states=3)
             table = np.array([[3, 0, 2, 1]], np.int32)
             session.write("tables", table)
             rows, start = [], 0
@@ -56,11 +57,19 @@ def compute(
                     "slot": np.zeros(n, np.int32),
                     "cells": (table[0, pos // 16] * 16 + pos % 16).astype(np.int32),
                 }
+                feeds |= goes_on(n, len(rows)) if h.recurrent else {}
                 rows.append(session.run(n, lambda n=n: [model.logits(Batch.feeds(n), memory)], feeds)[0].copy())  # type: ignore[misc]
                 start += n
             return np.concatenate(rows)
         finally:
             session.close()
+
+
+def goes_on(n: int, chunk: int) -> dict[str, Array]:
+    """From what the chunk before has kept."""
+    begin, end = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+    begin[0], end[-1] = chunk and 1 + (chunk - 1) % 2, 1 + chunk % 2
+    return {"begin": begin, "end": end}
 
 
 def tokens(s: Spec) -> Array:
@@ -114,6 +123,8 @@ OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn
 OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
 DENSE_FIRST = {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.75}
+QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
+LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "olmoe": {},
     "qwen2moe": {"expert_shared_feed_forward_length": 64},
@@ -210,6 +221,26 @@ PLAIN = {
         )
         for name, keys in OF_EXPERT_KEYS.items()
     },
+    "qwen35": Spec("qwen35", n_layer=4, head_dim=32, keys=DELTA | QWEN35_ROPE),
+    "qwen35 with a state last": Spec("qwen35", n_layer=3, head_dim=32, untied=True, keys=DELTA | QWEN35_ROPE),
+    "qwen35moe": Spec(
+        "qwen35moe",
+        n_layer=4,
+        head_dim=32,
+        n_ff=32,
+        n_expert=6,
+        n_expert_used=2,
+        keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
+    ),
+    "lfm2": Spec("lfm2", n_layer=4, keys=LFM2_KEYS),
+    "lfm2moe": Spec(
+        "lfm2moe",
+        n_layer=4,
+        n_ff=32,
+        n_expert=6,
+        n_expert_used=2,
+        keys=LFM2_KEYS | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 QUANTISED = {

@@ -106,6 +106,7 @@ def ours(case: Case) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
         rows = list(range(n))
         batch = UBatch(TEXT, rows, [0] * n, rows, rows, [None] * n, [0] * n, n_top=1 + n_vocab)
         batch.tables[0] = [0]
+        batch.begin, batch.end = [0] + [-1] * (n - 1), [-1] * n
         batch.mixes[0] = tuple((handle, scale) for handle, scale in zip(handles, mix, strict=True) if scale)
         result = engine.step(batch)
         assert result.top_ids is not None

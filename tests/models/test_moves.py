@@ -29,10 +29,10 @@ def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
         pos = np.arange(N, dtype=np.int32)
         feeds = {"tokens": pos + 5, "pos": pos, "slot": 0 * pos, "cells": pos + 16}
         session.run("step", lambda: [model.logits(Batch.feeds(N), memory)], feeds)
-        before = [session.read(t.name).copy() for t in memory.keys]
+        before = [session.read(t.name).copy() for t in memory.keys.values()]
         moves = {"from": pos + 16, "to": pos + 32, "turn": np.full(N, 7, np.int32)}
         session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
-        for layer, (old, t) in enumerate(zip(before, memory.keys, strict=True)):
+        for layer, (old, t) in enumerate(zip(before, memory.keys.values(), strict=True)):
             source, target = old[1, :, :, :N], session.read(t.name)[2, :, :, :N]
             assert np.abs(source).min() > 0
             assert (source.tobytes() == target.tobytes()) == (layer == 3)

@@ -88,7 +88,9 @@ class FakeSampler:
 class FakeEngine:
     """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""
 
-    def __init__(self, n_pages: int) -> None:
+    def __init__(self, n_pages: int, n_states: int = 0) -> None:
+        self.n_states = n_states
+        self.states: list[tuple[int, int] | None] = [(0, 0)] + [None] * (n_states - 1)  # tokens, and what they leave
         self.cells: list[tuple[int, int] | None] = [None] * (n_pages * PAGE)
         self.tables: dict[int, list[int]] = {}
         self.batches: list[UBatch] = []
@@ -115,10 +117,14 @@ class FakeEngine:
             self.cells[to * PAGE : (to + 1) * PAGE] = self.cells[source * PAGE : (source + 1) * PAGE]
         if self.lost:
             self.lost, self.cells, self.tables = False, [None] * len(self.cells), {}
+            self.states[1:] = [None] * (self.n_states - 1)
             raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
             for cell in batch.cells:  # a failed step may leave anything where it was to write
                 self.cells[cell] = (-1, 0)
+            for row in batch.end:
+                if row >= 0:
+                    self.states[row] = (-1, 0)
             raise StepFailed("out of luck")
         self.batches.append(batch)
         contents: list[int] = []
@@ -126,6 +132,8 @@ class FakeEngine:
             assert cell == self.tables[slot][pos // PAGE] * PAGE + pos % PAGE
             self.cells[cell] = pos, chain(self._content(slot, pos - 1), token)
             contents.append(self._content(slot, pos))
+        if self.n_states:
+            self._remember(batch, contents)
         ids = np.array([next_id(contents[i]) for i in batch.out], np.uint32)
         targets = [id if target < 0 else target for id, target in zip(ids.tolist(), batch.targets, strict=True)]
         logprobs = top_ids = probs = None
@@ -138,6 +146,25 @@ class FakeEngine:
             kept = np.where(ranks < 2, np.float32(0.5), np.float32(0))
             probs = np.full(len(ids), 2, np.int32), np.full(len(ids), 0.5, np.float32), ranks, kept
         return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
+
+    def _remember(self, batch: UBatch, contents: list[int]) -> None:
+        """What states say is what cells say."""
+        n, read = len(batch.tokens), {row for row in batch.begin if row >= 0}
+        written = [row for row in batch.end if row >= 0]
+        assert len(batch.begin) == len(batch.end) == n
+        assert len(set(written)) == len(written)
+        assert not read & set(written)
+        assert 0 not in written
+        after: tuple[int, int] | None = None
+        for i, (begin, end) in enumerate(zip(batch.begin, batch.end, strict=True)):
+            before = self.states[begin] if begin >= 0 else after
+            assert before is not None
+            assert before[0] == batch.pos[i], f"a state of {before[0]} tokens at {batch.pos[i]}"
+            assert begin >= 0 or batch.slot[i] == batch.slot[i - 1]
+            after = before[0] + 1, chain(before[1], batch.tokens[i])
+            assert after[1] == contents[i]
+            if end >= 0:
+                self.states[end] = after
 
     moves_cells = True
     page_nbytes = PAGE * 16
@@ -202,6 +229,35 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
                 assert cell is not None
                 assert cell == (p, cell[1] if link.inexact else content)
                 p += 1
+
+
+def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
+    """Every row that is kept has what its name says, and every reference an owner."""
+    states = scheduler.cache.states
+    if states is None:
+        return
+    owners = [0] * engine.n_states
+    for seq in scheduler.running:
+        for row in (seq.state, *seq.ends.values()):
+            owners[row] += row > 0
+        content = 0
+        for token in seq.tokens[: seq.state_at]:
+            content = chain(content, token)
+        assert engine.states[seq.state] == (seq.state_at, content)
+        assert not seq.started or seq.state_at == seq.n_computed
+    for node, row in states._kept.items():
+        owners[row] += 1
+        tokens, above = list(node.tokens), node.parent
+        while above is not None:
+            tokens[:0] = above.tokens
+            above = above.parent
+        content = 0
+        for token in tokens:
+            content = chain(content, token)
+        assert engine.states[row] == (len(tokens), content)
+        assert node in scheduler.cache.prefixes.nodes
+    assert owners == states._refs
+    assert sorted(states._free) == [row for row, n in enumerate(owners) if row and not n]
 
 
 def check_pages(scheduler: Scheduler) -> None:
@@ -315,9 +371,9 @@ def oracle(request: CompletionRequest, n_ctx: int, *, shift: bool = False) -> tu
 class Bench:
     """A scheduler on the fakes, and what its clients have received."""
 
-    def __init__(self, *, n_slots: int = 4, n_ctx: int = 1024, **options: Any) -> None:
+    def __init__(self, *, n_slots: int = 4, n_ctx: int = 1024, n_states: int = 0, **options: Any) -> None:
         self.time = 0.0
-        self.engine = FakeEngine(0)
+        self.engine = FakeEngine(0, n_states)
         self.scheduler = Scheduler(
             self.engine,
             FakeVocab(),  # type: ignore[arg-type]
@@ -328,7 +384,7 @@ class Bench:
             speculator=Speculator(SPECULATION),
             **options,
         )
-        self.engine.__init__(self.scheduler.cache.pages.n_pages)  # type: ignore[misc]
+        self.engine.__init__(self.scheduler.cache.pages.n_pages, n_states)  # type: ignore[misc]
         self.answers: dict[Sequence, Answer] = {}
 
     def _clock(self) -> float:
@@ -349,6 +405,7 @@ class Bench:
                 raise self.engine.broken
             check_pages(self.scheduler)
             check_cells(self.scheduler, self.engine)
+            check_states(self.scheduler, self.engine)
 
     def drain(self, n_most: int = 5000) -> None:
         while not self.scheduler.idle:

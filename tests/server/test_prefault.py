@@ -35,7 +35,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def there(engine: Engine, page: int) -> list[bool]:
     """For the keys and the values of each layer, whether the system has given the memory of this page's begin."""
-    caches = [*engine.memory.keys, *engine.memory.values]
+    caches = engine.memory.caches
     assert all(cache.nbytes // cache.shape[0] == 1024 for cache in caches)
     found = []
     for cache in caches:

@@ -43,6 +43,7 @@ class Life(RuleBasedStateMachine):
         unified=st.booleans(),
         shift=st.booleans(),
         host=st.tuples(st.sampled_from([0, 256 * 3, 256 * 20, None]), st.booleans()),
+        checkpoints=st.sampled_from([None, None, 0, 1, 4]),
     )
     def begin(
         self,
@@ -53,8 +54,11 @@ class Life(RuleBasedStateMachine):
         unified: bool,
         shift: bool,
         host: tuple[int | None, bool],
+        checkpoints: int | None,
     ) -> None:
-        self.shift = shift
+        """`checkpoints`: of a model whose layers keep states, which forgets no tokens."""
+        self.has_states = checkpoints is not None
+        self.shift = shift = shift and not self.has_states
         if not unified:
             n_ctx = max(n_ctx, 20 * n_slots)
         self.bench = Bench(
@@ -66,7 +70,9 @@ class Life(RuleBasedStateMachine):
             context_shift=shift,
             cache_ram=host[0],
             cache_idle_slots=host[1],
+            n_states=0 if checkpoints is None else 1 + n_slots * (2 + checkpoints),
         )
+        self.bench.engine.moves_cells = not self.has_states
         self.n_ctx = self.bench.scheduler.slots[0].n_ctx
         self.cancelled: set[Sequence] = set()
         self.too_large = 1 << 30
@@ -126,7 +132,7 @@ class Life(RuleBasedStateMachine):
                 priority=whose[1],
                 n_keep=keep[0],
                 n_discard=keep[1],
-                n_cache_reuse=cut[1],
+                n_cache_reuse=0 if self.has_states else cut[1],
                 n_predict=n_predict,
                 stop=tuple(text for text in stop if text),
                 id_slot=pin if pin < len(self.bench.scheduler.slots) else -1,
@@ -186,7 +192,7 @@ class Life(RuleBasedStateMachine):
             erase(self.bench.scheduler, id)
             assert erase(self.bench.scheduler, id) == 0
 
-    @precondition(lambda self: self.bench.answers)
+    @precondition(lambda self: self.bench.answers and not self.has_states)
     @rule(id=st.integers(0, 4))
     def save(self, id: int) -> None:
         slots = self.bench.scheduler.slots

@@ -26,6 +26,19 @@ def _seen(x, states, state, first, t, columns, size, c0):
     return states + ((state * (size - 1) + size - 1 + t - first) * columns + c0) * 4
 
 
+@kernel("text_states")
+def text_states():
+    """a: start, y, T, length. A unit is a row."""
+
+    def run(a, begin, end, scratch):
+        start, y, rows, length = i32p(a[0]), i32p(a[1]), a[2], a[3]
+        for t in range(begin, end):
+            y[t] = 0 if start[t] == t % length else -1
+            y[rows + t] = -1
+
+    return run
+
+
 @kernel("causal_conv")
 def causal_conv():
     """a: x, w, states, begin, end, y, T, C, K. A unit is 64 columns. Scratch: their weights, by taps."""

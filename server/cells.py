@@ -1,0 +1,71 @@
+"""Copying pages and moving cells of the cache, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from backends.errors import DeviceError
+from graph.ops.attention import PAGE
+from graph.session import Session
+from graph.tensor import Tensor, feed
+from models.batch import PagedMemory
+from models.model import Model
+from models.moves import move_cells
+
+MOVES = 128  # cells that one run of the device moves
+COPIES = 8  # pages that one run copies
+
+
+class Cells:
+    """`spare`: a page that no sequence has. `can_move` is known after `prepare`."""
+
+    def __init__(self, session: Session, model: Model, memory: PagedMemory, spare: int) -> None:
+        self._session, self._model, self._memory, self._spare = session, model, memory, spare
+        self.can_move = False
+
+    def prepare(self, moves: str = "") -> None:
+        """Make the plans. `moves`: the flag for whose sake cells will be moved; a ValueError says why they cannot."""
+        from backends.cpu.warm import prepare
+
+        self._session.prepare("copies", self.copied)
+        if self._model.hparams.recurrent:
+            if moves:
+                raise ValueError(f"{moves}: this model's layers keep states, which cannot forget tokens")
+            return
+        try:
+            placement, _ = self._session.measure(self.moved)
+        except ValueError as error:
+            if moves:
+                raise DeviceError(f"{moves}: the device cannot move cells of the cache ({error})") from None
+            return
+        self.can_move = True
+        prepare(placement.nodes_of(len(self._session.backends) - 1))  # the CPU's, which may have to be compiled
+        if moves:
+            self._session.prepare("moves", self.moved)
+
+    def copied(self) -> list[Tensor]:
+        """The caches after `copy`."""
+        return self._memory.copied(feed("copies", (COPIES, 2), "i32"))
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Pages (from, to). None of them is both."""
+        for start in range(0, len(pairs), COPIES):
+            part = list(pairs[start : start + COPIES])
+            part += [(self._spare, self._spare)] * (COPIES - len(part))
+            feeds = {"copies": np.array(part, np.int32)}
+            self._session.run("copies", self.copied, feeds, [0] * len(self._memory.caches))
+
+    def moved(self) -> list[Tensor]:
+        """The caches after `move`."""
+        return move_cells(self._model.hparams, self._model.rotary, self._memory, MOVES)
+
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
+        spare = self._spare * PAGE
+        for start in range(0, len(moves), MOVES):
+            part = list(moves[start : start + MOVES])
+            part += [(spare, spare, 0)] * (MOVES - len(part))
+            feeds = dict(zip(("from", "to", "turn"), np.array(part, np.int32).T, strict=True))
+            self._session.run("moves", self.moved, feeds, [0] * len(self._memory.caches))

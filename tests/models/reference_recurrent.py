@@ -1,0 +1,89 @@
+"""Layers of made-up models that keep a state, in float64, one token after the other, as their papers have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+QWEN35 = ("qwen35", "qwen35moe")
+LFM2 = ("lfm2", "lfm2moe")
+DELTA = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.state_size": 16}
+DELTA |= {"ssm.inner_size": 64, "full_attention_interval": 2}
+FLAT = ("ssm_a", "ssm_dt.bias")  # the names that do not end with .weight
+
+
+def keeps_state(s: Any, layer: int) -> bool:
+    if s.arch in QWEN35:
+        return bool((layer + 1) % s.keys["full_attention_interval"])
+    return s.arch in LFM2 and not s.keys["attention.head_count_kv"][layer]
+
+
+def state_shapes(s: Any) -> dict[str, tuple[int, ...]]:
+    if s.arch in LFM2:
+        n = s.n_embd
+        return {
+            "shortconv.conv": (n, s.keys["shortconv.l_cache"]),
+            "shortconv.in_proj": (3 * n, n),
+            "shortconv.out_proj": (n, n),
+        }
+    taps, groups, heads, size = (s.keys[f"ssm.{key}"] for key in ("conv_kernel", *_SIZES))
+    columns, n = (2 * groups + heads) * size, heads * size
+    return {
+        "ssm_conv1d": (columns, taps),
+        "attn_qkv": (columns, s.n_embd),
+        "attn_gate": (n, s.n_embd),
+        "ssm_alpha": (heads, s.n_embd),
+        "ssm_beta": (heads, s.n_embd),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads,),
+        "ssm_norm": (size,),
+        "ssm_out": (s.n_embd, n),
+    }
+
+
+_SIZES = ("group_count", "time_step_rank", "state_size")
+
+
+def of_state(s: Any, t: dict[str, Array], b: str, x: Array) -> Array:
+    """Rows x (T, n_embd), normalised → (T, n_embd)."""
+    return _short_conv(t, b, x) if s.arch in LFM2 else _delta_net(s, t, b, x)
+
+
+def _convolved(x: Array, w: Array) -> Array:
+    taps = w.shape[1]
+    padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), x])
+    return np.stack([(padded[i : i + taps] * w.T).sum(0) for i in range(len(x))])
+
+
+def _short_conv(t: dict[str, Array], b: str, x: Array) -> Array:
+    before, after, rows = np.split(x @ t[b + "shortconv.in_proj.weight"].T, 3, -1)
+    return after * _convolved(before * rows, t[b + "shortconv.conv.weight"]) @ t[b + "shortconv.out_proj.weight"].T
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _delta_net(s: Any, t: dict[str, Array], b: str, x: Array) -> Array:
+    groups, heads, size = (s.keys[f"ssm.{key}"] for key in _SIZES)
+    mixed = _convolved(x @ t[b + "attn_qkv.weight"].T, t[b + "ssm_conv1d.weight"])
+    mixed = mixed * _sigmoid(mixed)
+    q, k, v = np.split(mixed, [groups * size, 2 * groups * size], -1)
+    z = (x @ t[b + "attn_gate.weight"].T).reshape(len(x), heads, size)
+    q, k = (y.reshape(len(x), groups, size) for y in (q, k))
+    q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + 1e-5) for y in (q, k))
+    v = v.reshape(len(x), heads, size)
+    learned = _sigmoid(x @ t[b + "ssm_beta.weight"].T)
+    fade = np.exp(t[b + "ssm_a"] * np.log1p(np.exp(x @ t[b + "ssm_alpha.weight"].T + t[b + "ssm_dt.bias"])))
+    y = np.zeros_like(v)
+    for h in range(heads):
+        memory = np.zeros((size, size))  # from keys to values
+        for i in range(len(x)):
+            key = k[i, h % groups]
+            memory = fade[i, h] * memory
+            memory = memory + np.outer(key, learned[i, h] * (v[i, h] - key @ memory))
+            y[i, h] = q[i, h % groups] @ memory / np.sqrt(size)
+    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-5) * t[b + "ssm_norm.weight"] * z * _sigmoid(z)
+    return y.reshape(len(x), -1) @ t[b + "ssm_out.weight"].T
