@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) -> SlotState:
     """The slot's tokens as far as their cells are still known, exactly (server.reuse), and a copy of these."""
     slot = idle_slot(scheduler, id)
+    _check_states(scheduler)
     if adapters is None and slot.choice != BASE:
         raise NotSupported(f"slot {id} was computed with adapters that have no names")
     names = adapters.names(slot.choice) if adapters is not None else ()
@@ -42,6 +43,7 @@ def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
 def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None) -> None:
     """Give a slot a saved state; on any error it keeps what it has."""
     slot = idle_slot(scheduler, id)
+    _check_states(scheduler)
     n_tokens = len(state.tokens)
     if n_tokens > slot.n_ctx:
         raise InvalidRequest(f"the state has {n_tokens} tokens, slot {id} has room for {slot.n_ctx}")
@@ -81,6 +83,11 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
         scheduler.touch(other)
         scheduler.count()
     return len(other.cached)
+
+
+def _check_states(scheduler: Scheduler) -> None:
+    if scheduler.cache.states is not None:
+        raise NotSupported("this model's layers keep states, which cannot be taken out and put in")
 
 
 def idle_slot(scheduler: Scheduler, id: int) -> Slot:

@@ -85,7 +85,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: len(self.bench.answers) < 14)
     @rule(
         stem=st.integers(0, 2),
-        n_stem=st.one_of(st.integers(0, 70), st.sampled_from([15, 16, 17, 31, 32, 33])),
+        n_stem=st.one_of(st.integers(0, 70), st.sampled_from([15, 16, 17, 31, 32, 33, 63, 70])),
         rest=st.lists(st.integers(1, N_VOCAB - 1), max_size=20),
         n_predict=st.one_of(st.integers(-1, 40), st.just(-1)),
         stop=st.lists(st.sampled_from(STOPS), max_size=2),

@@ -1,0 +1,116 @@
+"""Models whose layers keep a state of each sequence: what is kept of it, and what goes on from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_fakes import N_VOCAB, POISON, Bench, oracle, prompt
+
+from server.errors import NotSupported
+from server.prefix import PrefixCache
+from server.slot_actions import install, snapshot
+from server.slot_files import SlotState
+from server.speculation.settings import SpeculationParams
+from server.ubatch import PAGE
+
+
+def bench(n_checkpoints: int = 2, n_slots: int = 4, **options: Any) -> Bench:
+    return Bench(n_slots=n_slots, n_states=1 + n_slots * (2 + n_checkpoints), **options)
+
+
+def asked(b: Bench, tokens: list[int], n_predict: int = 3, **fields: Any) -> int:
+    """How many tokens of the prompt were known; the answer is what it must be."""
+    seq = b.submit(tokens, n_predict=n_predict, ignore_eos=True, **fields)
+    b.drain()
+    answer = b.answers[seq]
+    assert answer.outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
+    return answer.finished.n_cached
+
+
+def test_a_chat_goes_on_from_its_last_token() -> None:
+    b = bench()
+    answer = b.run(prompt(70), n_predict=5, ignore_eos=True).ids
+    assert asked(b, [*prompt(70), *answer, 3, 4]) == 70 + 4  # the last token was not computed
+
+
+@pytest.mark.parametrize(("n", "known"), [(70, 48), (72, 64), (87, 64), (16 + 7, 0), (16 + 8, 16)])
+def test_another_end_of_a_prompt_goes_on_from_a_page_before_it(n: int, known: int) -> None:
+    b = bench()
+    asked(b, prompt(n))
+    assert asked(b, [*prompt(n - 8), 3, 2, 1, 5]) == known
+
+
+def test_where_prompts_part_is_known_to_the_third() -> None:
+    b = bench()
+    asked(b, prompt(100))
+    assert [asked(b, [*prompt(45), i, 2, 1, *prompt(30)]) for i in (3, 4, 5)] == [0, 32, 32]
+
+
+def test_what_arrives_together_is_computed_once() -> None:
+    b = bench(n_ubatch=16)
+    both = [b.submit([*prompt(70), i, 2, 1], n_predict=2, ignore_eos=True) for i in (3, 4)]
+    b.drain()
+    assert [b.answers[seq].finished.n_cached for seq in both] == [0, 64]
+
+
+def test_rows_are_given_to_who_needs_them() -> None:
+    """Without room for anything to keep, nothing is known and nothing is wrong."""
+    b = bench(n_checkpoints=0, n_slots=1)
+    assert [asked(b, prompt(70)), asked(b, prompt(70))] == [0, 0]
+    b = bench(n_checkpoints=1, n_slots=1)
+    asked(b, prompt(70))
+    for salt in range(5):
+        asked(b, prompt(40, salt))
+    assert asked(b, prompt(70)) == 0
+
+
+@pytest.mark.parametrize("right", [0, 2, 7])
+def test_a_guess_goes_on_from_what_was_right_of_it(right: int) -> None:
+    b = bench(n_checkpoints=4)
+    ids, *_ = oracle(b.submit(prompt(20), n_predict=12, ignore_eos=True).request, 1024)
+    draft = [*ids[:right], 1 + ids[right] % (N_VOCAB - 1), *ids[right + 1 :]]
+    asked(b, prompt(20), 12, speculation=SpeculationParams(draft=tuple(draft)))
+    assert b.scheduler.stats.draft_tokens > 0
+    assert b.scheduler.stats.draft_tokens_accepted >= right
+
+
+def test_guesses_are_as_many_as_there_are_rows() -> None:
+    b = bench(n_checkpoints=1, n_slots=2)
+    draft, *_ = oracle(b.submit(prompt(20), n_predict=12, ignore_eos=True).request, 1024)
+    b.drain()
+    asked(b, prompt(20), 12, speculation=SpeculationParams(draft=tuple(draft)))
+    assert 2 < max(sum(row > 0 for row in batch.end) for batch in b.engine.batches) <= 5
+
+
+def test_a_step_that_fails_has_changed_nothing() -> None:
+    b = bench(n_ubatch=32)
+    seqs = [b.submit(prompt(40, i), n_predict=4, ignore_eos=True) for i in range(3)]
+    b.step(2)
+    b.submit([1, 2, POISON, 3])
+    b.drain()
+    for seq in seqs:
+        assert b.answers[seq].outcome() == oracle(seq.request, 1024)
+
+
+def test_without_a_page_to_go_on_in_it_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(n_slots=2, n_ctx=4 * PAGE)
+    answer = b.run(prompt(10), n_predict=2, ignore_eos=True).ids
+    seq = b.submit([*prompt(10), *answer, 3], n_predict=2, ignore_eos=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(PrefixCache, "claim", lambda self, page: False)
+        patched.setattr(PrefixCache, "n_available", property(lambda self: 0))
+        slot, cache = b.scheduler.slots[0], b.scheduler.cache
+        cache.attach(seq, slot, 12, ())
+    assert (seq.n_computed, seq.state, seq.table) == (0, 0, [])
+    b.drain()
+    assert b.answers[seq].outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
+
+
+def test_files_have_no_states() -> None:
+    b = bench()
+    b.run(prompt(20), n_predict=2)
+    with pytest.raises(NotSupported, match="states"):
+        snapshot(b.scheduler, 0)
+    with pytest.raises(NotSupported, match="states"):
+        install(b.scheduler, 0, SlotState([1, 2], [], ()))
