@@ -80,7 +80,8 @@ def test_guesses_are_as_many_as_there_are_rows() -> None:
     draft, *_ = oracle(b.submit(prompt(20), n_predict=12, ignore_eos=True).request, 1024)
     b.drain()
     asked(b, prompt(20), 12, speculation=SpeculationParams(draft=tuple(draft)))
-    assert 2 < max(sum(row > 0 for row in batch.end) for batch in b.engine.batches) <= 5
+    written = [sum(row > 0 for row in batch.end) for batch in b.engine.batches]
+    assert max(written) == 1 + 4 + 1  # what is sure, the guesses, and where the first of them parted
 
 
 def test_a_step_that_fails_has_changed_nothing() -> None:
