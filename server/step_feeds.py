@@ -78,8 +78,9 @@ class StepFeeds:
         if self._sampling is None:  # nobody wants logits
             return
         slots = [slot[i] for i in out]
-        if self._out is not None and self._out_pos is not None and self._out_slot is not None:
+        if self._out is not None:
             self._out[:n_out], self._out[n_out:] = out, 0
+        if self._out_pos is not None and self._out_slot is not None:  # of a last layer that attends
             self._out_pos[:n_out], self._out_pos[n_out:] = [batch.pos[i] for i in out], 0
             self._out_slot[:n_out], self._out_slot[n_out:] = slots, self._spare_slot
         if self._targets is not None:

@@ -1,0 +1,97 @@
+"""Models whose layers keep states, on the real engine: the same bits whatever shares the batch, and however often a
+sequence stops and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.tokenizer import from_metadata
+from server.engine import Engine, EngineOptions
+from server.requests import CompletionRequest, Finished, Token
+from server.sampling import SamplingParams
+from server.scheduler import Scheduler
+from server.speculation.settings import SpeculationParams
+from tests.models.reference_model import write
+from tests.models.test_architectures import PLAIN
+
+PROMPTS = [[1, *((7 * i + j) % 300 + 150 for i in range(n))] for j, n in enumerate((5, 37, 70, 90))]
+
+
+class Served:
+    def __init__(self, path: Path, n_slots: int, n_ubatch: int) -> None:
+        self.engine = Engine(path, EngineOptions(n_ctx=512, n_slots=n_slots, n_ubatch=n_ubatch, threads=2))
+        self.engine.load()
+        vocab = from_metadata(self.engine.gguf.metadata)
+        self.scheduler = Scheduler(self.engine, vocab, n_slots=n_slots, n_ctx=512, n_ubatch=n_ubatch)
+
+    def answers(self, prompts: list[list[int]], **fields: Any) -> list[list[tuple[int, float]]]:
+        """Ids and log-probabilities."""
+        sampling = SamplingParams(temperature=0.9, seed=3, n_probs=1)
+        seqs = [
+            self.scheduler.submit(
+                CompletionRequest(tuple(p), n_predict=12, ignore_eos=True, sampling=sampling, **fields)
+            )
+            for p in prompts
+        ]
+        found: dict[Any, list[tuple[int, float]]] = {seq: [] for seq in seqs}
+        self.cached = {}
+        while not self.scheduler.idle:
+            for seq, event in self.scheduler.step():
+                if isinstance(event, Token):
+                    assert event.prob is not None
+                    found[seq].append((event.id, event.prob.value))
+                else:
+                    assert isinstance(event, Finished), event
+                    self.cached[seq.id] = event.n_cached
+        return list(found.values())
+
+
+@pytest.fixture(scope="module", params=["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("states") / "m.gguf"
+    write(made, replace(PLAIN[request.param], n_vocab=512, vocabulary=True, n_ctx_train=512))
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(path: Path) -> Iterator[Served]:
+    served = Served(path, 1, 128)
+    yield served
+    served.engine.close()
+
+
+@pytest.fixture(scope="module")
+def company(path: Path) -> Iterator[Served]:
+    served = Served(path, 3, 24)
+    yield served
+    served.engine.close()
+
+
+def test_in_company_and_in_pieces(alone: Served, company: Served) -> None:
+    want = [alone.answers([prompt], cache_prompt=False)[0] for prompt in PROMPTS]
+    assert company.answers(PROMPTS, cache_prompt=False) == want
+    assert company.answers(PROMPTS) == want
+    assert company.answers(PROMPTS) == want
+    assert any(company.cached.values())
+
+
+def test_going_on(alone: Served, company: Served) -> None:
+    texts = [[*prompt, *(id for id, _ in alone.answers([prompt])[0]), 77, 78] for prompt in PROMPTS]
+    want = [alone.answers([text], cache_prompt=False)[0] for text in texts]
+    company.answers(PROMPTS)
+    assert company.answers(texts) == want
+    assert all(company.cached.values())
+
+
+def test_guesses(alone: Served, company: Served) -> None:
+    want = [alone.answers([prompt], cache_prompt=False)[0] for prompt in PROMPTS[:2]]
+    for prompt, answer in zip(PROMPTS, want, strict=False):
+        ids = [id for id, _ in answer]
+        for n in (0, 3, 11):
+            draft = (*ids[:n], (ids[n] + 1) % 512, *ids[n + 1 :])
+            assert company.answers([prompt], speculation=SpeculationParams(draft=draft)) == [answer]
