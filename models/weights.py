@@ -106,6 +106,11 @@ class Part:
     n_experts: int = 0
     loose: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
 
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """In the graph."""
+        return (self.shape[0], 1, *self.shape[1:]) if self.loose else self.shape
+
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
@@ -327,8 +332,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
     dtype = "f32" if plain else held_as(info.dtype)
-    shape = (part.shape[0], 1, part.shape[1]) if part.loose else part.shape
-    return session.define(state or name, shape, dtype, source, constant=True, loaded=gguf.release)
+    return session.define(state or name, part.held_shape, dtype, source, constant=True, loaded=gguf.release)
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:

@@ -46,7 +46,8 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
     for source, info in gguf.tensors.items():
         parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda found: found[1].start)
         if any(name in trained for name, _ in parts):
-            kind = "f32" if _stays_f32(source, info) else storable_dtype(dtype, info.shape[-1])
+            loose = any(part.loose for _, part in parts)
+            kind = "f32" if loose or _stays_f32(source, info) else storable_dtype(dtype, info.shape[-1])
             data = Data(partial(rows, source, kind, parts), info.shape, kind)
         else:
             data = Data(partial(_as_it_was, gguf, source), info.shape, info.dtype)

@@ -47,6 +47,8 @@ RANKS = {
     "ffn_norm": "blk.*.ffn_norm.weight",
     "out_norm": "output_norm.weight",
 }
+# of layers that keep a state, which llama.cpp's finetune does not name
+_OF_STATES = tuple(f"blk.*.{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_out", "shortconv.*_proj"))
 # constants, what only chooses experts, and heads that make scores or vectors: a text's loss is not theirs
 _WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.exp_probs_b\.|cls\.|dense_")
 # as large as the vocabulary, or not used by llama.cpp: these have a rank only where it is named
@@ -65,7 +67,7 @@ class LoraOptions:
     def rank_of(self, name: str) -> int:
         kind = next((kind for kind, pattern in RANKS.items() if fnmatch.fnmatchcase(name, pattern)), None)
         if kind is None:
-            return 0
+            return self.rank if any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_STATES) else 0
         return self.ranks.get(kind, 0 if kind in _BY_NAME else self.rank)
 
 
@@ -162,7 +164,8 @@ def full(
             whole = dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source))
             return whole.reshape(-1, *part.shape[1:])[part.start : part.start + part.shape[0]]
 
-        tensors[name] = session.define(f"{prefix}.{name}", part.shape, source=_bytes_from(start), loaded=gguf.release)
+        source = _bytes_from(start)
+        tensors[name] = session.define(f"{prefix}.{name}", part.held_shape, source=source, loaded=gguf.release)
         params.append(tensors[name])
         names.append(name)
     if not params:
