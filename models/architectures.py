@@ -35,6 +35,8 @@ class Architecture:
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
     local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
     nope_period: int = 0  # every so many-th layer does without
+    yarn_softmax: bool = False  # YaRN does not make longer what it turns: what is weighed grows instead
+    latent: bool = False  # keys and values of all heads are made of one short row a token (models/latent.py)
     attention_temperature: bool = False  # beyond the original context queries may grow with their position
     scales: bool = False  # the file may scale what goes in, what blocks add, what is weighed and what comes out
     multiplied_logits: bool = False  # what it calls a scale of logits multiplies them; else they are divided by it
@@ -81,6 +83,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": _A(row_norm=True, experts=True, n_ff_of_expert=False, weights_norm=False),
     "ernie4_5-moe": _A(interleaved=True, experts=True),
     "deepseek": _A(interleaved=True, experts=True, weights_norm=False),
+    "deepseek2": _A(
+        interleaved=True,
+        latent=True,
+        experts=True,
+        weights_norm=None,
+        attention_temperature=True,
+        yarn_softmax=True,
+    ),
+    "minicpm3": _A(latent=True, scales=True),
+    "plm": _A(interleaved=True, latent=True, gated=False, activation="relu2"),
     "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),
     "dots1": _A(head_norm=True, experts=True, gating=None, weights_norm=None),
     "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None),

@@ -15,6 +15,7 @@ from graph.tensor import Tensor, const
 from models.batch import Memory, Rows
 from models.expert_params import Experts
 from models.hparams import Hparams
+from models.latent import latent_attention
 from models.rope import Rotary
 from models.self_attention import Side, self_attention
 from models.weights import Weights
@@ -31,6 +32,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = add(x, get_rows(w["position_embd"], rows.pos))
     angles = rotary.angles(rows.pos)
     of_queries = rotary.of_queries(rows.pos, angles)
+    attention = latent_attention if h.latent else self_attention
     for layer in range(h.n_layer):
         b, local = w.block(layer), h.is_local(layer)
         y = b.norm("attn_norm", x, h)
@@ -40,7 +42,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             asking = Side(b, y, rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))[local])
-        attended = b.norm("post_attention_norm", self_attention(asking, seen, h, memory, layer), h)
+        attended = b.norm("post_attention_norm", attention(asking, seen, h, memory, layer), h)
         attended = add(x, scaled(attended, h.residual_scale))
         if h.kind.parallel and "ffn_norm" not in b:
             fed = y

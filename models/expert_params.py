@@ -8,6 +8,7 @@ from models.architectures import ARCHITECTURES
 from models.keys import Keys
 
 GATINGS = {1: "softmax", 2: "sigmoid"}  # by GGUF's numbers
+GLM_VOCAB = 154880  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Experts:
         return layer >= self.n_dense and (self.period == 0 or layer % self.period == 1)
 
 
-def read_experts(keys: Keys) -> Experts | None:
+def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
     """None where layers have none. ModelFileError names the key at fault."""
     kind = ARCHITECTURES[keys.arch]
     n = keys.count("expert_count") if kind.experts else keys.count_or_none("expert_count")
@@ -49,6 +50,8 @@ def read_experts(keys: Keys) -> Experts | None:
     )
     shared = keys.count_or_none("expert_shared_count") * n_ff or shared
     gating = keys.number("expert_gating_func", 0 if kind.gating else None)
+    if not gating and keys.arch == "deepseek2" and n_vocab == GLM_VOCAB and keys.count("block_count") in (47, 48):
+        gating = 2  # the first files of GLM 4.7 Flash do not say it
     if gating and gating not in GATINGS:
         raise keys.error("expert_gating_func", f"is {gating:g}; supported are {', '.join(map(str, GATINGS))}")
     return Experts(

@@ -24,6 +24,7 @@ from models.expert_params import Experts
 from models.gguf_file import GGUFFile, TensorInfo
 from models.held import HELD, held, held_as
 from models.hparams import Hparams
+from models.latent_params import Latent
 from models.low_rank import LowRank
 
 MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", *HELD)
@@ -96,13 +97,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts (n, N, K)."""
+    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts or by heads:
+    (n, N, K), or if `flat` (n · N, K)."""
 
     source: str
     shape: tuple[int, ...]
     start: int = 0
     required: bool = True
     n_experts: int = 0
+    flat: bool = False
 
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -146,7 +149,31 @@ def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Ite
         yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
 
 
+def _latent_parts(h: Hparams, e: Latent, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    n_in, n_query = h.n_embd, h.n_head * (e.n_plain + e.n_turned)
+    if e.q_rank:
+        yield from _one(b + "attn_q_a.weight", e.q_rank, n_in)
+        yield from _one(b + "attn_q_a_norm.weight", e.q_rank)
+        yield from _one(b + "attn_q_b.weight", n_query, e.q_rank)
+    else:
+        yield from _one(b + "attn_q.weight", n_query, n_in)
+    yield b + "attn_kv_a.weight", Part(b + "attn_kv_a_mqa.weight", (e.rank, n_in))
+    yield b + "attn_k_turned.weight", Part(b + "attn_kv_a_mqa.weight", (e.n_turned, n_in), e.rank)
+    yield from _one(b + "attn_kv_a_norm.weight", e.rank)
+    if b + "attn_kv_b.weight" in present:
+        by_heads = [("attn_kv_b", e.n_plain + e.n_value, e.rank)]
+    else:
+        by_heads = [("attn_k_b", e.rank, e.n_plain), ("attn_v_b", e.n_value, e.rank)]
+    for name, n_out, n in by_heads:
+        source = f"{b}{name}.weight"
+        yield source, Part(source, (h.n_head * n_out, n), n_experts=h.n_head, flat=len(by_heads) == 1)
+    yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
+
+
 def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    if h.latent:
+        yield from _latent_parts(h, h.latent, b, present)
+        return
     attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
     for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
@@ -249,11 +276,10 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
         expected = (rows_used[part.source], *part.shape[1:])
         if part.n_experts:
             n = part.shape[0] // part.n_experts
-            expected = (part.n_experts, n, part.shape[1])
+            expected = part.shape if part.flat else (part.n_experts, n, part.shape[1])
             if n % LANES:
-                raise ModelFileError(
-                    gguf.path, f"tensor '{info.name}': {n} rows of an expert, not a multiple of {LANES}"
-                )
+                of = "a head" if ".attn_" in part.source else "an expert"
+                raise ModelFileError(gguf.path, f"tensor '{info.name}': {n} rows of {of}, not a multiple of {LANES}")
         if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:

@@ -26,9 +26,11 @@ from models.gguf_file import GGUFFile
 from models.model import Model, define_model, hparams_of
 from models.weights import Weights
 from tests.models.reference_model import Spec, write
+from tests.models.test_architectures import PLAIN
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}
+LATENT = ("deepseek2 balanced", "deepseek2 together", "minicpm3", "plm")
 MADE_UP = {
     "qwen3moe": Spec("qwen3moe", n_embd=32, n_head=2, n_head_kv=1, n_ff=16, n_expert=4, n_expert_used=2),
     "gpt-oss": Spec(
@@ -56,6 +58,7 @@ MADE_UP = {
         },
         **SMALL,
     ),
+    **{name: replace(PLAIN[name], n_embd=32, n_head=2, n_head_kv=2, n_ff=16) for name in LATENT},
     "qwen2moe": Spec("qwen2moe", n_expert=4, n_expert_used=2, keys={"expert_shared_feed_forward_length": 16}, **SMALL),
     "glm4moe": Spec(
         "glm4moe",
@@ -151,7 +154,7 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     fetches = [loss, *gradients.values()]
     plan: Any = trained.session.plan(lambda: fetches)
     fallbacks = {op for program in plan.programs for op in program.fallbacks}
-    of_experts = name in MADE_UP and MADE_UP[name].n_expert > 0
+    of_experts = name in LATENT or (name in MADE_UP and MADE_UP[name].n_expert > 0)
     assert fallbacks == (FALLBACKS if of_experts else set()) | (OF_SINKS if name == "gpt-oss" else set())
     assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warm.TRAINING)
     for gradient, wanted in zip(plan.run(trained.feeds())[1:], slopes, strict=True):

@@ -19,7 +19,7 @@ from tests.models.random_blocks import random_blocks
 Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
-    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe"),
+    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
@@ -30,15 +30,16 @@ LAYER_NORM = (
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
 ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
-UNGATED = (*LEARNED_POSITIONS, "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
-SQUARED = ("arcee", "nemotron")  # relu
+UNGATED = (*LEARNED_POSITIONS, "plm", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
+SQUARED = ("arcee", "nemotron", "plm")  # relu
 GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
 BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2")  # by a bias on the choice of experts
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
-    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe"),
+    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2"),
 )
+LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe")  # post_attention_norm stands before the feed-forward block
 
 
@@ -71,7 +72,15 @@ class Spec:
 
     @property
     def d(self) -> int:
-        return self.head_dim or self.n_embd // self.n_head
+        of_latent = self.keys.get("attention.key_length_mla") or self.keys.get("attention.key_length")
+        return of_latent or self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def latent(self) -> tuple[int, int, int, int, int]:
+        """Of a row, of the queries' row, and of a head: what is not turned, what is, and its value."""
+        rank, turned = self.keys["attention.kv_lora_rank"], self.keys["rope.dimension_count"]
+        value = self.keys.get("attention.value_length_mla") or self.keys["attention.value_length"]
+        return rank, self.keys.get("attention.q_lora_rank", 0), self.d - turned, turned, value
 
     @property
     def gemma(self) -> bool:
@@ -114,18 +123,20 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_norm": (s.n_embd,)} | ({"attn_norm": (s.n_embd,)} if i else {})
         elif s.arch not in NO_NORM_BEFORE:
             layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
-        if s.fused:
+        if s.arch in LATENT:
+            layer |= of_latent(s)
+        elif s.fused:
             layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | (
                 {} if s.arch in UNGATED else {"ffn_up": (2 * s.n_ff, s.n_embd)}
             )
         else:
             layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
-        layer |= {"attn_output": (s.n_embd, q)}
+        layer |= {"attn_output": (s.n_embd, s.n_head * (s.latent[-1] if s.arch in LATENT else s.d))}
         if not s.dense(i):
             layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
             layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, s.n_embd) for name in ("gate", "up")}
             layer |= {"ffn_down_exps": (s.n_expert, s.n_embd, s.n_ff)}
-            if s.arch in BALANCED:
+            if s.arch in BALANCED or "balanced" in s.traits:
                 layer |= {"exp_probs_b": (s.n_expert,)}
             if n := s.n_ff_shared:
                 layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
@@ -150,6 +161,19 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
+
+
+def of_latent(s: Spec) -> dict[str, tuple[int, ...]]:
+    rank, q_rank, plain, turned, value = s.latent
+    out: dict[str, tuple[int, ...]] = {"attn_kv_a_mqa": (rank + turned, s.n_embd), "attn_kv_a_norm": (rank,)}
+    q = s.n_head * (plain + turned)
+    if q_rank:
+        out |= {"attn_q_a": (q_rank, s.n_embd), "attn_q_a_norm": (q_rank,), "attn_q_b": (q, q_rank)}
+    else:
+        out["attn_q"] = (q, s.n_embd)
+    if "attention.key_length_mla" in s.keys:
+        return out | {"attn_k_b": (s.n_head, rank, plain), "attn_v_b": (s.n_head, value, rank)}
+    return out | {"attn_kv_b": (s.n_head * (plain + value), rank)}
 
 
 def write(path: Path, s: Spec) -> dict[str, Array]:
@@ -278,6 +302,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
 
     neighbours = s.arch in INTERLEAVED and "rope.dimension_sections" not in s.keys
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
+    if s.arch == "minicpm3":  # whose files say nothing
+        of_input, of_blocks, of_logits = 12, 1.4 / math.sqrt(s.n_layer), s.n_embd / 256
     if s.arch in ("command-r", "cohere2"):
         of_logits = 1 / of_logits
     x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
@@ -289,20 +315,22 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     for i in range(s.n_layer):
         b = f"blk.{i}."
         h = normed(b + "attn_norm", x) if b + "attn_norm.weight" in t else x
-        if b + "attn_qkv.weight" in t:
+        frequency, magnitude = rope(i)
+        if s.arch in LATENT:
+            parts = latent_heads(s, t, b, h)
+        elif b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
         if s.arch in ROW_NORM:
             parts[:2] = (norm(y, t[f"{b}attn_{which}_norm.weight"]) for y, which in zip(parts[:2], "qk", strict=True))
-        q, k, v = (p.reshape(len(ids), -1, s.d) for p in parts)
+        q, k, v = (p if s.arch in LATENT else p.reshape(len(ids), -1, s.d) for p in parts)
         if b + "attn_q_norm.weight" in t and s.arch not in ROW_NORM:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
-        frequency, magnitude = rope(i)
         far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
         if not far and s.arch not in LEARNED_POSITIONS and (s.arch != "smollm3" or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
-        k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
+        k, v = (np.repeat(y, s.n_head // y.shape[1], 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
         if caps[0]:
             score = caps[0] * np.tanh(score / caps[0])
@@ -346,6 +374,28 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         return normed("output_norm", x)
     z = product("output" if s.untied else "token_embd", normed("output_norm", x)) / of_logits
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
+
+
+def latent_heads(s: Spec, t: dict[str, Array], b: str, h: Array) -> list[Array]:
+    """Queries, keys and values of all heads, as the paper has them; what is turned comes first."""
+    rank, q_rank, plain, turned, value = s.latent
+    n = len(h)
+    if q_rank:
+        row = norm(h @ t[b + "attn_q_a.weight"].T, t[b + "attn_q_a_norm.weight"])
+        q = row @ t[b + "attn_q_b.weight"].T
+    else:
+        q = h @ t[b + "attn_q.weight"].T
+    q = q.reshape(n, s.n_head, plain + turned)
+    both = h @ t[b + "attn_kv_a_mqa.weight"].T
+    row, shared = norm(both[:, :rank], t[b + "attn_kv_a_norm.weight"]), both[:, None, rank:]
+    if b + "attn_kv_b.weight" in t:
+        heads = (row @ t[b + "attn_kv_b.weight"].T).reshape(n, s.n_head, plain + value)
+        k, v = heads[..., :plain], heads[..., plain:]
+    else:
+        k = np.einsum("tr,hrd->thd", row, t[b + "attn_k_b.weight"])
+        v = np.einsum("tr,hdr->thd", row, t[b + "attn_v_b.weight"])
+    k = np.concatenate([np.repeat(shared, s.n_head, 1), k], -1)
+    return [np.concatenate([q[..., plain:], q[..., :plain]], -1), k, v]
 
 
 def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:

@@ -130,6 +130,25 @@ OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "glm4moe unnormed": DENSE_FIRST | {"expert_gating_func": 2, "expert_weights_norm": False},
     "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
 }
+OF_LATENT = {"attention.kv_lora_rank": 32, "rope.dimension_count": 8, "expert_weights_norm": False}
+TOGETHER = OF_LATENT | {"attention.key_length": 40, "attention.value_length": 16}  # keys' and values' weights
+APART = OF_LATENT | {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 40,
+    "attention.value_length_mla": 16,
+}
+DEEPSEEK = Spec(
+    "deepseek2",
+    n_layer=3,
+    n_head_kv=4,
+    n_ff=32,
+    n_expert=8,
+    n_expert_used=3,
+    untied=True,
+    keys=DENSE_FIRST | APART | {"attention.q_lora_rank": 32},
+)
 PLAIN = {
     "llama": Spec(),
     "one kv head": Spec(n_head_kv=1),
@@ -210,6 +229,17 @@ PLAIN = {
         )
         for name, keys in OF_EXPERT_KEYS.items()
     },
+    "deepseek2": DEEPSEEK,
+    "deepseek2 balanced": replace(
+        DEEPSEEK,
+        traits=("balanced",),
+        keys=DEEPSEEK.keys | {"expert_gating_func": 2, "expert_weights_norm": True},
+    ),
+    "deepseek2 together": replace(DEEPSEEK, keys=DENSE_FIRST | TOGETHER | {"attention.q_lora_rank": 32}),
+    "deepseek2 lite": replace(DEEPSEEK, n_layer=26, keys=DENSE_FIRST | APART),
+    "deepseek2 lite, together": replace(DEEPSEEK, n_layer=26, keys=DENSE_FIRST | TOGETHER),
+    "minicpm3": Spec("minicpm3", n_head_kv=4, keys=TOGETHER | {"attention.q_lora_rank": 32}),
+    "plm": Spec("plm", n_head_kv=4, keys=TOGETHER),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 QUANTISED = {
@@ -421,6 +451,9 @@ OF_ROWS = (
     "glm4moe",
     "glm4moe unnormed",
     "olmoe",
+    "deepseek2",
+    "deepseek2 together",
+    "minicpm3",
 )
 
 
