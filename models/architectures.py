@@ -25,7 +25,10 @@ class Architecture:
     activation: str = "silu"  # silu, gelu or relu2: the square of what is positive
     head_norm: bool | None = None  # queries and keys have a norm of each head; None: where the file has one
     row_norm: bool = False  # queries and keys have a norm of all heads together
+    norm_after_rope: bool = False  # that of each head comes when they are turned
+    norm_for_head: bool = False  # that of each head has a row of weights for each, and takes the mean away
     experts: bool | None = None  # always, never (None), or where the file has them (False)
+    several_shared: bool = False  # the width that the file names is that of one of the experts that all rows have
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
     gating: str | None = "softmax"  # of experts, where the file does not say: softmax or sigmoid; None: it must
     weights_norm: bool | None = True  # a row's experts count 1 together; None: where the file says so
@@ -57,7 +60,8 @@ _A = Architecture
 _LLAMA = _A(interleaved=True)
 _GEMMA = _A(activation="gelu", embedding_by_root=True)
 _GEMMA3 = replace(_GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0)
-_COHERE = _A(interleaved=True, layer_norm=True, parallel=True, multiplied_logits=True)
+_COHERE = _A(interleaved=True, layer_norm=True, norm_for_head=True, parallel=True, multiplied_logits=True)
+_HUNYUAN = _A(head_norm=True, norm_after_rope=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
 _GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
 _NOMIC = _A(layer_norm=True, head_norm=False, after_sum=True, causal=False)
@@ -94,12 +98,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minicpm3": _A(latent=True, scales=True),
     "plm": _A(interleaved=True, latent=True, gated=False, activation="relu2"),
     "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),
+    "bailingmoe2": _A(head_norm=True, experts=True, several_shared=True, gating=None, weights_norm=None),
     "dots1": _A(head_norm=True, experts=True, gating=None, weights_norm=None),
     "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None),
     "minimax-m2": _A(row_norm=True, experts=True, n_ff_of_expert=False, gating="sigmoid"),
     "phi3": _A(),
     "exaone": _A(),
     "exaone4": _A(before=False, after=True, head_norm=True, window=0, window_period=4, local_rope_only=True),
+    "hunyuan-dense": _HUNYUAN,
+    "hunyuan-moe": replace(_HUNYUAN, experts=True, n_ff_of_expert=False),
     "seed_oss": _A(ffn_norm="post_attention_norm"),
     "olmo2": _A(before=False, after=True, row_norm=True, window=0, window_period=4, local_base=0),
     "gpt-oss": _A(ffn_norm="post_attention_norm", experts=True, window=0, window_period=2, glu_limit=7.0, sinks=True),
@@ -109,7 +116,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": replace(_GEMMA3, causal=False),
     "command-r": _COHERE,
     "cohere2": replace(_COHERE, window=MUST, window_period=4, local_rope_only=True),
-    "stablelm": _A(layer_norm=True, parallel=True),
+    "stablelm": _A(layer_norm=True, norm_for_head=True, parallel=True),
     "orion": _A(layer_norm=True),
     "starcoder2": _GELU,
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),

@@ -6,11 +6,20 @@ the file holds a weight: biases, norms of queries and keys, fused matrices (whic
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu
-from graph.ops.experts import expert_gather, expert_order, expert_rows, expert_sum, expert_weights, top_experts
+from graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scale, scaled, silu, sub, sum_to
+from graph.ops.experts import (
+    expert_gather,
+    expert_order,
+    expert_rows,
+    expert_scatter,
+    expert_sum,
+    expert_weights,
+    top_experts,
+)
 from graph.ops.loss import softmax
 from graph.ops.pointwise import exp, log, neg, relu, square
 from graph.ops.rows import get_rows
+from graph.ops.shape import reshape
 from graph.tensor import Tensor, const
 from models.batch import Memory, Rows
 from models.expert_params import Experts
@@ -21,6 +30,7 @@ from models.self_attention import Side, self_attention
 from models.weights import Weights
 
 ALPHA = 1.702  # of gpt-oss's sigmoid
+AWAY = 1e9  # chances and what balances them are small
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
@@ -100,9 +110,21 @@ def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     if e.gating == "sigmoid":
         logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
     balance, chances = b.bias("exp_probs_b"), exp(logits) if e.gating == "sigmoid" else softmax(logits)
-    ids = top_experts(logits if balance is None else add(chances, balance), n=e.n_used)
+    liked = add(chances, balance) if balance is not None else logits if e.n_groups == 1 else chances
+    ids = top_experts(liked if e.n_groups == 1 else of_best_groups(e, liked), n=e.n_used)
     weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(chances, ids)
     return ids, scaled(weights, e.scale)
+
+
+def of_best_groups(e: Experts, liked: Tensor) -> Tensor:
+    """(T, n): what it was in a row's best groups, and less than all of that elsewhere (DeepSeek-AI, 2024: V3)."""
+    rows, size = liked.shape[0], e.n // e.n_groups
+    each = reshape(liked, shape=(rows * e.n_groups, size))
+    best = sum_to(expert_gather(each, top_experts(each, n=2)), shape=(rows * e.n_groups, 1))
+    groups = top_experts(reshape(best, shape=(rows, e.n_groups)), n=e.n_groups_used)
+    ones = broadcast_to(const(1.0), shape=groups.shape)
+    away = scale(sub(expert_scatter(ones, groups, n=e.n_groups), const(1.0)), factor=AWAY)  # 0 for the best
+    return reshape(add(each, reshape(away, shape=(rows * e.n_groups, 1))), shape=liked.shape)
 
 
 def log_sigmoid(x: Tensor) -> Tensor:

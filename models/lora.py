@@ -123,7 +123,7 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part]) ->
         if half == "b":
             continue
         target = base.tensors.get(weight)
-        whole = (n for n, part in declared.items() if part.source == weight and not part.n_experts)
+        whole = (n for n, part in declared.items() if part.source == weight and not (part.n_experts or part.in_file))
         names = [n for n in whole if n.endswith(".weight")]
         if target is None or not names or not (len(target.shape) == 2 or any(map(NORMS.fullmatch, names))):
             raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")

@@ -97,15 +97,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts or by heads:
-    (n, N, K), or if `flat` (n · N, K)."""
+    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts or by heads
+    (n, N, K). `in_file`: its shape there, if it is another."""
 
     source: str
     shape: tuple[int, ...]
     start: int = 0
     required: bool = True
     n_experts: int = 0
-    flat: bool = False
+    in_file: tuple[int, ...] = ()
 
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -166,7 +166,8 @@ def _latent_parts(h: Hparams, e: Latent, b: str, present: Mapping[str, TensorInf
         by_heads = [("attn_k_b", e.rank, e.n_plain), ("attn_v_b", e.n_value, e.rank)]
     for name, n_out, n in by_heads:
         source = f"{b}{name}.weight"
-        yield source, Part(source, (h.n_head * n_out, n), n_experts=h.n_head, flat=len(by_heads) == 1)
+        shape = (h.n_head * n_out, n)
+        yield source, Part(source, shape, n_experts=h.n_head, in_file=shape if len(by_heads) == 1 else ())
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
 
 
@@ -182,8 +183,10 @@ def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> I
         yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
         start += rows if fused else 0
     for name, rows in (("attn_q_norm", attn), ("attn_k_norm", kv)) if h.kind.head_norm is not False else ():
-        n = rows if h.kind.row_norm else h.head_dim
-        yield from _one(f"{b}{name}.weight", n, required=h.kind.row_norm or bool(h.kind.head_norm))
+        of_all, source = h.kind.row_norm or h.kind.norm_for_head, f"{b}{name}.weight"
+        in_file = (rows // h.head_dim, h.head_dim) if h.kind.norm_for_head else ()
+        must = h.kind.row_norm or bool(h.kind.head_norm)
+        yield source, Part(source, (rows if of_all else h.head_dim,), required=must, in_file=in_file)
     yield from _one(b + "attn_output.weight", h.n_embd, attn)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
     if h.kind.sinks:
@@ -276,10 +279,11 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
         expected = (rows_used[part.source], *part.shape[1:])
         if part.n_experts:
             n = part.shape[0] // part.n_experts
-            expected = part.shape if part.flat else (part.n_experts, n, part.shape[1])
+            expected = (part.n_experts, n, part.shape[1])
             if n % LANES:
                 of = "a head" if ".attn_" in part.source else "an expert"
                 raise ModelFileError(gguf.path, f"tensor '{info.name}': {n} rows of {of}, not a multiple of {LANES}")
+        expected = part.in_file or expected
         if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:
@@ -306,7 +310,10 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
     if h.kind.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
-        biases = [name.replace(".weight", ".bias") for name in weights if name.endswith("norm.weight")]
+        norms = (
+            n for n in weights if n.endswith("norm.weight") and not n.endswith(("_q_norm.weight", "_k_norm.weight"))
+        )
+        biases = [name.replace(".weight", ".bias") for name in norms]
         for name in biases:
             if name not in weights:
                 weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)

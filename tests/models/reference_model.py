@@ -33,11 +33,17 @@ ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forwar
 UNGATED = (*LEARNED_POSITIONS, "plm", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
 SQUARED = ("arcee", "nemotron", "plm")  # relu
 GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
+HUNYUAN = ("hunyuan-dense", "hunyuan-moe")  # whose heads are normalised when they are turned
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
-BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2")  # by a bias on the choice of experts
+BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2")  # by a bias on the choice of experts
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
-    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2"),
+    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
+)
+FUSED_QKV = ("bailingmoe2",)  # and nothing else
+HEAD_NORM = (
+    *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
+    *HUNYUAN,
 )
 LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe")  # post_attention_norm stands before the feed-forward block
@@ -96,7 +102,12 @@ class Spec:
     @property
     def n_ff_shared(self) -> int:
         width = self.keys.get("expert_shared_feed_forward_length", 0)
-        return int(width or self.keys.get("expert_shared_count", 0) * self.n_ff)
+        count = self.keys.get("expert_shared_count", 0)
+        return int(width * (count if self.arch == "bailingmoe2" else 1) or count * self.n_ff)
+
+    @property
+    def fused_ffn(self) -> bool:
+        return self.fused and self.arch not in (*UNGATED, *FUSED_QKV)
 
     @property
     def one_norm(self) -> bool:
@@ -126,9 +137,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         if s.arch in LATENT:
             layer |= of_latent(s)
         elif s.fused:
-            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | (
-                {} if s.arch in UNGATED else {"ffn_up": (2 * s.n_ff, s.n_embd)}
-            )
+            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | ({"ffn_up": (2 * s.n_ff, s.n_embd)} if s.fused_ffn else {})
         else:
             layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
         layer |= {"attn_output": (s.n_embd, s.n_head * (s.latent[-1] if s.arch in LATENT else s.d))}
@@ -147,14 +156,16 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}
             if s.arch in UNGATED:
                 layer |= {"ffn_up": (s.n_ff_dense, s.n_embd)}
-            elif not s.fused:
+            elif not s.fused_ffn:
                 layer |= {"ffn_gate": (s.n_ff_dense, s.n_embd), "ffn_up": (s.n_ff_dense, s.n_embd)}
         if s.arch in OTHER_NAME:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
         if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
-        if s.arch in (*("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), "gemma3", "gemma-embedding", "exaone4", "dots1"):
+        if s.arch in HEAD_NORM:
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
+        if "norm for head" in s.traits:
+            layer |= {"attn_q_norm": (s.n_head, s.d), "attn_k_norm": (s.n_head_kv, s.d)}
         if s.arch in ROW_NORM:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
         if s.arch in NORM_AFTER:
@@ -227,7 +238,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         short = name.rpartition(".")[2]
         if short == "exp_probs_b":
             put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
-        elif len(shape) == 1:
+        elif len(shape) == 1 or short.endswith("_norm"):
             put(f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
@@ -265,6 +276,11 @@ def add_vocabulary(writer: GGUFWriter, n: int) -> None:
 
 def norm(x: Array, w: Array) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
+
+
+def normed_by(x: Array, w: Array) -> Array:
+    """Layer norm without a bias."""
+    return norm(x - x.mean(-1, keepdims=True), w)
 
 
 def activated(s: Spec, x: Array) -> Array:
@@ -325,11 +341,18 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if s.arch in ROW_NORM:
             parts[:2] = (norm(y, t[f"{b}attn_{which}_norm.weight"]) for y, which in zip(parts[:2], "qk", strict=True))
         q, k, v = (p if s.arch in LATENT else p.reshape(len(ids), -1, s.d) for p in parts)
-        if b + "attn_q_norm.weight" in t and s.arch not in ROW_NORM:
+        if "norm for head" in s.traits:
+            q, k = (
+                np.stack([normed_by(x[:, i], t[f"{b}attn_{which}_norm.weight"][i]) for i in range(x.shape[1])], 1)
+                for x, which in ((q, "q"), (k, "k"))
+            )
+        elif b + "attn_q_norm.weight" in t and s.arch not in (*ROW_NORM, *HUNYUAN):
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
         if not far and s.arch not in LEARNED_POSITIONS and (s.arch != "smollm3" or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
+        if s.arch in HUNYUAN:
+            q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         k, v = (np.repeat(y, s.n_head // y.shape[1], 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
         if caps[0]:
@@ -364,7 +387,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if s.arch in UNGATED:
             y = product(b + "ffn_down", activated(s, product(b + "ffn_up", h)))
         else:
-            if s.fused:
+            if s.fused_ffn:
                 gate, up = np.split(product(b + "ffn_up", h), 2, -1)
             else:
                 gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
@@ -408,7 +431,12 @@ def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
     for row, y in zip(h, out, strict=True):
         odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
         odds /= odds + 1 if sigmoid else odds.sum()
-        best = np.argsort(odds + t.get(b + "exp_probs_b.bias", 0.0))[: -s.n_expert_used - 1 : -1]
+        liked = odds + t.get(b + "exp_probs_b.bias", 0.0)
+        if (n_groups := s.keys.get("expert_group_count", 1)) > 1:
+            groups = np.split(np.arange(s.n_expert), n_groups)
+            groups.sort(key=lambda group: -np.sort(liked[group])[-2:].sum())
+            liked[np.concatenate(groups[s.keys["expert_group_used_count"] :])] = -np.inf
+        best = np.argsort(liked)[: -s.n_expert_used - 1 : -1]
         whole = odds[best].sum() if norm else 1
         for expert in best:
             gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))

@@ -22,6 +22,7 @@ from models.overrides import NONE, Overrides
 from server.cli.flags import parse
 from server.cli.model_keys import MODEL_KEYS, overrides
 from server.engine import Engine, EngineOptions
+from tests.models.latent_specs import DENSE_FIRST, GROUPS, LATENT
 from tests.models.reference_model import Array, Spec, plain, reference, write, yarn
 
 N_TOKENS = 40
@@ -113,7 +114,6 @@ QKV, NORMS = ("attn_q", "attn_k", "attn_v"), ("attn_norm", "ffn_norm", "output_n
 OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
 OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
-DENSE_FIRST = {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.75}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "olmoe": {},
     "qwen2moe": {"expert_shared_feed_forward_length": 64},
@@ -125,30 +125,20 @@ OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "deepseek": DENSE_FIRST,
     "bailingmoe": {"expert_shared_count": 1, "expert_weights_norm": False, "leading_dense_block_count": 0},
     "bailingmoe of one weight": {"expert_shared_count": 1, "expert_weights_norm": True, "leading_dense_block_count": 0},
+    "bailingmoe2": DENSE_FIRST
+    | GROUPS
+    | {
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_shared_feed_forward_length": 32,
+        "rope.dimension_count": 8,
+    },
     "dots1": DENSE_FIRST | {"expert_gating_func": 1, "expert_weights_norm": False},
     "glm4moe": DENSE_FIRST | {"expert_weights_norm": True, "rope.dimension_count": 8},
     "glm4moe unnormed": DENSE_FIRST | {"expert_gating_func": 2, "expert_weights_norm": False},
     "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
 }
-OF_LATENT = {"attention.kv_lora_rank": 32, "rope.dimension_count": 8, "expert_weights_norm": False}
-TOGETHER = OF_LATENT | {"attention.key_length": 40, "attention.value_length": 16}  # keys' and values' weights
-APART = OF_LATENT | {
-    "attention.head_count_kv": 1,
-    "attention.key_length": 40,
-    "attention.value_length": 32,
-    "attention.key_length_mla": 40,
-    "attention.value_length_mla": 16,
-}
-DEEPSEEK = Spec(
-    "deepseek2",
-    n_layer=3,
-    n_head_kv=4,
-    n_ff=32,
-    n_expert=8,
-    n_expert_used=3,
-    untied=True,
-    keys=DENSE_FIRST | APART | {"attention.q_lora_rank": 32},
-)
+OF_HUNYUAN = {"expert_shared_feed_forward_length": 64, "expert_feed_forward_length": 96}
 PLAIN = {
     "llama": Spec(),
     "one kv head": Spec(n_head_kv=1),
@@ -225,21 +215,22 @@ PLAIN = {
             n_expert=8,
             n_expert_used=3,
             untied=True,
+            fused=name == "bailingmoe2",
             keys=keys,
         )
         for name, keys in OF_EXPERT_KEYS.items()
     },
-    "deepseek2": DEEPSEEK,
-    "deepseek2 balanced": replace(
-        DEEPSEEK,
-        traits=("balanced",),
-        keys=DEEPSEEK.keys | {"expert_gating_func": 2, "expert_weights_norm": True},
+    **LATENT,
+    "hunyuan-dense": Spec("hunyuan-dense"),
+    "hunyuan-moe": Spec("hunyuan-moe", n_expert=6, n_expert_used=2, keys=OF_HUNYUAN),
+    "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),
+    "stablelm 12B": Spec(
+        "stablelm",
+        untied=True,
+        biases=("attn_norm", "output_norm"),
+        traits=("one norm", "norm for head"),
+        keys={"rope.dimension_count": 4},
     ),
-    "deepseek2 together": replace(DEEPSEEK, keys=DENSE_FIRST | TOGETHER | {"attention.q_lora_rank": 32}),
-    "deepseek2 lite": replace(DEEPSEEK, n_layer=26, keys=DENSE_FIRST | APART),
-    "deepseek2 lite, together": replace(DEEPSEEK, n_layer=26, keys=DENSE_FIRST | TOGETHER),
-    "minicpm3": Spec("minicpm3", n_head_kv=4, keys=TOGETHER | {"attention.q_lora_rank": 32}),
-    "plm": Spec("plm", n_head_kv=4, keys=TOGETHER),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 QUANTISED = {
@@ -454,6 +445,9 @@ OF_ROWS = (
     "deepseek2",
     "deepseek2 together",
     "minicpm3",
+    "bailingmoe2",
+    "hunyuan-dense",
+    "command-r plus",
 )
 
 

@@ -27,9 +27,10 @@ from models.synth import synthesize
 from models.tokenizer import from_metadata
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
+from tests.models.latent_specs import DEEPSEEK
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
-from tests.models.test_architectures import DEEPSEEK, PLAIN
+from tests.models.test_architectures import PLAIN
 from tests.models.test_bert import GEMMA, MODERN, opened
 from tests.models.test_lora import random_adapter
 from tests.models.unigram import TOKENS, add_unigrams
@@ -192,6 +193,7 @@ REFUSED = (
     "phi3 partial rope",
     "granite without scales",
     "plm",
+    "command-r plus",  # which has its norms from 64 layers on
 )  # by llama.cpp, which has no tensors, no logits or (plm) an assertion that fails
 SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch) and name not in REFUSED} | {
     "granite": Spec("granite", keys=SCALES),
@@ -201,6 +203,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "granitemoe shared": replace(PLAIN["granitemoe shared"], keys=SCALES | {"expert_shared_feed_forward_length": 64}),
     "llama, six layers": Spec(n_layer=6, untied=True),
     "mixtral": PLAIN["mixtral"],
+    "command-r, per head": replace(PLAIN["command-r plus"], n_layer=64, n_ff=32),
     "mistral3, yarn": Spec("mistral3", keys=YARN),
     "deepseek2, yarn": replace(DEEPSEEK, keys=DEEPSEEK.keys | YARN | {"attention.temperature_scale": None}),
     "minicpm without scales": Spec("minicpm"),

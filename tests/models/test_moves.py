@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from backends.cpu.backend import CPUBackend
 from graph.session import Session
@@ -41,10 +42,12 @@ def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
     session.close()
 
 
-def test_what_is_turned_of_a_row_goes_to_its_new_place(tmp_path: Path) -> None:
-    """Of multi-head latent attention: the first layer then has the rows that the same tokens have further on."""
+@pytest.mark.parametrize("name", ["deepseek2", "hunyuan-dense"])
+def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> None:
+    """In the first layer, whose keys do not depend on others: also where a row of all heads is kept, of which a part is
+    turned, and where keys are normalised when they are turned."""
     path = tmp_path / "m.gguf"
-    write(path, PLAIN["deepseek2"])
+    write(path, PLAIN[name])
     session = Session([CPUBackend(1)])
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)
