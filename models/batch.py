@@ -16,12 +16,18 @@ from graph.backend import Bytes
 from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
 from graph.ops.causal import causal_attention
 from graph.ops.encoder import full_attention
+from graph.ops.latent import latent_attention
 from graph.ops.sinks import attention_sinks, causal_attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, feed
 from models.hparams import Hparams
 
 KV_TYPES = ("f32", "f16", "q8_0")
+
+
+def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
+    """Of what is kept of a token in each layer: keys and values, or rows that are both."""
+    return (type_k,) if h.latent else (type_k, type_v)
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,9 @@ class Memory(Protocol):
     """What a row's query meets: keys and values of its own sequence up to its position. In the last layer only the
     rows of `out` ask, where not all are wanted."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
-        """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+        """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q. v None: values are
+        the keys, and there is nothing but the scale to weigh them by."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class PagedMemory:
     """The KV cache as states: per layer keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D), and page tables."""
 
     keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]  # none where they are the keys
     tables: Tensor  # (S, pages per table) i32
 
     @classmethod
@@ -96,13 +103,17 @@ class PagedMemory:
         k, v = (n_pages, h.n_head_kv, h.head_dim, PAGE), (n_pages, h.n_head_kv, PAGE, h.head_dim)
         return cls(
             tuple(session.define(f"k.{i}", k, type_k) for i in range(h.n_layer)),
-            tuple(session.define(f"v.{i}", v, type_v) for i in range(h.n_layer)),
+            tuple(session.define(f"v.{i}", v, type_v) for i in range(0 if h.latent else h.n_layer)),
             session.define("tables", table_shape, "i32", by_host=True),
         )
 
     def copied(self, pairs: Tensor) -> list[Tensor]:
         """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
         return [copy_pages(cache, pairs) for cache in (*self.keys, *self.values)]
+
+    def of_layer(self, layer: int) -> tuple[Tensor, ...]:
+        """Its keys, and its values where they are others."""
+        return self.keys[layer], *self.values[layer : layer + 1]
 
     @cached_property
     def page_nbytes(self) -> int:
@@ -112,7 +123,8 @@ class PagedMemory:
     @cached_property
     def _parts(self) -> list[tuple[str, int]]:
         """Of a page, in the order of its bytes: states, and how many bytes they have of it."""
-        return [(t.name, t.nbytes // t.shape[0]) for pair in zip(self.keys, self.values, strict=True) for t in pair]
+        states = [t for layer in range(len(self.keys)) for t in self.of_layer(layer)]
+        return [(t.name, t.nbytes // t.shape[0]) for t in states]
 
     def read_page(self, session: Session, page: int, into: Bytes | None = None) -> Bytes:
         """A copy of a page, layer by layer, keys before values, as the device keeps them; on request `into` memory for
@@ -137,14 +149,19 @@ class Cached:
 
     memory: PagedMemory
     batch: Batch
-    stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # each layer's cache afterwards
+    stored: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # each layer's cache afterwards
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
-        keys, values = memory.keys[layer], memory.values[layer]
-        self.stored[layer] = keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
+        self.stored[layer] = stored = tuple(
+            store(cache, new, batch.cells)
+            for store, cache, new in zip((store_k, store_v), memory.of_layer(layer), (k, v), strict=False)
+            if new is not None
+        )
         asking = batch.out or batch if layer == len(memory.keys) - 1 else batch
-        seen = keys, values, memory.tables, asking.slot, asking.pos
+        seen = *stored, memory.tables, asking.slot, asking.pos
+        if v is None:
+            return latent_attention(q, *seen, scale=how.scale)
         if how.sinks is not None:
             return attention_sinks(q, *seen, how.sinks, scale=how.scale, window=how.window)
         return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
@@ -165,8 +182,8 @@ class Sequences:
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
         return cls(length, tokens, pos, start)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
-        size, scale, window = self.length, how.scale, how.window
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+        size, scale, window, v = self.length, how.scale, how.window, k if v is None else v
         if how.sinks is not None:
             return causal_attention_sinks(q, k, v, self.start, how.sinks, length=size, scale=scale, window=window)
         return causal_attention(q, k, v, self.start, length=size, scale=scale, window=window, cap=how.cap)
@@ -189,6 +206,6 @@ class Texts:
         tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         reach = how.window // 2 if how.window else -1
-        return full_attention(q, k, v, self.count, length=self.length, scale=how.scale, reach=reach)
+        return full_attention(q, k, k if v is None else v, self.count, length=self.length, scale=how.scale, reach=reach)

@@ -30,7 +30,7 @@ def latent_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer
     row = rms_norm(seen.b.linear("attn_kv_a", seen.x), seen.b["attn_kv_a_norm"], eps=h.eps)
     k = reshape(joined(seen.b.linear("attn_k_turned", seen.x), row), shape=(-1, 1, h.head_dim))
     k = rope(k, seen.angles, interleaved=h.interleaved)
-    rows = memory.attend(layer, q, k, k, Weighing(h.attention_scale))  # (T, n_head, width)
+    rows = memory.attend(layer, q, k, None, Weighing(h.attention_scale))  # (T, n_head, width)
     return asking.b.linear("attn_output", heads.values(rows))
 
 

@@ -35,7 +35,7 @@ class Model:
         """(R, n_vocab) f32 of the batch's `out` rows, or of all."""
         return self.forward(batch, Cached(memory, batch))
 
-    def remembered(self, batch: Batch, memory: PagedMemory) -> tuple[Tensor, Tensor]:
+    def remembered(self, batch: Batch, memory: PagedMemory) -> tuple[Tensor, ...]:
         """The last layer's cache after the batch: all that has to run where nobody wants logits."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)

@@ -19,10 +19,11 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
     far, near = rotary.turns(turn), rotary.turns(turn, local=True)
     written = []
-    for layer, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
+    for layer, keys in enumerate(memory.keys):
         angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
         k = load_k(keys, source)
         if h.has_rope(layer):
             k = rope(k, angles, interleaved=h.interleaved)
-        written += [store_k(keys, k, to), store_v(values, load_v(values, source), to)]
+        written.append(store_k(keys, k, to))
+    written += [store_v(values, load_v(values, source), to) for values in memory.values]
     return written

@@ -82,9 +82,11 @@ def _cells_read(engine: Engine, n: int) -> int:
 
 def _cell_bytes(engine: Engine) -> float:
     """Bytes of one cell of one layer, keys and values."""
+    from models.batch import cache_types
+
     sizes = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
     h, options = engine.hparams, engine.options
-    return h.n_head_kv * h.head_dim * (sizes[options.type_k] + sizes[options.type_v])
+    return h.n_head_kv * h.head_dim * sum(sizes[t] for t in cache_types(h, options.type_k, options.type_v))
 
 
 def _attention_macs(engine: Engine, cells: int) -> int:

@@ -78,7 +78,9 @@ def test_logits_are_those_of_float64(path: Path, device: str, open_device: Calla
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 @pytest.mark.parametrize("name", MADE_UP)
-def test_logits_of_made_up_models(name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]) -> None:
+def test_logits_of_made_up_models(
+    name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
+) -> None:
     write(path := tmp_path / "m.gguf", replace(PLAIN[name], n_vocab=400))
     check(path, open_device(device))
 
