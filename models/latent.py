@@ -9,7 +9,7 @@ rotary embedding turns before it, and values are the same rows.
 from __future__ import annotations
 
 from graph.ops.elementwise import broadcast_to
-from graph.ops.experts import expert_linear, expert_matmul, expert_order, expert_rows, top_experts
+from graph.ops.experts import expert_linear, expert_order, expert_rows, top_experts
 from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
 from graph.ops.rows import get_rows
@@ -52,23 +52,14 @@ class Heads:
             q = b.linear("attn_q", x)
         q = reshape(q, shape=(-1, latent.n_plain + latent.n_turned))  # (T · n_head, …)
         plain, turned = columns(q, 0, latent.n_plain), columns(q, latent.n_plain, latent.n_turned)
-        plain = self._placed(plain)
-        if "attn_kv_b" in b:  # its rows are a head's keys, then its values, and so on
-            both = joined(plain, broadcast_to(const(0.0), shape=(plain.shape[0], latent.n_value)))
-            met = expert_matmul(both, b["attn_kv_b"], self._order, n=self._n)
-        else:
-            met = expert_linear(plain, b["attn_k_b"], self._order, n=self._n)
+        met = expert_linear(self._placed(plain), b["attn_k_b"], self._order, n=self._n)
         return reshape(joined(turned, self._back(met)), shape=(-1, self._n, latent.width))
 
     def values(self, rows: Tensor) -> Tensor:
         """(T, n_head · n_value) of weighted sums of rows (T, n_head, width)."""
         b, latent = self._side.b, self._latent
         sums = self._placed(columns(reshape(rows, shape=(-1, latent.width)), latent.n_turned, latent.rank))
-        if "attn_kv_b" in b:
-            both = expert_linear(sums, b["attn_kv_b"], self._order, n=self._n)
-            made = columns(both, latent.n_plain, latent.n_value)
-        else:
-            made = expert_linear(sums, b["attn_v_b"], self._order, n=self._n)
+        made = expert_linear(sums, b["attn_v_b"], self._order, n=self._n)
         return reshape(self._back(made), shape=(-1, self._n * latent.n_value))
 
     def _placed(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +107,29 @@ class Part:
     required: bool = True
     n_experts: int = 0
     in_file: tuple[int, ...] = ()
+    of_each: int = 0  # not 0: the tensor has so many rows of each head, and the part those from `start` on
+    turned: bool = False  # of which it has columns as rows
+
+    def taken(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Its numbers, of all numbers of the tensor."""
+        if not self.of_each:
+            return whole.reshape(-1, *self.shape[1:])[self.start : self.start + self.shape[0]]
+        own = self.of_heads(whole)
+        return np.ascontiguousarray(own.transpose(0, 2, 1) if self.turned else own).reshape(self.shape)
+
+    def put(self, whole: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> None:
+        """Write the numbers that a part of each head has into those of the tensor."""
+        own = self.of_heads(whole)
+        own[:] = (
+            values.reshape(own.transpose(0, 2, 1).shape).transpose(0, 2, 1)
+            if self.turned
+            else values.reshape(own.shape)
+        )
+
+    def of_heads(self, whole: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(n, rows, …) of a tensor's numbers, or of the bytes of its rows."""
+        n = self.shape[1] if self.turned else self.shape[0] // self.n_experts
+        return whole.reshape(self.n_experts, self.of_each, -1)[:, self.start : self.start + n]
 
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -150,7 +174,7 @@ def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Ite
 
 
 def _latent_parts(h: Hparams, e: Latent, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    n_in, n_query = h.n_embd, h.n_head * (e.n_plain + e.n_turned)
+    n, n_in, n_query = h.n_head, h.n_embd, h.n_head * e.size
     if e.q_rank:
         yield from _one(b + "attn_q_a.weight", e.q_rank, n_in)
         yield from _one(b + "attn_q_a_norm.weight", e.q_rank)
@@ -161,13 +185,13 @@ def _latent_parts(h: Hparams, e: Latent, b: str, present: Mapping[str, TensorInf
     yield b + "attn_k_turned.weight", Part(b + "attn_kv_a_mqa.weight", (e.n_turned, n_in), e.rank)
     yield from _one(b + "attn_kv_a_norm.weight", e.rank)
     if b + "attn_kv_b.weight" in present:
-        by_heads = [("attn_kv_b", e.n_plain + e.n_value, e.rank)]
+        each = e.n_plain + e.n_value
+        both = Part(b + "attn_kv_b.weight", (), n_experts=n, in_file=(n * each, e.rank), of_each=each)
+        yield b + "attn_k_b.weight", replace(both, shape=(n * e.rank, e.n_plain), turned=True)
+        yield b + "attn_v_b.weight", replace(both, shape=(n * e.n_value, e.rank), start=e.n_plain)
     else:
-        by_heads = [("attn_k_b", e.rank, e.n_plain), ("attn_v_b", e.n_value, e.rank)]
-    for name, n_out, n in by_heads:
-        source = f"{b}{name}.weight"
-        shape = (h.n_head * n_out, n)
-        yield source, Part(source, shape, n_experts=h.n_head, in_file=shape if len(by_heads) == 1 else ())
+        yield b + "attn_k_b.weight", Part(b + "attn_k_b.weight", (n * e.rank, e.n_plain), n_experts=n)
+        yield b + "attn_v_b.weight", Part(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
 
 
@@ -326,9 +350,19 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
     info = gguf.tensors[part.source]
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
 
+    dtype = held_as(info.dtype) if len(part.shape) == 2 else "f32"
+    if part.turned and DTYPES[dtype].quantised:  # along other rows
+        dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
+
     def source() -> Bytes:
+        if part.turned:
+            return _turned(info, gguf.bytes_of(info.name), part, dtype)
         start = part.start * row_nbytes
-        raw: Bytes = gguf.bytes_of(info.name)[start : start + part.shape[0] * row_nbytes]
+        raw: Bytes = gguf.bytes_of(info.name)
+        if part.of_each:
+            raw = np.ascontiguousarray(part.of_heads(raw)).reshape(-1)
+        else:
+            raw = raw[start : start + part.shape[0] * row_nbytes]
         if len(part.shape) == 1:
             return vector(raw, info.dtype).view(np.uint8)
         try:
@@ -336,8 +370,15 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
         except OverflowError as error:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
-    dtype = held_as(info.dtype) if len(part.shape) == 2 else "f32"
     return session.define(state or name, part.shape, dtype, source, constant=True, loaded=gguf.release)
+
+
+def _turned(info: TensorInfo, raw: Bytes, part: Part, dtype: str) -> Bytes:
+    from models.merge import dequantized  # which load what writes files
+    from models.quantize import quantize
+
+    values = part.taken(dequantized(info, raw))
+    return (values if dtype == "f32" else quantize(values, dtype)).reshape(-1).view(np.uint8)
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:

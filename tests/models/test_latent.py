@@ -15,11 +15,14 @@ from models.batch import PagedMemory
 from models.expert_params import read_experts
 from models.gguf_file import GGUFFile
 from models.keys import Keys
-from models.model import hparams_of
+from models.merge import dequantized
+from models.model import define_model, hparams_of
 from server.engine import Engine, EngineOptions
 from tests.models.latent_specs import DEEPSEEK, LATENT
 from tests.models.reference_model import plain, reference, write
 from tests.models.test_architectures import KV, compute, error, no_window, tokens
+from training.save import save_result
+from training.trainable import full
 
 
 @pytest.mark.parametrize("kind", KV)
@@ -69,3 +72,39 @@ def test_the_first_files_of_glm_4_7_flash_do_not_say_how_experts_are_chosen(
     experts = read_experts(Keys({f"deepseek2.{key}": value for key, value in said.items()}, "deepseek2", "f"), n_vocab)
     assert experts is not None
     assert experts.gating == gating
+
+
+@pytest.mark.parametrize("patterns", [("*",), ("*.attn_v_b.weight",)])
+def test_a_matrix_of_keys_and_values_is_saved_as_it_was(patterns: tuple[str, ...], tmp_path: Path) -> None:
+    """In the graph it is two, of which one has columns as rows. What was trained of it comes back where it was."""
+    write(path := tmp_path / "m.gguf", LATENT["deepseek2 together"])
+    session, name = Session([CPUBackend(1)]), "blk.1.attn_kv_b.weight"
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        trained = full(session, define_model(session, gguf, h, 64), gguf, h, patterns)
+        save_result(tmp_path / "same.gguf", trained, gguf, h)
+        values = {key: value + 1 if "attn_v_b" in key else value for key, value in trained.read().items()}
+        trained.write(values)
+        save_result(tmp_path / "other.gguf", trained, gguf, h)
+        before, same, other = (numbers(file, name) for file in (path, tmp_path / "same.gguf", tmp_path / "other.gguf"))
+    np.testing.assert_array_equal(same, before)
+    heads = (other - before).reshape(4, 48, 32)  # 32 rows of keys, 16 of values
+    np.testing.assert_array_equal(heads[:, :32], 0)
+    np.testing.assert_allclose(heads[:, 32:], 1, atol=1e-6)
+    session.close()
+
+
+def numbers(path: Path, name: str) -> np.ndarray:
+    with GGUFFile.open(path) as gguf:
+        return dequantized(gguf.tensors[name], gguf.bytes_of(name)).copy()
+
+
+@pytest.mark.parametrize("dtype", ["q4_k", "q6_k", "q5_0", "q8_0", "f16", "bf16", "iq4_xs"])
+def test_keys_of_any_type_are_turned_round(dtype: str, tmp_path: Path) -> None:
+    """As close to the file's numbers as 8 bits are, or as what the file has."""
+    keys = {"attention.kv_lora_rank": 256, "rope.dimension_count": 8}
+    spec = LATENT["minicpm3"]
+    spec = replace(spec, keys=spec.keys | keys, types={"attn_kv_b": dtype})
+    t = write(path := tmp_path / "m.gguf", spec)
+    want = reference(spec, t, ids := tokens(spec), plain(spec), no_window, spec.d**-0.5, (0, 0))
+    assert error(compute(path, spec, ids), want) < 0.05
