@@ -22,7 +22,7 @@ class Architecture:
     may_be_parallel: bool = False  # with one it may begin with the same rows: the file must say
     ffn_norm: str = "ffn_norm"  # the norm before the feed-forward block, as the file calls it
     gated: bool = True  # the feed-forward block multiplies what is activated by a second product
-    activation: str = "silu"  # silu, gelu or relu2: the square of what is positive
+    activation: str = "silu"  # silu, gelu, relu2 (the square of what is positive) or xielu (Hparams.xielu)
     head_norm: bool | None = None  # queries and keys have a norm of each head; None: where the file has one
     row_norm: bool = False  # queries and keys have a norm of all heads together
     norm_after_rope: bool = False  # that of each head comes when they are turned
@@ -107,6 +107,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone4": _A(before=False, after=True, head_norm=True, window=0, window_period=4, local_rope_only=True),
     "hunyuan-dense": _HUNYUAN,
     "hunyuan-moe": replace(_HUNYUAN, experts=True, n_ff_of_expert=False),
+    "apertus": _A(head_norm=True, gated=False, activation="xielu"),
     "seed_oss": _A(ffn_norm="post_attention_norm"),
     "olmo2": _A(before=False, after=True, row_norm=True, window=0, window_period=4, local_base=0),
     "gpt-oss": _A(ffn_norm="post_attention_norm", experts=True, window=0, window_period=2, glu_limit=7.0, sinks=True),

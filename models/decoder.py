@@ -17,7 +17,7 @@ from graph.ops.experts import (
     top_experts,
 )
 from graph.ops.loss import softmax
-from graph.ops.pointwise import exp, log, neg, relu, square
+from graph.ops.pointwise import elu, exp, log, neg, relu, square
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
 from graph.tensor import Tensor, const
@@ -66,21 +66,29 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
 def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor) -> Tensor:
     """(T, n_embd): the layer's block, or its mixture of experts."""
     experts = h.experts_of(layer)
-    return mixture(b, h, experts, x) if experts else dense(b, h, x)
+    return mixture(b, h, experts, x) if experts else dense(b, h, x, layer=layer)
 
 
-def dense(b: Weights, h: Hparams, x: Tensor, which: str = "") -> Tensor:
+def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) -> Tensor:
     """(T, n_embd): gated, as SwiGLU and GeGLU are (Shazeer, 2020), or not."""
     if h.kind.gated:
         gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
         return b.linear(f"ffn_down{which}", mul(activated(h, gate), up))
-    return b.linear(f"ffn_down{which}", activated(h, b.linear(f"ffn_up{which}", x)))
+    up = b.linear(f"ffn_up{which}", x)
+    return b.linear(f"ffn_down{which}", xielu(up, *h.xielu[layer]) if h.xielu else activated(h, up))
 
 
 def activated(h: Hparams, x: Tensor) -> Tensor:
     if h.kind.activation == "relu2":
         return square(relu(x))
     return gelu(x) if h.kind.activation == "gelu" else silu(x)
+
+
+def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
+    """above · x² where positive, below · (eˣ − 1 − x) where negative, and β x everywhere (Huang and Schlag, 2024)."""
+    negative = neg(relu(neg(x)))
+    curved = add(scale(square(relu(x)), factor=above), scale(sub(elu(negative), negative), factor=below))
+    return add(curved, scale(x, factor=beta))
 
 
 def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:

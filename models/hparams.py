@@ -62,6 +62,7 @@ class Hparams:
     n_unused: int = 0  # blocks that the file has besides, to predict more tokens at once: nobody runs them
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are multiplied
+    xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/decoder.py
     temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
     interleaved: bool = False  # rotary pairs are neighbours
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
@@ -168,6 +169,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         latent=latent,
         n_unused=n_unused,
         temperature=temperature,
+        xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
         parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
         interleaved=kind.interleaved and not _of_several_positions(keys),
     )
@@ -196,6 +198,20 @@ def _of_several_positions(keys: Keys) -> bool:
     """Whether heads are turned by places in pictures, too (M-RoPE): then pairs are halves. Of text all turn alike."""
     sections = keys.get("rope.dimension_sections")
     return isinstance(sections, np.ndarray) and len(sections) > 1 and bool((sections[:2] > 0).all())
+
+
+def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
+    """What multiplies the negative part, the positive part, and all; one number stands for all layers. The keys have
+    no architecture before them."""
+    found = []
+    for name in ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta"):
+        value = np.asarray(keys.metadata.get(name), np.float64) if name in keys.metadata else np.zeros(0)
+        if value.shape not in ((), (n_layer,)) or not np.isfinite(value).all():
+            raise ModelFileError(keys.file, f"key '{name}' is not a number for each of {n_layer} layers")
+        found.append(np.broadcast_to(value, (n_layer,)))
+    alpha_n, alpha_p, beta = found
+    below, above = beta + np.logaddexp(0, alpha_n), np.logaddexp(0, alpha_p)
+    return tuple((float(n), float(p), float(b)) for n, p, b in zip(below, above, beta, strict=True))
 
 
 def _softcap(keys: Keys, key: str, default: float | None) -> float:

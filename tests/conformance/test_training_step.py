@@ -26,7 +26,7 @@ from models.gguf_file import GGUFFile
 from models.model import Model, define_model, hparams_of
 from models.weights import Weights
 from tests.models.latent_specs import LATENT
-from tests.models.reference_model import Spec, write
+from tests.models.reference_model import OF_XIELU, Spec, write
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}
@@ -45,6 +45,7 @@ MADE_UP = {
     "starcoder2": Spec("starcoder2", biases=("ffn_norm", "ffn_up"), **SMALL),
     "gptneox": Spec("gptneox", fused=True, untied=True, keys={"use_parallel_residual": True}, **SMALL),
     "arcee": Spec("arcee", **SMALL),
+    "apertus": Spec("apertus", keys=OF_XIELU, **SMALL),
     "hunyuan-dense": Spec("hunyuan-dense", **SMALL),
     "command-r plus": Spec("command-r", traits=("norm for head",), **SMALL),
     "gpt2": Spec("gpt2", fused=True, biases=("ffn_up", "output_norm"), **SMALL),

@@ -30,7 +30,7 @@ LAYER_NORM = (
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
 ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
-UNGATED = (*LEARNED_POSITIONS, "plm", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
+UNGATED = (*LEARNED_POSITIONS, "plm", "apertus", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
 SQUARED = ("arcee", "nemotron", "plm")  # relu
 GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
 HUNYUAN = ("hunyuan-dense", "hunyuan-moe")  # whose heads are normalised when they are turned
@@ -43,10 +43,18 @@ WIDTH_OF_EXPERTS = (  # has a key of its own
 FUSED_QKV = ("bailingmoe2",)  # and nothing else
 HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
-    *HUNYUAN,
+    *(*HUNYUAN, "apertus"),
 )
 LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe")  # post_attention_norm stands before the feed-forward block
+
+# keys of Apertus
+OF_XIELU = {
+    "xielu.alpha_p": [0.8, 0.3],
+    "xielu.alpha_n": [0.5, 1.1],
+    "xielu.beta": 0.5,
+    "xielu.eps": -1e-6,
+}
 
 
 @dataclass
@@ -210,7 +218,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
         add[bool] = writer.add_bool
         if value is not None:
-            add[type(value)](f"{s.arch}.{name}", value)
+            add[type(value)](name if name.startswith("xielu.") else f"{s.arch}.{name}", value)
     if s.vocabulary:
         add_vocabulary(writer, s.n_vocab)
     if "ranks" in s.traits and s.arch != "modern-bert":
@@ -289,6 +297,14 @@ def activated(s: Spec, x: Array) -> Array:
     if s.arch in GELU:
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return x / (1 + np.exp(-x))
+
+
+def xielu(s: Spec, x: Array, layer: int) -> Array:
+    """As Apertus's authors write it (transformers' XIELUActivation)."""
+    alpha_p, alpha_n = (np.log1p(np.exp(s.keys[f"xielu.alpha_{which}"][layer])) for which in "pn")
+    beta, eps = s.keys["xielu.beta"], s.keys["xielu.eps"]
+    below = (np.expm1(np.minimum(x, eps)) - x) * (beta + alpha_n) + beta * x
+    return np.where(x > 0, alpha_p * x * x + beta * x, below)
 
 
 def turn(x: Array, angle: Array, magnitude: float, interleaved: bool) -> Array:
@@ -385,7 +401,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             x = x + of_blocks * y
             continue
         if s.arch in UNGATED:
-            y = product(b + "ffn_down", activated(s, product(b + "ffn_up", h)))
+            up = product(b + "ffn_up", h)
+            y = product(b + "ffn_down", xielu(s, up, i) if s.arch == "apertus" else activated(s, up))
         else:
             if s.fused_ffn:
                 gate, up = np.split(product(b + "ffn_up", h), 2, -1)

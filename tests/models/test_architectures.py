@@ -23,7 +23,7 @@ from server.cli.flags import parse
 from server.cli.model_keys import MODEL_KEYS, overrides
 from server.engine import Engine, EngineOptions
 from tests.models.latent_specs import DENSE_FIRST, GROUPS, LATENT
-from tests.models.reference_model import Array, Spec, plain, reference, write, yarn
+from tests.models.reference_model import OF_XIELU, Array, Spec, plain, reference, write, yarn
 
 N_TOKENS = 40
 
@@ -223,6 +223,7 @@ PLAIN = {
     **LATENT,
     "hunyuan-dense": Spec("hunyuan-dense"),
     "hunyuan-moe": Spec("hunyuan-moe", n_expert=6, n_expert_used=2, keys=OF_HUNYUAN),
+    "apertus": Spec("apertus", untied=True, keys=OF_XIELU),
     "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),
     "stablelm 12B": Spec(
         "stablelm",

@@ -55,6 +55,7 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
             "glm4moe.expert_weights_norm' is neither true nor false",
         ),
         (Spec("dots1", n_expert=2, n_expert_used=1), "key 'dots1.expert_gating_func' is missing"),
+        (Spec("apertus"), "key 'xielu.alpha_n' is not a number for each of 2 layers"),
         (Spec("gptneox"), "key 'gptneox.use_parallel_residual' is missing"),
         (Spec("gptneox", keys={"use_parallel_residual": 1}), "key 'gptneox.use_parallel_residual' is neither true"),
         (Spec("cohere2"), "key 'cohere2.attention.sliding_window' is missing"),
