@@ -32,7 +32,7 @@ TOKENS = np.random.default_rng(0).integers(3, 400, 22).astype(np.int32)
 TABLE = np.array([3, 1, 0, 2], np.int32)
 SPLIT = 19  # tokens of the first step, in the second page of two
 Array = np.ndarray[Any, Any]
-MADE_UP = ("gpt-oss", "deepseek2 in groups", "deepseek2 together", "hunyuan-moe", "command-r plus")
+MADE_UP = ("gpt-oss", "deepseek2 in groups", "deepseek2 together", "hunyuan-moe", "command-r plus", "apertus")
 
 
 def steps() -> list[dict[str, Array]]:

@@ -433,22 +433,17 @@ def test_learned_positions_end_where_the_file_says(tmp_path: Path) -> None:
 
 
 OF_ROWS = (
-    "command-r",
-    "gpt2",
-    "starcoder2",
-    "arcee",
-    "olmo2",
-    "glm4",
-    "qwen2moe",
-    "glm4moe",
-    "glm4moe unnormed",
-    "olmoe",
-    "deepseek2",
-    "deepseek2 together",
-    "minicpm3",
-    "bailingmoe2",
-    "hunyuan-dense",
-    "command-r plus",
+    *("command-r", "gpt2", "starcoder2", "arcee", "olmo2", "glm4", "qwen2moe", "glm4moe"),
+    *(
+        "glm4moe unnormed",
+        "olmoe",
+        "deepseek2",
+        "deepseek2 together",
+        "minicpm3",
+        "bailingmoe2",
+        "hunyuan-dense",
+        "command-r plus",
+    ),
 )
 
 
