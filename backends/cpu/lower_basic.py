@@ -14,6 +14,7 @@ from graph.tensor import Tensor
 
 TARGET = 8192  # elements that a chunk of elementwise work should have
 LEAST_ROW = 64  # elements
+ROWS = 512  # of a unit of attention at the most: their states are gone through block by block
 UNITS = 3  # of attention for each core, where there are tokens enough
 MOST_IDLE = 0.15  # of the cores' time: beyond it attention's units are divided
 MOST_SHARED = 32 << 20  # bytes for what they make of them
@@ -172,7 +173,8 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     args = (*map(at, (q, k, v, tables, slot, pos)), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
     fit = n * kv_heads // (UNITS * cores())
-    tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))  # neighbours of a sequence share what is read
+    tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))
+    tokens = min(tokens, max(1, ROWS // group))  # neighbours of a sequence share what is read
     units = -(-n // tokens) * kv_heads
     parts, shared = _parts(units), _state_nbytes(-(-tables.shape[1] * PAGE // ATTENTION_SPAN) * n * heads, size)
     if shared > MOST_SHARED:
