@@ -205,8 +205,8 @@ def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
     no architecture before them."""
     found = []
     for name in ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta"):
-        value = np.asarray(keys.metadata.get(name), np.float64) if name in keys.metadata else np.zeros(0)
-        if value.shape not in ((), (n_layer,)) or not np.isfinite(value).all():
+        value = np.asarray(keys.metadata.get(name))
+        if value.shape not in ((), (n_layer,)) or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
             raise ModelFileError(keys.file, f"key '{name}' is not a number for each of {n_layer} layers")
         found.append(np.broadcast_to(value, (n_layer,)))
     alpha_n, alpha_p, beta = found

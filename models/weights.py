@@ -32,6 +32,7 @@ MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 LANES = 16  # outputs that kernels make together, which must not be of two experts
+_OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 _DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
 
 
@@ -120,11 +121,8 @@ class Part:
     def put(self, whole: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> None:
         """Write the numbers that a part of each head has into those of the tensor."""
         own = self.of_heads(whole)
-        own[:] = (
-            values.reshape(own.transpose(0, 2, 1).shape).transpose(0, 2, 1)
-            if self.turned
-            else values.reshape(own.shape)
-        )
+        own = own.transpose(0, 2, 1) if self.turned else own
+        own[:] = values.reshape(own.shape)
 
     def of_heads(self, whole: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """(n, rows, …) of a tensor's numbers, or of the bytes of its rows."""
@@ -334,9 +332,7 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
     if h.kind.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
-        norms = (
-            n for n in weights if n.endswith("norm.weight") and not n.endswith(("_q_norm.weight", "_k_norm.weight"))
-        )
+        norms = [name for name in weights if name.endswith("norm.weight") and not name.endswith(_OF_HEADS)]
         biases = [name.replace(".weight", ".bias") for name in norms]
         for name in biases:
             if name not in weights:
