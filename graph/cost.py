@@ -110,16 +110,24 @@ COSTS.update(dict.fromkeys(("store_k", "store_v", "store_k_rope"), _store))
 
 def _attention(t: Tensor, feeds: Feeds) -> Cost:
     """The cells that a token sees up to its own; tokens of a sequence share what is read."""
-    q, k, v, _, slot, pos = t.src[:6]
+    caches = t.src[1:2] if t.op == "latent_attention" else t.src[1:3]
+    q, k, slot, pos = *t.src[:2], *t.src[len(caches) + 2 : len(caches) + 4]
     last, window = feeds[pos.name].astype(np.int64), t.attrs.get("window") or np.iinfo(np.int64).max
     first = np.maximum(last - window, -1)  # the cell before those that it sees
     slots = feeds[slot.name]
     read = sum(int(last[slots == s].max() - first[slots == s].min()) for s in np.unique(slots))
-    cell = k.shape[1] * k.shape[2] * (_element(k) + _element(v))
+    cell = k.shape[1] * k.shape[2] * sum(map(_element, caches))
     return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
 
 
-ATTENTIONS = ("attention", "attention_act", "attention_rope", "attention_sinks", "attention_sinks_rope")
+ATTENTIONS = (
+    "attention",
+    "attention_act",
+    "attention_rope",
+    "attention_sinks",
+    "attention_sinks_rope",
+    "latent_attention",
+)
 COSTS.update(dict.fromkeys(ATTENTIONS, _attention))
 
 

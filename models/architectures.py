@@ -22,10 +22,13 @@ class Architecture:
     may_be_parallel: bool = False  # with one it may begin with the same rows: the file must say
     ffn_norm: str = "ffn_norm"  # the norm before the feed-forward block, as the file calls it
     gated: bool = True  # the feed-forward block multiplies what is activated by a second product
-    activation: str = "silu"  # silu, gelu or relu2: the square of what is positive
+    activation: str = "silu"  # silu, gelu, relu2 (the square of what is positive) or xielu (Hparams.xielu)
     head_norm: bool | None = None  # queries and keys have a norm of each head; None: where the file has one
     row_norm: bool = False  # queries and keys have a norm of all heads together
+    norm_after_rope: bool = False  # that of each head comes when they are turned
+    norm_for_head: bool = False  # that of each head has a row of weights for each, and takes the mean away
     experts: bool | None = None  # always, never (None), or where the file has them (False)
+    several_shared: bool = False  # the width that the file names is that of one of the experts that all rows have
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
     gating: str | None = "softmax"  # of experts, where the file does not say: softmax or sigmoid; None: it must
     weights_norm: bool | None = True  # a row's experts count 1 together; None: where the file says so
@@ -35,6 +38,8 @@ class Architecture:
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
     local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
     nope_period: int = 0  # every so many-th layer does without
+    yarn_softmax: bool = False  # YaRN does not make longer what it turns: what is weighed grows instead
+    latent: bool = False  # keys and values of all heads are made of one short row a token (models/latent.py)
     attention_temperature: bool = False  # beyond the original context queries may grow with their position
     scales: bool = False  # the file may scale what goes in, what blocks add, what is weighed and what comes out
     multiplied_logits: bool = False  # what it calls a scale of logits multiplies them; else they are divided by it
@@ -58,7 +63,8 @@ _A = Architecture
 _LLAMA = _A(interleaved=True)
 _GEMMA = _A(activation="gelu", embedding_by_root=True)
 _GEMMA3 = replace(_GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0)
-_COHERE = _A(interleaved=True, layer_norm=True, parallel=True, multiplied_logits=True)
+_COHERE = _A(interleaved=True, layer_norm=True, norm_for_head=True, parallel=True, multiplied_logits=True)
+_HUNYUAN = _A(head_norm=True, norm_after_rope=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
 _GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
 _QWEN35 = _A(ffn_norm="post_attention_norm", head_norm=True, gated_attention=True, recurrent="delta")
@@ -90,13 +96,27 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": _A(row_norm=True, experts=True, n_ff_of_expert=False, weights_norm=False),
     "ernie4_5-moe": _A(interleaved=True, experts=True),
     "deepseek": _A(interleaved=True, experts=True, weights_norm=False),
+    "deepseek2": _A(
+        interleaved=True,
+        latent=True,
+        experts=True,
+        weights_norm=None,
+        attention_temperature=True,
+        yarn_softmax=True,
+    ),
+    "minicpm3": _A(latent=True, scales=True),
+    "plm": _A(interleaved=True, latent=True, gated=False, activation="relu2"),
     "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),
+    "bailingmoe2": _A(head_norm=True, experts=True, several_shared=True, gating=None, weights_norm=None),
     "dots1": _A(head_norm=True, experts=True, gating=None, weights_norm=None),
     "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None),
     "minimax-m2": _A(row_norm=True, experts=True, n_ff_of_expert=False, gating="sigmoid"),
     "phi3": _A(),
     "exaone": _A(),
     "exaone4": _A(before=False, after=True, head_norm=True, window=0, window_period=4, local_rope_only=True),
+    "hunyuan-dense": _HUNYUAN,
+    "hunyuan-moe": replace(_HUNYUAN, experts=True, n_ff_of_expert=False),
+    "apertus": _A(head_norm=True, gated=False, activation="xielu"),
     "seed_oss": _A(ffn_norm="post_attention_norm"),
     "olmo2": _A(before=False, after=True, row_norm=True, window=0, window_period=4, local_base=0),
     "gpt-oss": _A(ffn_norm="post_attention_norm", experts=True, window=0, window_period=2, glu_limit=7.0, sinks=True),
@@ -106,7 +126,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": replace(_GEMMA3, causal=False),
     "command-r": _COHERE,
     "cohere2": replace(_COHERE, window=MUST, window_period=4, local_rope_only=True),
-    "stablelm": _A(layer_norm=True, parallel=True),
+    "stablelm": _A(layer_norm=True, norm_for_head=True, parallel=True),
     "orion": _A(layer_norm=True),
     "starcoder2": _GELU,
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),

@@ -18,6 +18,7 @@ from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
 from graph.ops.causal import causal_attention
 from graph.ops.elementwise import broadcast_to
 from graph.ops.encoder import full_attention
+from graph.ops.latent import latent_attention
 from graph.ops.recurrent import causal_conv, gated_delta_rule, text_states
 from graph.ops.shape import reshape, slice_rows
 from graph.ops.sinks import attention_sinks, causal_attention_sinks
@@ -26,6 +27,11 @@ from graph.tensor import Tensor, const, feed
 from models.hparams import Hparams
 
 KV_TYPES = ("f32", "f16", "q8_0")
+
+
+def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
+    """Of what is kept of a token in each layer: keys and values, or rows that are both."""
+    return (type_k,) if h.latent else (type_k, type_v)
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,9 @@ class Memory(Protocol):
     """What a row's query meets: keys and values of its own sequence up to its position. In the last layer only the
     rows of `out` ask, where not all are wanted."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
-        """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+        """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q. v None: values are
+        the keys, and there is nothing but the scale to weigh them by."""
 
 
 @runtime_checkable
@@ -106,7 +113,7 @@ class PagedMemory:
     layers that keep a state of a sequence, rows of such (graph/ops/recurrent.py), of which the first stays zero."""
 
     keys: Mapping[int, Tensor]
-    values: Mapping[int, Tensor]
+    values: Mapping[int, Tensor]  # none where they are the keys
     tables: Tensor  # (S, pages per table) i32
     convs: Mapping[int, Tensor]  # (N, K - 1, C)
     deltas: Mapping[int, Tensor]  # (N, H, D, D)
@@ -132,7 +139,7 @@ class PagedMemory:
                     deltas[i] = session.define(f"delta.{i}", (n_states, *r.delta_shape))
         return cls(
             {i: session.define(f"k.{i}", k, type_k) for i in attending},
-            {i: session.define(f"v.{i}", v, type_v) for i in attending},
+            {i: session.define(f"v.{i}", v, type_v) for i in attending if not h.latent},
             session.define("tables", table_shape, "i32", by_host=True),
             convs,
             deltas,
@@ -151,6 +158,10 @@ class PagedMemory:
         """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
         return [copy_pages(cache, pairs) for cache in self.caches]
 
+    def of_layer(self, layer: int) -> tuple[Tensor, ...]:
+        """Its keys, and its values where they are others."""
+        return self.keys[layer], *([self.values[layer]] if layer in self.values else [])
+
     @cached_property
     def page_nbytes(self) -> int:
         """Bytes of one page: keys and values of all layers."""
@@ -159,7 +170,8 @@ class PagedMemory:
     @cached_property
     def _parts(self) -> list[tuple[str, int]]:
         """Of a page, in the order of its bytes: states, and how many bytes they have of it."""
-        return [(t.name, t.nbytes // t.shape[0]) for i in self.keys for t in (self.keys[i], self.values[i])]
+        states = [t for layer in self.keys for t in self.of_layer(layer)]
+        return [(t.name, t.nbytes // t.shape[0]) for t in states]
 
     def read_page(self, session: Session, page: int, into: Bytes | None = None) -> Bytes:
         """A copy of a page, layer by layer, keys before values, as the device keeps them; on request `into` memory for
@@ -186,12 +198,18 @@ class Cached:
     batch: Batch
     stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, what has to run for what it remembers
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
-        keys, values = memory.keys[layer], memory.values[layer]
-        self.stored[layer] = [keys, values] = [store_k(keys, k, batch.cells), store_v(values, v, batch.cells)]
+        stored = [
+            store(cache, new, batch.cells)
+            for store, cache, new in zip((store_k, store_v), memory.of_layer(layer), (k, v), strict=False)
+            if new is not None
+        ]
+        self.stored[layer] = stored
         asking = batch.out or batch if layer == memory.n_layer - 1 else batch
-        seen = keys, values, memory.tables, asking.slot, asking.pos
+        seen = *stored, memory.tables, asking.slot, asking.pos
+        if v is None:
+            return latent_attention(q, *seen, scale=how.scale)
         if how.sinks is not None:
             return attention_sinks(q, *seen, how.sinks, scale=how.scale, window=how.window)
         return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
@@ -228,8 +246,8 @@ class Sequences:
         tokens, pos, start = (feed(name, (n_sequences * length,), "i32") for name in ("tokens", "pos", "start"))
         return cls(length, tokens, pos, start)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
-        size, scale, window = self.length, how.scale, how.window
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
+        size, scale, window, v = self.length, how.scale, how.window, k if v is None else v
         if how.sinks is not None:
             return causal_attention_sinks(q, k, v, self.start, how.sinks, length=size, scale=scale, window=window)
         return causal_attention(q, k, v, self.start, length=size, scale=scale, window=window, cap=how.cap)
@@ -265,6 +283,6 @@ class Texts:
         tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         reach = how.window // 2 if how.window else -1
-        return full_attention(q, k, v, self.count, length=self.length, scale=how.scale, reach=reach)
+        return full_attention(q, k, k if v is None else v, self.count, length=self.length, scale=how.scale, reach=reach)

@@ -6,21 +6,32 @@ the file holds a weight: biases, norms of queries and keys, fused matrices (whic
 
 from __future__ import annotations
 
-from graph.ops.elementwise import add, gelu, glu_clamped, mul, scaled, silu
-from graph.ops.experts import expert_gather, expert_order, expert_rows, expert_sum, expert_weights, top_experts
+from graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scale, scaled, silu, sub, sum_to
+from graph.ops.experts import (
+    expert_gather,
+    expert_order,
+    expert_rows,
+    expert_scatter,
+    expert_sum,
+    expert_weights,
+    top_experts,
+)
 from graph.ops.loss import softmax
-from graph.ops.pointwise import exp, neg, relu, sigmoid, softplus, square
+from graph.ops.pointwise import elu, exp, neg, relu, sigmoid, softplus, square
 from graph.ops.rows import get_rows
-from graph.tensor import Tensor
+from graph.ops.shape import reshape
+from graph.tensor import Tensor, const
 from models.batch import Memory, Rows
 from models.expert_params import Experts
 from models.hparams import Hparams
+from models.latent import latent_attention
 from models.recurrent import OUTPUT, recurrent
 from models.rope import Rotary
 from models.self_attention import Side, self_attention
 from models.weights import Weights
 
 ALPHA = 1.702  # of gpt-oss's sigmoid
+AWAY = 1e9  # chances and what balances them are small
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
@@ -32,6 +43,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = add(x, get_rows(w["position_embd"], rows.pos))
     angles = rotary.angles(rows.pos)
     of_queries = rotary.of_queries(rows.pos, angles)
+    attention = latent_attention if h.latent else self_attention
     for layer in range(h.n_layer):
         b, local = w.block(layer), h.is_local(layer)
         y = b.norm("attn_norm", x, h)
@@ -45,7 +57,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             asking = Side(b, y, rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))[local])
             mixed = None if mixed is None else get_rows(mixed, rows.out.ids)
         if mixed is None:
-            mixed = self_attention(asking, seen, h, memory, layer)
+            mixed = attention(asking, seen, h, memory, layer)
         else:
             mixed = b.linear(OUTPUT[h.kind.recurrent], mixed)
         attended = b.norm("post_attention_norm", mixed, h)
@@ -62,21 +74,29 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
 def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor) -> Tensor:
     """(T, n_embd): the layer's block, or its mixture of experts."""
     experts = h.experts_of(layer)
-    return mixture(b, h, experts, x) if experts else dense(b, h, x)
+    return mixture(b, h, experts, x) if experts else dense(b, h, x, layer=layer)
 
 
-def dense(b: Weights, h: Hparams, x: Tensor, which: str = "") -> Tensor:
+def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) -> Tensor:
     """(T, n_embd): gated, as SwiGLU and GeGLU are (Shazeer, 2020), or not."""
     if h.kind.gated:
         gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
         return b.linear(f"ffn_down{which}", mul(activated(h, gate), up))
-    return b.linear(f"ffn_down{which}", activated(h, b.linear(f"ffn_up{which}", x)))
+    up = b.linear(f"ffn_up{which}", x)
+    return b.linear(f"ffn_down{which}", xielu(up, *h.xielu[layer]) if h.xielu else activated(h, up))
 
 
 def activated(h: Hparams, x: Tensor) -> Tensor:
     if h.kind.activation == "relu2":
         return square(relu(x))
     return gelu(x) if h.kind.activation == "gelu" else silu(x)
+
+
+def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
+    """above · x² where positive, below · (eˣ − 1 − x) where negative, and β x everywhere (Huang and Schlag, 2024)."""
+    negative = neg(relu(neg(x)))
+    curved = add(scale(square(relu(x)), factor=above), scale(sub(elu(negative), negative), factor=below))
+    return add(curved, scale(x, factor=beta))
 
 
 def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:
@@ -106,9 +126,21 @@ def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     if e.gating == "sigmoid":
         logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
     balance, chances = b.bias("exp_probs_b"), exp(logits) if e.gating == "sigmoid" else softmax(logits)
-    ids = top_experts(logits if balance is None else add(chances, balance), n=e.n_used)
+    liked = add(chances, balance) if balance is not None else logits if e.n_groups == 1 else chances
+    ids = top_experts(liked if e.n_groups == 1 else of_best_groups(e, liked), n=e.n_used)
     weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(chances, ids)
     return ids, scaled(weights, e.scale)
+
+
+def of_best_groups(e: Experts, liked: Tensor) -> Tensor:
+    """(T, n): what it was in a row's best groups, and less than all of that elsewhere (DeepSeek-AI, 2024: V3)."""
+    rows, size = liked.shape[0], e.n // e.n_groups
+    each = reshape(liked, shape=(rows * e.n_groups, size))
+    best = sum_to(expert_gather(each, top_experts(each, n=2)), shape=(rows * e.n_groups, 1))
+    groups = top_experts(reshape(best, shape=(rows, e.n_groups)), n=e.n_groups_used)
+    ones = broadcast_to(const(1.0), shape=groups.shape)
+    away = scale(sub(expert_scatter(ones, groups, n=e.n_groups), const(1.0)), factor=AWAY)  # 0 for the best
+    return reshape(add(each, reshape(away, shape=(rows * e.n_groups, 1))), shape=liked.shape)
 
 
 def log_sigmoid(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from models.architectures import ARCHITECTURES, MUST, Architecture
 from models.errors import ModelFileError
 from models.expert_params import Experts, read_experts
 from models.keys import Keys
+from models.latent_params import Latent, read_latent
 from models.recurrent_params import Recurrent, read_recurrent
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -58,9 +59,11 @@ class Hparams:
     embedding_scale: float = 1.0
     pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
     experts: Experts | None = None
+    latent: Latent | None = None  # then head_dim and n_head_kv are those of the rows that are kept
     n_unused: int = 0  # blocks that the file has besides, to predict more tokens at once: nobody runs them
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are multiplied
+    xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/decoder.py
     temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
     interleaved: bool = False  # rotary pairs are neighbours
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
@@ -100,17 +103,21 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
     kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
-    experts = read_experts(keys)
+    experts = read_experts(keys, n_vocab)
     n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
     n_head_kv = _n_head_kv(keys, n_head)
     if n_head % n_head_kv:
         raise ModelFileError(file, f"{n_head} heads cannot share {n_head_kv} key/value heads")
     if "attention.key_length" not in keys and n_embd % n_head:
         raise ModelFileError(file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
-    head_dim = keys.count("attention.key_length", n_embd // n_head)
-    if keys.count("attention.value_length", head_dim) != head_dim:
-        raise ModelFileError(file, "key_length and value_length differ, which is not supported")
-    rope_dim = keys.count("rope.dimension_count", head_dim)
+    latent = read_latent(keys, n_embd // n_head) if kind.latent else None
+    if latent is not None:
+        n_head_kv, head_dim, rope_dim = 1, latent.width, latent.n_turned
+    else:
+        head_dim = keys.count("attention.key_length", n_embd // n_head)
+        if keys.count("attention.value_length", head_dim) != head_dim:
+            raise ModelFileError(file, "key_length and value_length differ, which is not supported")
+        rope_dim = keys.count("rope.dimension_count", head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         raise keys.error("rope.dimension_count", f"is {rope_dim}, the heads have {head_dim}")
     temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
@@ -136,6 +143,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     window = 0
     if kind.window is not None:
         window = keys.count_or_none("attention.sliding_window", None if kind.window == MUST else kind.window)
+    scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
@@ -149,8 +157,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         eps=eps,
         rope_dim=rope_dim,
         rope_base=rope_base,
-        rope_scaling=_rope_scaling(keys, n_ctx_train),
-        attention_scale=_attention_scale(arch, n_layer, n_embd // n_head, head_dim),
+        rope_scaling=scaling,
+        attention_scale=latent.yarn_scale(scaling)
+        if latent and kind.yarn_softmax
+        else _attention_scale(arch, n_layer, n_embd // n_head, latent.size if latent else head_dim),
         window=window,
         window_period=_window_period(keys, n_layer) if window else 0,
         rope_base_local=0.0
@@ -162,8 +172,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         logit_scale=keys.factor("logit_scale") if kind.multiplied_logits else 1.0,
         pooling=POOLINGS[int(pooling)],
         experts=experts,
+        latent=latent,
         n_unused=n_unused,
         temperature=temperature,
+        xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
         parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
         interleaved=kind.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd),
@@ -184,10 +196,11 @@ def _n_head_kv(keys: Keys, n_head: int) -> int:
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
-    """What the file scales. The first files of MiniCPM do not name it."""
+    """What the file scales. The first files of MiniCPM and those of MiniCPM 3 do not name it."""
     of_embedding, of_residual, of_logits = 1.0, 1.0, 1.0
-    if h.arch == "minicpm":
-        of_embedding, of_residual, of_logits = 12.0, 1.4 / h.n_layer**0.5, 256 / h.n_embd
+    if h.arch in ("minicpm", "minicpm3"):
+        of_embedding, of_residual = 12.0, 1.4 / h.n_layer**0.5
+        of_logits = 256 / h.n_embd if h.arch == "minicpm" else h.n_embd / 256
     scale = h.attention_scale
     if h.arch != "minicpm" and keys.number("attention.scale", 0.0):
         scale = keys.positive("attention.scale", scale)
@@ -204,6 +217,20 @@ def _of_several_positions(keys: Keys) -> bool:
     """Whether heads are turned by places in pictures, too (M-RoPE): then pairs are halves. Of text all turn alike."""
     sections = keys.get("rope.dimension_sections")
     return isinstance(sections, np.ndarray) and len(sections) > 1 and bool((sections[:2] > 0).all())
+
+
+def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
+    """What multiplies the negative part, the positive part, and all; one number stands for all layers. The keys have
+    no architecture before them."""
+    found = []
+    for name in ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta"):
+        value = np.asarray(keys.metadata.get(name))
+        if value.shape not in ((), (n_layer,)) or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
+            raise ModelFileError(keys.file, f"key '{name}' is not a number for each of {n_layer} layers")
+        found.append(np.broadcast_to(value, (n_layer,)))
+    alpha_n, alpha_p, beta = found
+    below, above = beta + np.logaddexp(0, alpha_n), np.logaddexp(0, alpha_p)
+    return tuple((float(n), float(p), float(b)) for n, p, b in zip(below, above, beta, strict=True))
 
 
 def _softcap(keys: Keys, key: str, default: float | None) -> float:
@@ -235,6 +262,11 @@ def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
     kind = keys.get("rope.scaling.type", "linear")  # llama.cpp's default: linear, which a factor of 1 makes nothing
     if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
         raise keys.error("rope.scaling.type", f"is {kind!r}; supported are {', '.join(ROPE_SCALINGS)}")
+    multiplier = keys.at_least_0("rope.scaling.yarn_log_multiplier")
+    if ARCHITECTURES[keys.arch].yarn_softmax:
+        multiplier *= 10  # such files have a tenth of it
+    elif not ARCHITECTURES[keys.arch].attention_temperature:
+        multiplier = 0.0
     return RopeScaling(
         kind,
         keys.factor("rope.scaling.factor" if "rope.scaling.factor" in keys else "rope.scale_linear"),
@@ -242,5 +274,5 @@ def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
         keys.positive("rope.scaling.attn_factor", 1.0),
         keys.positive("rope.scaling.yarn_beta_fast", 32.0),
         keys.positive("rope.scaling.yarn_beta_slow", 1.0),
-        keys.at_least_0("rope.scaling.yarn_log_multiplier") if ARCHITECTURES[keys.arch].attention_temperature else 0.0,
+        multiplier,
     )

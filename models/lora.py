@@ -123,9 +123,8 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part]) ->
         if half == "b":
             continue
         target = base.tensors.get(weight)
-        names = [
-            n for n, part in declared.items() if part.source == weight and n.endswith(".weight") and not part.loose
-        ]
+        parts = [(n, part) for n, part in declared.items() if part.source == weight and n.endswith(".weight")]
+        names = [n for n, part in parts if not (part.n_experts or part.in_file or part.loose)]
         if target is None or not names or not (len(target.shape) == 2 or any(map(NORMS.fullmatch, names))):
             raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
         a, b = gguf.tensors[name].shape, gguf.tensors[other].shape

@@ -20,10 +20,10 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     far, near = rotary.turns(turn), rotary.turns(turn, local=True)
     written = []
     for layer, keys in memory.keys.items():
-        values = memory.values[layer]
         angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
         k = load_k(keys, source)
         if h.has_rope(layer):
             k = rope(k, angles, interleaved=h.interleaved)
-        written += [store_k(keys, k, to), store_v(values, load_v(values, source), to)]
+        written.append(store_k(keys, k, to))
+    written += [store_v(values, load_v(values, source), to) for values in memory.values.values()]
     return written

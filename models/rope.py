@@ -100,7 +100,8 @@ def frequencies(
     high = min(h.rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
     keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
     mixed = interpolated * (1 - keep) + extrapolated * keep
-    more, less = (1 + 0.1 * m * math.log(max(1.0, factor)) for m in (1.0, scaling.log_multiplier))
+    taken = 1.0 if h.kind.yarn_softmax and scaling.log_multiplier else scaling.log_multiplier
+    more, less = (1 + 0.1 * m * math.log(max(1.0, factor)) for m in (1.0, taken))
     return mixed.astype(np.float32), magnitude * more / less
 
 

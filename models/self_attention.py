@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from graph.ops.elementwise import mul
-from graph.ops.norm import rms_norm
+from graph.ops.norm import centred, rms_norm
 from graph.ops.pointwise import sigmoid
 from graph.ops.rope import rope
 from graph.ops.shape import reshape
 from graph.ops.window import take_block
-from graph.tensor import Tensor
+from graph.tensor import Tensor, const
 from models.batch import Memory, Weighing
 from models.hparams import Hparams
 from models.weights import Weights
@@ -33,6 +33,8 @@ def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: 
     v = reshape(seen.b.linear("attn_v", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
     if h.has_rope(layer):
         q, k = (rope(t, side.angles, interleaved=h.interleaved) for t, side in ((q, asking), (k, seen)))
+    if h.kind.norm_after_rope:  # both weights are the queries', so that keys may be turned further
+        q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
     how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
     y = reshape(memory.attend(layer, q, k, v, how), shape=(-1, h.n_head * h.head_dim))
@@ -49,8 +51,13 @@ def _taken_apart(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
 
 def _normed(side: Side, name: str, x: Tensor, h: Hparams) -> Tensor:
     """(T, n_head, head_dim): queries or keys, normalised where the file has a norm for them."""
-    weight = side.b.get(f"{name}_norm")
-    if weight is not None and h.kind.row_norm:
+    weight, kind = side.b.get(f"{name}_norm"), h.kind
+    if weight is not None and kind.row_norm:
         x = rms_norm(x, weight, eps=h.eps)
     x = reshape(x, shape=(x.shape[0], -1, h.head_dim))
-    return x if weight is None or h.kind.row_norm else rms_norm(x, weight, eps=h.eps)
+    if weight is None or kind.row_norm:
+        return x
+    if kind.norm_for_head:
+        flat = reshape(rms_norm(centred(x), const(1.0), eps=h.eps), shape=(x.shape[0], -1))
+        return reshape(mul(flat, weight), shape=x.shape)
+    return rms_norm(x, const(1.0) if kind.norm_after_rope else weight, eps=h.eps)  # turning leaves lengths alone

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from models.expert_params import Experts
 from models.gguf_file import GGUFFile, TensorInfo
 from models.held import HELD, held, held_as
 from models.hparams import Hparams
+from models.latent_params import Latent
 from models.low_rank import LowRank
 from models.recurrent_params import Recurrent
 
@@ -31,6 +33,7 @@ MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 LANES = 16  # outputs that kernels make together, which must not be of two experts
+_OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 _DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
 
 
@@ -97,19 +100,41 @@ class Weights:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts (n, N, K)."""
+    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts or by heads
+    (n, N, K). `in_file`: its shape there, if it is another."""
 
     source: str
     shape: tuple[int, ...]
     start: int = 0
     required: bool = True
     n_experts: int = 0
+    in_file: tuple[int, ...] = ()
+    of_each: int = 0  # not 0: the tensor has so many rows of each head, and the part those from `start` on
+    turned: bool = False  # of which it has columns as rows
     loose: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
 
     @property
     def held_shape(self) -> tuple[int, ...]:
         """In the graph."""
         return (self.shape[0], 1, *self.shape[1:]) if self.loose else self.shape
+
+    def taken(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Its numbers, of all numbers of the tensor."""
+        if not self.of_each:
+            return whole.reshape(-1, *self.shape[1:])[self.start : self.start + self.shape[0]]
+        own = self.of_heads(whole)
+        return np.ascontiguousarray(own.transpose(0, 2, 1) if self.turned else own).reshape(self.shape)
+
+    def put(self, whole: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> None:
+        """Write the numbers that a part of each head has into those of the tensor."""
+        own = self.of_heads(whole)
+        own = own.transpose(0, 2, 1) if self.turned else own
+        own[:] = values.reshape(own.shape)
+
+    def of_heads(self, whole: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(n, rows, …) of a tensor's numbers, or of the bytes of its rows."""
+        n = self.shape[1] if self.turned else self.shape[0] // self.n_experts
+        return whole.reshape(self.n_experts, self.of_each, -1)[:, self.start : self.start + n]
 
 
 def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -154,7 +179,32 @@ def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Ite
         yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
 
 
+def _latent_parts(h: Hparams, e: Latent, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    n, n_in, n_query = h.n_head, h.n_embd, h.n_head * e.size
+    if e.q_rank:
+        yield from _one(b + "attn_q_a.weight", e.q_rank, n_in)
+        yield from _one(b + "attn_q_a_norm.weight", e.q_rank)
+        yield from _one(b + "attn_q_b.weight", n_query, e.q_rank)
+    else:
+        yield from _one(b + "attn_q.weight", n_query, n_in)
+    yield b + "attn_kv_a.weight", Part(b + "attn_kv_a_mqa.weight", (e.rank, n_in))
+    yield b + "attn_k_turned.weight", Part(b + "attn_kv_a_mqa.weight", (e.n_turned, n_in), e.rank)
+    yield from _one(b + "attn_kv_a_norm.weight", e.rank)
+    if b + "attn_kv_b.weight" in present:
+        each = e.n_plain + e.n_value
+        both = Part(b + "attn_kv_b.weight", (), n_experts=n, in_file=(n * each, e.rank), of_each=each)
+        yield b + "attn_k_b.weight", replace(both, shape=(n * e.rank, e.n_plain), turned=True)
+        yield b + "attn_v_b.weight", replace(both, shape=(n * e.n_value, e.rank), start=e.n_plain)
+    else:
+        yield b + "attn_k_b.weight", Part(b + "attn_k_b.weight", (n * e.rank, e.n_plain), n_experts=n)
+        yield b + "attn_v_b.weight", Part(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
+    yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
+
+
 def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    if h.latent:
+        yield from _latent_parts(h, h.latent, b, present)
+        return
     attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
     for name, rows in (("attn_q", attn * (1 + h.kind.gated_attention)), ("attn_k", kv), ("attn_v", kv)):
@@ -163,8 +213,10 @@ def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> I
         yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
         start += rows if fused else 0
     for name, rows in (("attn_q_norm", attn), ("attn_k_norm", kv)) if h.kind.head_norm is not False else ():
-        n = rows if h.kind.row_norm else h.head_dim
-        yield from _one(f"{b}{name}.weight", n, required=h.kind.row_norm or bool(h.kind.head_norm))
+        of_all, source = h.kind.row_norm or h.kind.norm_for_head, f"{b}{name}.weight"
+        in_file = (rows // h.head_dim, h.head_dim) if h.kind.norm_for_head else ()
+        must = h.kind.row_norm or bool(h.kind.head_norm)
+        yield source, Part(source, (rows if of_all else h.head_dim,), required=must, in_file=in_file)
     yield from _one(b + "attn_output.weight", h.n_embd, attn)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
     if h.kind.sinks:
@@ -278,9 +330,9 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
             n = part.shape[0] // part.n_experts
             expected = (part.n_experts, n, part.shape[1])
             if n % LANES:
-                raise ModelFileError(
-                    gguf.path, f"tensor '{info.name}': {n} rows of an expert, not a multiple of {LANES}"
-                )
+                of = "a head" if ".attn_" in part.source else "an expert"
+                raise ModelFileError(gguf.path, f"tensor '{info.name}': {n} rows of {of}, not a multiple of {LANES}")
+        expected = part.in_file or expected
         if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:
@@ -308,7 +360,8 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
     if h.kind.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
-        biases = [name.replace(".weight", ".bias") for name in weights if name.endswith("norm.weight")]
+        norms = [name for name in weights if name.endswith("norm.weight") and not name.endswith(_OF_HEADS)]
+        biases = [name.replace(".weight", ".bias") for name in norms]
         for name in biases:
             if name not in weights:
                 weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)
@@ -321,9 +374,19 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
     info, plain = gguf.tensors[part.source], part.loose or len(part.shape) == 1
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
 
+    dtype = "f32" if plain else held_as(info.dtype)
+    if part.turned and DTYPES[dtype].quantised:  # along other rows
+        dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
+
     def source() -> Bytes:
+        if part.turned:
+            return _turned(info, gguf.bytes_of(info.name), part, dtype)
         start = part.start * row_nbytes
-        raw: Bytes = gguf.bytes_of(info.name)[start : start + part.shape[0] * row_nbytes]
+        raw: Bytes = gguf.bytes_of(info.name)
+        if part.of_each:
+            raw = np.ascontiguousarray(part.of_heads(raw)).reshape(-1)
+        else:
+            raw = raw[start : start + part.shape[0] * row_nbytes]
         if plain:
             return vector(raw, info.dtype).view(np.uint8)
         try:
@@ -331,8 +394,15 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
         except OverflowError as error:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 
-    dtype = "f32" if plain else held_as(info.dtype)
     return session.define(state or name, part.held_shape, dtype, source, constant=True, loaded=gguf.release)
+
+
+def _turned(info: TensorInfo, raw: Bytes, part: Part, dtype: str) -> Bytes:
+    from models.merge import dequantized  # which load what writes files
+    from models.quantize import quantize
+
+    values = part.taken(dequantized(info, raw))
+    return (values if dtype == "f32" else quantize(values, dtype)).reshape(-1).view(np.uint8)
 
 
 def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:

@@ -33,6 +33,13 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
         keys["general.file_type"] = u32(file_types[dtype])
 
     def rows(source: str, kind: str, parts: list[tuple[str, Part]]) -> Iterator[npt.NDArray[Any]]:
+        if parts[0][1].of_each:  # parts lie between each other
+            whole = dequantized(gguf.tensors[source], gguf.bytes_of(source)).copy()
+            for name, part in parts:
+                if name in trained:
+                    part.put(whole, np.concatenate(list(trainable.pieces(name))))
+            yield whole if kind == "f32" else quantize(whole, kind)
+            return
         for name, part in parts:
             if name in trained:
                 pieces = trainable.pieces(name)
@@ -57,7 +64,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
 
 def _stays_f32(name: str, info: TensorInfo) -> bool:
     """What llama.cpp wants in f32: vectors, biases, and the matrix by which rows choose experts."""
-    return len(info.shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight"))
+    return len(info.shape) == 1 or name.endswith((".bias", "_norm.weight", "ffn_gate_inp.weight"))
 
 
 def _as_it_was(gguf: GGUFFile, name: str) -> Iterator[npt.NDArray[Any]]:

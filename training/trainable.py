@@ -161,8 +161,7 @@ def full(
             continue
 
         def start(part: Part = part) -> F32:
-            whole = dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source))
-            return whole.reshape(-1, *part.shape[1:])[part.start : part.start + part.shape[0]]
+            return part.taken(dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source)))
 
         source = _bytes_from(start)
         tensors[name] = session.define(f"{prefix}.{name}", part.held_shape, source=source, loaded=gguf.release)

@@ -14,6 +14,7 @@ from graph.tensor import Tensor
 
 TARGET = 8192  # elements that a chunk of elementwise work should have
 LEAST_ROW = 64  # elements
+ROWS = 512  # of a unit of attention at the most: their states are gone through block by block
 UNITS = 3  # of attention for each core, where there are tokens enough
 MOST_IDLE = 0.15  # of the cores' time: beyond it attention's units are divided
 MOST_SHARED = 32 << 20  # bytes for what they make of them
@@ -162,16 +163,18 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def _attention(t: Tensor, at: At) -> list[Instruction] | None:
-    q, k, v, tables = t.src[:4]
+    latent = t.op == "latent_attention"
+    q, k, v, tables, slot, pos = (*t.src[:2], t.src[1], *t.src[2:]) if latent else t.src[:6]
     n, heads, size = q.shape
     kv_heads = k.shape[1]
     if any(cache.dtype not in ("f32", "f16", "q8_0") for cache in (k, v)) or size % 2:
         return None
     group = heads // kv_heads
-    args = (*map(at, t.src[:6]), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
+    args = (*map(at, (q, k, v, tables, slot, pos)), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))
     args = (*args, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
     fit = n * kv_heads // (UNITS * cores())
-    tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))  # neighbours of a sequence share what is read
+    tokens = 32 if min(n, fit) >= 32 else max(1, min(16, n, fit))
+    tokens = min(tokens, max(1, ROWS // group))  # neighbours of a sequence share what is read
     units = -(-n // tokens) * kv_heads
     parts, shared = _parts(units), _state_nbytes(-(-tables.shape[1] * PAGE // ATTENTION_SPAN) * n * heads, size)
     if shared > MOST_SHARED:
@@ -184,7 +187,7 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
     if sinks := t.op == "attention_sinks":
         args = (*args, at(t.src[6]))
     then = ":act" * rounded + ":sinks" * sinks
-    kernel = f"attention:{k.dtype}:{v.dtype}:{size}:{group}{then}"
+    kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{then}"
     if parts == 1:
         return [Instruction(kernel, args, units, 1, scratch)]
     joining = Instruction(f"attention_join:{size}:{group}{then}", args, n, 1, _state_nbytes(group, size))
@@ -205,3 +208,4 @@ def _state_nbytes(rows: int, size: int) -> int:
 lower("attention")(_attention)
 lower("attention_act")(_attention)
 lower("attention_sinks")(_attention)
+lower("latent_attention")(_attention)

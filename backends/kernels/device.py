@@ -14,6 +14,7 @@ import backends.kernels.elementwise
 import backends.kernels.encoder
 import backends.kernels.expert_linear
 import backends.kernels.experts
+import backends.kernels.latent
 import backends.kernels.linear
 import backends.kernels.loss
 import backends.kernels.matmul

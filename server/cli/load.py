@@ -126,15 +126,15 @@ def weights_nbytes(gguf: GGUFFile) -> int:
 def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> EngineOptions:
     """The engine's options; a context that does not fit into memory is refused, or made smaller if none was named."""
     from graph.dtype import nbytes as bytes_of
+    from models.batch import cache_types
     from server.cli.devices import total_memory
     from server.engine import EngineOptions
 
     devices, places = placement(options)
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
     row = (hparams.n_head_kv * hparams.head_dim,)
-    per_cell = hparams.n_layer * sum(
-        bytes_of(t, row) if row[0] % 32 == 0 else 4 * row[0] for t in (options.cache_type_k, options.cache_type_v)
-    )
+    types = cache_types(hparams, options.cache_type_k, options.cache_type_v)
+    per_cell = hparams.n_layer * sum(bytes_of(t, row) if row[0] % 32 == 0 else 4 * row[0] for t in types)
     room = int(0.9 * total_memory()) - nbytes
     n_ctx = options.ctx_size
     if n_ctx * per_cell > max(room, 0) and n_ctx > 4096:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ class _Weights:
     def read_bytes(self, n_tokens: int) -> float:
         """Of the layers, by a step of so many tokens: of the experts those that are expected to be chosen, if each
         token chooses by chance."""
-        return self.layer_bytes + met_by_chance(max(1, self.n_expert), self.n_expert_used, n_tokens) * self.expert_bytes
+        return self.layer_bytes + met_by_chance(self.n_expert, self.n_expert_used, n_tokens) * self.expert_bytes
 
 
 def _weights(engine: Engine) -> _Weights:
@@ -41,29 +42,32 @@ def _weights(engine: Engine) -> _Weights:
     tensors, h = engine.gguf.tensors, engine.hparams
     output = tensors.get("output.weight") or tensors["token_embd.weight"]
     names = [name for name in tensors if name.startswith("blk.") and name.endswith(".weight")]
-    matrices = [tensors[name] for name in names if len(tensors[name].shape) > 1]
-
-    used = h.experts.n_used if h.experts else 0
+    experts = [tensors[name] for name in names if _of_experts(name, tensors[name])]
+    others = [tensors[name] for name in names if len(tensors[name].shape) > 1 and not _of_experts(name, tensors[name])]
+    used, n_expert = (h.experts.n_used, h.experts.n) if h.experts else (0, 1)
 
     def elements(of: list[TensorInfo], *, floats: bool) -> int:
-        return sum(_met(t, used) * t.shape[-1] for t in of if (t.dtype in FLOATS) == floats)
+        return sum(math.prod(t.shape) for t in of if (t.dtype in FLOATS) == floats)
+
+    def met(*, floats: bool) -> int:
+        return elements(others, floats=floats) + used * elements(experts, floats=floats) // n_expert
 
     return _Weights(
-        layer_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in matrices if len(t.shape) == 2),
-        expert_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in matrices if len(t.shape) == 3),
+        layer_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in others),
+        expert_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in experts),
         output_bytes=held_nbytes(output.dtype, output.nbytes),
-        layer_int8=elements(matrices, floats=False),
-        layer_f32=elements(matrices, floats=True),
+        layer_int8=met(floats=False),
+        layer_f32=met(floats=True),
         output_int8=elements([output], floats=False),
         output_f32=elements([output], floats=True),
-        n_expert=h.experts.n if h.experts else 0,
+        n_expert=n_expert,
         n_expert_used=used,
     )
 
 
-def _met(t: TensorInfo, n_expert_used: int) -> int:
-    """The rows of a matrix, or of a row's experts."""
-    return t.shape[0] if len(t.shape) == 2 else n_expert_used * t.shape[1]
+def _of_experts(name: str, t: TensorInfo) -> bool:
+    """Whether a row meets some parts of it only; of what heads make of a row (models/latent.py) it meets all."""
+    return len(t.shape) == 3 and ".attn_" not in name
 
 
 def _cells_read(engine: Engine, n: int) -> int:
@@ -78,9 +82,11 @@ def _cells_read(engine: Engine, n: int) -> int:
 
 def _cell_bytes(engine: Engine) -> float:
     """Bytes of one cell of one layer, keys and values."""
+    from models.batch import cache_types
+
     sizes = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
     h, options = engine.hparams, engine.options
-    return h.n_head_kv * h.head_dim * (sizes[options.type_k] + sizes[options.type_v])
+    return h.n_head_kv * h.head_dim * sum(sizes[t] for t in cache_types(h, options.type_k, options.type_v))
 
 
 def _attention_macs(engine: Engine, cells: int) -> int:

@@ -22,7 +22,7 @@ from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from tests.models.reference_model import write
-from tests.models.test_architectures import GPT_OSS
+from tests.models.test_architectures import PLAIN
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 FILES = sorted(DATA.glob("arch-*.gguf"))
@@ -32,6 +32,7 @@ TOKENS = np.random.default_rng(0).integers(3, 400, 22).astype(np.int32)
 TABLE = np.array([3, 1, 0, 2], np.int32)
 SPLIT = 19  # tokens of the first step, in the second page of two
 Array = np.ndarray[Any, Any]
+MADE_UP = ("gpt-oss", "deepseek2 in groups", "deepseek2 together", "hunyuan-moe", "command-r plus", "apertus")
 
 
 def steps() -> list[dict[str, Array]]:
@@ -76,8 +77,11 @@ def test_logits_are_those_of_float64(path: Path, device: str, open_device: Calla
 
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
-def test_logits_of_gpt_oss(device: str, tmp_path: Path, open_device: Callable[[str], Backend]) -> None:
-    write(path := tmp_path / "gpt-oss.gguf", replace(GPT_OSS, n_vocab=400))
+@pytest.mark.parametrize("name", MADE_UP)
+def test_logits_of_made_up_models(
+    name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
+) -> None:
+    write(path := tmp_path / "m.gguf", replace(PLAIN[name], n_vocab=400))
     check(path, open_device(device))
 
 

@@ -14,6 +14,7 @@ from graph.backend import Backend
 from graph.conformance import OK, problems, register_all, run
 from graph.op import OPS
 from graph.ops.attention import PAGE, attention, load_k, load_v, store_k, store_v
+from graph.ops.latent import latent_attention
 from graph.ops.rope import rope
 from graph.ops.sinks import attention_sinks
 from graph.session import Session
@@ -123,6 +124,39 @@ def test_spans(
             total = weights.sum() + np.exp(rest[h : h + 1] - top).sum()
             expected = weights @ values[where, own].astype(np.float64) / total
             np.testing.assert_allclose(alone[i, h], expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kind", "size"), [("vulkan", "f16", 72), ("opencl", "q8_0", 160), ("opencl", "f32", 576)], indirect=["gpu"]
+)
+def test_rows_that_are_keys_and_values(gpu: Backend, kind: str, size: int) -> None:
+    """Of multi-head latent attention: right, and the same bits beside others and alone."""
+    n, n_heads, draw = len(SEEN), 6, np.random.default_rng(4)
+    tables = draw.permutation(n * PAGES).reshape(n, PAGES).astype(np.int32)
+    session, n_cells = Session([gpu]), n * PAGES * PAGE
+    k, cells = session.define("k", (n * PAGES, 1, size, PAGE), kind), feed("cells", (n_cells,), "i32")
+    feeds = {"x": draw.normal(size=(n_cells, 1, size)).astype(np.float32), "cells": np.arange(n_cells, dtype=np.int32)}
+    session.run("store", lambda: [store_k(k, feed("x", (n_cells, 1, size)), cells)], feeds)
+    rows = session.run("load", lambda: [load_k(k, cells)], {"cells": feeds["cells"]})[0][:, 0].astype(np.float64)
+    q = draw.normal(size=(n, n_heads, size)).astype(np.float32)
+
+    def attended(which: list[int]) -> np.ndarray:
+        def build() -> list[Tensor]:
+            table, x = feed("tables", tables.shape, "i32"), feed("q", (len(which), n_heads, size))
+            slot, pos = feed("slot", (len(which),), "i32"), feed("pos", (len(which),), "i32")
+            return [latent_attention(x, k, table, slot, pos, scale=size**-0.5)]
+
+        own = np.array(which, np.int32)
+        feeds = {"q": q[own], "slot": own, "pos": np.array(SEEN, np.int32)[own], "tables": tables}
+        return session.run(len(which), build, feeds)[0].copy()
+
+    together = attended(list(range(n)))
+    assert together.tobytes() == np.concatenate([attended([i]) for i in range(n)]).tobytes()
+    for i, last in enumerate(SEEN):
+        seen = rows[tables[i][np.arange(last + 1) // PAGE] * PAGE + np.arange(last + 1) % PAGE]
+        scores = q[i] @ seen.T * size**-0.5
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        np.testing.assert_allclose(together[i], weights @ seen / weights.sum(1, keepdims=True), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("op", ["attention_sinks", "attention_sinks_rope", "glu_clamped"])

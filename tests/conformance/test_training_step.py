@@ -25,10 +25,12 @@ from models.batch import Batch, PagedMemory, Sequences
 from models.gguf_file import GGUFFile
 from models.model import Model, define_model, hparams_of
 from models.weights import Weights
-from tests.models.reference_model import Spec, write
+from tests.models.latent_specs import LATENT
+from tests.models.reference_model import OF_XIELU, Spec, write
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}
+OF_LATENT = ("deepseek2 in groups", "deepseek2 together", "minicpm3", "plm")
 MADE_UP = {
     "qwen3moe": Spec("qwen3moe", n_embd=32, n_head=2, n_head_kv=1, n_ff=16, n_expert=4, n_expert_used=2),
     "gpt-oss": Spec(
@@ -43,6 +45,9 @@ MADE_UP = {
     "starcoder2": Spec("starcoder2", biases=("ffn_norm", "ffn_up"), **SMALL),
     "gptneox": Spec("gptneox", fused=True, untied=True, keys={"use_parallel_residual": True}, **SMALL),
     "arcee": Spec("arcee", **SMALL),
+    "apertus": Spec("apertus", keys=OF_XIELU, **SMALL),
+    "hunyuan-dense": Spec("hunyuan-dense", **SMALL),
+    "command-r plus": Spec("command-r", traits=("norm for head",), **SMALL),
     "gpt2": Spec("gpt2", fused=True, biases=("ffn_up", "output_norm"), **SMALL),
     "olmo2": Spec("olmo2", n_layer=4, untied=True, keys={"attention.sliding_window": 4}, **SMALL),
     "exaone4": Spec("exaone4", n_layer=4, keys={"attention.sliding_window": 4}, **SMALL),
@@ -56,6 +61,7 @@ MADE_UP = {
         },
         **SMALL,
     ),
+    **{name: replace(LATENT[name], n_embd=32, n_head=2, n_head_kv=2, n_ff=16) for name in OF_LATENT},
     "qwen2moe": Spec("qwen2moe", n_expert=4, n_expert_used=2, keys={"expert_shared_feed_forward_length": 16}, **SMALL),
     "glm4moe": Spec(
         "glm4moe",
@@ -151,7 +157,7 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     fetches = [loss, *gradients.values()]
     plan: Any = trained.session.plan(lambda: fetches)
     fallbacks = {op for program in plan.programs for op in program.fallbacks}
-    of_experts = name in MADE_UP and MADE_UP[name].n_expert > 0
+    of_experts = name in OF_LATENT or (name in MADE_UP and MADE_UP[name].n_expert > 0)
     assert fallbacks == (FALLBACKS if of_experts else set()) | (OF_SINKS if name == "gpt-oss" else set())
     assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warm.TRAINING)
     for gradient, wanted in zip(plan.run(trained.feeds())[1:], slopes, strict=True):
@@ -168,7 +174,7 @@ def test_gradients_through_the_cache_are_those_without_it(shared_data: Path) -> 
     pos = np.arange(LENGTH, dtype=np.int32)
     feeds = {name: values[:LENGTH] for name, values in trained.feeds().items()}
     feeds |= {"slot": 0 * pos, "cells": pos + 32}
-    caches = {t.name: np.zeros(t.shape) for t in (*memory.keys, *memory.values)}
+    caches = {t.name: np.zeros(t.shape) for t in memory.caches}
     states = {**trained.values, **caches, "tables": np.array([[2, 0]])}
     found = []
     for logits in (trained.model.training_logits(sequences), trained.model.logits(batch, memory)):

@@ -20,7 +20,7 @@ from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, keeps_state, of
 Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
-    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe"),
+    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
@@ -31,20 +31,32 @@ LAYER_NORM = (
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
 ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
-UNGATED = (*LEARNED_POSITIONS, "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
-SQUARED = ("arcee", "nemotron")  # relu
+UNGATED = (*LEARNED_POSITIONS, "plm", "apertus", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
+SQUARED = ("arcee", "nemotron", "plm")  # relu
 GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
+HUNYUAN = ("hunyuan-dense", "hunyuan-moe")  # whose heads are normalised when they are turned
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
 HEAD_NORM = (
-    *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1"),
-    *(*QWEN35, *LFM2),
+    *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
+    *(*HUNYUAN, *QWEN35, *LFM2, "apertus"),
 )
-BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "lfm2moe")  # by a bias on the choice of experts
+BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe")  # by a bias on the choice
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
-    *("lfm2moe", "qwen35moe", "qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe"),
+    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
+    *("lfm2moe", "qwen35moe"),
 )
+FUSED_QKV = ("bailingmoe2",)  # and nothing else
+LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)  # post_attention_norm stands before the feed-forward block
+
+# keys of Apertus
+OF_XIELU = {
+    "xielu.alpha_p": [0.8, 0.3],
+    "xielu.alpha_n": [0.5, 1.1],
+    "xielu.beta": 0.5,
+    "xielu.eps": -1e-6,
+}
 
 
 @dataclass
@@ -76,7 +88,15 @@ class Spec:
 
     @property
     def d(self) -> int:
-        return self.head_dim or self.n_embd // self.n_head
+        of_latent = self.keys.get("attention.key_length_mla") or self.keys.get("attention.key_length")
+        return of_latent or self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def latent(self) -> tuple[int, int, int, int, int]:
+        """Of a row, of the queries' row, and of a head: what is not turned, what is, and its value."""
+        rank, turned = self.keys["attention.kv_lora_rank"], self.keys["rope.dimension_count"]
+        value = self.keys.get("attention.value_length_mla") or self.keys["attention.value_length"]
+        return rank, self.keys.get("attention.q_lora_rank", 0), self.d - turned, turned, value
 
     @property
     def gemma(self) -> bool:
@@ -92,7 +112,12 @@ class Spec:
     @property
     def n_ff_shared(self) -> int:
         width = self.keys.get("expert_shared_feed_forward_length", 0)
-        return int(width or self.keys.get("expert_shared_count", 0) * self.n_ff)
+        count = self.keys.get("expert_shared_count", 0)
+        return int(width * (count if self.arch == "bailingmoe2" else 1) or count * self.n_ff)
+
+    @property
+    def fused_ffn(self) -> bool:
+        return self.fused and self.arch not in (*UNGATED, *FUSED_QKV)
 
     @property
     def output_norm(self) -> str:
@@ -125,21 +150,21 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
         if keeps_state(s, i):
             layer |= state_shapes(s)
+        elif s.arch in LATENT:
+            layer |= of_latent(s)
         elif s.fused:
-            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | (
-                {} if s.arch in UNGATED else {"ffn_up": (2 * s.n_ff, s.n_embd)}
-            )
+            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | ({"ffn_up": (2 * s.n_ff, s.n_embd)} if s.fused_ffn else {})
         else:
             layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
             if s.arch in QWEN35:
                 layer["attn_q"] = (2 * q, s.n_embd)
         if not keeps_state(s, i):
-            layer |= {"attn_output": (s.n_embd, q)}
+            layer |= {"attn_output": (s.n_embd, s.n_head * (s.latent[-1] if s.arch in LATENT else s.d))}
         if not s.dense(i):
             layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
             layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, s.n_embd) for name in ("gate", "up")}
             layer |= {"ffn_down_exps": (s.n_expert, s.n_embd, s.n_ff)}
-            if s.arch in BALANCED:
+            if s.arch in BALANCED or "balanced" in s.traits:
                 layer |= {"exp_probs_b": (s.n_expert,)}
             if n := s.n_ff_shared:
                 layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
@@ -150,7 +175,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}
             if s.arch in UNGATED:
                 layer |= {"ffn_up": (s.n_ff_dense, s.n_embd)}
-            elif not s.fused:
+            elif not s.fused_ffn:
                 layer |= {"ffn_gate": (s.n_ff_dense, s.n_embd), "ffn_up": (s.n_ff_dense, s.n_embd)}
         if s.arch in OTHER_NAME:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
@@ -158,12 +183,27 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer["attn_sinks"] = (s.n_head,)
         if s.arch in HEAD_NORM and not keeps_state(s, i):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
+        if "norm for head" in s.traits:
+            layer |= {"attn_q_norm": (s.n_head, s.d), "attn_k_norm": (s.n_head_kv, s.d)}
         if s.arch in ROW_NORM:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
         if s.arch in NORM_AFTER:
             layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
+
+
+def of_latent(s: Spec) -> dict[str, tuple[int, ...]]:
+    rank, q_rank, plain, turned, value = s.latent
+    out: dict[str, tuple[int, ...]] = {"attn_kv_a_mqa": (rank + turned, s.n_embd), "attn_kv_a_norm": (rank,)}
+    q = s.n_head * (plain + turned)
+    if q_rank:
+        out |= {"attn_q_a": (q_rank, s.n_embd), "attn_q_a_norm": (q_rank,), "attn_q_b": (q, q_rank)}
+    else:
+        out["attn_q"] = (q, s.n_embd)
+    if "attention.key_length_mla" in s.keys:
+        return out | {"attn_k_b": (s.n_head, rank, plain), "attn_v_b": (s.n_head, value, rank)}
+    return out | {"attn_kv_b": (s.n_head * (plain + value), rank)}
 
 
 def write(path: Path, s: Spec) -> dict[str, Array]:
@@ -189,7 +229,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
         add[bool] = writer.add_bool
         if value is not None:
-            add[type(value)](f"{s.arch}.{name}", value)
+            add[type(value)](name if name.startswith("xielu.") else f"{s.arch}.{name}", value)
     if s.vocabulary:
         add_vocabulary(writer, s.n_vocab)
     if "ranks" in s.traits and s.arch != "modern-bert":
@@ -219,7 +259,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             put(name, -rng.uniform(0.2, 2, shape) if short == "ssm_a" else rng.standard_normal(shape), "f32")
         elif short == "exp_probs_b":
             put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
-        elif len(shape) == 1:
+        elif len(shape) == 1 or short.endswith("_norm"):
             put(f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
@@ -259,12 +299,25 @@ def norm(x: Array, w: Array) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
 
 
+def normed_by(x: Array, w: Array) -> Array:
+    """Layer norm without a bias."""
+    return norm(x - x.mean(-1, keepdims=True), w)
+
+
 def activated(s: Spec, x: Array) -> Array:
     if s.arch in SQUARED:
         return np.maximum(x, 0) ** 2
     if s.arch in GELU:
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return x / (1 + np.exp(-x))
+
+
+def xielu(s: Spec, x: Array, layer: int) -> Array:
+    """As Apertus's authors write it (transformers' XIELUActivation)."""
+    alpha_p, alpha_n = (np.log1p(np.exp(s.keys[f"xielu.alpha_{which}"][layer])) for which in "pn")
+    beta, eps = s.keys["xielu.beta"], s.keys["xielu.eps"]
+    below = (np.expm1(np.minimum(x, eps)) - x) * (beta + alpha_n) + beta * x
+    return np.where(x > 0, alpha_p * x * x + beta * x, below)
 
 
 def turn(x: Array, angle: Array, magnitude: float, interleaved: bool) -> Array:
@@ -304,8 +357,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
                 y = y + shared
             return y
         if s.arch in UNGATED:
-            return product(b + "ffn_down", activated(s, product(b + "ffn_up", h)))
-        if s.fused:
+            up = product(b + "ffn_up", h)
+            return product(b + "ffn_down", xielu(s, up, layer) if s.arch == "apertus" else activated(s, up))
+        if s.fused_ffn:
             gate, up = np.split(product(b + "ffn_up", h), 2, -1)
         else:
             gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
@@ -313,6 +367,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
 
     neighbours = s.arch in INTERLEAVED and "rope.dimension_sections" not in s.keys
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
+    if s.arch == "minicpm3":  # whose files say nothing
+        of_input, of_blocks, of_logits = 12, 1.4 / math.sqrt(s.n_layer), s.n_embd / 256
     if s.arch in ("command-r", "cohere2"):
         of_logits = 1 / of_logits
     x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
@@ -324,11 +380,14 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     for i in range(s.n_layer):
         b = f"blk.{i}."
         h = normed(b + "attn_norm", x) if b + "attn_norm.weight" in t else x
+        frequency, magnitude = rope(i)
         if keeps_state(s, i):
             x = x + of_state(s, t, b, h)
             x = x + fed(i, normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), x))
             continue
-        if b + "attn_qkv.weight" in t:
+        if s.arch in LATENT:
+            parts = latent_heads(s, t, b, h)
+        elif b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
@@ -338,14 +397,20 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             parts[0], gates = both[:, :, 0], 1 / (1 + np.exp(-both[:, :, 1].reshape(len(ids), -1)))
         if s.arch in ROW_NORM:
             parts[:2] = (norm(y, t[f"{b}attn_{which}_norm.weight"]) for y, which in zip(parts[:2], "qk", strict=True))
-        q, k, v = (p.reshape(len(ids), -1, s.d) for p in parts)
-        if b + "attn_q_norm.weight" in t and s.arch not in ROW_NORM:
+        q, k, v = (p if s.arch in LATENT else p.reshape(len(ids), -1, s.d) for p in parts)
+        if "norm for head" in s.traits:
+            q, k = (
+                np.stack([normed_by(x[:, i], t[f"{b}attn_{which}_norm.weight"][i]) for i in range(x.shape[1])], 1)
+                for x, which in ((q, "q"), (k, "k"))
+            )
+        elif b + "attn_q_norm.weight" in t and s.arch not in (*ROW_NORM, *HUNYUAN):
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
-        frequency, magnitude = rope(i)
         far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
         if not far and s.arch not in LEARNED_POSITIONS and (s.arch != "smollm3" or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
-        k, v = (np.repeat(y, s.n_head // s.n_head_kv, 1) for y in (k, v))
+        if s.arch in HUNYUAN:
+            q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
+        k, v = (np.repeat(y, s.n_head // y.shape[1], 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
         if caps[0]:
             score = caps[0] * np.tanh(score / caps[0])
@@ -374,6 +439,28 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z
 
 
+def latent_heads(s: Spec, t: dict[str, Array], b: str, h: Array) -> list[Array]:
+    """Queries, keys and values of all heads, as the paper has them; what is turned comes first."""
+    rank, q_rank, plain, turned, value = s.latent
+    n = len(h)
+    if q_rank:
+        row = norm(h @ t[b + "attn_q_a.weight"].T, t[b + "attn_q_a_norm.weight"])
+        q = row @ t[b + "attn_q_b.weight"].T
+    else:
+        q = h @ t[b + "attn_q.weight"].T
+    q = q.reshape(n, s.n_head, plain + turned)
+    both = h @ t[b + "attn_kv_a_mqa.weight"].T
+    row, shared = norm(both[:, :rank], t[b + "attn_kv_a_norm.weight"]), both[:, None, rank:]
+    if b + "attn_kv_b.weight" in t:
+        heads = (row @ t[b + "attn_kv_b.weight"].T).reshape(n, s.n_head, plain + value)
+        k, v = heads[..., :plain], heads[..., plain:]
+    else:
+        k = np.einsum("tr,hrd->thd", row, t[b + "attn_k_b.weight"])
+        v = np.einsum("tr,hdr->thd", row, t[b + "attn_v_b.weight"])
+    k = np.concatenate([np.repeat(shared, s.n_head, 1), k], -1)
+    return [np.concatenate([q[..., plain:], q[..., :plain]], -1), k, v]
+
+
 def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
     """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
     out, none = np.zeros_like(h), np.zeros(s.n_expert)
@@ -384,7 +471,12 @@ def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
     for row, y in zip(h, out, strict=True):
         odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
         odds /= odds + 1 if sigmoid else odds.sum()
-        best = np.argsort(odds + t.get(b + "exp_probs_b.bias", 0.0))[: -s.n_expert_used - 1 : -1]
+        liked = odds + t.get(b + "exp_probs_b.bias", 0.0)
+        if (n_groups := s.keys.get("expert_group_count", 1)) > 1:
+            groups = np.split(np.arange(s.n_expert), n_groups)
+            groups.sort(key=lambda group: -np.sort(liked[group])[-2:].sum())
+            liked[np.concatenate(groups[s.keys["expert_group_used_count"] :])] = -np.inf
+        best = np.argsort(liked)[: -s.n_expert_used - 1 : -1]
         whole = odds[best].sum() if norm else 1
         for expert in best:
             gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))

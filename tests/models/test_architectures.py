@@ -22,7 +22,8 @@ from models.overrides import NONE, Overrides
 from server.cli.flags import parse
 from server.cli.model_keys import MODEL_KEYS, overrides
 from server.engine import Engine, EngineOptions
-from tests.models.reference_model import Array, Spec, plain, reference, write, yarn
+from tests.models.latent_specs import DENSE_FIRST, GROUPS, LATENT
+from tests.models.reference_model import OF_XIELU, Array, Spec, plain, reference, write, yarn
 from tests.models.reference_recurrent import DELTA
 
 N_TOKENS = 40
@@ -122,7 +123,6 @@ QKV, NORMS = ("attn_q", "attn_k", "attn_v"), ("attn_norm", "ffn_norm", "output_n
 OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
 OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
-DENSE_FIRST = {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.75}
 QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
 LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
@@ -136,11 +136,20 @@ OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "deepseek": DENSE_FIRST,
     "bailingmoe": {"expert_shared_count": 1, "expert_weights_norm": False, "leading_dense_block_count": 0},
     "bailingmoe of one weight": {"expert_shared_count": 1, "expert_weights_norm": True, "leading_dense_block_count": 0},
+    "bailingmoe2": DENSE_FIRST
+    | GROUPS
+    | {
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_shared_feed_forward_length": 32,
+        "rope.dimension_count": 8,
+    },
     "dots1": DENSE_FIRST | {"expert_gating_func": 1, "expert_weights_norm": False},
     "glm4moe": DENSE_FIRST | {"expert_weights_norm": True, "rope.dimension_count": 8},
     "glm4moe unnormed": DENSE_FIRST | {"expert_gating_func": 2, "expert_weights_norm": False},
     "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
 }
+OF_HUNYUAN = {"expert_shared_feed_forward_length": 64, "expert_feed_forward_length": 96}
 PLAIN = {
     "llama": Spec(),
     "one kv head": Spec(n_head_kv=1),
@@ -217,6 +226,7 @@ PLAIN = {
             n_expert=8,
             n_expert_used=3,
             untied=True,
+            fused=name == "bailingmoe2",
             keys=keys,
         )
         for name, keys in OF_EXPERT_KEYS.items()
@@ -240,6 +250,18 @@ PLAIN = {
         n_expert=6,
         n_expert_used=2,
         keys=LFM2_KEYS | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
+    **LATENT,
+    "hunyuan-dense": Spec("hunyuan-dense"),
+    "hunyuan-moe": Spec("hunyuan-moe", n_expert=6, n_expert_used=2, keys=OF_HUNYUAN),
+    "apertus": Spec("apertus", untied=True, keys=OF_XIELU),
+    "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),
+    "stablelm 12B": Spec(
+        "stablelm",
+        untied=True,
+        biases=("attn_norm", "output_norm"),
+        traits=("one norm", "norm for head"),
+        keys={"rope.dimension_count": 4},
     ),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
@@ -442,16 +464,17 @@ def test_learned_positions_end_where_the_file_says(tmp_path: Path) -> None:
 
 
 OF_ROWS = (
-    "command-r",
-    "gpt2",
-    "starcoder2",
-    "arcee",
-    "olmo2",
-    "glm4",
-    "qwen2moe",
-    "glm4moe",
-    "glm4moe unnormed",
-    "olmoe",
+    *("command-r", "gpt2", "starcoder2", "arcee", "olmo2", "glm4", "qwen2moe", "glm4moe"),
+    *(
+        "glm4moe unnormed",
+        "olmoe",
+        "deepseek2",
+        "deepseek2 together",
+        "minicpm3",
+        "bailingmoe2",
+        "hunyuan-dense",
+        "command-r plus",
+    ),
 )
 
 

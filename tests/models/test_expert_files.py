@@ -22,6 +22,7 @@ from models.lora import Adapter, Pair, read_adapter, write_adapter
 from models.model import define_model, hparams_of
 from models.weights import check_weights
 from server.cli.main import main
+from tests.models.latent_specs import DEEPSEEK, GROUPS
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import GPT_OSS
 from training.save import save_result
@@ -43,7 +44,7 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
             Spec("qwen3moe", n_expert=2, n_expert_used=1, keys={"expert_count": None}),
             "'qwen3moe.expert_count' is missing",
         ),
-        (replace(GLM, keys={"expert_group_count": 2}), "key 'glm4moe.expert_group_count' is more than 1: groups"),
+        (replace(GLM, keys={"expert_group_count": 2}), "key 'glm4moe.expert_group_used_count' is missing"),
         (replace(GLM, keys={"expert_gating_func": 3}), "key 'glm4moe.expert_gating_func' is 3; supported are 1, 2"),
         (
             replace(GLM, keys={"expert_weights_norm": [True, False]}),
@@ -54,6 +55,7 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
             "glm4moe.expert_weights_norm' is neither true nor false",
         ),
         (Spec("dots1", n_expert=2, n_expert_used=1), "key 'dots1.expert_gating_func' is missing"),
+        (Spec("apertus"), "key 'xielu.alpha_n' is not a number for each of 2 layers"),
         (Spec("gptneox"), "key 'gptneox.use_parallel_residual' is missing"),
         (Spec("gptneox", keys={"use_parallel_residual": 1}), "key 'gptneox.use_parallel_residual' is neither true"),
         (Spec("cohere2"), "key 'cohere2.attention.sliding_window' is missing"),
@@ -61,6 +63,22 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
         (replace(GLM, keys={"expert_weights_scale": -1.0}), "key 'glm4moe.expert_weights_scale' is -1"),
         (replace(GLM, keys={"leading_dense_block_count": 1, "expert_feed_forward_length": 64}), "'blk.1.ffn_gate_exps"),
         (replace(GLM, keys={"nextn_predict_layers": 2}), "key 'glm4moe.nextn_predict_layers' is 2, of 2 blocks"),
+        (
+            replace(DEEPSEEK, keys=DEEPSEEK.keys | {"expert_group_count": 3}),
+            "key 'deepseek2.expert_group_count' is 3, of 8 experts",
+        ),
+        (
+            replace(DEEPSEEK, keys=DEEPSEEK.keys | GROUPS | {"expert_group_used_count": 1}),
+            "key 'deepseek2.expert_group_used_count' is 1, of 4 groups of 2",
+        ),
+        (
+            replace(DEEPSEEK, keys=DEEPSEEK.keys | {"attention.value_length_mla": 24}),
+            "tensor 'blk.0.attn_v_b.weight': 24 rows of a head, not a multiple of 16",
+        ),
+        (
+            replace(DEEPSEEK, keys=DEEPSEEK.keys | {"attention.temperature_scale": 0.5}),
+            "key 'deepseek2.attention.temperature_scale' is set, with heads that are turned in part only",
+        ),
         (Spec("qwen2", n_expert=2, n_expert_used=1), "key 'qwen2.expert_count' is 2: experts are supported in llama, "),
     ],
 )

@@ -27,6 +27,7 @@ from models.synth import synthesize
 from models.tokenizer import from_metadata
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
+from tests.models.latent_specs import DEEPSEEK
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
@@ -192,7 +193,9 @@ REFUSED = (
     "phi3 apart",
     "phi3 partial rope",
     "granite without scales",
-)  # by llama.cpp, which has no tensors or no logits
+    "plm",
+    "command-r plus",  # which has its norms from 64 layers on
+)  # by llama.cpp, which has no tensors, no logits or (plm) an assertion that fails
 SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch) and name not in REFUSED} | {
     "granite": Spec("granite", keys=SCALES),
     "minicpm": Spec("minicpm", keys=SCALES),
@@ -201,7 +204,9 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "granitemoe shared": replace(PLAIN["granitemoe shared"], keys=SCALES | {"expert_shared_feed_forward_length": 64}),
     "llama, six layers": Spec(n_layer=6, untied=True),
     "mixtral": PLAIN["mixtral"],
+    "command-r, per head": replace(PLAIN["command-r plus"], n_layer=64, n_ff=32),
     "mistral3, yarn": Spec("mistral3", keys=YARN),
+    "deepseek2, yarn": replace(DEEPSEEK, keys=DEEPSEEK.keys | YARN | {"attention.temperature_scale": None}),
     "minicpm without scales": Spec("minicpm"),
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from backends.cpu.backend import CPUBackend
 from graph.session import Session
@@ -13,6 +14,7 @@ from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from models.moves import move_cells
 from tests.models.reference_model import Spec, write
+from tests.models.test_architectures import PLAIN
 
 N = 9
 
@@ -37,4 +39,31 @@ def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
             assert np.abs(source).min() > 0
             assert (source.tobytes() == target.tobytes()) == (layer == 3)
             np.testing.assert_allclose((source**2).sum(1), (target**2).sum(1), rtol=1e-5)  # turned, and no longer
+    session.close()
+
+
+@pytest.mark.parametrize("name", ["deepseek2", "hunyuan-dense"])
+def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> None:
+    """In the first layer, whose keys do not depend on others: also where a row of all heads is kept, of which a part is
+    turned, and where keys are normalised when they are turned."""
+    path = tmp_path / "m.gguf"
+    write(path, PLAIN[name])
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        model = define_model(session, gguf, h, 64)
+        memory = PagedMemory.define(session, h, 4, (1, 4), "f32", "f32")
+        session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
+        pos = np.arange(N, dtype=np.int32)
+
+        def keys(first: int) -> np.ndarray:
+            feeds = {"tokens": pos + 5, "pos": pos + first, "slot": 0 * pos, "cells": pos + 16}
+            session.run("step", lambda: [model.logits(Batch.feeds(N), memory)], feeds)
+            return session.read(memory.keys[0].name)[1, :, :, :N].copy()
+
+        wanted, before = keys(7), keys(0)
+        moves = {"from": pos + 16, "to": pos + 32, "turn": np.full(N, 7, np.int32)}
+        session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
+        np.testing.assert_allclose(session.read(memory.keys[0].name)[2, :, :, :N], wanted, atol=1e-5)
+        assert np.abs(wanted - before).max() > 0.1
     session.close()

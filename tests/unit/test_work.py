@@ -31,6 +31,7 @@ def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
         n_head=4,
         n_head_kv=2,
         head_dim=8,
+        latent=None,
         window=window,
         is_local=lambda layer: window > 0 and layer == 0,
         experts=SimpleNamespace(n=n_expert, n_used=2) if n_expert else None,

@@ -30,6 +30,7 @@ from backends.cpu.kernels.attention_tile import (
     weighted_sum,
     weighted_sum_of_pages,
     widen,
+    widen_across,
 )
 from backends.cpu.kernels.attention_units import (
     BLOCKS,
@@ -55,6 +56,7 @@ def attention(key_dtype, value_dtype, head_size, group_size, then=""):
     """a: q, k, v, tables, slot, pos, y, T, H_kv, pages a table, window, scale bits, cap bits, tokens of a unit, in how
     many parts at most their spans are divided, cores; and where y is to be rounded (`then` "act"), its panel rows and
     panels; or the sinks (`then` "sinks"): a score of each query head that adds to the weights' sum and to nothing else.
+    With a `value_dtype` of "keys" these are the values, too, and v is k.
 
     Scratch per thread, with R = tokens · query heads of a key head, or all query heads if that is more: a block's keys
     or values (32, D), scores (R, 32), q (R, D), the cells that each row sees (R, 2), and the states of R rows in a span
@@ -62,7 +64,8 @@ def attention(key_dtype, value_dtype, head_size, group_size, then=""):
     """
     size, group = int(head_size), int(group_size)
     wide_page = PAGE * size * 4
-    alone = _one_token(key_dtype, value_dtype, size, min(group, MOST_ALONE))
+    most_alone = 0 if value_dtype == "keys" else MOST_ALONE
+    alone = _one_token(key_dtype, value_dtype, size, min(group, MOST_ALONE)) if most_alone else _nobody
     together = _several_tokens(key_dtype, value_dtype, size, group)
     clear, join, write = clear_rows(size), join_rows(size), _write(size, group, then)
 
@@ -71,7 +74,7 @@ def attention(key_dtype, value_dtype, head_size, group_size, then=""):
         scale, cap = bits_f32(a[11]) * LOG2_E, bits_f32(a[12]) * LOG2_E
         slot, pos = i32p(a[4]), i32p(a[5])
         tokens, parts = a[13], parts_of(pos, n_tokens, window, a[14])
-        apart = parts == 1 and group <= MOST_ALONE and all_apart(slot, pos, n_tokens, window, a[15])
+        apart = parts == 1 and group <= most_alone and all_apart(slot, pos, n_tokens, window, a[15])
         most = max(tokens, kv_heads) * group
         s_at = scratch + 2 * wide_page
         q_at = s_at + most * BLOCK * 4
@@ -102,7 +105,7 @@ def attention(key_dtype, value_dtype, head_size, group_size, then=""):
                     for i in range(heads * group * size):
                         q[t * heads * group * size + i] = source[i] * scale
                 table = i32p(a[3] + slot[first] * table_pages * 4)
-                by_one = group <= MOST_ALONE and n == 1
+                by_one = group <= most_alone and n == 1
                 end_block = min(stop * BLOCKS, highest // BLOCK + 1)
                 then0, then1 = np.int64(0), np.int64(0)
                 if by_one:
@@ -194,6 +197,11 @@ def _write(size, group, then):
     return write
 
 
+@njit(forceinline=True)
+def _nobody(a, table, position, window, cap, h, heads, blocks, then0, then1, area, state):
+    """In the place of `_one_token` where values are keys, which are turned round once for all rows."""
+
+
 def _one_token(key_dtype, value_dtype, size, group):
     """f(…): a token's rows of `heads` key heads from h on walk a span, `group` rows at once.
 
@@ -235,7 +243,9 @@ def _one_token(key_dtype, value_dtype, size, group):
 def _several_tokens(key_dtype, value_dtype, size, group):
     """f(…): the rows of n neighbouring tokens of a sequence and of one key head walk a span together; `blocks` as for
     one token."""
-    widen_keys, widen_values = widen(key_dtype, size, keys=True), widen(value_dtype, size, keys=False)
+    widen_keys = widen(key_dtype, size, keys=True)
+    widen_values = widen_across(key_dtype, size) if value_dtype == "keys" else widen(value_dtype, size, keys=False)
+    value_dtype = key_dtype if value_dtype == "keys" else value_dtype
     weigh8 = softmax_step(size, 8, masked=False)
     masked8, weigh4, weigh2, weigh1 = (softmax_step(size, n, masked=True) for n in (8, 4, 2, 1))
     whole4 = weighted_sum(size, 4, whole=True)

@@ -110,6 +110,47 @@ def widen(dtype, size, *, keys):
     return convert
 
 
+def widen_across(dtype, size):
+    """intrinsic f(page, out): a page of keys [D][16] as f32 in the order of values, [16][D]."""
+    width = widest(size)  # of blocks (width, width) that change their order
+
+    @intrinsic
+    def convert(typingctx, page, out):
+        def codegen(ctx, b, sig, args):
+            P, OUT = (b.inttoptr(v, e.I8P) for v in args)
+
+            def block(i, _):
+                first = b.mul(i, e.i64(width))
+                rows = []
+                for r in range(width):
+                    d = b.add(first, e.i64(r))
+                    rows.append(keys_at(b, P, dtype, size, d, b.sdiv(d, e.i64(32))))
+                to = b.mul(first, e.i64(4))
+                for cell in range(0, PAGE, width):
+                    for j, row in enumerate(_across(b, rows, cell, width)):
+                        write(b, row, OUT, b.add(to, e.i64((cell + j) * size * 4)))
+                return []
+
+            e.loop(b, e.i64(0), e.i64(size // width), [], block)
+            return ctx.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return convert
+
+
+def _across(b, rows, first, width):
+    """Lanes first…first+width−1 of `width` vectors as as many vectors, one of each lane."""
+    part = list(range(first, first + width))
+    pick = lambda x, y, lanes: b.shuffle_vector(x, y, ir.Constant(ir.VectorType(e.I32, len(lanes)), lanes))
+    rows = [pick(row, row, part) for row in rows]
+    half, lanes = width // 2, [n for i in range(width) for n in (i, width + i)]
+    for _ in range(width.bit_length() - 1):  # each time two vectors become one after the other, lane by lane
+        pairs = [(rows[i], rows[i + half]) for i in range(half)]
+        rows = [pick(x, y, lanes[s : s + width]) for x, y in pairs for s in (0, width)]
+    return rows
+
+
 def scores(size, rows, dtype, ahead):
     """intrinsic f(q, k0, k1, out, *next): out[r][32] = q[r]·k for rows of q that are `size` floats apart, and two pages
     of keys of this type.
