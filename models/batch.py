@@ -19,8 +19,7 @@ from graph.ops.causal import causal_attention
 from graph.ops.elementwise import broadcast_to
 from graph.ops.encoder import full_attention
 from graph.ops.latent import latent_attention
-from graph.ops.recurrent import causal_conv, gated_delta_rule, text_states
-from graph.ops.shape import reshape, slice_rows
+from graph.ops.recurrent import causal_conv, causal_conv_kept, gated_delta_rule, gated_delta_rule_kept, text_begins
 from graph.ops.sinks import attention_sinks, causal_attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, const, feed
@@ -215,13 +214,13 @@ class Cached:
         return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
 
     def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
-        y = causal_conv(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
+        y = causal_conv_kept(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
         self.stored.setdefault(layer, []).append(y)
         return y
 
     def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         states, batch = self.memory.deltas[layer], self.batch
-        y = gated_delta_rule(q, k, v, decay, beta, states, batch.begin, batch.end, scale=q.shape[2] ** -0.5)
+        y = gated_delta_rule_kept(q, k, v, decay, beta, states, batch.begin, batch.end, scale=q.shape[2] ** -0.5)
         self.stored.setdefault(layer, []).append(y)
         return y
 
@@ -253,17 +252,15 @@ class Sequences:
         return causal_attention(q, k, v, self.start, length=size, scale=scale, window=window, cap=how.cap)
 
     def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
-        return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), *self._states)
+        return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)
 
     def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         before = zeros(1, v.shape[1], q.shape[2], v.shape[2])
-        return gated_delta_rule(q, k, v, decay, beta, before, *self._states, scale=q.shape[2] ** -0.5)
+        return gated_delta_rule(q, k, v, decay, beta, before, self._begin, scale=q.shape[2] ** -0.5)
 
     @cached_property
-    def _states(self) -> list[Tensor]:
-        """`begin` and `end` of each row."""
-        both = text_states(self.start, length=self.length)
-        return [reshape(slice_rows(both, start=i, stop=i + 1), shape=self.start.shape) for i in range(2)]
+    def _begin(self) -> Tensor:
+        return text_begins(self.start, length=self.length)
 
 
 @dataclass(frozen=True)

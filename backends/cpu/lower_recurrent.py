@@ -9,16 +9,34 @@ from graph.tensor import Tensor
 COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16  # kernels/recurrent.py
 
 
-@lower("text_states")
+@lower("text_begins")
 def _(t: Tensor, at: At) -> list[Instruction]:
-    return [Instruction("text_states", (at(t.src[0]), at(t), t.shape[1], t.attrs["length"]), t.shape[1], 4096)]
+    return [Instruction("text_begins", (at(t.src[0]), at(t), t.attrs["length"]), t.shape[0], 4096)]
 
 
-@lower("causal_conv")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _sources(t: Tensor, n: int, at: At) -> list[int]:
+    """The last of n is `end`, which may not be there."""
+    found = [at(s) for s in t.src]
+    return found + [0] * (n - len(found))
+
+
+def _conv(t: Tensor, at: At) -> list[Instruction]:
     rows, columns, size = *t.shape, t.src[1].shape[2]
-    args = (*map(at, t.src), at(t), rows, columns, size)
+    args = (*_sources(t, 5, at), at(t), rows, columns, size)
     return [Instruction("causal_conv", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
+
+
+def _delta_rule(t: Tensor, at: At) -> list[Instruction] | None:
+    (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
+    if size % AT_ONCE:
+        return None
+    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, bits(t.attrs["scale"]))
+    return [Instruction("gated_delta_rule", args, heads * -(-width // WIDTH), 1, 4 * (size + 2) * WIDTH)]
+
+
+for _form in ("", "_kept"):
+    lower(f"causal_conv{_form}")(_conv)
+    lower(f"gated_delta_rule{_form}")(_delta_rule)
 
 
 @lower("causal_conv_back")
@@ -26,15 +44,6 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     (rows, columns), size = t.src[1].shape, t.src[2].shape[2]
     args = (*map(at, t.src), at(t), rows, columns, size)
     return [Instruction("causal_conv_back", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
-
-
-@lower("gated_delta_rule")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
-    (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
-    if size % AT_ONCE:
-        return None
-    args = (*map(at, t.src), at(t), rows, heads, k_heads, size, width, bits(t.attrs["scale"]))
-    return [Instruction("gated_delta_rule", args, heads * -(-width // WIDTH), 1, 4 * (size + 2) * WIDTH)]
 
 
 @lower("gated_delta_rule_back")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from backends.kernels.dialect import Arg, Kernel, Shape
-from backends.kernels.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements
+from backends.kernels.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, n_elements
 from graph.tensor import Tensor
 
 WG = 64
 SIZE, COLUMNS, PARTS = 256, 16, 8  # the most rows of a head's state; columns of a group, and threads of each
 
 Kernel(
-    "text_states",
+    "text_begins",
     [Arg("START", "i32"), Arg("Y", "i32", "w")],
     ["uint n", "uint length"],
-    "  FOR_EACH(t, n) { Y[t] = START[t] == INT(t % length) ? 0 : -1; Y[n + t] = -1; }",
+    "  FOR_EACH(t, n) Y[t] = START[t] == INT(t % length) ? 0 : -1;",
     simt=[{"WG": WG}],
     cpu=[{"WG": 1}],
 )
@@ -32,7 +32,7 @@ Kernel(
         Arg("END", "i32"),
         Arg("Y", "f32", "w"),
     ],
-    ["uint n", "uint n_columns", "uint size"],
+    ["uint n", "uint n_columns", "uint size", "uint keeps"],
     """
   FOR_EACH(i, n) {
     uint t = i / n_columns, c = i % n_columns, back = 0u, state = 0u;
@@ -41,7 +41,7 @@ Kernel(
     PRECISE float sum = 0.0f;
     for (uint j = 0u; j < size; j++) { uint d = size - 1u - j; sum = FMA(W[c * size + j], SEEN(d), sum); }
     Y[i] = sum;
-    if (END[t] >= 0)
+    if (keeps != 0u && END[t] >= 0)
       for (uint j = 0u; j + 1u < size; j++) {
         uint d = size - 2u - j;
         S[(UINT(END[t]) * (size - 1u) + j) * n_columns + c] = SEEN(d);
@@ -65,7 +65,7 @@ Kernel(
         Arg("END", "i32"),
         Arg("Y", "f32", "w"),
     ],
-    ["uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor"],
+    ["uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor", "uint keeps"],
     """
   uint n_parts = (width + 15u) / 16u;
   for (uint g = GX; g < n; g += NGX) {
@@ -113,7 +113,7 @@ Kernel(
         for (uint p = 0u; p < 8u; p++) found = found + sums[p * 16u + c];
         if (c0 + c < width) Y[own * width + c0 + c] = factor * found;
       }
-      if (END[t] >= 0)
+      if (keeps != 0u && END[t] >= 0)
         for (uint i = LID; i < size * 16u; i += WG) {
           uint c = c0 + i % 16u;
           if (c < width) S[((UINT(END[t]) * n_heads + h) * size + i / 16u) * width + c] = s[i];
@@ -136,24 +136,37 @@ Kernel(
 )
 
 
-@lower("text_states")
+@lower("text_begins")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    n = t.shape[1]
-    return [dispatch("text_states", shape, (t.src[0], t), (n, t.attrs["length"]), groups_for(n, shape, WG))]
+    n = t.shape[0]
+    return [dispatch("text_begins", shape, (t.src[0], t), (n, t.attrs["length"]), groups_for(n, shape, WG))]
 
 
-@lower("causal_conv")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+def _keeps(t: Tensor) -> bool:
+    return t.op.endswith("_kept")
+
+
+def _buffers(t: Tensor) -> Buffers:
+    """Without `end` its place has `begin`, which nobody reads there."""
+    return (*t.src, t) if _keeps(t) else (*t.src, t.src[-1], t)
+
+
+def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
     n, columns, size = n_elements(t), t.shape[1], t.src[1].shape[2]
-    return [dispatch("causal_conv", shape, (*t.src, t), (n, columns, size), groups_for(n, shape, WG))]
+    words = (n, columns, size, int(_keeps(t)))
+    return [dispatch("causal_conv", shape, _buffers(t), words, groups_for(n, shape, WG))]
 
 
-@lower("gated_delta_rule")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+def _delta_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
     if size > SIZE:
         return None
     n = rows * heads * -(-width // COLUMNS)
-    words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]))
+    words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]), int(_keeps(t)))
     groups = min(n, shape.units if shape.name == "cpu" else 16384)
-    return [dispatch("gated_delta_rule", shape, (*t.src, t), words, groups)]
+    return [dispatch("gated_delta_rule", shape, _buffers(t), words, groups)]
+
+
+for _form in ("", "_kept"):
+    lower(f"causal_conv{_form}")(_conv)
+    lower(f"gated_delta_rule{_form}")(_delta_rule)

@@ -1,8 +1,9 @@
 """Layers that keep a state of each sequence in the place of all its tokens: short convolutions, the gated delta rule.
 
 Rows are tokens of any sequences, each sequence's in order and side by side. A state is a row of `states`: begin[t] is
-the one that token t starts from, or -1 where it goes on from the row before it; end[t] is the one that keeps what is
-left after it, or -1. No row is both read and written at once, so whatever was there before can be gone on from again.
+the one that token t starts from, or -1 where it goes on from the row before it. Each op has a form that keeps what is
+left: end[t] is the state that has it after token t, or -1. No state is both read and written at once, so whatever was
+there before can be gone on from again.
 """
 
 from __future__ import annotations
@@ -24,29 +25,32 @@ def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
 
 
 @op
-def text_states(start: Array, *, length: int) -> Array:
-    """`begin` and `end` (2, T) i32 of texts that begin with state 0 and keep none: start (T,) says in which row of its
-    window of `length` a row's text begins."""
-    begin = np.where(start == np.arange(len(start)) % length, 0, -1)
-    return np.stack([begin, np.full_like(begin, -1)]).astype(np.int32)
+def text_begins(start: Array, *, length: int) -> Array:
+    """`begin` (T,) i32 of texts that begin with state 0: start (T,) says in which row of its window of `length` a row's
+    text begins."""
+    return np.where(start == np.arange(len(start)) % length, 0, -1).astype(np.int32)
 
 
-@text_states.shape
+@text_begins.shape
 def _(start: Tensor, length: int) -> tuple[Shape, str]:
     ok = len(start.shape) == 1 and length > 0 and start.shape[0] % length == 0
-    require(ok, "text_states", f"wants start (T,) of windows of {length}", start)
-    return (2, *start.shape), "i32"
+    require(ok, "text_begins", f"wants start (T,) of windows of {length}", start)
+    return start.shape, "i32"
 
 
-text_states.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)], {"length": 5}))
+text_begins.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)], {"length": 5}))
 
 
-@writing(2, returns_destination=False)
-def causal_conv(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
+@op
+def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
     """Each column's own convolution over time (Mamba's and LFM 2's): x (T, C), w (C, 1, K) → (T, C).
 
     y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the oldest first.
     """
+    return _convolved(x, w, states, begin, np.full(len(x), -1))
+
+
+def _convolved(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
     y = np.zeros_like(x)
     k = w.shape[2]
     for first, stop, state in _spans(begin):
@@ -60,21 +64,29 @@ def causal_conv(x: Array, w: Array, states: Array, begin: Array, end: Array) -> 
 
 
 @causal_conv.shape
-def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, end: Tensor) -> tuple[Shape, str]:
+def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, *end: Tensor) -> tuple[Shape, str]:
     ok = len(x.shape) == 2 and len(w.shape) == 3 and w.shape[:2] == (x.shape[1], 1) and w.shape[2] > 1
-    ok = ok and states.shape[1:] == (w.shape[2] - 1, x.shape[1]) and begin.shape == end.shape == x.shape[:1]
-    require(ok, "causal_conv", "wants x (T, C), w (C, 1, K), states (N, K - 1, C), rows (T,)", x, w, states, begin, end)
+    ok = ok and states.shape[1:] == (w.shape[2] - 1, x.shape[1])
+    ok = ok and all(rows.shape == x.shape[:1] for rows in (begin, *end))
+    require(ok, "causal_conv", "wants x (T, C), w (C, 1, K), states (N, K - 1, C), rows (T,)", x, w, states, begin)
     return x.shape, x.dtype
 
 
+@writing(2, returns_destination=False)
+def causal_conv_kept(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
+    """`causal_conv`, which keeps its last K − 1 rows in states."""
+    return _convolved(x, w, states, begin, end)
+
+
+causal_conv_kept.shape(causal_conv.shape_rule)
+
+
 @causal_conv.vjp
-def _(
-    g: Tensor, y: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor, end: Tensor
-) -> tuple[Tensor | None, ...]:
+def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[Tensor | None, ...]:
     both = causal_conv_back(g, x, w, states, begin)
     n = x.shape[0]
     of_w = reshape(slice_rows(both, start=n, stop=n + w.shape[2]), shape=w.shape)
-    return slice_rows(both, start=0, stop=n), of_w, None, None, None
+    return slice_rows(both, start=0, stop=n), of_w, None, None
 
 
 @op
@@ -96,9 +108,9 @@ def _(g: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[S
     return (x.shape[0] + w.shape[2], x.shape[1]), x.dtype
 
 
-@writing(5, returns_destination=False)
+@op
 def gated_delta_rule(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, end: Array, *, scale: float
+    q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, *, scale: float
 ) -> Array:
     """Linear attention that forgets, and corrects what it recalls (Gated DeltaNet: Yang, Kautz and Hatamizadeh, 2024).
 
@@ -106,6 +118,12 @@ def gated_delta_rule(
     S ← decay · S, then S ← S + k (beta · (v − Sᵀk))ᵀ; y = scale · Sᵀq. Head i has the queries and keys of head
     i mod H_k.
     """
+    return _recalled(q, k, v, decay, beta, states, begin, np.full(len(v), -1), scale)
+
+
+def _recalled(
+    q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, end: Array, scale: float
+) -> Array:
     y = np.zeros_like(v)
     for first, stop, state in _spans(begin):
         s = states[state].copy()
@@ -115,6 +133,23 @@ def gated_delta_rule(
             if end[t] >= 0:
                 states[end[t]] = s
     return y
+
+
+@writing(5, returns_destination=False)
+def gated_delta_rule_kept(
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    states: Array,
+    begin: Array,
+    end: Array,
+    *,
+    scale: float,
+) -> Array:
+    """`gated_delta_rule`, which keeps S in states."""
+    return _recalled(q, k, v, decay, beta, states, begin, end, scale)
 
 
 def _of_heads(x: Array, s: Array) -> Array:
@@ -147,25 +182,27 @@ def _(
     beta: Tensor,
     states: Tensor,
     begin: Tensor,
-    end: Tensor,
+    *end: Tensor,
     scale: float,
 ) -> tuple[Shape, str]:
-    _check("gated_delta_rule", q, k, v, decay, beta, begin, end)
+    _check("gated_delta_rule", q, k, v, decay, beta, begin, *end)
     ok = states.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
     require(ok, "gated_delta_rule", "states must be (N, H, D, E)", q, v, states)
     return v.shape, v.dtype
 
 
+gated_delta_rule_kept.shape(gated_delta_rule.shape_rule)
+
+
 @gated_delta_rule.vjp
 def _(g: Tensor, y: Tensor, *src: Tensor, scale: float) -> tuple[Tensor | None, ...]:
     found, start = [], 0
-    *taken, states, begin, _ = src
-    together = gated_delta_rule_back(g, *taken, states, begin, scale=scale)
-    for t in taken:
+    together = gated_delta_rule_back(g, *src, scale=scale)
+    for t in src[:5]:
         size = int(np.prod(t.shape))
         found.append(reshape(slice_rows(together, start=start, stop=start + size), shape=t.shape))
         start += size
-    return (*found, None, None, None)
+    return (*found, None, None)
 
 
 @op
@@ -214,29 +251,31 @@ BEGIN[[0, 1, 8]] = 3, 0, 3  # three sequences: of one token, of seven whose stat
 END[[0, 4, 7, 9]] = 1, 2, 5, 4
 
 
-def _conv_case(columns: int, size: int, back: bool) -> Callable[[np.random.Generator], Case]:
+def _conv_case(columns: int, size: int, form: str) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, 1, size)), r.normal(size=(12, columns))
         states = State(r.normal(size=(6, size - 1, columns)), "f32")
-        return ([g, x, w, states, BEGIN] if back else [x, w, states, BEGIN, END]), {}
+        return [*([g] if form == "back" else []), x, w, states, BEGIN, *([END] if form == "kept" else [])], {}
 
     return make
 
 
-def _delta_case(heads: int, k_heads: int, d: int, e: int, back: bool) -> Callable[[np.random.Generator], Case]:
+def _delta_case(heads: int, k_heads: int, d: int, e: int, form: str) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
         k /= np.sqrt((k * k).sum(-1, keepdims=True))
         v, decay, beta = r.normal(size=(12, heads, e)), r.uniform(0.3, 1, (12, heads)), r.uniform(0, 1, (12, heads))
         taken = [q, k, v, decay, beta, State(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
-        return ([r.normal(size=v.shape), *taken] if back else [*taken, END]), {"scale": d**-0.5}
+        before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
+        return [*before, *taken, *after], {"scale": d**-0.5}
 
     return make
 
 
+FORMS = ("", "kept", "back")
 for _columns, _size in ((24, 4), (100, 3), (256, 2)):
-    causal_conv.case(_conv_case(_columns, _size, back=False))
-    causal_conv_back.case(_conv_case(_columns, _size, back=True))
+    for _op, _form in zip((causal_conv, causal_conv_kept, causal_conv_back), FORMS, strict=True):
+        _op.case(_conv_case(_columns, _size, _form))
 for _shape in ((2, 2, 16, 16), (6, 2, 24, 40), (4, 4, 64, 128)):
-    gated_delta_rule.case(_delta_case(*_shape, back=False))
-    gated_delta_rule_back.case(_delta_case(*_shape, back=True))
+    for _op, _form in zip((gated_delta_rule, gated_delta_rule_kept, gated_delta_rule_back), FORMS, strict=True):
+        _op.case(_delta_case(*_shape, _form))

@@ -1,6 +1,7 @@
 """Layers with a state (graph/ops/recurrent.py): short convolutions, the gated delta rule, and the gradients of both.
 
-Which state row t begins with says `begin` (i32; -1: what is left of the row before), where it is kept `end`.
+Which state row t begins with says `begin` (i32; -1: what is left of the row before), where it is kept `end` (address 0:
+nowhere).
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ def _seen(x, states, state, first, t, columns, size, c0):
     return states + ((state * (size - 1) + size - 1 + t - first) * columns + c0) * 4
 
 
-@kernel("text_states")
-def text_states():
-    """a: start, y, T, length. A unit is a row."""
+@kernel("text_begins")
+def text_begins():
+    """a: start, y, length. A unit is a row."""
 
     def run(a, begin, end, scratch):
-        start, y, rows, length = i32p(a[0]), i32p(a[1]), a[2], a[3]
+        start, y, length = i32p(a[0]), i32p(a[1]), a[2]
         for t in range(begin, end):
             y[t] = 0 if start[t] == t % length else -1
-            y[rows + t] = -1
 
     return run
 
@@ -64,7 +64,7 @@ def causal_conv():
                     source = f32p(_seen(x, states, state, first, t - size + 1 + j, columns, size, c0))
                     for c in range(n):
                         y[c] += taps[j * COLUMNS + c] * source[c]
-                if ends[t] >= 0:
+                if a[4] != 0 and ends[t] >= 0:
                     for j in range(size - 1):
                         source = f32p(_seen(x, states, state, first, t - size + 2 + j, columns, size, c0))
                         kept = f32p(states + ((np.int64(ends[t]) * (size - 1) + j) * columns + c0) * 4)
@@ -202,7 +202,7 @@ def gated_delta_rule():
                 i = t * heads + h
                 _advance(scratch, a[1] + k_at, a[0] + k_at, v_row, y_row, size, decay[i], beta[i], scale)
                 _copy(y_row, 0, a[8] + at * 4, 0, 1, n)
-                if ends[t] >= 0:
+                if a[7] != 0 and ends[t] >= 0:
                     _copy(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)
 
     return run
