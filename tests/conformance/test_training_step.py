@@ -27,9 +27,11 @@ from models.model import Model, define_model, hparams_of
 from models.weights import Weights
 from tests.models.latent_specs import LATENT
 from tests.models.reference_model import OF_XIELU, Spec, write
+from tests.models.reference_recurrent import DELTA
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}
+SMALL_STATES = DELTA | {"ssm.state_size": 8, "ssm.inner_size": 32}
 OF_LATENT = ("deepseek2 in groups", "deepseek2 together", "minicpm3", "plm")
 MADE_UP = {
     "qwen3moe": Spec("qwen3moe", n_embd=32, n_head=2, n_head_kv=1, n_ff=16, n_expert=4, n_expert_used=2),
@@ -62,6 +64,8 @@ MADE_UP = {
         **SMALL,
     ),
     **{name: replace(LATENT[name], n_embd=32, n_head=2, n_head_kv=2, n_ff=16) for name in OF_LATENT},
+    "qwen35": Spec("qwen35", n_layer=3, keys=SMALL_STATES, **SMALL),
+    "lfm2": Spec("lfm2", n_layer=3, keys={"shortconv.l_cache": 3, "attention.head_count_kv": [0, 1, 0]}, **SMALL),
     "qwen2moe": Spec("qwen2moe", n_expert=4, n_expert_used=2, keys={"expert_shared_feed_forward_length": 16}, **SMALL),
     "glm4moe": Spec(
         "glm4moe",
@@ -92,6 +96,8 @@ class Trained:
         for name, t in model.weights.tensors.items():
             weights[name] = session.define(name, t.shape, t.dtype)
             values[name] = np.random.default_rng(len(values)).normal(size=t.shape) * 0.3 + (len(t.shape) == 1)
+            if name.endswith("ssm_a"):  # states fade
+                values[name] *= -1
             session.write(name, values[name].astype(np.float32))
         rotary = model.rotary
         frequencies: dict[int, Tensor] = {}
@@ -138,20 +144,21 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     if name in MADE_UP:
         write(path := tmp_path / "m.gguf", MADE_UP[name])
     trained = Trained.open(path, Session([CPUBackend(1)]))
-    loss = trained.loss()
+    loss, feeds = trained.loss(), trained.feeds()
+    feeds["start"][-2:] = LENGTH - 2  # the last window has two texts
     weights = trained.model.weights.tensors
     params = [w for name, w in weights.items() if not name.endswith("exp_probs_b.bias")]  # which only choose
     gradients = backward(loss, params)
     assert set(gradients) == set(params)
     rng = np.random.default_rng(7)
-    slopes = evaluate([gradients[p] for p in params], trained.feeds(), trained.values)
+    slopes = evaluate([gradients[p] for p in params], feeds, trained.values)
     directions = {p.name: rng.normal(size=p.shape) / np.sqrt(p.nbytes / 4) for p in params}
     expected = sum(float((s * directions[p.name]).sum()) for p, s in zip(params, slopes, strict=True))
     moved = [
         {n: v + sign * STEP * directions[n] if n in directions else v for n, v in trained.values.items()}
         for sign in (1, -1)
     ]
-    ahead, behind = (float(evaluate([loss], trained.feeds(), values)[0]) for values in moved)
+    ahead, behind = (float(evaluate([loss], feeds, values)[0]) for values in moved)
     assert expected == pytest.approx((ahead - behind) / (2 * STEP), rel=1e-6)
     assert all(np.abs(s).max() > 0 for s in slopes)
     fetches = [loss, *gradients.values()]
@@ -160,7 +167,7 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     of_experts = name in OF_LATENT or (name in MADE_UP and MADE_UP[name].n_expert > 0)
     assert fallbacks == (FALLBACKS if of_experts else set()) | (OF_SINKS if name == "gpt-oss" else set())
     assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warm.TRAINING)
-    for gradient, wanted in zip(plan.run(trained.feeds())[1:], slopes, strict=True):
+    for gradient, wanted in zip(plan.run(feeds)[1:], slopes, strict=True):
         np.testing.assert_allclose(gradient, wanted, atol=1e-3 * np.abs(wanted).max())
     trained.session.close()
 
