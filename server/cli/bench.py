@@ -101,6 +101,7 @@ class Bench:
 
         n_slots = max(options.batch)
         self.depth: int = options.n_depth
+        self.states: dict[int, int] = {}  # the row that each slot's last step has left
         self.n_pages = (self.depth + max(options.n_prompt, options.n_gen)) // PAGE + 1  # of each slot
         settings = {
             "ctx_size": n_slots * self.n_pages * PAGE,
@@ -163,7 +164,7 @@ class Bench:
             part = todo[start : start + size]
             last = [i for i, (_, pos) in enumerate(part) if pos == depth + n_prompt - 1]
             tokens = [(7919 * (i + start)) % self.engine.hparams.n_vocab for i in range(len(part))]
-            self.engine.step(self.ubatch(tokens, part, last, first=start == 0))
+            self.engine.step(self.going_on(self.ubatch(tokens, part, last, first=start == 0)))
 
     def decode(self, n_gen: int, n_batch: int, depth: int = 0) -> None:
         """Generate greedily behind `depth` tokens, one token of every sequence a step."""
@@ -176,7 +177,17 @@ class Bench:
         for pos in range(depth, depth + n_gen):
             cells = [slot * self.n_pages * PAGE + pos for slot in slots]
             batch = UBatch(tokens, [pos] * n_batch, slots, cells, slots, rows, targets, tables=tables)
-            tokens, tables = (self.engine.step(batch).ids & ID).tolist(), {}
+            tokens, tables = (self.engine.step(self.going_on(batch)).ids & ID).tolist(), {}
+
+    def going_on(self, batch: UBatch) -> UBatch:
+        """The batch, whose sequences go on from states that steps before have left, where layers keep such."""
+        if self.engine.n_states:
+            for i, slot in enumerate(batch.slot):
+                first, last = slot not in batch.slot[:i], slot not in batch.slot[i + 1 :]
+                batch.begin.append(self.states.get(slot, 0) if first and batch.pos[i] else -(not first))
+                batch.end.append(1 + 2 * slot + (self.states.get(slot, 0) == 1 + 2 * slot) if last else -1)
+            self.states |= {slot: row for slot, row in zip(batch.slot, batch.end, strict=True) if row > 0}
+        return batch
 
     def tables(self) -> dict[int, list[int]]:
         """Each slot's pages."""

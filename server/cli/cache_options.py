@@ -72,6 +72,14 @@ CACHE = Group(
             env="LLAMA_ARG_CACHE_RAM",
         ),
         Flag(
+            "-ctxcp --ctx-checkpoints --swa-checkpoints",
+            "states that are kept for each slot, of models whose layers have such (Qwen 3.5, LFM 2): prompts go on "
+            "from them",
+            whole(0, 4096),
+            2,
+            env="LLAMA_ARG_CTX_CHECKPOINTS",
+        ),
+        Flag(
             "--cache-idle-slots",
             "keep prompts of idle slots in host memory too; off: only those of paused requests",
             default=True,

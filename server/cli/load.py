@@ -156,6 +156,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_v=options.cache_type_v,
         threads=n_threads(options),
         overrides=overrides(options),
+        n_checkpoints=getattr(options, "ctx_checkpoints", 2),
         moves=moves_for(options),
         devices=devices,
         placement=places,

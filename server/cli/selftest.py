@@ -106,6 +106,8 @@ def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, A
         out=positions[-n_out:],
         rows=[greedy()] * n_out,
         targets=[-1] * n_out,
+        begin=[0, *[-1] * (n_tokens - 1)],
+        end=[*[-1] * (n_tokens - 1), 1],
     )
     graph = engine._build(Shape(n_tokens, n_out))
     room = room_of(toposort(graph))

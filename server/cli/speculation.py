@@ -217,6 +217,9 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
         )
         together = engine if devices == engine.options.devices else None
         draft = make_engine(options.model_draft, wanted, beside=together)
+        if draft.hparams.recurrent:
+            draft.close()
+            raise CliError(f"--model-draft {options.model_draft}: has layers that keep states, and cannot go back")
         load_weights(draft)
         model = ModelDrafter(
             draft,

@@ -73,11 +73,12 @@ def _of_experts(name: str, t: TensorInfo) -> bool:
 def _cells_read(engine: Engine, n: int) -> int:
     """Cells that n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part."""
     h = engine.hparams
-    n_local = sum(h.is_local(layer) for layer in range(h.n_layer))
+    attending = [layer for layer in range(h.n_layer) if not h.recurrent_of(layer)]
+    n_local = sum(map(h.is_local, attending))
     everything = n * (n + 1) // 2
     w = min(h.window or n, n)
     local = w * (w + 1) // 2 + (n - w) * w
-    return (h.n_layer - n_local) * everything + n_local * local
+    return (len(attending) - n_local) * everything + n_local * local
 
 
 def _cell_bytes(engine: Engine) -> float:
@@ -87,6 +88,18 @@ def _cell_bytes(engine: Engine) -> float:
     sizes = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
     h, options = engine.hparams, engine.options
     return h.n_head_kv * h.head_dim * sum(sizes[t] for t in cache_types(h, options.type_k, options.type_v))
+
+
+def _state_macs(engine: Engine, n: int) -> int:
+    """What n tokens recall of states and change in them, in f32 (models/recurrent.py)."""
+    r = engine.hparams.recurrent
+    return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.delta_shape)) if r else 0
+
+
+def _state_bytes(engine: Engine, n: int) -> int:
+    """States of n sequences, read and written."""
+    r = engine.hparams.recurrent
+    return 2 * n * r.nbytes if r else 0
 
 
 def _attention_macs(engine: Engine, cells: int) -> int:
@@ -101,9 +114,9 @@ def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> 
     steps = -(-n // engine.options.n_ubatch)
     cells = n_batch * (_cells_read(engine, depth + n_prompt) - _cells_read(engine, depth))
     return Cost(
-        nbytes=steps * w.read_bytes(-(-n // steps)) + w.output_bytes,
+        nbytes=steps * w.read_bytes(-(-n // steps)) + w.output_bytes + _state_bytes(engine, n_batch),
         int8_macs=n * w.layer_int8 + n_batch * w.output_int8,
-        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + _attention_macs(engine, cells),
+        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + _attention_macs(engine, cells) + _state_macs(engine, n),
     )
 
 
@@ -112,7 +125,7 @@ def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cos
     w, n = _weights(engine), n_gen * n_batch
     cells = n_batch * (_cells_read(engine, depth + n_gen) - _cells_read(engine, depth))
     return Cost(
-        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + cells * _cell_bytes(engine),
+        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + cells * _cell_bytes(engine) + _state_bytes(engine, n),
         int8_macs=n * (w.layer_int8 + w.output_int8),
-        f32_macs=n * (w.layer_f32 + w.output_f32) + _attention_macs(engine, cells),
+        f32_macs=n * (w.layer_f32 + w.output_f32) + _attention_macs(engine, cells) + _state_macs(engine, n),
     )
