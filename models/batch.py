@@ -26,7 +26,8 @@ KV_TYPES = ("f32", "f16", "q8_0")
 
 @dataclass(frozen=True)
 class Out:
-    """The R rows of a batch whose logits are wanted, where these are not all: in the last layer only they ask."""
+    """The R rows of a batch whose logits are wanted, where these are not all: only they ask in the last layer that
+    keeps keys and values, and in those after it."""
 
     ids: Tensor  # (R,) i32: indices into the batch
     pos: Tensor  # (R,) i32: theirs
@@ -54,11 +55,11 @@ class Weighing(NamedTuple):
 
 
 class Memory(Protocol):
-    """What a row's query meets: keys and values of its own sequence up to its position. In the last layer only the
-    rows of `out` ask, where not all are wanted."""
+    """What a row's query meets: keys and values of its own sequence up to its position. From the last layer on that
+    keeps keys and values only the rows of `out` ask, where not all are wanted."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
-        """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q."""
+        """q (T, H, D), or (R, H, D) where only some ask, k and v (T, H_kv, D) of these rows → as q."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +84,23 @@ class Batch:
 
 @dataclass(frozen=True)
 class PagedMemory:
-    """The KV cache as states: per layer keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D), and page tables."""
+    """The KV cache as states: keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D) of each layer that keeps some,
+    and page tables."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    keepers: tuple[int, ...]  # of each layer: which has the keys and values that it sees
     tables: Tensor  # (S, pages per table) i32
 
     @classmethod
     def define(
         cls, session: Session, h: Hparams, n_pages: int, table_shape: tuple[int, int], type_k: str, type_v: str
     ) -> PagedMemory:
-        k, v = (n_pages, h.n_head_kv, h.head_dim, PAGE), (n_pages, h.n_head_kv, PAGE, h.head_dim)
+        sizes = [(h.sizes(i).n_head_kv, h.sizes(i).head_dim) for i in range(h.n_kept)]
         return cls(
-            tuple(session.define(f"k.{i}", k, type_k) for i in range(h.n_layer)),
-            tuple(session.define(f"v.{i}", v, type_v) for i in range(h.n_layer)),
+            tuple(session.define(f"k.{i}", (n_pages, n, d, PAGE), type_k) for i, (n, d) in enumerate(sizes)),
+            tuple(session.define(f"v.{i}", (n_pages, n, PAGE, d), type_v) for i, (n, d) in enumerate(sizes)),
+            tuple(h.keeper(i) for i in range(h.n_layer)),
             session.define("tables", table_shape, "i32", by_host=True),
         )
 
@@ -137,14 +141,16 @@ class Cached:
 
     memory: PagedMemory
     batch: Batch
-    stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # each layer's cache afterwards
+    stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # each keeper's cache afterwards
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
-        keys, values = memory.keys[layer], memory.values[layer]
-        self.stored[layer] = keys, values = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
-        asking = batch.out or batch if layer == len(memory.keys) - 1 else batch
-        seen = keys, values, memory.tables, asking.slot, asking.pos
+        keeper = memory.keepers[layer]
+        if keeper == layer:
+            keys, values = memory.keys[layer], memory.values[layer]
+            self.stored[layer] = store_k(keys, k, batch.cells), store_v(values, v, batch.cells)
+        asking = batch.out or batch if layer >= len(memory.keys) - 1 else batch
+        seen = *self.stored[keeper], memory.tables, asking.slot, asking.pos
         if how.sinks is not None:
             return attention_sinks(q, *seen, how.sinks, scale=how.scale, window=how.window)
         return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)

@@ -36,10 +36,10 @@ class Model:
         return self.forward(batch, Cached(memory, batch))
 
     def remembered(self, batch: Batch, memory: PagedMemory) -> tuple[Tensor, Tensor]:
-        """The last layer's cache after the batch: all that has to run where nobody wants logits."""
+        """The cache after the batch of the last layer that keeps one: all that has to run where nobody wants logits."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
-        return cached.stored[self.hparams.n_layer - 1]
+        return cached.stored[self.hparams.n_kept - 1]
 
     def training_logits(self, sequences: Sequences) -> Tensor:
         """(T, n_vocab) f32 of whole sequences without a cache; `graph.autodiff.backward` goes through it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +20,11 @@ from graph.ops.shape import reshape, slice_rows
 from graph.session import Session
 from graph.tensor import Tensor
 from models.errors import ModelFileError, shown
-from models.expert_params import Experts
-from models.gguf_file import GGUFFile, TensorInfo
+from models.gguf_file import GGUFFile
 from models.held import HELD, held, held_as
 from models.hparams import Hparams
 from models.low_rank import LowRank
+from models.weight_parts import Part, is_unused, parts
 
 MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", *HELD)
 log = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ class Weights:
     def bias(self, name: str) -> Tensor | None:
         return self.tensors.get(f"{self.prefix}{name}.bias")
 
+    def scale(self, name: str) -> Tensor | None:
+        return self.tensors.get(f"{self.prefix}{name}.scale")
+
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = linear(x, self[name])
         bias = self.bias(name)
@@ -94,152 +97,12 @@ class Weights:
         return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts (n, N, K)."""
-
-    source: str
-    shape: tuple[int, ...]
-    start: int = 0
-    required: bool = True
-    n_experts: int = 0
-
-
-def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
-    if h.kind.after_sum:
-        yield from _bert_parts(h, present)
-        return
-    yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
-    if h.kind.learned_positions:
-        yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
-    if h.kind.embedding_norm:
-        yield from _norm("token_embd_norm", h)
-    yield from _norm("output_norm", h)
-    yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
-    yield from _one("output.bias", h.n_vocab, required=False)
-    for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
-        yield from _one(name, h.rope_dim // 2, required=False)
-    yield from _head_parts(h, present)
-    for i in range(h.n_layer):
-        b = f"blk.{i}."
-        if h.kind.before:
-            yield from _norm(b + "attn_norm", h, required=i > 0 or not h.kind.embedding_norm)
-        yield from _attention_parts(h, b, present)
-        if h.kind.after:
-            yield from _norm(b + "post_attention_norm", h)
-        if h.kind.before:
-            yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
-        if h.kind.after:
-            yield from _norm(b + "post_ffw_norm", h)
-        yield from _feed_forward_parts(h, i, present)
-
-
-def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
-    yield name, Part(name, shape, required=required)
-
-
-def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, Part]]:
-    """`source`: as the file calls it, where it is not the same."""
-    yield f"{name}.weight", Part(f"{source or name}.weight", (h.n_embd,), required=required)
-    if h.kind.layer_norm:
-        yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
-
-
-def _attention_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    attn, kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
-    start, fused = 0, b + "attn_qkv.weight" in present
-    for name, rows in (("attn_q", attn), ("attn_k", kv), ("attn_v", kv)):
-        source = b + ("attn_qkv" if fused else name)
-        yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start)
-        yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
-        start += rows if fused else 0
-    for name, rows in (("attn_q_norm", attn), ("attn_k_norm", kv)) if h.kind.head_norm is not False else ():
-        n = rows if h.kind.row_norm else h.head_dim
-        yield from _one(f"{b}{name}.weight", n, required=h.kind.row_norm or bool(h.kind.head_norm))
-    yield from _one(b + "attn_output.weight", h.n_embd, attn)
-    yield from _one(b + "attn_output.bias", h.n_embd, required=False)
-    if h.kind.sinks:
-        yield from _one(b + "attn_sinks.weight", h.n_head)
-
-
-def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    b, experts = f"blk.{layer}.", h.experts_of(layer)
-    yield from _expert_parts(h, b, experts) if experts else _dense_parts(h, b, present)
-
-
-def _dense_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    up = present.get(b + "ffn_up.weight")
-    fused = h.kind.gated and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * h.n_ff
-    for start, name in enumerate(("ffn_gate", "ffn_up")[not h.kind.gated :]):
-        source, at = (b + "ffn_up", start * h.n_ff) if fused else (b + name, 0)
-        yield f"{b}{name}.weight", Part(f"{source}.weight", (h.n_ff, h.n_embd), at)
-        yield f"{b}{name}.bias", Part(f"{source}.bias", (h.n_ff,), at, required=False)
-    yield from _one(b + "ffn_down.weight", h.n_embd, h.n_ff)
-    yield from _one(b + "ffn_down.bias", h.n_embd, required=False)
-
-
-def _expert_parts(h: Hparams, b: str, e: Experts) -> Iterator[tuple[str, Part]]:
-    yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
-    yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
-    yield from _one(b + "exp_probs_b.bias", e.n, required=False)
-    shapes = (("gate", e.n_ff, h.n_embd), ("up", e.n_ff, h.n_embd), ("down", h.n_embd, e.n_ff))
-    for name, n_out, n_in in shapes[not h.kind.gated :]:
-        source = f"{b}ffn_{name}_exps.weight"
-        yield source, Part(source, (e.n * n_out, n_in), n_experts=e.n)
-        yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
-        if e.n_ff_shared:
-            shape = (n_out, e.n_ff_shared) if name == "down" else (e.n_ff_shared, n_in)
-            yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
-    if e.n_ff_shared:
-        yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
-
-
-def _rows(present: Mapping[str, TensorInfo], name: str) -> int:
-    info = present.get(f"{name}.weight")
-    return info.shape[0] if info is not None and len(info.shape) > 1 else 1
-
-
-def _head_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    """What makes vectors, or scores, of hidden states."""
-    yield from _norm("cls.norm", h, required=False)
-    n_in = h.n_embd
-    for name in ("cls", "cls.output"):
-        rows = h.n_embd if name == "cls" else _rows(present, name)
-        yield from _one(name + ".weight", rows, h.n_embd, required=False)
-        yield from _one(name + ".bias", rows, required=False)
-    for name in ("dense_2", "dense_3"):
-        rows = _rows(present, name)
-        yield from _one(name + ".weight", rows, n_in, required=False)
-        yield from _one(name + ".bias", rows, required=False)
-        n_in = rows
-
-
-def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
-    def pair(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
-        yield f"{name}.weight", Part(f"{name}.weight", shape, required=required)
-        yield f"{name}.bias", Part(f"{name}.bias", shape[:1], required=required)
-
-    yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
-    yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd, required=False)
-    if h.kind.learned_positions:
-        yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
-    yield from pair("token_embd_norm", h.n_embd)
-    yield from _head_parts(h, present)
-    for i in range(h.n_layer):
-        b = f"blk.{i}."
-        yield from _attention_parts(h, b, present)
-        yield from pair(b + "attn_output_norm", h.n_embd)
-        yield from _feed_forward_parts(h, i, present)
-        yield from pair(b + "layer_output_norm", h.n_embd)
-
-
 def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
     """The parts that the file holds. ModelFileError names a tensor that is missing, unknown, or not as it must be."""
     declared = dict(parts(h, gguf.tensors))
     rows_used: dict[str, int] = {}
     for part in declared.values():
-        rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.shape[0])
+        rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.n_rows)
     for part in declared.values():
         info = gguf.tensors.get(part.source)
         if info is None:
@@ -248,11 +111,10 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
             continue
         expected = (rows_used[part.source], *part.shape[1:])
         if part.n_experts:
-            n = part.shape[0] // part.n_experts
-            expected = (part.n_experts, n, part.shape[1])
-            if n % LANES:
+            expected = (part.n_experts, *expected)
+            if part.n_rows % LANES:
                 raise ModelFileError(
-                    gguf.path, f"tensor '{info.name}': {n} rows of an expert, not a multiple of {LANES}"
+                    gguf.path, f"tensor '{info.name}': {part.n_rows} rows of an expert, not a multiple of {LANES}"
                 )
         if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
@@ -260,9 +122,8 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
         if len(part.shape) == 1 and info.dtype not in ("f32", "f16", "bf16"):
             raise ModelFileError(gguf.path, f"tensor '{info.name}' is a vector of type {info.dtype}")
-    unused = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_unused))
     for name in gguf.tensors:
-        if name.startswith(unused):
+        if is_unused(h, name):
             continue
         if name.startswith("blk.") and name not in rows_used and not name.endswith(_DERIVED):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
@@ -294,8 +155,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
 
     def source() -> Bytes:
-        start = part.start * row_nbytes
-        raw: Bytes = gguf.bytes_of(info.name)[start : start + part.shape[0] * row_nbytes]
+        raw: Bytes = part.of(gguf.bytes_of(info.name).reshape(-1, row_nbytes)).reshape(-1)
         if len(part.shape) == 1:
             return vector(raw, info.dtype).view(np.uint8)
         try:

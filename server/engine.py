@@ -124,10 +124,11 @@ class Engine:
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:
                 raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
-            if kind == "q8_0" and h.head_dim % 32:
-                raise ValueError(
-                    f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {h.head_dim}"
-                )
+            for size in {h.sizes(i).head_dim for i in range(h.n_kept)}:
+                if kind == "q8_0" and size % 32:
+                    raise ValueError(
+                        f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {size}"
+                    )
         share = 1 if options.unified else options.n_slots
         self.n_ctx = options.n_ctx or h.n_ctx_train * share
         most = h.n_ctx_train if h.kind.learned_positions else self.n_ctx
@@ -441,7 +442,7 @@ class Engine:
             part = list(pairs[start : start + COPIES])
             part += [(spare, spare)] * (COPIES - len(part))
             feeds = {"copies": np.array(part, np.int32)}
-            self.session.run("copies", self._build_copies, feeds, [0] * 2 * self.hparams.n_layer)
+            self.session.run("copies", self._build_copies, feeds, [0] * 2 * self.hparams.n_kept)
 
     def _build_moves(self) -> list[Tensor]:
         return move_cells(self.hparams, self.model.rotary, self.memory, MOVES)
@@ -470,7 +471,7 @@ class Engine:
             part = list(moves[start : start + MOVES])
             part += [(spare, spare, 0)] * (MOVES - len(part))
             feeds = dict(zip(("from", "to", "turn"), np.array(part, np.int32).T, strict=True))
-            self.session.run("moves", self._build_moves, feeds, [0] * 2 * self.hparams.n_layer)
+            self.session.run("moves", self._build_moves, feeds, [0] * 2 * self.hparams.n_kept)
 
     # --- pages as bytes, between two steps -----------------------------------------------------------------------
 

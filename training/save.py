@@ -16,7 +16,8 @@ from models.hparams import Hparams
 from models.lora import write_adapter
 from models.merge import dequantized
 from models.quantize import quantize, storable_dtype
-from models.weights import Part, check_weights
+from models.weight_parts import Part
+from models.weights import check_weights
 from training.trainable import LORA, Trainable
 
 
@@ -33,14 +34,19 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
         keys["general.file_type"] = u32(file_types[dtype])
 
     def rows(source: str, kind: str, parts: list[tuple[str, Part]]) -> Iterator[npt.NDArray[Any]]:
-        for name, part in parts:
-            if name in trained:
-                pieces = trainable.pieces(name)
-            else:  # beside parts of the same matrix that were trained
-                whole = dequantized(gguf.tensors[source], gguf.bytes_of(source))
-                pieces = iter([whole[part.start : part.start + part.shape[0]]])
-            for piece in pieces:
-                yield piece if kind == "f32" else quantize(piece, kind)
+        pieces = (piece for name, part in parts for piece in of_part(source, name, part))
+        if len(parts) > 1 and (n := parts[0][1].n_experts):  # whose rows stand expert by expert
+            wholes = (np.concatenate(list(of_part(source, name, part))) for name, part in parts)
+            experts = zip(*(np.split(whole, n) for whole in wholes), strict=True)
+            pieces = (piece for expert in experts for piece in expert)
+        for piece in pieces:
+            yield piece if kind == "f32" else quantize(piece, kind)
+
+    def of_part(source: str, name: str, part: Part) -> Iterator[npt.NDArray[np.float32]]:
+        if name in trained:
+            return trainable.pieces(name)
+        whole = dequantized(gguf.tensors[source], gguf.bytes_of(source))  # beside what was trained of this tensor
+        return iter([part.of(whole.reshape(-1, *part.shape[1:]))])
 
     tensors = []
     for source, info in gguf.tensors.items():

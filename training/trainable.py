@@ -20,7 +20,8 @@ from models.lora import Adapter, Pair, matrix_shape
 from models.low_rank import EMBEDDING, LowRank
 from models.merge import dequantized
 from models.model import Model
-from models.weights import Part, Weights, check_weights
+from models.weight_parts import Part
+from models.weights import Weights, check_weights
 from training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
@@ -160,7 +161,7 @@ def full(
 
         def start(part: Part = part) -> F32:
             whole = dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source))
-            return whole.reshape(-1, *part.shape[1:])[part.start : part.start + part.shape[0]]
+            return part.of(whole.reshape(-1, *part.shape[1:]))
 
         tensors[name] = session.define(f"{prefix}.{name}", part.shape, source=_bytes_from(start), loaded=gguf.release)
         params.append(tensors[name])

@@ -66,26 +66,27 @@ def _met(t: TensorInfo, n_expert_used: int) -> int:
     return t.shape[0] if len(t.shape) == 2 else n_expert_used * t.shape[1]
 
 
-def _cells_read(engine: Engine, n: int) -> int:
-    """Cells that n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part."""
-    h = engine.hparams
-    n_local = sum(h.is_local(layer) for layer in range(h.n_layer))
+def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
+    """What n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part: elements
+    of keys, or of values, and those times how many query heads look at each."""
+    h, read, met = engine.hparams, 0, 0
     everything = n * (n + 1) // 2
     w = min(h.window or n, n)
     local = w * (w + 1) // 2 + (n - w) * w
-    return (h.n_layer - n_local) * everything + n_local * local
+    for layer in range(h.n_layer):
+        size, cells = h.sizes(h.keeper(layer)), local if h.is_local(layer) else everything
+        read += size.n_head_kv * size.head_dim * cells
+        met += h.n_head * size.head_dim * cells
+    return read, met
 
 
-def _cell_bytes(engine: Engine) -> float:
-    """Bytes of one cell of one layer, keys and values."""
+def _read(engine: Engine, first: int, last: int, n_batch: int) -> tuple[float, int]:
+    """Of n_batch sequences, by the tokens from one to another: bytes of the cache, and products in f32 (keys by
+    queries, and probabilities by values)."""
     sizes = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
-    h, options = engine.hparams, engine.options
-    return h.n_head_kv * h.head_dim * (sizes[options.type_k] + sizes[options.type_v])
-
-
-def _attention_macs(engine: Engine, cells: int) -> int:
-    """Keys by queries and probabilities by values, in f32."""
-    return 2 * engine.hparams.n_head * engine.hparams.head_dim * cells
+    (elements, met), (before, met_before) = (_elements_read(engine, n) for n in (last, first))
+    each = sizes[engine.options.type_k] + sizes[engine.options.type_v]
+    return n_batch * (elements - before) * each, 2 * n_batch * (met - met_before)
 
 
 def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> Cost:
@@ -93,20 +94,20 @@ def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> 
     once."""
     w, n = _weights(engine), n_prompt * n_batch
     steps = -(-n // engine.options.n_ubatch)
-    cells = n_batch * (_cells_read(engine, depth + n_prompt) - _cells_read(engine, depth))
+    _, macs = _read(engine, depth, depth + n_prompt, n_batch)
     return Cost(
         nbytes=steps * w.read_bytes(-(-n // steps)) + w.output_bytes,
         int8_macs=n * w.layer_int8 + n_batch * w.output_int8,
-        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + _attention_macs(engine, cells),
+        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + macs,
     )
 
 
 def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
     """n steps of one token of each sequence after `depth` others: every step reads all weights and cells."""
     w, n = _weights(engine), n_gen * n_batch
-    cells = n_batch * (_cells_read(engine, depth + n_gen) - _cells_read(engine, depth))
+    of_cache, macs = _read(engine, depth, depth + n_gen, n_batch)
     return Cost(
-        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + cells * _cell_bytes(engine),
+        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + of_cache,
         int8_macs=n * (w.layer_int8 + w.output_int8),
-        f32_macs=n * (w.layer_f32 + w.output_f32) + _attention_macs(engine, cells),
+        f32_macs=n * (w.layer_f32 + w.output_f32) + macs,
     )

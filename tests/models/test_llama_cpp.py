@@ -31,6 +31,7 @@ from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
 from tests.models.test_bert import GEMMA, MODERN, opened
+from tests.models.test_gemma_layers import GEMMA4, SMALL
 from tests.models.test_lora import random_adapter
 from tests.models.unigram import TOKENS, add_unigrams
 
@@ -152,8 +153,10 @@ def converted(path: Path, adapter: Adapter, base: GGUFFile) -> None:
 def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path) -> None:
     """Several ranks and alphas, the embedding and the output, both writers, merged; fused matrices, quantised ones."""
     cases: list[Case] = []
-    for name in ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0"):
+    for name in ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0", "gemma4"):
         path = shared_data / "models" / f"{name}.gguf"
+        if name == "gemma4":
+            write(path := tmp_path / "gemma4.gguf", replace(SMALL, n_vocab=2048, vocabulary=True))
         written, by_converter, merged = (tmp_path / f"{name}.{which}" for which in ("written", "converted", "merged"))
         with GGUFFile.open(path) as base:
             h = hparams_of(base)
@@ -205,6 +208,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
     "olmo2, more of them": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
+    **GEMMA4,
     "exaone4, windows": Spec("exaone4", n_layer=64, n_ff=32, untied=True, keys={"attention.sliding_window": 4}),
 }
 

@@ -1,0 +1,199 @@
+"""Which tensors a model has: the graph's names, where they lie in a file, and their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from models.expert_params import Experts
+from models.gguf_file import TensorInfo
+from models.hparams import Hparams
+
+T = TypeVar("T", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the graph: rows `start`… of a tensor of the file, which may have them by experts (n, N, K): then of
+    each expert's."""
+
+    source: str
+    shape: tuple[int, ...]
+    start: int = 0
+    required: bool = True
+    n_experts: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Of an expert, where there are some."""
+        return self.shape[0] // max(1, self.n_experts)
+
+    def of(self, rows: npt.NDArray[T]) -> npt.NDArray[T]:
+        """Its rows, of all of the file's tensor."""
+        by_expert = rows.reshape(max(1, self.n_experts), -1, *rows.shape[1:])
+        return by_expert[:, self.start : self.start + self.n_rows].reshape(-1, *rows.shape[1:])
+
+
+def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    """Every tensor that this model may have, with its shape. Fused matrices (phi3) are taken apart by rows."""
+    if h.kind.after_sum:
+        yield from _bert_parts(h, present)
+        return
+    yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
+    if h.kind.learned_positions:
+        yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
+    if h.kind.embedding_norm:
+        yield from _norm("token_embd_norm", h)
+    yield from _norm("output_norm", h)
+    yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
+    yield from _one("output.bias", h.n_vocab, required=False)
+    for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+        yield from _one(name, h.rope_dim // 2, required=False)
+    yield from _head_parts(h, present)
+    if n := h.n_embd_per_layer:
+        yield from _one("per_layer_token_embd.weight", h.n_vocab, n * h.n_layer)
+        yield from _one("per_layer_model_proj.weight", n * h.n_layer, h.n_embd)
+        yield from _one("per_layer_proj_norm.weight", n)
+    for i in range(h.n_layer):
+        b = f"blk.{i}."
+        if h.kind.before:
+            yield from _norm(b + "attn_norm", h, required=i > 0 or not h.kind.embedding_norm)
+        yield from _attention_parts(h, i, present)
+        if h.kind.after:
+            yield from _norm(b + "post_attention_norm", h)
+        if h.kind.before:
+            yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
+        if h.kind.after:
+            yield from _norm(b + "post_ffw_norm", h)
+        yield from _feed_forward_parts(h, i, present)
+        if n := h.n_embd_per_layer:
+            yield from _one(b + "inp_gate.weight", n, h.n_embd)
+            yield from _one(b + "proj.weight", h.n_embd, n)
+            yield from _norm(b + "post_norm", h)
+        if h.kind.inputs_of_layers:
+            yield from _one(b + "layer_output_scale.weight", 1, required=False)
+
+
+def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
+    yield name, Part(name, shape, required=required)
+
+
+def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, Part]]:
+    """`source`: as the file calls it, where it is not the same."""
+    yield f"{name}.weight", Part(f"{source or name}.weight", (h.n_embd,), required=required)
+    if h.kind.layer_norm:
+        yield f"{name}.bias", Part(f"{source or name}.bias", (h.n_embd,), required=False)
+
+
+def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    b, size = f"blk.{layer}.", h.sizes(layer)
+    attn, kv = h.n_head * size.head_dim, size.n_head_kv * size.head_dim
+    start, fused = 0, b + "attn_qkv.weight" in present
+    heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if layer < h.n_kept else 1]
+    for name, rows in heads:
+        source = b + ("attn_qkv" if fused else name)
+        required = name != "attn_v" or not h.kind.keys_as_values
+        yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start, required)
+        yield f"{b}{name}.bias", Part(f"{source}.bias", (rows,), start, required=False)
+        start += rows if fused else 0
+    for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if h.kind.head_norm is not False):
+        n = rows if h.kind.row_norm else size.head_dim
+        yield from _one(f"{b}{name}.weight", n, required=h.kind.row_norm or bool(h.kind.head_norm))
+    yield from _one(b + "attn_output.weight", h.n_embd, attn)
+    yield from _one(b + "attn_output.bias", h.n_embd, required=False)
+    if h.kind.sinks:
+        yield from _one(b + "attn_sinks.weight", h.n_head)
+
+
+def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
+    if experts:
+        yield from _expert_parts(h, b, experts, present)
+    if not experts or h.kind.experts_beside:
+        yield from _dense_parts(h, b, n_ff, present)
+    if experts and h.kind.experts_beside:
+        for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+            yield from _norm(b + name, h)
+
+
+def _dense_parts(h: Hparams, b: str, n_ff: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    up = present.get(b + "ffn_up.weight")
+    fused = h.kind.gated and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * n_ff
+    for start, name in enumerate(("ffn_gate", "ffn_up")[not h.kind.gated :]):
+        source, at = (b + "ffn_up", start * n_ff) if fused else (b + name, 0)
+        yield f"{b}{name}.weight", Part(f"{source}.weight", (n_ff, h.n_embd), at)
+        yield f"{b}{name}.bias", Part(f"{source}.bias", (n_ff,), at, required=False)
+    yield from _one(b + "ffn_down.weight", h.n_embd, n_ff)
+    yield from _one(b + "ffn_down.bias", h.n_embd, required=False)
+
+
+def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
+    yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
+    yield from _one(b + "exp_probs_b.bias", e.n, required=False)
+    if h.kind.experts_beside:
+        yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
+        yield from _one(b + "ffn_down_exps.scale", e.n, required=False)
+    fused = b + "ffn_gate_up_exps.weight" in present
+    shapes = (("gate", e.n_ff, h.n_embd), ("up", e.n_ff, h.n_embd), ("down", h.n_embd, e.n_ff))
+    for name, n_out, n_in in shapes[not h.kind.gated :]:
+        source, start = f"ffn_{name}_exps", 0
+        if fused and name != "down":
+            source, start = "ffn_gate_up_exps", e.n_ff * (name == "up")
+        yield f"{b}ffn_{name}_exps.weight", Part(f"{b}{source}.weight", (e.n * n_out, n_in), start, n_experts=e.n)
+        yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
+        if e.n_ff_shared:
+            shape = (n_out, e.n_ff_shared) if name == "down" else (e.n_ff_shared, n_in)
+            yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
+    if e.n_ff_shared:
+        yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
+
+
+def _rows(present: Mapping[str, TensorInfo], name: str) -> int:
+    info = present.get(f"{name}.weight")
+    return info.shape[0] if info is not None and len(info.shape) > 1 else 1
+
+
+def _head_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    """What makes vectors, or scores, of hidden states."""
+    yield from _norm("cls.norm", h, required=False)
+    n_in = h.n_embd
+    for name in ("cls", "cls.output"):
+        rows = h.n_embd if name == "cls" else _rows(present, name)
+        yield from _one(name + ".weight", rows, h.n_embd, required=False)
+        yield from _one(name + ".bias", rows, required=False)
+    for name in ("dense_2", "dense_3"):
+        rows = _rows(present, name)
+        yield from _one(name + ".weight", rows, n_in, required=False)
+        yield from _one(name + ".bias", rows, required=False)
+        n_in = rows
+
+
+def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    def pair(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
+        yield f"{name}.weight", Part(f"{name}.weight", shape, required=required)
+        yield f"{name}.bias", Part(f"{name}.bias", shape[:1], required=required)
+
+    yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
+    yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd, required=False)
+    if h.kind.learned_positions:
+        yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
+    yield from pair("token_embd_norm", h.n_embd)
+    yield from _head_parts(h, present)
+    for i in range(h.n_layer):
+        b = f"blk.{i}."
+        yield from _attention_parts(h, i, present)
+        yield from pair(b + "attn_output_norm", h.n_embd)
+        yield from _feed_forward_parts(h, i, present)
+        yield from pair(b + "layer_output_norm", h.n_embd)
+
+
+def is_unused(h: Hparams, name: str) -> bool:
+    """Whether a file has this tensor for what nobody runs, or for keys and values that a layer does not make."""
+    blocks = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_unused))
+    shared = (f"blk.{i}.attn_{which}" for i in range(h.n_kept, h.n_layer) for which in ("k", "v", "k_norm"))
+    return name.startswith(blocks) or name.removesuffix(".weight") in shared

@@ -1,0 +1,89 @@
+"""Gemma 4: layers differ in heads and widths, share keys and values, and have inputs of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.models.gemma_layers import REFERENCE
+from tests.models.reference_model import Spec, write
+from tests.models.test_architectures import compute, error, tokens
+
+PATTERN = [True, True, False] * 3
+KEYS: dict[str, Any] = {
+    "attention.sliding_window": 8,
+    "attention.sliding_window_pattern": PATTERN,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "final_logit_softcapping": 30.0,
+    "embedding_length_per_layer_input": 0,
+    "attention.shared_kv_layers": 0,
+}
+SMALL = Spec(
+    "gemma4",
+    n_layer=9,
+    head_dim=32,
+    factors={"rope_freqs": 1e30},
+    keys=KEYS
+    | {
+        "embedding_length_per_layer_input": 32,
+        "attention.shared_kv_layers": 3,
+        "feed_forward_length": [96] * 6 + [192] * 3,
+    },
+    traits=("scaled",),
+)
+LARGE = Spec(
+    "gemma4",
+    n_layer=6,
+    head_dim=32,
+    factors={"rope_freqs": 8.0},
+    keys=KEYS | {"attention.sliding_window_pattern": PATTERN[:6], "attention.head_count_kv": [2, 2, 1] * 2},
+    traits=("keys as values", "scaled"),
+)
+EXPERTS = replace(
+    LARGE,
+    n_expert=8,
+    n_expert_used=3,
+    keys=LARGE.keys | {"expert_feed_forward_length": 32},
+    traits=(*LARGE.traits, "fused"),
+)
+GEMMA4 = {
+    "gemma4 small": SMALL,
+    "gemma4 with what nobody uses": replace(SMALL, traits=("unused",)),
+    "gemma4 large": LARGE,
+    "gemma4 experts": EXPERTS,
+    "gemma4 experts apart": replace(EXPERTS, traits=LARGE.traits),
+    "gemma4 plain": replace(LARGE, n_layer=3, keys=KEYS | {"attention.sliding_window_pattern": PATTERN[:3]}, traits=()),
+}
+SPECS = GEMMA4
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_logits(tmp_path: Path, name: str) -> None:
+    s = SPECS[name]
+    t = write(path := tmp_path / "m.gguf", s)
+    ids = tokens(s)
+    want = REFERENCE[s.arch](s, t, ids)
+    assert np.isfinite(want).all()
+    assert error(compute(path, s, ids), want) < 2e-4
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+def test_the_same_bits_however_a_prompt_is_cut(tmp_path: Path, name: str, dtype: str, cache: str) -> None:
+    s = replace(SPECS[name], dtype=dtype, types={"ffn_gate_inp": "f32"})
+    write(path := tmp_path / "m.gguf", s)
+    ids = tokens(s)
+    whole, *others = (compute(path, s, ids, chunks, (cache, cache)) for chunks in ((40,), (1,) * 40, (3, 19, 18)))
+    assert whole.std() > 0.1
+    for other in others:
+        np.testing.assert_array_equal(whole, other)
