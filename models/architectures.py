@@ -51,6 +51,7 @@ class Architecture:
     shares_keys: bool = False  # the last layers may see the keys and values of earlier ones
     inputs_of_layers: bool = False  # each layer may be given an embedding of its own of the tokens
     after_sum: bool = False  # not what a sublayer gives is normalised, but its sum with the residual stream (BERT)
+    altup: bool = False  # beside the residual stream run others, and only the largest gates count (models/altup.py)
     learned_positions: bool = False  # positions are vectors that are added to the embeddings, and turn nothing
     head_of_mean: bool = False  # a head that ranks gets the mean of a text's rows, and activates it as blocks do
     head_softmax: bool = False  # what it says of a pair are the chances of its classes
@@ -61,19 +62,16 @@ _A = Architecture
 _LLAMA = _A(interleaved=True)
 _GEMMA = _A(activation="gelu", embedding_by_root=True)
 _GEMMA3 = replace(_GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0)
-_GEMMA4 = replace(
+_GEMMA3N = replace(
     _GEMMA,
     after=True,
     head_norm=True,
-    experts=False,
-    experts_beside=True,
     window=MUST,
-    window_period=MUST,
+    window_period=5,
     local_base=10000.0,
     final_softcap=30.0,
     unscaled=True,
     value_norm=True,
-    keys_as_values=True,
     shares_keys=True,
     inputs_of_layers=True,
 )
@@ -116,7 +114,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, after=True, window=4096, window_period=2, attn_softcap=50.0, final_softcap=30.0),
     "gemma3": replace(_GEMMA3, final_softcap=0.0),
-    "gemma4": _GEMMA4,
+    "gemma3n": replace(_GEMMA3N, altup=True),
+    "gemma4": replace(_GEMMA3N, window_period=MUST, experts=False, experts_beside=True, keys_as_values=True),
     "gemma-embedding": replace(_GEMMA3, causal=False),
     "command-r": _COHERE,
     "cohere2": replace(_COHERE, window=MUST, window_period=4, local_rope_only=True),

@@ -68,6 +68,8 @@ class Hparams:
     interleaved: bool = False  # rotary pairs are neighbours
     n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`
     n_embd_per_layer: int = 0  # of the embedding that each layer is given besides; 0: none is
+    n_streams: int = 1  # of the residual stream and those beside it
+    sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
     layers: tuple[LayerSizes, ...] = ()  # () where they do not differ
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
 
@@ -180,6 +182,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         temperature=temperature,
         n_shared=_n_shared(keys, local) if kind.shares_keys else 0,
         n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input") if kind.inputs_of_layers else 0,
+        n_streams=_n_streams(keys) if kind.altup else 1,
+        sparsity=_sparsity(keys, n_layer) if kind.altup else (),
         layers=layers,
         parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
         interleaved=kind.interleaved and not _of_several_positions(keys),
@@ -230,6 +234,23 @@ def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
     if n and not set(local) == set(local[:-n]):
         raise keys.error(key, f"is {n}: {len(local)} layers with as many shared have none of a kind that keeps some")
     return n
+
+
+def _n_streams(keys: Keys) -> int:
+    if active := keys.number("altup.active_idx", 0):
+        raise keys.error("altup.active_idx", f"is {active:g}: only the first stream may run through the layers")
+    return keys.count("altup.num_inputs", 4)
+
+
+def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
+    """What is −∞ in the file has no bound. The default is llama.cpp's: a twentieth of the gates of ten layers."""
+    key, default = "activation_sparsity_scale", [1.6448535] * 10 + [-np.inf] * (MAX_LAYERS - 10)
+    values = keys.get(key, np.array(default[:n_layer], np.float32))
+    if not isinstance(values, np.ndarray) or values.shape != (n_layer,) or values.dtype.kind != "f":
+        raise keys.error(key, f"must be {n_layer} numbers")
+    if not (values < np.inf).all():
+        raise keys.error(key, "has a number that is not possible")
+    return tuple(None if v == -np.inf else float(v) for v in values)
 
 
 def _window_period(keys: Keys, n_layer: int) -> int:

@@ -26,6 +26,7 @@ class Part:
     start: int = 0
     required: bool = True
     n_experts: int = 0
+    stacked: bool = False  # the file has several such matrices (n, K, K), which are one after the other here
 
     @property
     def n_rows(self) -> int:
@@ -58,6 +59,12 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield from _one("per_layer_token_embd.weight", h.n_vocab, n * h.n_layer)
         yield from _one("per_layer_model_proj.weight", n * h.n_layer, h.n_embd)
         yield from _one("per_layer_proj_norm.weight", n)
+    n = h.n_streams - 1
+    if h.kind.altup:
+        yield "altup_proj.weight", Part("altup_proj.weight", (n * h.n_embd, h.n_embd), stacked=True)
+    for i in range(n):
+        part = Part("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
+        yield f"altup_unembd_proj.{i}.weight", part
     for i in range(h.n_layer):
         b = f"blk.{i}."
         if h.kind.before:
@@ -74,7 +81,9 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
             yield from _one(b + "inp_gate.weight", n, h.n_embd)
             yield from _one(b + "proj.weight", h.n_embd, n)
             yield from _norm(b + "post_norm", h)
-        if h.kind.inputs_of_layers:
+        if h.kind.altup:
+            yield from _altup_parts(h, b, present)
+        elif h.kind.inputs_of_layers:
             yield from _one(b + "layer_output_scale.weight", 1, required=False)
 
 
@@ -151,6 +160,18 @@ def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorIn
             yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
     if e.n_ff_shared:
         yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
+
+
+def _altup_parts(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    a, rank = h.n_streams, _rows(present, b + "laurel_l")
+    yield from _one(b + "altup_router.weight", a, h.n_embd)
+    yield from _norm(b + "altup_router_norm", h)
+    yield from _one(b + "altup_predict_coef.weight", a * a, a)
+    yield from _one(b + "altup_correct_coef.weight", a, a)
+    yield from _one(b + "altup_correct_scale.weight", h.n_embd)
+    yield from _one(b + "laurel_l.weight", rank, h.n_embd)
+    yield from _one(b + "laurel_r.weight", h.n_embd, rank)
+    yield from _norm(b + "laurel_post_norm", h)
 
 
 def _rows(present: Mapping[str, TensorInfo], name: str) -> int:

@@ -116,6 +116,8 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
                 raise ModelFileError(
                     gguf.path, f"tensor '{info.name}': {part.n_rows} rows of an expert, not a multiple of {LANES}"
                 )
+        if part.stacked:
+            expected = (expected[0] // part.shape[1], part.shape[1], part.shape[1])
         if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
         if info.dtype not in MATRIX_TYPES:

@@ -87,6 +87,18 @@ MADE_UP |= {
         **SMALL,
     ),
 }
+MADE_UP["gemma3n"] = Spec(
+    "gemma3n",
+    n_layer=4,
+    keys={
+        "attention.sliding_window": 4,
+        "attention.sliding_window_pattern": [True, False] * 2,
+        "embedding_length_per_layer_input": 8,
+        "attention.shared_kv_layers": 2,
+        "activation_sparsity_scale": [0.5, 0.5, float("-inf"), float("-inf")],
+    },
+    **SMALL,
+)
 FALLBACKS = {"expert_linear", "expert_matmul", "expert_products"}  # numpy's, where weights are no constants
 OF_SINKS = {"causal_attention_sinks", "causal_attention_sinks_back", "sinks_back", "glu_clamped_back"}
 N_SEQUENCES, LENGTH, STEP = 2, 6, 1e-5

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from tests.models.reference_model import Spec
 
 Array = np.ndarray[Any, Any]
-ARCHITECTURES = ("gemma4",)
+ARCHITECTURES = ("gemma3n", "gemma4")
+N_STREAMS = 4
 
 
 def is_far(s: Spec, layer: int) -> bool:
-    return not s.keys["attention.sliding_window_pattern"][layer]
+    pattern = s.keys.get("attention.sliding_window_pattern")
+    return not pattern[layer] if pattern else layer % 5 == 4
 
 
 def of_layer(s: Spec, key: str, default: int, layer: int) -> int:
@@ -40,6 +42,8 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     if p:
         out |= {"per_layer_token_embd": (s.n_vocab, p * s.n_layer), "per_layer_model_proj": (p * s.n_layer, n)}
         out |= {"per_layer_proj_norm": (p,)}
+    if s.arch == "gemma3n":
+        out |= {"altup_proj": (N_STREAMS - 1, n, n), "altup_unembd_proj": (N_STREAMS - 1, n, n)}
     for i in range(s.n_layer):
         d, ff = head_dim(s, i), of_layer(s, "feed_forward_length", s.n_ff, i)
         q, kv = s.n_head * d, of_layer(s, "attention.head_count_kv", s.n_head_kv, i) * d
@@ -53,6 +57,10 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         layer |= {"ffn_gate": (ff, n), "ffn_up": (ff, n), "ffn_down": (n, ff)}
         if p:
             layer |= {"inp_gate": (p, n), "proj": (n, p), "post_norm": (n,)}
+        if s.arch == "gemma3n":
+            layer |= dict.fromkeys(("altup_router_norm", "altup_correct_scale", "laurel_post_norm"), (n,))
+            layer |= {"altup_router": (N_STREAMS, n), "altup_predict_coef": (N_STREAMS**2, N_STREAMS)}
+            layer |= {"altup_correct_coef": (N_STREAMS,) * 2, "laurel_l": (64, n), "laurel_r": (n, 64)}
         if "scaled" in s.traits and i < s.n_layer - 1:  # in the last one the norm after it takes it back
             layer |= {"layer_output_scale": (1,)}
         if s.n_expert:
@@ -179,4 +187,44 @@ def gemma4(s: Spec, t: dict[str, Array], ids: Array) -> Array:
     return capped(s, normed("output_norm", x) @ t["token_embd.weight"].T, 0.0)
 
 
-REFERENCE: dict[str, Callable[[Spec, dict[str, Array], Array], Array]] = {"gemma4": gemma4}
+def gemma3n(s: Spec, t: dict[str, Array], ids: Array) -> Array:
+    """Gemma3nTextModel, whose streams come first: (A, T, n)."""
+    a, scales = N_STREAMS, s.keys["activation_sparsity_scale"]
+
+    def normed(name: str, x: Array) -> Array:
+        return unit(x) * t[f"{name}.weight"]
+
+    def sized(x: Array, like: Array) -> Array:
+        return x * np.linalg.norm(like, axis=-1, keepdims=True) / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    def modalities(b: str, x: Array) -> Array:
+        return np.tanh(normed(b + "altup_router_norm", x) / s.n_embd @ t[b + "altup_router.weight"].T)
+
+    x = t["token_embd.weight"][ids] * math.sqrt(s.n_embd)
+    own = inputs_of_layers(s, t, ids, x)
+    hidden = np.stack([x, *(sized(x @ w.T, x) for w in t["altup_proj.weight"])])
+    attention = Attention(s, t)
+    for i in range(s.n_layer):
+        b = f"blk.{i}."
+        by = (modalities(b, hidden[0]) @ t[b + "altup_predict_coef.weight"].T).reshape(-1, a, a)  # (T, to, from)
+        guesses = hidden + np.einsum("tji,itn->jtn", by, hidden)
+        x = normed(b + "attn_norm", guesses[0])
+        laurel = x + normed(b + "laurel_post_norm", x @ t[b + "laurel_l.weight"].T @ t[b + "laurel_r.weight"].T)
+        x = guesses[0] + normed(b + "post_attention_norm", attention(i, x))
+        x = (x + laurel) / math.sqrt(2)
+        y = normed(b + "ffn_norm", x)
+        gate, up, down = (t[f"{b}ffn_{name}.weight"].T for name in ("gate", "up", "down"))
+        opened = y @ gate
+        if scales[i] > -math.inf:
+            least = opened.mean(-1, keepdims=True) + scales[i] * opened.std(-1, ddof=1, keepdims=True)
+            opened = np.maximum(opened - least, 0)
+        x = x + normed(b + "post_ffw_norm", gelu(opened) * (y @ up) @ down)
+        shares = modalities(b, x) @ t[b + "altup_correct_coef.weight"].T + 1
+        hidden = guesses + shares.T[..., None] * (x - guesses[0])
+        hidden[1:] += gated(t, b, own[:, i], hidden[0] * t[b + "altup_correct_scale.weight"])
+    others = (sized(x @ w.T, hidden[0]) for x, w in zip(hidden[1:], t["altup_unembd_proj.weight"], strict=True))
+    x = np.mean([hidden[0], *others], 0)
+    return capped(s, normed("output_norm", x) @ t["token_embd.weight"].T, 30.0)
+
+
+REFERENCE: dict[str, Callable[[Spec, dict[str, Array], Array], Array]] = {"gemma3n": gemma3n, "gemma4": gemma4}

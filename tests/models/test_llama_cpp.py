@@ -31,7 +31,7 @@ from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
 from tests.models.test_bert import GEMMA, MODERN, opened
-from tests.models.test_gemma_layers import GEMMA4, SMALL
+from tests.models.test_gemma_layers import GEMMA3N, GEMMA4, SMALL
 from tests.models.test_lora import random_adapter
 from tests.models.unigram import TOKENS, add_unigrams
 
@@ -209,6 +209,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
     "olmo2, more of them": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
     **GEMMA4,
+    **GEMMA3N,
     "exaone4, windows": Spec("exaone4", n_layer=64, n_ff=32, untied=True, keys={"attention.sliding_window": 4}),
 }
 
@@ -216,7 +217,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
 def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
     cases = []
     for name, spec in SPECS.items():
-        for dtype in ("F32", "Q8_0", "Q4_0") if spec.n_embd % 32 == 0 else ("F32",):
+        for dtype in ("F32", "Q8_0", "Q4_0") if spec.n_embd % 32 == 0 and name != "gemma3n" else ("F32",):
             path = tmp_path / f"{name}-{dtype}.gguf"
             write(path, replace(spec, n_vocab=2048, dtype=dtype.lower(), vocabulary=True))
             cases.append(Case(path, [], [[]]))
@@ -227,7 +228,10 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         away = np.abs(np.subtract(*np.transpose(pairs)))
         away /= np.std(values[np.isfinite(values)])
         if "F32" in case.model.name:
-            assert _rms(away) < 0.002, case.model.name
+            streams = case.model.name.startswith(
+                "gemma3n-"
+            )  # 25 layers, in which f16 caches and gates that open add up
+            assert _rms(away) < (0.02 if streams else 0.002), case.model.name
         else:  # activations are rounded, so that a row may choose another expert
             deep = case.model.name.startswith("exaone4, windows")  # 64 layers
             assert np.median(away) < (0.15 if deep else 0.05), case.model.name

@@ -21,7 +21,7 @@ from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
 from tests.models.reference_model import write
 from tests.models.test_architectures import PLAIN
-from tests.models.test_gemma_layers import SMALL
+from tests.models.test_gemma_layers import GEMMA3N, SMALL
 
 PROMPT = [1, 17, 90, 42, 5, 8]
 
@@ -152,12 +152,12 @@ def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data:
     engine.close()
 
 
-@pytest.mark.parametrize("arch", ["llama-gqa", "phi3", "gemma3", "gptneox", "gemma4"])
+@pytest.mark.parametrize("arch", ["llama-gqa", "phi3", "gemma3", "gptneox", "gemma4", "gemma3n"])
 def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> None:
     path = shared_data / "models" / f"arch-{arch}-F32.gguf"
-    if arch in ("gptneox", "gemma4"):  # layer norms; layers without keys and values of their own
-        spec = SMALL if arch == "gemma4" else PLAIN[arch]
-        write(path := tmp_path / "base.gguf", replace(spec, n_vocab=512, vocabulary=True))
+    made_up = {"gptneox": PLAIN["gptneox"], "gemma4": SMALL, "gemma3n": GEMMA3N["gemma3n, all keep keys"]}
+    if arch in made_up:  # layer norms; layers without keys and values of their own; streams
+        write(path := tmp_path / "base.gguf", replace(made_up[arch], n_vocab=512, vocabulary=True))
     with GGUFFile.open(path) as base:
         h = hparams_of(base)
         adapters = [(random_adapter(base, 1, alpha=6.0), 0.7), (random_adapter(base, 2, rank=3), -0.4)]

@@ -17,7 +17,7 @@ from models.merge import dequantized
 from models.model import define_model, hparams_of
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import compute
-from tests.models.test_gemma_layers import EXPERTS, SMALL
+from tests.models.test_gemma_layers import EXPERTS, GEMMA3N, SMALL
 from training.order import Order
 from training.save import save_result
 from training.schedule import Schedule
@@ -48,7 +48,9 @@ def trained(trainable: Trainable) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("spec", [SMALL, EXPERTS], ids=["small", "experts"])
+@pytest.mark.parametrize(
+    "spec", [SMALL, EXPERTS, GEMMA3N["gemma3n, all keep keys"]], ids=["small", "experts", "gemma3n"]
+)
 def test_an_adapter_learns_and_is_read_again(spec: Spec, session: Session, tmp_path: Path) -> None:
     write(path := tmp_path / "m.gguf", spec)
     with GGUFFile.open(path) as gguf:
@@ -58,8 +60,8 @@ def test_an_adapter_learns_and_is_read_again(spec: Spec, session: Session, tmp_p
         assert found[-1] < found[0] - 0.3
         save_result(tmp_path / "a.gguf", trainable, gguf, h)
         pairs = read_adapter(tmp_path / "a.gguf", gguf, h).pairs
-    assert {"blk.5.attn_k.weight", "blk.1.ffn_up.weight"} <= pairs.keys()
-    assert ("blk.7.attn_k.weight" in pairs) is False  # of SMALL it sees another layer's; of EXPERTS there is none
+    assert {"blk.0.attn_k.weight", "blk.1.ffn_up.weight"} <= pairs.keys()
+    assert ("blk.7.attn_k.weight" in pairs) is False  # of SMALL it sees another layer's; the others have none
 
 
 def test_what_is_trained_of_a_fused_tensor_is_saved_expert_by_expert(session: Session, tmp_path: Path) -> None:
