@@ -16,6 +16,7 @@ from models.layer_sizes import LayerSizes, read_layer_sizes
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
+MAX_STREAMS = 64
 MAX_LAYERS = 512  # llama.cpp's limit too
 
 
@@ -239,7 +240,10 @@ def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
 def _n_streams(keys: Keys) -> int:
     if active := keys.number("altup.active_idx", 0):
         raise keys.error("altup.active_idx", f"is {active:g}: only the first stream may run through the layers")
-    return keys.count("altup.num_inputs", 4)
+    n = keys.count("altup.num_inputs", 4)
+    if not 2 <= n <= MAX_STREAMS:
+        raise keys.error("altup.num_inputs", f"is {n}; 2 to {MAX_STREAMS} streams are supported")
+    return n
 
 
 def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:

@@ -1,7 +1,8 @@
-"""Gemma 4: layers differ in heads and widths, share keys and values, and have inputs of their own."""
+"""Gemma 3n and 4: layers differ in heads and widths, share keys and values, and have inputs of their own."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from models.errors import ModelFileError
+from models.gguf_file import GGUFFile
+from models.hparams import read_hparams
 from tests.models.gemma_layers import REFERENCE
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import compute, error, tokens
@@ -111,6 +115,34 @@ def test_logits(tmp_path: Path, name: str) -> None:
     want = REFERENCE[s.arch](s, t, ids)
     assert np.isfinite(want).all()
     assert error(compute(path, s, ids), want) < (2e-3 if s.n_layer > 9 else 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gemma4 small", "attention.shared_kv_layers", 8),  # none that sees everything would keep keys
+        ("gemma4 small", "attention.shared_kv_layers", 9),
+        ("gemma4 small", "attention.sliding_window_pattern", None),
+        ("gemma4 small", "attention.sliding_window_pattern", [True, False, False] + [True] * 6),
+        ("gemma4 small", "attention.sliding_window", None),
+        ("gemma4 small", "feed_forward_length", [96] * 7 + [192]),
+        ("gemma4 small", "rope.dimension_count_swa", 32),
+        ("gemma4 large", "attention.head_count_kv", [2, 2, 0] * 2),
+        ("gemma3n, all keep keys", "altup.num_inputs", 1),
+        ("gemma3n, all keep keys", "altup.num_inputs", 10**9),
+        ("gemma3n, all keep keys", "altup.active_idx", 1),
+        ("gemma3n, all keep keys", "activation_sparsity_scale", [1.0] * 4),
+        ("gemma3n, all keep keys", "activation_sparsity_scale", [float("nan")] * 5),
+    ],
+)
+def test_what_a_file_cannot_mean(tmp_path: Path, name: str, key: str, value: object) -> None:
+    write(path := tmp_path / "m.gguf", SPECS[name])
+    with GGUFFile.open(path) as gguf:
+        metadata = {k: v for k, v in gguf.metadata.items() if k != f"{SPECS[name].arch}.{key}"}
+        if value is not None:
+            metadata[f"{SPECS[name].arch}.{key}"] = np.array(value) if isinstance(value, list) else value
+    with pytest.raises(ModelFileError, match=re.escape(f"key '{SPECS[name].arch}.{key}'")):
+        read_hparams(metadata, 101, "m.gguf")
 
 
 @pytest.mark.parametrize("name", SPECS)
