@@ -17,7 +17,7 @@ from graph.session import Session
 from graph.tensor import Tensor
 from models.lora import Adapter, matrix_shape
 from models.low_rank import EMBEDDING
-from models.weights import Part
+from models.weight_parts import Part
 
 F32 = npt.NDArray[np.float32]
 Mix = tuple[tuple[int, float], ...]  # (handle, scale) of each adapter, in the order of their columns

@@ -29,6 +29,7 @@ class Architecture:
     norm_for_head: bool = False  # that of each head has a row of weights for each, and takes the mean away
     experts: bool | None = None  # always, never (None), or where the file has them (False)
     several_shared: bool = False  # the width that the file names is that of one of the experts that all rows have
+    experts_beside: bool = False  # of a dense block, each with norms of its own; a norm of what they give says who
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
     gating: str | None = "softmax"  # of experts, where the file does not say: softmax or sigmoid; None: it must
     weights_norm: bool | None = True  # a row's experts count 1 together; None: where the file says so
@@ -49,7 +50,13 @@ class Architecture:
     final_softcap: float | None = None  # of logits, the same
     glu_limit: float = 0.0  # what joins gate and up is clamped there (graph.ops.elementwise.glu_clamped); 0: is not
     sinks: bool = False  # attention has sinks
+    unscaled: bool = False  # queries times keys are weighed as they are
+    value_norm: bool = False  # each head's values are normalised, without a weight
+    keys_as_values: bool = False  # layers may do without a matrix of values: these are the keys, before their norm
+    shares_keys: bool = False  # the last layers may see the keys and values of earlier ones
+    inputs_of_layers: bool = False  # each layer may be given an embedding of its own of the tokens
     after_sum: bool = False  # not what a sublayer gives is normalised, but its sum with the residual stream (BERT)
+    altup: bool = False  # beside the residual stream run others, and only the largest gates count (models/altup.py)
     learned_positions: bool = False  # positions are vectors that are added to the embeddings, and turn nothing
     head_of_mean: bool = False  # a head that ranks gets the mean of a text's rows, and activates it as blocks do
     head_softmax: bool = False  # what it says of a pair are the chances of its classes
@@ -63,6 +70,19 @@ _A = Architecture
 _LLAMA = _A(interleaved=True)
 _GEMMA = _A(activation="gelu", embedding_by_root=True)
 _GEMMA3 = replace(_GEMMA, after=True, head_norm=True, window=0, window_period=6, local_base=10000.0)
+_GEMMA3N = replace(
+    _GEMMA,
+    after=True,
+    head_norm=True,
+    window=MUST,
+    window_period=5,
+    local_base=10000.0,
+    final_softcap=30.0,
+    unscaled=True,
+    value_norm=True,
+    shares_keys=True,
+    inputs_of_layers=True,
+)
 _COHERE = _A(interleaved=True, layer_norm=True, norm_for_head=True, parallel=True, multiplied_logits=True)
 _HUNYUAN = _A(head_norm=True, norm_after_rope=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
@@ -123,6 +143,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, after=True, window=4096, window_period=2, attn_softcap=50.0, final_softcap=30.0),
     "gemma3": replace(_GEMMA3, final_softcap=0.0),
+    "gemma3n": replace(_GEMMA3N, altup=True),
+    "gemma4": replace(_GEMMA3N, window_period=MUST, experts=False, experts_beside=True, keys_as_values=True),
     "gemma-embedding": replace(_GEMMA3, causal=False),
     "command-r": _COHERE,
     "cohere2": replace(_COHERE, window=MUST, window_period=4, local_rope_only=True),

@@ -35,7 +35,8 @@ def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Out:
-    """The R rows of a batch whose logits are wanted, where these are not all: in the last layer only they ask."""
+    """The R rows of a batch whose logits are wanted, where these are not all: only they ask in the last layer that
+    keeps keys and values, and in those after it."""
 
     ids: Tensor  # (R,) i32: indices into the batch
     pos: Tensor  # (R,) i32: theirs
@@ -63,11 +64,11 @@ class Weighing(NamedTuple):
 
 
 class Memory(Protocol):
-    """What a row's query meets: keys and values of its own sequence up to its position. In the last layer only the
-    rows of `out` ask, where not all are wanted."""
+    """What a row's query meets: keys and values of its own sequence up to its position. From the last layer on that
+    keeps keys and values only the rows of `out` ask, where not all are wanted."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
-        """q (T, H, D), or (R, H, D) of the last layer, k and v (T, H_kv, D) of these rows → as q. v None: values are
+        """q (T, H, D), or (R, H, D) where only some ask, k and v (T, H_kv, D) of these rows → as q. v None: values are
         the keys, and there is nothing but the scale to weigh them by."""
 
 
@@ -108,11 +109,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class PagedMemory:
-    """The KV cache as states: by layer keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D), and page tables; of
-    layers that keep a state of a sequence, rows of such (graph/ops/recurrent.py), of which the first stays zero."""
+    """The KV cache as states: keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D) of each layer that keeps some,
+    and page tables; of layers that keep a state of a sequence, rows of such (graph/ops/recurrent.py), of which the
+    first stays zero."""
 
-    keys: Mapping[int, Tensor]
+    keys: Mapping[int, Tensor]  # by layer
     values: Mapping[int, Tensor]  # none where they are the keys
+    keepers: tuple[int, ...]  # of each layer: which has the keys and values that it sees
     tables: Tensor  # (S, pages per table) i32
     convs: Mapping[int, Tensor]  # (N, K - 1, C)
     deltas: Mapping[int, Tensor]  # (N, H, D, D)
@@ -128,25 +131,30 @@ class PagedMemory:
         type_v: str,
         n_states: int = 0,
     ) -> PagedMemory:
-        k, v = (n_pages, h.n_head_kv, h.head_dim, PAGE), (n_pages, h.n_head_kv, PAGE, h.head_dim)
-        attending = [i for i in range(h.n_layer) if not h.recurrent_of(i)]
-        convs, deltas = {}, {}
-        for i in range(h.n_layer):
+        keys, values, convs, deltas = {}, {}, {}, {}
+        for i in range(h.n_kept):
+            size = h.sizes(i)
             if r := h.recurrent_of(i):
                 convs[i] = session.define(f"conv.{i}", (n_states, *r.conv_shape))
                 if r.n_heads:
                     deltas[i] = session.define(f"delta.{i}", (n_states, *r.delta_shape))
+                continue
+            keys[i] = session.define(f"k.{i}", (n_pages, size.n_head_kv, size.head_dim, PAGE), type_k)
+            if not h.latent:
+                values[i] = session.define(f"v.{i}", (n_pages, size.n_head_kv, PAGE, size.head_dim), type_v)
         return cls(
-            {i: session.define(f"k.{i}", k, type_k) for i in attending},
-            {i: session.define(f"v.{i}", v, type_v) for i in attending if not h.latent},
+            keys,
+            values,
+            tuple(h.keeper(i) for i in range(h.n_layer)),
             session.define("tables", table_shape, "i32", by_host=True),
             convs,
             deltas,
         )
 
     @property
-    def n_layer(self) -> int:
-        return len(self.keys) + len(self.convs)
+    def n_kept(self) -> int:
+        """How many layers keep something: the first."""
+        return sum(layer == keeper for layer, keeper in enumerate(self.keepers))
 
     @property
     def caches(self) -> list[Tensor]:
@@ -195,18 +203,19 @@ class Cached:
 
     memory: PagedMemory
     batch: Batch
-    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, what has to run for what it remembers
+    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, what has to run for what it keeps
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
-        stored = [
-            store(cache, new, batch.cells)
-            for store, cache, new in zip((store_k, store_v), memory.of_layer(layer), (k, v), strict=False)
-            if new is not None
-        ]
-        self.stored[layer] = stored
-        asking = batch.out or batch if layer == memory.n_layer - 1 else batch
-        seen = *stored, memory.tables, asking.slot, asking.pos
+        keeper = memory.keepers[layer]
+        if keeper == layer:
+            self.stored[layer] = [
+                store(cache, new, batch.cells)
+                for store, cache, new in zip((store_k, store_v), memory.of_layer(layer), (k, v), strict=False)
+                if new is not None
+            ]
+        asking = batch.out or batch if layer >= memory.n_kept - 1 else batch
+        seen = *self.stored[keeper], memory.tables, asking.slot, asking.pos
         if v is None:
             return latent_attention(q, *seen, scale=how.scale)
         if how.sinks is not None:

@@ -13,7 +13,7 @@ from models.batch import Memory, Rows, Texts
 from models.decoder import feed_forward
 from models.hparams import Hparams
 from models.rope import Rotary
-from models.self_attention import Side, self_attention
+from models.self_attention import Side, keys_values, self_attention
 from models.weights import Weights
 
 
@@ -30,6 +30,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     for layer in range(h.n_layer):
         b = w.block(layer)
         side = Side(b, x, angles)
-        x = b.norm("attn_output_norm", add(x, self_attention(side, side, h, memory, layer)), h)
-        x = b.norm("layer_output_norm", add(x, feed_forward(b, h, layer, x)), h)
+        attended = self_attention(side, keys_values(side, h, layer), h, memory, layer)
+        x = b.norm("attn_output_norm", add(x, attended), h)
+        x = b.norm("layer_output_norm", add(x, feed_forward(b, h, layer, x, x)), h)
     return x

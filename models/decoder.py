@@ -6,6 +6,8 @@ the file holds a weight: biases, norms of queries and keys, fused matrices (whic
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scale, scaled, silu, sub, sum_to
 from graph.ops.experts import (
     expert_gather,
@@ -17,6 +19,7 @@ from graph.ops.experts import (
     top_experts,
 )
 from graph.ops.loss import softmax
+from graph.ops.norm import rms_norm
 from graph.ops.pointwise import elu, exp, neg, relu, sigmoid, softplus, square
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
@@ -24,10 +27,11 @@ from graph.tensor import Tensor, const
 from models.batch import Memory, Rows
 from models.expert_params import Experts
 from models.hparams import Hparams
-from models.latent import latent_attention
+from models.latent import latent_attention, latent_row
+from models.layer_inputs import layer_input, layer_inputs
 from models.recurrent import OUTPUT, recurrent
 from models.rope import Rotary
-from models.self_attention import Side, self_attention
+from models.self_attention import KeysValues, Side, keys_values, self_attention
 from models.weights import Weights
 
 ALPHA = 1.702  # of gpt-oss's sigmoid
@@ -41,40 +45,55 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = w.norm("token_embd_norm", x, h)
     if h.kind.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
+    inputs = layer_inputs(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rows.pos)
     of_queries = rotary.of_queries(rows.pos, angles)
-    attention = latent_attention if h.latent else self_attention
+    keys_of, attention = (latent_row, latent_attention) if h.latent else (keys_values, self_attention)
+    seen: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
         b, local = w.block(layer), h.is_local(layer)
         y = b.norm("attn_norm", x, h)
-        asking, seen = Side(b, y, of_queries[local]), Side(b, y, angles[local])
-        r = h.recurrent_of(layer)
-        mixed = recurrent(b, h, r, layer, y, memory) if r else None  # of all rows: each goes on from the one before
-        if layer == h.n_layer - 1 and rows.out is not None:  # what the others would ask, nobody needs
+        mixed = None
+        if r := h.recurrent_of(layer):
+            mixed = recurrent(b, h, r, layer, y, memory)  # of all rows: each goes on from the one before
+        elif layer < h.n_kept:
+            seen[layer] = keys_of(Side(b, y, angles[local]), h, layer)
+        if layer == h.n_kept - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
+            inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
+            of_queries = rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
-            asking = Side(b, y, rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))[local])
             mixed = None if mixed is None else get_rows(mixed, rows.out.ids)
         if mixed is None:
-            mixed = attention(asking, seen, h, memory, layer)
+            mixed = attention(Side(b, y, of_queries[local]), seen[h.keeper(layer)], h, memory, layer)
         else:
             mixed = b.linear(OUTPUT[h.kind.recurrent], mixed)
-        attended = b.norm("post_attention_norm", mixed, h)
-        attended = add(x, scaled(attended, h.residual_scale))
+        attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
         if h.kind.parallel and "ffn_norm" not in b:
             fed = y
         else:
             fed = b.norm("ffn_norm", x if h.parallel else attended, h)
-        y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed), h)
-        x = add(attended, scaled(y, h.residual_scale), name=f"blk.{layer}")
+        y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed, attended), h)
+        x = add(attended, scaled(y, h.residual_scale))
+        if inputs is not None:
+            x = add(x, layer_input(b, h, layer, inputs, x))
+        if "layer_output_scale" in b:
+            x = mul(x, b["layer_output_scale"])
+        x = replace(x, name=f"blk.{layer}")
     return w.norm("output_norm", x, h)
 
 
-def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor) -> Tensor:
-    """(T, n_embd): the layer's block, or its mixture of experts."""
+def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) -> Tensor:
+    """(T, n_embd): the layer's block, or its mixture of experts, or both; x: what came `before` it, normalised."""
     experts = h.experts_of(layer)
-    return mixture(b, h, experts, x) if experts else dense(b, h, x, layer=layer)
+    if not experts:
+        return dense(b, h, x, layer=layer)
+    if not h.kind.experts_beside:
+        return mixture(b, h, experts, x, x)
+    chosen_by = scaled(rms_norm(before, b.tensors[f"{b.prefix}ffn_gate_inp.scale"], eps=h.eps), h.n_embd**-0.5)
+    y = mixture(b, h, experts, b.norm("pre_ffw_norm_2", before, h), chosen_by)
+    return add(b.norm("post_ffw_norm_1", dense(b, h, x), h), b.norm("post_ffw_norm_2", y, h))
 
 
 def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) -> Tensor:
@@ -99,9 +118,9 @@ def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
     return add(curved, scale(x, factor=beta))
 
 
-def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor) -> Tensor:
+def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) -> Tensor:
     """(T, n_embd): what the likeliest experts of each row make of it, and the one that every row has."""
-    ids, weights = routed(b, e, x)
+    ids, weights = routed(b, e, chosen_by)
     order = expert_order(ids, n=e.n)
     rows = expert_rows(x, order)  # (T · n_used, n_embd)
     inner = b.experts("ffn_up_exps", rows, order, e.n)
@@ -129,6 +148,8 @@ def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     liked = add(chances, balance) if balance is not None else logits if e.n_groups == 1 else chances
     ids = top_experts(liked if e.n_groups == 1 else of_best_groups(e, liked), n=e.n_used)
     weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(chances, ids)
+    if (times := b.scale("ffn_down_exps")) is not None:  # of what each expert gives
+        weights = mul(weights, expert_gather(broadcast_to(times, shape=logits.shape), ids))
     return ids, scaled(weights, e.scale)
 
 

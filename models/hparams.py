@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,12 @@ from models.errors import ModelFileError
 from models.expert_params import Experts, read_experts
 from models.keys import Keys
 from models.latent_params import Latent, read_latent
+from models.layer_sizes import LayerSizes, read_layer_sizes
 from models.recurrent_params import Recurrent, read_recurrent
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
+MAX_STREAMS = 64
 MAX_LAYERS = 512  # llama.cpp's limit too
 
 
@@ -35,7 +37,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Hparams:
-    """Sizes and constants of one model. `window`: sliding-window width, 0 none; a layer uses it by `is_local`."""
+    """Sizes and constants of one model. `window`: sliding-window width, 0 none; a layer uses it by `is_local`.
+
+    `n_ff`, `n_head_kv`, `head_dim` and `rope_dim` are those of most layers, or of those that see everything; each
+    layer's own are in `sizes`."""
 
     arch: str
     n_ctx_train: int
@@ -66,6 +71,11 @@ class Hparams:
     xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/decoder.py
     temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
     interleaved: bool = False  # rotary pairs are neighbours
+    n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`
+    n_embd_per_layer: int = 0  # of the embedding that each layer is given besides; 0: none is
+    n_streams: int = 1  # of the residual stream and those beside it
+    sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
+    layers: tuple[LayerSizes, ...] = ()  # () where they do not differ
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
     recurrent: Recurrent | None = None  # layers that keep a state instead of keys and values
 
@@ -93,8 +103,29 @@ class Hparams:
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
-        at = layer if self.kind.first_sees_all else layer + 1
-        return self.window > 0 and (self.window_period == 0 or at % self.window_period != 0)
+        return self.window > 0 and is_local(self.kind, self.window_period, layer)
+
+    def sizes(self, layer: int) -> LayerSizes:
+        if self.layers:
+            return self.layers[layer]
+        return LayerSizes(self.n_ff, self.n_head_kv, self.head_dim, self.rope_dim)
+
+    @property
+    def n_kept(self) -> int:
+        """How many layers keep keys and values of their own: the first."""
+        return self.n_layer - self.n_shared
+
+    def keeper(self, layer: int) -> int:
+        """The layer whose keys and values this one sees: itself, or the last like it that keeps some."""
+        if layer < self.n_kept:
+            return layer
+        return max(i for i in range(self.n_kept) if self.is_local(i) == self.is_local(layer))
+
+
+def is_local(kind: Architecture, period: int, layer: int) -> bool:
+    """Whether a layer has the window, in a model that has one."""
+    at = layer if kind.first_sees_all else layer + 1
+    return period == 0 or at % period != 0
 
 
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
@@ -105,24 +136,6 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
     n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
-    n_head_kv = _n_head_kv(keys, n_head)
-    if n_head % n_head_kv:
-        raise ModelFileError(file, f"{n_head} heads cannot share {n_head_kv} key/value heads")
-    if "attention.key_length" not in keys and n_embd % n_head:
-        raise ModelFileError(file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
-    latent = read_latent(keys, n_embd // n_head) if kind.latent else None
-    if latent is not None:
-        n_head_kv, head_dim, rope_dim = 1, latent.width, latent.n_turned
-    else:
-        head_dim = keys.count("attention.key_length", n_embd // n_head)
-        if keys.count("attention.value_length", head_dim) != head_dim:
-            raise ModelFileError(file, "key_length and value_length differ, which is not supported")
-        rope_dim = keys.count("rope.dimension_count", head_dim)
-    if rope_dim % 2 or rope_dim > head_dim:
-        raise keys.error("rope.dimension_count", f"is {rope_dim}, the heads have {head_dim}")
-    temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
-    if temperature and rope_dim != head_dim:
-        raise keys.error("attention.temperature_scale", "is set, with heads that are turned in part only")
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
@@ -130,6 +143,16 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if n_unused >= n_blocks:
         raise keys.error("nextn_predict_layers", f"is {n_unused}, of {n_blocks} blocks")
     n_layer = n_blocks - n_unused
+    window = 0
+    if kind.window is not None:
+        window = keys.count_or_none("attention.sliding_window", None if kind.window == MUST else kind.window)
+    period = _window_period(keys, n_layer) if window else 0
+    local = [window > 0 and is_local(kind, period, layer) for layer in range(n_layer)]
+    latent = read_latent(keys, n_embd // n_head) if kind.latent else None
+    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local, latent)
+    temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
+    if temperature and most.rope_dim != most.head_dim:
+        raise keys.error("attention.temperature_scale", "is set, with heads that are turned in part only")
     eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))
     if eps < 0:
@@ -140,29 +163,26 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if kind.scales and not keys.flag("rope.scaling.finetuned", True):
         raise keys.error("rope.scaling.finetuned", f"is false: a {arch} without rotary embedding is not supported")
     rope_base = keys.positive("rope.freq_base", 10000.0)
-    window = 0
-    if kind.window is not None:
-        window = keys.count_or_none("attention.sliding_window", None if kind.window == MUST else kind.window)
     scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
-        n_ff=keys.count("feed_forward_length", experts.n_ff if experts else None),
+        n_ff=most.n_ff,
         n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_dim=head_dim,
+        n_head_kv=most.n_head_kv,
+        head_dim=most.head_dim,
         n_vocab=n_vocab,
         eps=eps,
-        rope_dim=rope_dim,
+        rope_dim=most.rope_dim,
         rope_base=rope_base,
         rope_scaling=scaling,
         attention_scale=latent.yarn_scale(scaling)
         if latent and kind.yarn_softmax
-        else _attention_scale(arch, n_layer, n_embd // n_head, latent.size if latent else head_dim),
+        else _attention_scale(kind, arch, n_layer, n_embd // n_head, latent.size if latent else most.head_dim),
         window=window,
-        window_period=_window_period(keys, n_layer) if window else 0,
+        window_period=period,
         rope_base_local=0.0
         if kind.local_base is None
         else keys.positive("rope.freq_base_swa", kind.local_base or rope_base),
@@ -176,23 +196,16 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         n_unused=n_unused,
         temperature=temperature,
         xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
+        n_shared=_n_shared(keys, local) if kind.shares_keys else 0,
+        n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input") if kind.inputs_of_layers else 0,
+        n_streams=_n_streams(keys) if kind.altup else 1,
+        sparsity=_sparsity(keys, n_layer) if kind.altup else (),
+        layers=layers,
         parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
         interleaved=kind.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd),
     )
     return _with_scales(h, keys) if kind.scales else h
-
-
-def _n_head_kv(keys: Keys, n_head: int) -> int:
-    """The same number in all layers that attend; others may have none."""
-    key = "attention.head_count_kv"
-    given = keys.get(key)
-    if not ARCHITECTURES[keys.arch].recurrent or not isinstance(given, np.ndarray):
-        return keys.count(key, n_head)
-    some = given[given != 0]
-    if not some.size or (some != some[0]).any() or not 0 < int(some[0]) < 1 << 31:
-        raise keys.error(key, "is not one number for all layers that attend")
-    return int(some[0])
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
@@ -237,11 +250,42 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
     return 0.0 if default is None else float(keys.number(key, default))
 
 
-def _attention_scale(arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
+def _attention_scale(kind: Architecture, arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
     """1/√d; the 27B Gemmas use the embedding's share of a head for d (llama.cpp tells them by their depth)."""
+    if kind.unscaled:
+        return 1.0
     if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
         return float(per_head**-0.5)
     return float(head_dim**-0.5)
+
+
+def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
+    """Of the layers (which of them have the window): how many of the last see the keys and values of earlier ones."""
+    key = "attention.shared_kv_layers"
+    n = keys.count_or_none(key)
+    if n and not set(local) == set(local[:-n]):
+        raise keys.error(key, f"is {n}: {len(local)} layers with as many shared have none of a kind that keeps some")
+    return n
+
+
+def _n_streams(keys: Keys) -> int:
+    if active := keys.number("altup.active_idx", 0):
+        raise keys.error("altup.active_idx", f"is {active:g}: only the first stream may run through the layers")
+    n = keys.count("altup.num_inputs", 4)
+    if not 2 <= n <= MAX_STREAMS:
+        raise keys.error("altup.num_inputs", f"is {n}; 2 to {MAX_STREAMS} streams are supported")
+    return n
+
+
+def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
+    """What is −∞ in the file has no bound. The default is llama.cpp's: a twentieth of the gates of ten layers."""
+    key, default = "activation_sparsity_scale", [1.6448535] * 10 + [-np.inf] * (MAX_LAYERS - 10)
+    values = keys.get(key, np.array(default[:n_layer], np.float32))
+    if not isinstance(values, np.ndarray) or values.shape != (n_layer,) or values.dtype.kind != "f":
+        raise keys.error(key, f"must be {n_layer} numbers")
+    if not (values < np.inf).all():
+        raise keys.error(key, "has a number that is not possible")
+    return tuple(None if v == -np.inf else float(v) for v in values)
 
 
 def _window_period(keys: Keys, n_layer: int) -> int:

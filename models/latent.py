@@ -19,18 +19,22 @@ from graph.tensor import Tensor, const
 from models.batch import Memory, Weighing
 from models.hparams import Hparams
 from models.latent_params import Latent
-from models.self_attention import Side
+from models.self_attention import KeysValues, Side
 
 
-def latent_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: int) -> Tensor:
+def latent_row(seen: Side, h: Hparams, layer: int) -> KeysValues:
+    """What is kept of a token: its keys, which are its values, too."""
+    row = rms_norm(seen.b.linear("attn_kv_a", seen.x), seen.b["attn_kv_a_norm"], eps=h.eps)
+    k = reshape(joined(seen.b.linear("attn_k_turned", seen.x), row), shape=(-1, 1, h.head_dim))
+    return rope(k, seen.angles, interleaved=h.interleaved), None
+
+
+def latent_attention(asking: Side, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """(T, n_embd) for the rows that ask."""
     assert h.latent is not None
     heads = Heads(asking, h.latent, h.n_head)
     q = rope(heads.queries(h.eps), asking.angles, interleaved=h.interleaved)
-    row = rms_norm(seen.b.linear("attn_kv_a", seen.x), seen.b["attn_kv_a_norm"], eps=h.eps)
-    k = reshape(joined(seen.b.linear("attn_k_turned", seen.x), row), shape=(-1, 1, h.head_dim))
-    k = rope(k, seen.angles, interleaved=h.interleaved)
-    rows = memory.attend(layer, q, k, None, Weighing(h.attention_scale))  # (T, n_head, width)
+    rows = memory.attend(layer, q, *seen, Weighing(h.attention_scale))  # (T, n_head, width)
     return asking.b.linear("attn_output", heads.values(rows))
 
 

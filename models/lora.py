@@ -21,7 +21,8 @@ from models.gguf_file import GGUFFile
 from models.gguf_write import Key, f32, tensor, text, write_gguf
 from models.hparams import Hparams
 from models.low_rank import EMBEDDING, NORMS
-from models.weights import Part, check_weights
+from models.weight_parts import Part, is_unused
+from models.weights import check_weights
 
 F32 = npt.NDArray[np.float32]
 MAX_RANK = 4096
@@ -80,14 +81,14 @@ def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha) or alpha < 0:
             raise ModelFileError(path, f"key 'adapter.lora.alpha' is {alpha!r}")
         declared = check_weights(base, h)
-        files = _file_pairs(gguf, base, declared)
+        files = _file_pairs(gguf, base, declared, h)
         pairs = {name: pair for source, whole in files.items() for name, pair in _taken_apart(source, whole, declared)}
         keys = ("adapter.lora.task_name", "adapter.lora.prompt_prefix")
         texts = {key.rpartition(".")[2]: gguf.metadata[key] for key in keys if isinstance(gguf.metadata.get(key), str)}
     return Adapter(pairs, float(alpha), texts)
 
 
-def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part]) -> dict[str, Pair]:
+def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part], h: Hparams) -> dict[str, Pair]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -111,7 +112,7 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part]) ->
 
     pairs = {}
     for name in gguf.tensors:
-        if name.endswith("_norm.weight"):  # a norm as a whole
+        if name.endswith("_norm.weight") or is_unused(h, name.rpartition(".lora_")[0]):  # a norm as a whole
             log.warning("%s: tensor %s is ignored, as llama.cpp does", gguf.path, shown(name))
             continue
         weight, _, half = name.rpartition(".lora_")

@@ -8,7 +8,7 @@ from graph.ops.elementwise import scaled, softcap
 from graph.ops.loss import softmax
 from graph.session import Session
 from graph.tensor import Tensor
-from models import bert, decoder
+from models import altup, bert, decoder
 from models.architectures import ARCHITECTURES
 from models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
 from models.errors import ModelFileError
@@ -18,7 +18,10 @@ from models.low_rank import LowRank
 from models.rope import Rotary, define_rotary
 from models.weights import Weights, check_weights, load_weights
 
-FORWARD = {name: bert.forward if kind.after_sum else decoder.forward for name, kind in ARCHITECTURES.items()}
+FORWARD = {
+    name: bert.forward if kind.after_sum else altup.forward if kind.altup else decoder.forward
+    for name, kind in ARCHITECTURES.items()
+}
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,11 @@ class Model:
         return self.forward(batch, Cached(memory, batch))
 
     def remembered(self, batch: Batch, memory: PagedMemory) -> list[Tensor]:
-        """The last layer's cache after the batch, or what fills it: all that has to run where nobody wants logits."""
+        """What the last layer that keeps something keeps after the batch, or what fills it: all that has to run where
+        nobody wants logits."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
-        return cached.stored[self.hparams.n_layer - 1]
+        return cached.stored[self.hparams.n_kept - 1]
 
     def training_logits(self, sequences: Sequences) -> Tensor:
         """(T, n_vocab) f32 of whole sequences without a cache; `graph.autodiff.backward` goes through it."""

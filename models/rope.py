@@ -76,12 +76,13 @@ def frequencies(
 ) -> tuple[npt.NDArray[np.float32], float]:
     """(frequency per pair in rad per position (rope_dim/2,), magnitude of cos and sin).
 
-    `factors` divide the frequencies (`rope_freqs`, `rope_factors_*`); `local`: a sliding-window layer of Gemma 3.
+    `factors` divide the frequencies (`rope_freqs`, `rope_factors_*`); `local`: a sliding-window layer.
     """
     base = h.rope_base_local if local else h.rope_base
     scaling = h.rope_scaling
-    index = np.arange(h.rope_dim // 2, dtype=np.float64)
-    extrapolated = base ** (-2.0 * index / h.rope_dim)
+    rope_dim = next((h.sizes(i).rope_dim for i in range(h.n_layer) if h.is_local(i) == local), h.rope_dim)
+    index = np.arange(rope_dim // 2, dtype=np.float64)
+    extrapolated = base ** (-2.0 * index / rope_dim)
     if factors is not None:
         extrapolated = extrapolated / factors.astype(np.float64)
     factor = 1.0 if local or scaling.kind == "none" else scaling.factor
@@ -94,10 +95,10 @@ def frequencies(
         """The pair that turns this many times within the original context."""
         # 2 ln(base) is 0 for a base of 1, whose pairs all turn alike: then any pair will do
         turns = scaling.original_context / (rotations * 2 * math.pi)
-        return h.rope_dim * math.log(turns) / (2 * math.log(base) or 1.0)
+        return rope_dim * math.log(turns) / (2 * math.log(base) or 1.0)
 
     low = max(0.0, math.floor(pair_at(scaling.beta_fast)))
-    high = min(h.rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
+    high = min(rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
     keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
     mixed = interpolated * (1 - keep) + extrapolated * keep
     taken = 1.0 if h.kind.yarn_softmax and scaling.log_multiplier else scaling.log_multiplier

@@ -1,4 +1,7 @@
-"""Rotary grouped-query self-attention over any memory: one layer of any architecture here."""
+"""Rotary grouped-query self-attention over any memory: one layer of any architecture here.
+
+A layer's keys and values may be those of an earlier one, which then are in the memory already.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,32 @@ class Side(NamedTuple):
     angles: Tensor  # (T, 2, n/2); not used by a layer without rotary embedding
 
 
-def self_attention(asking: Side, seen: Side, h: Hparams, memory: Memory, layer: int) -> Tensor:
+KeysValues = tuple[Tensor, Tensor | None]  # (T, H_kv, D) each; None: values are the keys
+
+
+def keys_values(seen: Side, h: Hparams, layer: int) -> KeysValues:
+    """A layer's own."""
+    size = h.sizes(layer)
+    x = seen.b.linear("attn_k", seen.x)
+    values = seen.b.linear("attn_v", seen.x) if "attn_v" in seen.b else x
+    v = reshape(values, shape=(-1, size.n_head_kv, size.head_dim))
+    if h.kind.value_norm:
+        v = rms_norm(v, const(1.0), eps=h.eps)
+    return _turned(seen, "attn_k", x, h, layer), v
+
+
+def self_attention(asking: Side, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """(T, n_embd) for the rows that ask."""
-    q, gate = asking.b.linear("attn_q", asking.x), None
+    x, gate = asking.b.linear("attn_q", asking.x), None
     if h.kind.gated_attention:
-        q, gate = _taken_apart(q, h)
-    q, k = _normed(asking, "attn_q", q, h), _normed(seen, "attn_k", seen.b.linear("attn_k", seen.x), h)
-    v = reshape(seen.b.linear("attn_v", seen.x), shape=(-1, h.n_head_kv, h.head_dim))
-    if h.has_rope(layer):
-        q, k = (rope(t, side.angles, interleaved=h.interleaved) for t, side in ((q, asking), (k, seen)))
+        x, gate = _taken_apart(x, h)
+    q = _turned(asking, "attn_q", x, h, layer)
     if h.kind.norm_after_rope:  # both weights are the queries', so that keys may be turned further
         q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
     how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
-    y = reshape(memory.attend(layer, q, k, v, how), shape=(-1, h.n_head * h.head_dim))
+    y = memory.attend(layer, q, *seen, how)
+    y = reshape(y, shape=(y.shape[0], -1))
     return asking.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
 
 
@@ -49,12 +64,17 @@ def _taken_apart(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
     return reshape(q, shape=(x.shape[0], -1)), reshape(gate, shape=(x.shape[0], -1))
 
 
-def _normed(side: Side, name: str, x: Tensor, h: Hparams) -> Tensor:
-    """(T, n_head, head_dim): queries or keys, normalised where the file has a norm for them."""
+def _turned(side: Side, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
+    """(T, heads, head_dim): queries or keys, normalised where the file has a norm for them, and turned."""
+    x = _normed(side, name, x, h, h.sizes(layer).head_dim)
+    return rope(x, side.angles, interleaved=h.interleaved) if h.has_rope(layer) else x
+
+
+def _normed(side: Side, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
     weight, kind = side.b.get(f"{name}_norm"), h.kind
     if weight is not None and kind.row_norm:
         x = rms_norm(x, weight, eps=h.eps)
-    x = reshape(x, shape=(x.shape[0], -1, h.head_dim))
+    x = reshape(x, shape=(x.shape[0], -1, head_dim))
     if weight is None or kind.row_norm:
         return x
     if kind.norm_for_head:

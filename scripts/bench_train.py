@@ -25,7 +25,8 @@ from models.hparams import Hparams, RopeScaling
 from models.model import Model
 from models.rope import Rotary
 from models.synth import SHAPES
-from models.weights import Weights, parts
+from models.weight_parts import parts
+from models.weights import Weights
 from training.examples import mnist
 from training.head import gradients
 from training.plot import plot

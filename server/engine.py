@@ -123,10 +123,11 @@ class Engine:
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:
                 raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
-            if kind == "q8_0" and h.head_dim % 32:
-                raise ValueError(
-                    f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {h.head_dim}"
-                )
+            for size in {h.sizes(i).head_dim for i in range(h.n_kept)}:
+                if kind == "q8_0" and size % 32:
+                    raise ValueError(
+                        f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {size}"
+                    )
         share = 1 if options.unified else options.n_slots
         self.n_ctx = options.n_ctx or h.n_ctx_train * share
         most = h.n_ctx_train if h.kind.learned_positions else self.n_ctx

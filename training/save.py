@@ -16,7 +16,8 @@ from models.hparams import Hparams
 from models.lora import write_adapter
 from models.merge import dequantized
 from models.quantize import quantize, storable_dtype
-from models.weights import Part, check_weights
+from models.weight_parts import Part
+from models.weights import check_weights
 from training.trainable import LORA, Trainable
 
 
@@ -33,19 +34,19 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
         keys["general.file_type"] = u32(file_types[dtype])
 
     def rows(source: str, kind: str, parts: list[tuple[str, Part]]) -> Iterator[npt.NDArray[Any]]:
-        if parts[0][1].of_each:  # parts lie between each other
+        if len(parts) > 1 and parts[0][1].n_experts:  # parts lie between each other
             whole = dequantized(gguf.tensors[source], gguf.bytes_of(source)).copy()
             for name, part in parts:
                 if name in trained:
                     part.put(whole, np.concatenate(list(trainable.pieces(name))))
+            whole = whole.reshape(-1, whole.shape[-1])
             yield whole if kind == "f32" else quantize(whole, kind)
             return
         for name, part in parts:
             if name in trained:
                 pieces = trainable.pieces(name)
             else:  # beside parts of the same matrix that were trained
-                whole = dequantized(gguf.tensors[source], gguf.bytes_of(source))
-                pieces = iter([whole[part.start : part.start + part.shape[0]]])
+                pieces = iter([part.taken(dequantized(gguf.tensors[source], gguf.bytes_of(source)))])
             for piece in pieces:
                 yield piece if kind == "f32" else quantize(piece, kind)
 

@@ -20,7 +20,8 @@ from models.lora import Adapter, Pair, matrix_shape
 from models.low_rank import EMBEDDING, LowRank
 from models.merge import dequantized
 from models.model import Model
-from models.weights import Part, Weights, check_weights
+from models.weight_parts import Part
+from models.weights import Weights, check_weights
 from training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]

@@ -170,7 +170,12 @@ MISTRAL = CallFormat(
 MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
 GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
 
-REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+REASONING_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought\n", "<channel|>"),  # Gemma 4
+)
 GPT_OSS_REASONING = ("<|channel|>analysis<|message|>", "<|end|>")
 
 

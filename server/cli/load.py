@@ -132,9 +132,10 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
 
     devices, places = placement(options)
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
-    row = (hparams.n_head_kv * hparams.head_dim,)
+    rows = [size.n_head_kv * size.head_dim for size in map(hparams.sizes, range(hparams.n_kept))]
+    rows = [row for layer, row in enumerate(rows) if not hparams.recurrent_of(layer)]
     types = cache_types(hparams, options.cache_type_k, options.cache_type_v)
-    per_cell = hparams.n_layer * sum(bytes_of(t, row) if row[0] % 32 == 0 else 4 * row[0] for t in types)
+    per_cell = sum(bytes_of(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
     room = int(0.9 * total_memory()) - nbytes
     n_ctx = options.ctx_size
     if n_ctx * per_cell > max(room, 0) and n_ctx > 4096:

@@ -70,24 +70,31 @@ def _of_experts(name: str, t: TensorInfo) -> bool:
     return len(t.shape) == 3 and ".attn_" not in name
 
 
-def _cells_read(engine: Engine, n: int) -> int:
-    """Cells that n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part."""
-    h = engine.hparams
-    attending = [layer for layer in range(h.n_layer) if not h.recurrent_of(layer)]
-    n_local = sum(map(h.is_local, attending))
+def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
+    """What n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part: elements
+    of keys, or of values, and those times how many query heads look at each."""
+    h, read, met = engine.hparams, 0, 0
     everything = n * (n + 1) // 2
     w = min(h.window or n, n)
     local = w * (w + 1) // 2 + (n - w) * w
-    return (len(attending) - n_local) * everything + n_local * local
+    for layer in range(h.n_layer):
+        if h.recurrent_of(layer):
+            continue
+        size, cells = h.sizes(h.keeper(layer)), local if h.is_local(layer) else everything
+        read += size.n_head_kv * size.head_dim * cells
+        met += h.n_head * size.head_dim * cells
+    return read, met
 
 
-def _cell_bytes(engine: Engine) -> float:
-    """Bytes of one cell of one layer, keys and values."""
+def _read(engine: Engine, first: int, last: int, n_batch: int) -> tuple[float, int]:
+    """Of n_batch sequences, by the tokens from one to another: bytes of the cache, and products in f32 (keys by
+    queries, and probabilities by values)."""
     from models.batch import cache_types
 
-    sizes = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
-    h, options = engine.hparams, engine.options
-    return h.n_head_kv * h.head_dim * sum(sizes[t] for t in cache_types(h, options.type_k, options.type_v))
+    sizes, options = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}, engine.options
+    (elements, met), (before, met_before) = (_elements_read(engine, n) for n in (last, first))
+    each = sum(sizes[t] for t in cache_types(engine.hparams, options.type_k, options.type_v))
+    return n_batch * (elements - before) * each, 2 * n_batch * (met - met_before)
 
 
 def _state_macs(engine: Engine, n: int) -> int:
@@ -102,30 +109,25 @@ def _state_bytes(engine: Engine, n: int) -> int:
     return 2 * n * r.nbytes if r else 0
 
 
-def _attention_macs(engine: Engine, cells: int) -> int:
-    """Keys by queries and probabilities by values, in f32."""
-    return 2 * engine.hparams.n_head * engine.hparams.head_dim * cells
-
-
 def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> Cost:
     """Prompts of n tokens after `depth` others, with logits for the last token of each. Each step reads the weights
     once."""
     w, n = _weights(engine), n_prompt * n_batch
     steps = -(-n // engine.options.n_ubatch)
-    cells = n_batch * (_cells_read(engine, depth + n_prompt) - _cells_read(engine, depth))
+    _, macs = _read(engine, depth, depth + n_prompt, n_batch)
     return Cost(
         nbytes=steps * w.read_bytes(-(-n // steps)) + w.output_bytes + _state_bytes(engine, n_batch),
         int8_macs=n * w.layer_int8 + n_batch * w.output_int8,
-        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + _attention_macs(engine, cells) + _state_macs(engine, n),
+        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + macs + _state_macs(engine, n),
     )
 
 
 def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
     """n steps of one token of each sequence after `depth` others: every step reads all weights and cells."""
     w, n = _weights(engine), n_gen * n_batch
-    cells = n_batch * (_cells_read(engine, depth + n_gen) - _cells_read(engine, depth))
+    of_cache, macs = _read(engine, depth, depth + n_gen, n_batch)
     return Cost(
-        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + cells * _cell_bytes(engine) + _state_bytes(engine, n),
+        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + of_cache + _state_bytes(engine, n),
         int8_macs=n * (w.layer_int8 + w.output_int8),
-        f32_macs=n * (w.layer_f32 + w.output_f32) + _attention_macs(engine, cells) + _state_macs(engine, n),
+        f32_macs=n * (w.layer_f32 + w.output_f32) + macs + _state_macs(engine, n),
     )

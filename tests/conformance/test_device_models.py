@@ -21,8 +21,9 @@ from graph.tensor import Tensor, feed, toposort
 from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
-from tests.models.reference_model import write
+from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
+from tests.models.test_gemma_layers import EXPERTS, GEMMA3N, SMALL
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 FILES = sorted(DATA.glob("arch-*.gguf"))
@@ -82,6 +83,15 @@ def test_logits_of_made_up_models(
     name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
 ) -> None:
     write(path := tmp_path / "m.gguf", replace(PLAIN[name], n_vocab=400))
+    check(path, open_device(device))
+
+
+@pytest.mark.parametrize("spec", [SMALL, EXPERTS, GEMMA3N["gemma3n"]], ids=["small", "experts", "gemma3n"])
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_logits_of_gemmas_layers(
+    spec: Spec, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
+) -> None:
+    write(path := tmp_path / "m.gguf", replace(spec, n_vocab=400))
     check(path, open_device(device))
 
 

@@ -75,6 +75,40 @@ MADE_UP = {
         **SMALL,
     ),
 }
+GEMMA4 = {
+    "attention.sliding_window": 4,
+    "attention.sliding_window_pattern": [True, False] * 2,
+    "attention.key_length_swa": 8,
+    "attention.value_length_swa": 8,
+    "embedding_length_per_layer_input": 8,
+    "attention.shared_kv_layers": 2,
+    "feed_forward_length": [16, 16, 32, 32],
+}
+MADE_UP |= {
+    "gemma4": Spec("gemma4", n_layer=4, head_dim=16, keys=GEMMA4, traits=("scaled",), **SMALL),
+    "gemma4, experts": Spec(
+        "gemma4",
+        n_layer=4,
+        head_dim=16,
+        n_expert=4,
+        n_expert_used=2,
+        keys=GEMMA4 | {"attention.shared_kv_layers": 0, "expert_feed_forward_length": 16},
+        traits=("keys as values", "scaled"),
+        **SMALL,
+    ),
+}
+MADE_UP["gemma3n"] = Spec(
+    "gemma3n",
+    n_layer=4,
+    keys={
+        "attention.sliding_window": 4,
+        "attention.sliding_window_pattern": [True, False] * 2,
+        "embedding_length_per_layer_input": 8,
+        "attention.shared_kv_layers": 2,
+        "activation_sparsity_scale": [0.5, 0.5, float("-inf"), float("-inf")],
+    },
+    **SMALL,
+)
 FALLBACKS = {"expert_linear", "expert_matmul", "expert_products"}  # numpy's, where weights are no constants
 OF_SINKS = {"causal_attention_sinks", "causal_attention_sinks_back", "sinks_back", "glu_clamped_back"}
 N_SEQUENCES, LENGTH, STEP = 2, 6, 1e-5
@@ -172,9 +206,13 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     trained.session.close()
 
 
-def test_gradients_through_the_cache_are_those_without_it(shared_data: Path) -> None:
+@pytest.mark.parametrize("name", ["llama-gqa-F32", "gemma4"])
+def test_gradients_through_the_cache_are_those_without_it(name: str, shared_data: Path, tmp_path: Path) -> None:
     """A prompt written into pages and attended to there, against the same tokens as a training batch."""
-    trained = Trained.open(shared_data / "models" / "arch-llama-gqa-F32.gguf", Session([CPUBackend(1)]))
+    path = shared_data / "models" / f"arch-{name}.gguf"
+    if name in MADE_UP:
+        write(path := tmp_path / "m.gguf", MADE_UP[name])
+    trained = Trained.open(path, Session([CPUBackend(1)]))
     memory = PagedMemory.define(trained.session, trained.model.hparams, 3, (1, 2), "f32", "f32")
     batch, params = Batch.feeds(LENGTH), list(trained.model.weights.tensors.values())
     sequences = Sequences.feeds(1, LENGTH)

@@ -14,6 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from models.held import HELD
 from models.quantize import quantize
 from models.synth_vocab import vocabulary
+from tests.models import gemma_layers
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, keeps_state, of_state, state_shapes
 
@@ -129,6 +130,8 @@ class Spec:
 
 
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
+    if s.arch in gemma_layers.ARCHITECTURES:
+        return gemma_layers.shapes(s)
     q, kv = s.n_head * s.d, s.n_head_kv * s.d
     out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), s.output_norm: (s.n_embd,)}
     if s.untied:
@@ -260,7 +263,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         elif short == "exp_probs_b":
             put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1 or short.endswith("_norm"):
-            put(f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
+            put(name if short == "scale" else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
             put(

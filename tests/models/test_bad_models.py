@@ -90,7 +90,9 @@ def refused(path: Path) -> str:
         ("attention.head_count", 0),
         ("attention.head_count", [4, 2]),
         ("attention.head_count_kv", 0),
-        ("attention.head_count_kv", [2, 1]),
+        ("attention.head_count_kv", [2, 1, 1]),
+        ("attention.head_count_kv", [2, 0]),
+        ("feed_forward_length", [1.5, 2.5]),
         ("attention.layer_norm_rms_epsilon", float("nan")),
         ("attention.layer_norm_rms_epsilon", -1.0),
         ("rope.freq_base", float("inf")),
@@ -129,6 +131,7 @@ def test_sizes_that_no_tensor_has(rewrite: Rewrite) -> None:
     assert "'blk.2.attn_norm.weight' is missing" in refused(rewrite({"block_count": 3}))
     assert "'blk.1." in refused(rewrite({"block_count": 1}))  # never serve a part of a model
     assert "'blk.0.attn_k.weight'" in refused(rewrite({"attention.head_count_kv": 1}))
+    assert "'blk.1.attn_k.weight'" in refused(rewrite({"attention.head_count_kv": [2, 1]}))
     assert "'blk.0.attn_q.weight'" in refused(rewrite({"attention.key_length": 2**30}))
 
 

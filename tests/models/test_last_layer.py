@@ -1,7 +1,9 @@
-"""In the last layer only rows whose logits are wanted ask, and where none are wanted it only remembers."""
+"""In the last layer that keeps keys and values, and after it, only rows whose logits are wanted ask; where none are
+wanted it only remembers, and nothing runs after it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from graph.tensor import Tensor, toposort
 from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from tests.models.reference_model import write
+from tests.models.test_gemma_layers import GEMMA3N, SMALL
 
 Array = np.ndarray[Any, Any]
 TABLES = np.array([[3, 1], [0, 2]], np.int32)
@@ -22,7 +26,8 @@ SLOT = np.array([0] * 20 + [1] * 9, np.int32)
 TOKENS = np.random.default_rng(5).integers(3, 400, len(POS)).astype(np.int32)
 CELLS = TABLES[SLOT, POS // 16] * 16 + POS % 16
 SEEN = {"tokens": TOKENS, "pos": POS, "slot": SLOT, "cells": CELLS}
-ARCHITECTURES = ("llama-gqa-F32", "llama-gqa-Q4_K_M", "gemma2-F32", "gemma3-F32", "qwen3-F32")
+ARCHITECTURES = ("llama-gqa-F32", "llama-gqa-Q4_K_M", "gemma2-F32", "gemma3-F32", "qwen3-F32", "gemma4", "gemma3n")
+GEMMAS = {"gemma4": SMALL, "gemma3n": GEMMA3N["gemma3n"]}
 
 
 class Tiny:
@@ -42,8 +47,11 @@ class Tiny:
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def tiny(request: pytest.FixtureRequest, shared_data: Path) -> Any:
-    made = Tiny(shared_data / "models" / f"arch-{request.param}.gguf")
+def tiny(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path) -> Any:
+    path = shared_data / "models" / f"arch-{request.param}.gguf"
+    if request.param in GEMMAS:  # whose last layers keep nothing
+        write(path := tmp_path / "m.gguf", replace(GEMMAS[request.param], n_vocab=400))
+    made = Tiny(path)
     yield made
     made.close()
 

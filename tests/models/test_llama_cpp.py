@@ -32,6 +32,7 @@ from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
 from tests.models.test_bert import GEMMA, MODERN, opened
+from tests.models.test_gemma_layers import GEMMA3N, GEMMA4, SMALL
 from tests.models.test_lora import random_adapter
 from tests.models.unigram import TOKENS, add_unigrams
 
@@ -154,8 +155,10 @@ def converted(path: Path, adapter: Adapter, base: GGUFFile) -> None:
 def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path) -> None:
     """Several ranks and alphas, the embedding and the output, both writers, merged; fused matrices, quantised ones."""
     cases: list[Case] = []
-    for name in ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0"):
+    for name in ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0", "gemma4"):
         path = shared_data / "models" / f"{name}.gguf"
+        if name == "gemma4":
+            write(path := tmp_path / "gemma4.gguf", replace(SMALL, n_vocab=2048, vocabulary=True))
         written, by_converter, merged = (tmp_path / f"{name}.{which}" for which in ("written", "converted", "merged"))
         with GGUFFile.open(path) as base:
             h = hparams_of(base)
@@ -211,6 +214,8 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
     "olmo2, more of them": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
+    **GEMMA4,
+    **GEMMA3N,
     "exaone4, windows": Spec("exaone4", n_layer=64, n_ff=32, untied=True, keys={"attention.sliding_window": 4}),
 }
 
@@ -218,7 +223,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
 def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
     cases = []
     for name, spec in SPECS.items():
-        for dtype in ("F32", "Q8_0", "Q4_0") if spec.n_embd % 32 == 0 else ("F32",):
+        for dtype in ("F32", "Q8_0", "Q4_0") if spec.n_embd % 32 == 0 and name != "gemma3n" else ("F32",):
             path = tmp_path / f"{name}-{dtype}.gguf"
             write(path, replace(spec, n_vocab=2048, dtype=dtype.lower(), vocabulary=True))
             cases.append(Case(path, [], [[]]))
@@ -229,7 +234,10 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
         away = np.abs(np.subtract(*np.transpose(pairs)))
         away /= np.std(values[np.isfinite(values)])
         if "F32" in case.model.name:
-            assert _rms(away) < 0.002, case.model.name
+            streams = case.model.name.startswith(
+                "gemma3n-"
+            )  # 25 layers, in which f16 caches and gates that open add up
+            assert _rms(away) < (0.02 if streams else 0.002), case.model.name
         else:  # activations are rounded, so that a row may choose another expert
             deep = case.model.name.startswith("exaone4, windows")  # 64 layers
             assert np.median(away) < (0.15 if deep else 0.05), case.model.name

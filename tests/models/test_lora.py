@@ -21,6 +21,7 @@ from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
 from tests.models.reference_model import write
 from tests.models.test_architectures import PLAIN
+from tests.models.test_gemma_layers import GEMMA3N, SMALL
 
 PROMPT = [1, 17, 90, 42, 5, 8]
 
@@ -151,11 +152,14 @@ def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data:
     engine.close()
 
 
-@pytest.mark.parametrize("arch", ["llama-gqa", "phi3", "gemma3", "gptneox", "deepseek2", "deepseek2 together"])
+@pytest.mark.parametrize(
+    "arch", ["llama-gqa", "phi3", "gemma3", "gptneox", "deepseek2", "deepseek2 together", "gemma4", "gemma3n"]
+)
 def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> None:
     path = shared_data / "models" / f"arch-{arch}-F32.gguf"
-    if arch in PLAIN:  # with layer norms, or heads that make theirs of one row
-        write(path := tmp_path / "base.gguf", replace(PLAIN[arch], n_vocab=512, vocabulary=True))
+    made_up = PLAIN | {"gemma4": SMALL, "gemma3n": GEMMA3N["gemma3n, all keep keys"]}
+    if arch in made_up:  # layer norms; heads that make theirs of one row; layers without keys of their own; streams
+        write(path := tmp_path / "base.gguf", replace(made_up[arch], n_vocab=512, vocabulary=True))
     with GGUFFile.open(path) as base:
         h = hparams_of(base)
         adapters = [(random_adapter(base, 1, alpha=6.0), 0.7), (random_adapter(base, 2, rank=3), -0.4)]
@@ -269,6 +273,28 @@ def test_norms_as_a_whole_are_passed_over(shared_data: Path, tmp_path: Path, cap
     assert adapter.factor(q) == 8.0 / 4
     assert np.array_equal(adapter.pairs[q].a, pair.a.astype(np.float16).astype(np.float32))
     assert "tensor 'blk.0.attn_norm.weight' is ignored" in caplog.text
+
+
+def test_pairs_of_matrices_that_nobody_uses_are_passed_over(
+    shared_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 4's checkpoints have keys and values of layers that see those of others; so may adapters of them."""
+    write(path := tmp_path / "m.gguf", replace(SMALL, traits=("unused",)))
+    with GGUFFile.open(path) as base:
+        h = hparams_of(base)
+        pairs, used, unused = random_adapter(base, 1).pairs, "blk.5.attn_k.weight", "blk.8.attn_k.weight"
+        writer = GGUFWriter(tmp_path / "a.gguf", h.arch)
+        writer.add_string("general.type", "adapter")
+        writer.add_string("adapter.type", "lora")
+        for name in (used, unused):
+            writer.add_tensor(f"{name}.lora_a", pairs[used].a)
+            writer.add_tensor(f"{name}.lora_b", pairs[used].b)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert list(read_adapter(tmp_path / "a.gguf", base, h).pairs) == [used]
+    assert f"tensor '{unused}.lora_a' is ignored" in caplog.text
 
 
 def test_files_that_do_not_fit_are_refused(shared_data: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from models.model import define_model, hparams_of
 from models.moves import move_cells
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import PLAIN
+from tests.models.test_gemma_layers import SMALL
 
 N = 9
 
@@ -66,4 +67,35 @@ def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> N
         session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
         np.testing.assert_allclose(session.read(memory.keys[0].name)[2, :, :, :N], wanted, atol=1e-5)
         assert np.abs(wanted - before).max() > 0.1
+    session.close()
+
+
+def test_layers_have_cells_and_turns_of_their_own(tmp_path: Path) -> None:
+    """What was moved is what would have been written there; layers that keep nothing are not moved."""
+    write(path := tmp_path / "m.gguf", SMALL)
+    session = Session([CPUBackend(1)])
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        model = define_model(session, gguf, h, 64)
+        memory = PagedMemory.define(session, h, 4, (1, 4), "f32", "f32")
+        sizes = [(2, 16), (2, 16), (2, 32)] * 2
+        assert [(t.shape[1], t.shape[2]) for t in memory.keys.values()] == [
+            (t.shape[1], t.shape[3]) for t in memory.values.values()
+        ]
+        assert [(t.shape[1], t.shape[2]) for t in memory.keys.values()] == sizes
+        assert memory.page_nbytes == sum(2 * n * d * 16 * 4 for n, d in sizes)
+        session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
+        pos = np.zeros(1, np.int32)
+        for at, cell in ((pos, 16), (pos + 7, 40)):  # one token, alone in its sequence
+            session.write("tables", np.array([[cell // 16] * 4], np.int32))
+            feeds = {"tokens": pos + 5, "pos": at, "slot": pos, "cells": pos + cell}
+            session.run("step", lambda: list(model.remembered(Batch.feeds(1), memory)), feeds)
+        moves = {"from": pos + 16, "to": pos + 48, "turn": pos + 7}
+        session.run("moves", lambda: move_cells(h, model.rotary, memory, 1), moves)
+        first = memory.keys[0], memory.values[0]  # deeper ones depend on what else was seen
+        for t, at in zip(first, ((2, slice(None), slice(None), 8), (2, slice(None), 8)), strict=True):
+            wanted = session.read(t.name)[at]
+            moved = session.read(t.name)[(3, *at[1:-1], 0)]
+            np.testing.assert_allclose(moved, wanted, atol=1e-5)
+            assert np.abs(wanted).max() > 0.1
     session.close()

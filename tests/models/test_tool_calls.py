@@ -415,6 +415,10 @@ def test_families_by_what_their_templates_write() -> None:
         assert family_of(source) is calls
     assert reasoning_tags("<|start|>assistant<|channel|>final<|message|>") == ANALYSIS
     assert reasoning_tags("<|assistant|>{{ m }}<|end|>") is None
+    tags = reasoning_tags("{{ '<|channel>thought\\n' + m.reasoning + '\\n<channel|>' }}")  # Gemma 4
+    assert tags == ("<|channel>thought\n", "<channel|>")
+    message = parse("<|channel>thought\nTwo and two.\n<channel|>Four.", None, tags)
+    assert (message.content, message.reasoning) == ("Four.", "Two and two.")
 
 
 @pytest.mark.parametrize(

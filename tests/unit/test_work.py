@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from graph.cost import Cost
+from models.layer_sizes import LayerSizes
 from server.cli.work import decode_work, prompt_work
 
 MACHINE = {"read_gb_s": 10.0, "int8_gmac_s": 100.0, "f32_gmac_s": 20.0}
@@ -29,8 +30,10 @@ def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
     hparams = SimpleNamespace(
         n_layer=2,
         n_head=4,
-        n_head_kv=2,
-        head_dim=8,
+        sizes=lambda layer: LayerSizes(0, 2, 8, 8),
+        keeper=lambda layer: layer,
+        recurrent_of=lambda layer: None,
+        recurrent=None,
         latent=None,
         window=window,
         is_local=lambda layer: window > 0 and layer == 0,
