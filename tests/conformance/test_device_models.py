@@ -21,8 +21,8 @@ from graph.tensor import Tensor, feed, toposort
 from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Spec, write
-from tests.models.test_architectures import PLAIN
 from tests.models.test_gemma_layers import EXPERTS, GEMMA3N, SMALL
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"

@@ -16,15 +16,14 @@ from graph.session import Session
 from models.batch import Batch, PagedMemory
 from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
-from models.held import HELD
 from models.model import define_model, hparams_of
 from models.overrides import NONE, Overrides
 from server.cli.flags import parse
 from server.cli.model_keys import MODEL_KEYS, overrides
 from server.engine import Engine, EngineOptions
-from tests.models.latent_specs import DENSE_FIRST, GROUPS, LATENT
-from tests.models.reference_model import OF_XIELU, Array, Spec, plain, reference, write, yarn
-from tests.models.reference_recurrent import DELTA
+from tests.models.plain_specs import GPT_OSS, PLAIN, QUANTISED
+from tests.models.reference_model import Array, Spec, reference, write
+from tests.models.reference_rope import plain, yarn
 
 N_TOKENS = 40
 
@@ -86,22 +85,6 @@ def no_window(layer: int) -> int:
     return 0
 
 
-OF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-GPT_OSS = Spec(
-    "gpt-oss",
-    n_embd=96,
-    n_head=4,
-    head_dim=32,
-    n_ff=64,
-    n_expert=6,
-    n_expert_used=3,
-    untied=True,
-    biases=("attn_q", "attn_k", "attn_v", "attn_output", *OF_EXPERTS),
-    keys={"attention.sliding_window": 8},
-)
-SCALES = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.07, "logit_scale": 8.0}
-
-
 def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, mean: float = math.inf, **more: Any) -> None:
     path = tmp_path / "m.gguf"
     t = write(path, s)
@@ -116,179 +99,6 @@ def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, mean: 
     got = compute(path, s, ids)
     assert error(got, want) < bound
     assert np.abs(got - want).mean() < mean * want.std()
-
-
-ALL_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
-QKV, NORMS = ("attn_q", "attn_k", "attn_v"), ("attn_norm", "ffn_norm", "output_norm")
-OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
-OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
-SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
-QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
-LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
-OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
-    "olmoe": {},
-    "qwen2moe": {"expert_shared_feed_forward_length": 64},
-    "ernie4_5-moe": {
-        "expert_shared_feed_forward_length": 32,
-        "leading_dense_block_count": 1,
-        "interleave_moe_layer_step": 1,
-    },
-    "deepseek": DENSE_FIRST,
-    "bailingmoe": {"expert_shared_count": 1, "expert_weights_norm": False, "leading_dense_block_count": 0},
-    "bailingmoe of one weight": {"expert_shared_count": 1, "expert_weights_norm": True, "leading_dense_block_count": 0},
-    "bailingmoe2": DENSE_FIRST
-    | GROUPS
-    | {
-        "expert_gating_func": 2,
-        "expert_weights_norm": True,
-        "expert_shared_feed_forward_length": 32,
-        "rope.dimension_count": 8,
-    },
-    "dots1": DENSE_FIRST | {"expert_gating_func": 1, "expert_weights_norm": False},
-    "glm4moe": DENSE_FIRST | {"expert_weights_norm": True, "rope.dimension_count": 8},
-    "glm4moe unnormed": DENSE_FIRST | {"expert_gating_func": 2, "expert_weights_norm": False},
-    "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
-}
-OF_HUNYUAN = {"expert_shared_feed_forward_length": 64, "expert_feed_forward_length": 96}
-PLAIN = {
-    "llama": Spec(),
-    "one kv head": Spec(n_head_kv=1),
-    "heads without groups": Spec(n_head_kv=4),
-    "head 80": Spec(n_embd=160, n_head=2, n_head_kv=1),
-    "head 96": Spec(n_embd=192, n_head=2, n_head_kv=2),
-    "head 72": Spec(n_embd=144, n_head=2, n_head_kv=1),
-    "head 10": Spec(n_embd=40, n_head=4, n_head_kv=2),
-    "key_length": Spec(n_embd=48, n_head=3, n_head_kv=1, head_dim=32),
-    "untied": Spec(untied=True),
-    "untied, all biases": Spec(untied=True, biases=ALL_BIASES),
-    "qwen2": Spec("qwen2", biases=("attn_q", "attn_k", "attn_v"), keys={"attention.sliding_window": 8}),
-    "qwen3": Spec("qwen3", n_embd=72, n_head=4, head_dim=32),
-    "phi3": Spec("phi3", fused=True, untied=True, keys={"attention.sliding_window": 8}),
-    "phi3 apart": Spec("phi3", untied=True),
-    "phi3 partial rope": Spec("phi3", fused=True, head_dim=32, keys={"rope.dimension_count": 24}),
-    "f16, odd sizes": Spec(n_embd=50, n_head=5, n_head_kv=1, n_ff=75, n_vocab=67, dtype="f16"),
-    "f16 norms": Spec(dtype="f16", norm_dtype="f16"),
-    "bf16": Spec(n_embd=80, n_head=4, dtype="bf16", norm_dtype="bf16"),
-    "heads per layer": Spec(
-        keys={"attention.head_count": [4, 4], "attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
-    ),
-    "mixtral": Spec(n_expert=4, n_expert_used=2),
-    "qwen3moe": Spec("qwen3moe", n_head=4, head_dim=32, n_ff=32, n_expert=16, n_expert_used=5),
-    "one expert": Spec(n_expert=3, n_expert_used=1),
-    "all experts, f16": Spec(n_expert=3, n_expert_used=3, dtype="f16"),
-    "all experts, bf16": Spec(n_expert=3, n_expert_used=3, dtype="bf16"),
-    "gpt-oss": GPT_OSS,
-    "granite": Spec("granite", keys=SCALES),
-    "granite without scales": Spec("granite", keys={"embedding_scale": 0.0, "logit_scale": 0.0}),
-    "granitemoe": Spec("granitemoe", n_expert=6, n_expert_used=3, keys=SCALES),
-    "granitemoe shared": Spec(
-        "granitemoe", n_expert=4, n_expert_used=2, keys=SCALES | {"expert_shared_feed_forward_length": 64}
-    ),
-    "smollm3": Spec("smollm3", n_layer=5),
-    "ernie4_5": Spec("ernie4_5", untied=True, biases=("attn_output",)),
-    "mistral3": Spec("mistral3"),
-    "minicpm": Spec("minicpm", keys=SCALES),
-    "internlm2": Spec("internlm2", untied=True),
-    "qwen2vl": Spec("qwen2vl", keys=SECTIONS),
-    "qwen3vl": Spec("qwen3vl", keys=SECTIONS),
-    "qwen3vlmoe": Spec("qwen3vlmoe", n_ff=32, n_expert=6, n_expert_used=2, keys=SECTIONS),
-    "exaone": Spec("exaone"),
-    "exaone4": Spec("exaone4", head_dim=16),
-    "seed_oss": Spec("seed_oss", biases=QKV),
-    "olmo2": Spec("olmo2", untied=True),
-    "glm4": Spec("glm4", fused=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
-    "glm4 of pictures": Spec("glm4", fused=True, untied=True, keys=SECTIONS),
-    "arcee": Spec("arcee"),
-    "gemma": Spec("gemma", head_dim=32),
-    "command-r": Spec("command-r", keys={"logit_scale": 0.0625}),
-    "stablelm": Spec(  # the converter writes the second key, which says nothing
-        "stablelm",
-        untied=True,
-        biases=(*QKV, *NORMS),
-        keys={"rope.dimension_count": 4, "use_parallel_residual": True},
-    ),
-    "stablelm with one norm": Spec("stablelm", untied=True, biases=NORMS, traits=("one norm",)),
-    "orion": Spec("orion", untied=True, biases=NORMS),
-    "starcoder2": Spec("starcoder2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
-    "nemotron": Spec("nemotron", untied=True, biases=NORMS, keys={"rope.dimension_count": 8}),
-    "phi2": Spec("phi2", fused=True, untied=True, biases=OF_PHI2, keys={"rope.dimension_count": 8}),
-    "gpt2": Spec("gpt2", n_head_kv=4, fused=True, biases=OF_NEOX),
-    "starcoder": Spec("starcoder", n_head_kv=1, fused=True, untied=True, biases=OF_NEOX),
-    "gptneox": Spec("gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": True}),
-    "gptneox, one after the other": Spec(
-        "gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": False}
-    ),
-    **{
-        name: Spec(
-            name.split()[0],
-            n_layer=3,
-            n_head_kv=4 if name in ("olmoe", "dots1") else 2,  # llama.cpp loads no others
-            n_expert=8,
-            n_expert_used=3,
-            untied=True,
-            fused=name == "bailingmoe2",
-            keys=keys,
-        )
-        for name, keys in OF_EXPERT_KEYS.items()
-    },
-    "qwen35": Spec("qwen35", n_layer=4, head_dim=32, keys=DELTA | QWEN35_ROPE),
-    "qwen35 with a state last": Spec("qwen35", n_layer=3, head_dim=32, untied=True, keys=DELTA | QWEN35_ROPE),
-    "qwen35moe": Spec(
-        "qwen35moe",
-        n_layer=4,
-        head_dim=32,
-        n_ff=32,
-        n_expert=6,
-        n_expert_used=2,
-        keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
-    ),
-    "lfm2": Spec("lfm2", n_layer=4, keys=LFM2_KEYS),
-    "lfm2moe": Spec(
-        "lfm2moe",
-        n_layer=4,
-        n_ff=32,
-        n_expert=6,
-        n_expert_used=2,
-        keys=LFM2_KEYS | {"leading_dense_block_count": 1, "expert_gating_func": 2},
-    ),
-    **LATENT,
-    "hunyuan-dense": Spec("hunyuan-dense"),
-    "hunyuan-moe": Spec("hunyuan-moe", n_expert=6, n_expert_used=2, keys=OF_HUNYUAN),
-    "apertus": Spec("apertus", untied=True, keys=OF_XIELU),
-    "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),
-    "stablelm 12B": Spec(
-        "stablelm",
-        untied=True,
-        biases=("attn_norm", "output_norm"),
-        traits=("one norm", "norm for head"),
-        keys={"rope.dimension_count": 4},
-    ),
-    "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
-}
-QUANTISED = {
-    **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")},
-    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q4_k", "q5_k", "q6_k")},
-    "k mixture": Spec(
-        n_embd=256,
-        n_ff=512,
-        dtype="q4_k",
-        types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"},
-    ),
-    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in HELD},
-    "experts q3_k, iq4_xs": Spec(
-        n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q3_k", types={"ffn_down_exps": "iq4_xs"}
-    ),
-    "experts q8_0": Spec(n_expert=4, n_expert_used=4, dtype="q8_0"),
-    "experts q4_0": Spec("qwen3moe", n_head=4, head_dim=32, n_ff=32, n_expert=3, n_expert_used=3, dtype="q4_0"),
-    "experts q4_k": Spec(
-        n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q4_k", types={"ffn_down_exps": "q6_k"}
-    ),
-    "fused q8_0": Spec("phi3", fused=True, untied=True, dtype="q8_0"),
-    "fused q4_k, q5_k": Spec(
-        "phi3", fused=True, n_embd=256, n_ff=256, dtype="q4_k", types={"attn_qkv": "q5_k"}, untied=True
-    ),
-    "odd vocabulary": Spec(n_vocab=97, dtype="q8_0", untied=True),
-}
 
 
 @pytest.mark.parametrize("name", PLAIN)

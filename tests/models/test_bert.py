@@ -18,8 +18,9 @@ from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from models.tuned import Tuned
 from server.embedder import Embedder
-from tests.models.reference_model import Spec, plain, reference
+from tests.models.reference_model import Spec, reference
 from tests.models.reference_model import write as write_spec
+from tests.models.reference_rope import plain
 
 Array = np.ndarray[Any, Any]
 

@@ -23,8 +23,8 @@ from models.model import define_model, hparams_of
 from models.weights import check_weights
 from server.cli.main import main
 from tests.models.latent_specs import DEEPSEEK, GROUPS
+from tests.models.plain_specs import GPT_OSS
 from tests.models.reference_model import Spec, write
-from tests.models.test_architectures import GPT_OSS
 from training.save import save_result
 from training.trainable import full
 

@@ -19,7 +19,8 @@ from models.merge import dequantized
 from models.model import define_model, hparams_of
 from server.engine import Engine, EngineOptions
 from tests.models.latent_specs import DEEPSEEK, LATENT
-from tests.models.reference_model import plain, reference, write
+from tests.models.reference_model import reference, write
+from tests.models.reference_rope import plain
 from tests.models.test_architectures import KV, compute, error, no_window, tokens
 from training.save import save_result
 from training.trainable import full

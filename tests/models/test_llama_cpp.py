@@ -28,9 +28,9 @@ from models.tokenizer import from_metadata
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
 from tests.models.latent_specs import DEEPSEEK
+from tests.models.plain_specs import PLAIN
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
-from tests.models.test_architectures import PLAIN
 from tests.models.test_bert import GEMMA, MODERN, opened
 from tests.models.test_gemma_layers import GEMMA3N, GEMMA4, SMALL
 from tests.models.test_lora import random_adapter

@@ -19,8 +19,8 @@ from models.model import hparams_of
 from models.weights import check_weights
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
+from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
-from tests.models.test_architectures import PLAIN
 from tests.models.test_gemma_layers import GEMMA3N, SMALL
 
 PROMPT = [1, 17, 90, 42, 5, 8]

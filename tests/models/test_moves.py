@@ -13,8 +13,8 @@ from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
 from models.moves import move_cells
+from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Spec, write
-from tests.models.test_architectures import PLAIN
 from tests.models.test_gemma_layers import SMALL
 
 N = 9

@@ -15,8 +15,8 @@ from models.merge import merge
 from models.model import hparams_of
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
+from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Array, write
-from tests.models.test_architectures import PLAIN
 
 CONVS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 

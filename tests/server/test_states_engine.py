@@ -16,8 +16,8 @@ from server.requests import CompletionRequest, Finished, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
 from server.speculation.settings import SpeculationParams
+from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
-from tests.models.test_architectures import PLAIN
 
 PROMPTS = [[1, *((7 * i + j) % 300 + 150 for i in range(n))] for j, n in enumerate((5, 37, 70, 90))]
 
