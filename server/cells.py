@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from backends.errors import DeviceError
 from graph.ops.attention import PAGE
 from graph.session import Session
 from graph.tensor import Tensor, feed
@@ -25,25 +24,21 @@ class Cells:
         self._session, self._model, self._memory, self._spare = session, model, memory, spare
         self.can_move = False
 
-    def prepare(self, moves: str = "") -> None:
-        """Make the plans. `moves`: the flag for whose sake cells will be moved; a ValueError says why they cannot."""
-        from backends.cpu.warm import prepare
-
+    def prepare(self, load: Callable[[Sequence[Tensor]], None], *, moves: bool) -> str:
+        """Make the plans; `moves`: that of moves, too. What the CPU runs of them is loaded by `load`. Says why cells
+        cannot be moved; "": they can."""
         self._session.prepare("copies", self.copied)
         if self._model.hparams.recurrent:
-            if moves:
-                raise ValueError(f"{moves}: this model's layers keep states, which cannot forget tokens")
-            return
+            return "this model's layers keep states, which cannot forget tokens"
         try:
             placement, _ = self._session.measure(self.moved)
         except ValueError as error:
-            if moves:
-                raise DeviceError(f"{moves}: the device cannot move cells of the cache ({error})") from None
-            return
+            return f"the device cannot move cells of the cache ({error})"
         self.can_move = True
-        prepare(placement.nodes_of(len(self._session.backends) - 1))  # the CPU's, which may have to be compiled
+        load(placement.nodes_of(len(self._session.backends) - 1))
         if moves:
             self._session.prepare("moves", self.moved)
+        return ""
 
     def copied(self) -> list[Tensor]:
         """The caches after `copy`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backends.errors import DeviceError
 from models.tokenizer import from_metadata
 from server.engine import Engine, EngineOptions
 from server.requests import CompletionRequest, Finished, Token
@@ -95,3 +96,10 @@ def test_guesses(alone: Served, company: Served) -> None:
         for n in (0, 3, 11):
             draft = (*ids[:n], (ids[n] + 1) % 512, *ids[n + 1 :])
             assert company.answers([prompt], speculation=SpeculationParams(draft=draft)) == [answer]
+
+
+def test_tokens_are_not_forgotten(path: Path) -> None:
+    engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift"))
+    with pytest.raises(DeviceError, match="^--context-shift: this model's layers keep states"):
+        engine.load()
+    engine.close()
