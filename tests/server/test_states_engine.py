@@ -100,6 +100,6 @@ def test_guesses(alone: Served, company: Served) -> None:
 
 def test_tokens_are_not_forgotten(path: Path) -> None:
     engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift"))
-    with pytest.raises(DeviceError, match="^--context-shift: this model's layers keep states"):
+    with pytest.raises(DeviceError, match=r"^--context-shift: this model's layers keep states"):
         engine.load()
     engine.close()
