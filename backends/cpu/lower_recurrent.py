@@ -6,7 +6,7 @@ from backends.cpu.lowering import At, lower
 from backends.cpu.pool import Instruction, bits
 from graph.tensor import Tensor
 
-COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16  # kernels/recurrent.py
+COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16  # kernels/recurrent.py, kernels/recurrent_backward.py
 
 
 @lower("text_begins")
@@ -23,7 +23,7 @@ def _sources(t: Tensor, n: int, at: At) -> list[int]:
 def _conv(t: Tensor, at: At) -> list[Instruction]:
     rows, columns, size = *t.shape, t.src[1].shape[2]
     args = (*_sources(t, 5, at), at(t), rows, columns, size)
-    return [Instruction("causal_conv", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
+    return [Instruction("causal_conv", args, -(-columns // COLUMNS), 1, 4 * (2 * size + 1) * COLUMNS)]
 
 
 def _delta_rule(t: Tensor, at: At) -> list[Instruction] | None:
@@ -31,7 +31,7 @@ def _delta_rule(t: Tensor, at: At) -> list[Instruction] | None:
     if size % AT_ONCE:
         return None
     args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, bits(t.attrs["scale"]))
-    return [Instruction("gated_delta_rule", args, heads * -(-width // WIDTH), 1, 4 * (size + 2) * WIDTH)]
+    return [Instruction("gated_delta_rule", args, heads * -(-width // WIDTH), 1, 4 * (size + 3) * WIDTH)]
 
 
 for _form in ("", "_kept"):

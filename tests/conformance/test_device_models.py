@@ -33,16 +33,22 @@ TOKENS = np.random.default_rng(0).integers(3, 400, 22).astype(np.int32)
 TABLE = np.array([3, 1, 0, 2], np.int32)
 SPLIT = 19  # tokens of the first step, in the second page of two
 Array = np.ndarray[Any, Any]
-MADE_UP = ("gpt-oss", "deepseek2 in groups", "deepseek2 together", "hunyuan-moe", "command-r plus", "apertus")
+MADE_UP = (
+    *("gpt-oss", "deepseek2 in groups", "deepseek2 together", "hunyuan-moe", "command-r plus", "apertus"),
+    *("qwen35", "qwen35 with a state last", "lfm2"),
+)
 
 
 def steps() -> list[dict[str, Array]]:
     """The feeds of a prompt in two parts, and of one token more."""
     made = []
-    for pos in np.split(np.arange(22, dtype=np.int32), [SPLIT, 21]):
+    for step, pos in enumerate(np.split(np.arange(22, dtype=np.int32), [SPLIT, 21])):
         cells = TABLE[pos // 16] * 16 + pos % 16
         last = {"out": pos[-1:] - pos[0], "out.pos": pos[-1:], "out.slot": 0 * pos[-1:]}
+        begin, end = np.full_like(pos, -1), np.full_like(pos, -1)  # of layers that keep states
+        begin[0], end[-1] = step, step + 1
         made.append({"tokens": TOKENS[pos], "pos": pos, "slot": 0 * pos, "cells": cells, **last})
+        made[-1] |= {"begin": begin, "end": end}
     return made
 
 
@@ -51,7 +57,7 @@ class TinyModel:
         self.gguf = GGUFFile.open(path)
         self.session, h = Session(backends), hparams_of(self.gguf)
         self.model = define_model(self.session, self.gguf, h, 64)
-        self.memory = PagedMemory.define(self.session, h, 5, (1, 4), "f32", "f32")
+        self.memory = PagedMemory.define(self.session, h, 5, (1, 4), "f32", "f32", n_states=4)
         self.session.write("tables", TABLE)
 
     def build(self, n_tokens: int) -> list[Tensor]:
@@ -100,7 +106,8 @@ def check(path: Path, device: Backend) -> None:
     for feeds, want in zip(steps(), model.oracle(), strict=True):
         graph = model.build(len(feeds["pos"]))
         assert [segment.backend for segment in partition(graph, model.session.backends).segments] == [0]
-        (got,) = model.session.plan(lambda graph=graph: graph).run(feeds)  # type: ignore[misc]
+        wanted = {t.name: feeds[t.name] for t in toposort(graph) if t.op == "feed"}
+        (got,) = model.session.plan(lambda graph=graph: graph).run(wanted)  # type: ignore[misc]
         assert np.abs(got - want).max() < 1e-3 * np.abs(want).max()
         assert got.argmax() == want.argmax()
 

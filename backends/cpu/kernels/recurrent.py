@@ -1,4 +1,4 @@
-"""Layers with a state (graph/ops/recurrent.py): short convolutions, the gated delta rule, and the gradients of both.
+"""Layers with a state (graph/ops/recurrent.py): short convolutions, the gated delta rule.
 
 Which state row t begins with says `begin` (i32; -1: what is left of the row before), where it is kept `end` (address 0:
 nowhere).
@@ -15,12 +15,21 @@ from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
 
 COLUMNS = 64  # of a unit of a convolution
 WIDTH = 32  # elements of a head's values that a unit of the delta rule has
+HALVES = range(WIDTH // 16)
 AT_ONCE = 4  # rows of a state that one turn of its loops takes, each with sums of its own
-SAVED = 16  # rows from one state to the next that a gradient keeps
 
 
 @njit(forceinline=True)
-def _seen(x, states, state, first, t, columns, size, c0):
+def copy_rows(source, s_step, target, t_step, rows, n):
+    """Rows of n numbers, `step` numbers apart."""
+    for i in range(rows):
+        x, y = f32p(source + i * s_step * 4), f32p(target + i * t_step * 4)
+        for j in range(n):
+            y[j] = x[j]
+
+
+@njit(forceinline=True)
+def seen_row(x, states, state, first, t, columns, size, c0):
     """The address of row t of the sequence that begins in row `first`, at column c0."""
     if t >= first:
         return x + (t * columns + c0) * 4
@@ -39,13 +48,48 @@ def text_begins():
     return run
 
 
+@intrinsic
+def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
+    """COLUMNS of rows of y, one after the other: the sum of `size` rows of x from its own on, each times its taps.
+
+    Steps are in bytes. However rows are divided among calls, each has the same bits.
+    """
+    parts = range(COLUMNS // 16)
+
+    def codegen(ctx, b, sig, a):
+        source, weights, out = (b.inttoptr(a[i], e.I8P) for i in (0, 2, 3))
+
+        def row(t, _):
+            own = e.at(b, source, b.mul(t, a[1]))
+
+            def tap(j, sums):
+                seen, w = e.at(b, own, b.mul(j, a[1])), e.at(b, weights, b.mul(j, e.i64(4 * COLUMNS)))
+                pairs = ([e.load(b, e.at(b, base, 64 * i), e.V16F, 4) for base in (w, seen)] for i in parts)
+                return [e.fma(b, u, v, total) for (u, v), total in zip(pairs, sums, strict=True)]
+
+            sums = e.loop(b, e.i64(0), a[6], [e.each(0.0)] * len(parts), tap)
+            for i, total in zip(parts, sums, strict=True):
+                e.store(b, total, e.at(b, e.at(b, out, b.mul(t, a[4])), 64 * i), 4)
+            return []
+
+        e.loop(b, e.i64(0), a[5], [], row)
+        return ctx.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen
+
+
 @kernel("causal_conv")
 def causal_conv():
-    """a: x, w, states, begin, end, y, T, C, K. A unit is 64 columns. Scratch: their weights, by taps."""
+    """a: x, w, states, begin, end, y, T, C, K. A unit is 64 columns. Scratch: their weights, by taps; rows that are not
+    side by side, and one of y."""
 
     def run(a, begin, end, scratch):
         x, states, rows, columns, size = a[0], a[2], a[6], a[7], a[8]
         begins, ends, taps = i32p(a[3]), i32p(a[4]), f32p(scratch)
+        apart = scratch + size * COLUMNS * 4
+        y_row = apart + size * COLUMNS * 4
+        for i in range((2 * size + 1) * COLUMNS):  # columns that are none
+            taps[i] = np.float32(0)
         for unit in range(begin, end):
             c0 = unit * COLUMNS
             n = min(COLUMNS, columns - c0)
@@ -53,133 +97,114 @@ def causal_conv():
             for j in range(size):
                 for c in range(n):
                     taps[j * COLUMNS + c] = w[c * size + j]
-            first, state = 0, 0
-            for t in range(rows):
+            first, state, t = 0, 0, 0
+            while t < rows:
                 if begins[t] >= 0:
                     first, state = t, np.int64(begins[t])
-                y = f32p(a[5] + (t * columns + c0) * 4)
-                for c in range(n):
-                    y[c] = np.float32(0)
-                for j in range(size):
-                    source = f32p(_seen(x, states, state, first, t - size + 1 + j, columns, size, c0))
-                    for c in range(n):
-                        y[c] += taps[j * COLUMNS + c] * source[c]
-                if a[4] != 0 and ends[t] >= 0:
-                    for j in range(size - 1):
-                        source = f32p(_seen(x, states, state, first, t - size + 2 + j, columns, size, c0))
-                        kept = f32p(states + ((np.int64(ends[t]) * (size - 1) + j) * columns + c0) * 4)
-                        for c in range(n):
-                            kept[c] = source[c]
+                y = a[5] + (t * columns + c0) * 4
+                if n == COLUMNS and t - first >= size - 1:  # up to the sequence's end its rows are side by side
+                    stop = t + 1
+                    while stop < rows and begins[stop] < 0:
+                        stop += 1
+                    at = x + ((t - size + 1) * columns + c0) * 4
+                    _convolve(at, columns * 4, scratch, y, columns * 4, stop - t, size)
+                else:
+                    stop = t + 1
+                    for j in range(size):
+                        seen = seen_row(x, states, state, first, t - size + 1 + j, columns, size, c0)
+                        copy_rows(seen, 0, apart + j * COLUMNS * 4, 0, 1, n)
+                    _convolve(apart, COLUMNS * 4, scratch, y_row, 0, 1, size)
+                    copy_rows(y_row, 0, y, 0, 1, n)
+                if a[4] != 0:
+                    for u in range(t, stop):
+                        for j in range(size - 1 if ends[u] >= 0 else 0):
+                            seen = seen_row(x, states, state, first, u - size + 2 + j, columns, size, c0)
+                            kept = states + ((np.int64(ends[u]) * (size - 1) + j) * columns + c0) * 4
+                            copy_rows(seen, 0, kept, 0, 1, n)
+                t = stop
 
     return run
 
 
-@kernel("causal_conv_back")
-def causal_conv_back():
-    """a: g, x, w, states, begin, y (of x, then of w), T, C, K. A unit is 64 columns. Scratch: the gradient of w."""
+def _turn(b, count, n_sums, body):
+    """What body(i, n, sums) adds up over all rows i of a state, AT_ONCE of them (n) with sums of their own."""
 
-    def run(a, begin, end, scratch):
-        rows, columns, size = a[6], a[7], a[8]
-        begins, of_taps = i32p(a[4]), f32p(scratch)
-        for unit in range(begin, end):
-            c0 = unit * COLUMNS
-            n = min(COLUMNS, columns - c0)
-            w, of_w = f32p(a[2] + c0 * size * 4), f32p(a[5] + (rows * columns + c0 * size) * 4)
-            for i in range(size * COLUMNS):
-                of_taps[i] = np.float32(0)
-            for t in range(rows):
-                of_x = f32p(a[5] + (t * columns + c0) * 4)
-                for c in range(n):
-                    of_x[c] = np.float32(0)
-            first, state = 0, 0
-            for t in range(rows):
-                if begins[t] >= 0:
-                    first, state = t, np.int64(begins[t])
-                g = f32p(a[0] + (t * columns + c0) * 4)
-                for j in range(size):
-                    p = t - size + 1 + j
-                    source = f32p(_seen(a[1], a[3], state, first, p, columns, size, c0))
-                    for c in range(n):
-                        of_taps[j * COLUMNS + c] += g[c] * source[c]
-                    if p >= first:
-                        of_x = f32p(a[5] + (p * columns + c0) * 4)
-                        for c in range(n):
-                            of_x[c] += g[c] * w[c * size + j]
-            for c in range(n):
-                for j in range(size):
-                    of_w[c * size + j] = of_taps[j * COLUMNS + c]
+    def several(i, sums):
+        found = []
+        for n in range(AT_ONCE):
+            found += body(b.add(i, e.i64(n)), sums[n * n_sums : (n + 1) * n_sums])
+        return found
 
-    return run
+    sums = e.loop(b, e.i64(0), count, [e.each(0.0)] * AT_ONCE * n_sums, several, AT_ONCE)
+    parts = [[sums[n * n_sums + i] for n in range(AT_ONCE)] for i in range(n_sums)]
+    return [b.fadd(b.fadd(p[0], p[1]), b.fadd(p[2], p[3])) for p in parts]
+
+
+def _row(b, state, i):
+    """Where WIDTH columns of row i of a state are."""
+    return [e.at(b, state, b.add(b.mul(i, e.i64(4 * WIDTH)), e.i64(64 * h))) for h in HALVES]
+
+
+def _number(b, base, i):
+    return e.splat(b, e.load(b, e.at(b, base, b.mul(i, e.i64(4))), e.F32, 4))
 
 
 @intrinsic
-def _advance(typingctx, s, k, q, v, y, size, decay, beta, scale):
-    """One token of WIDTH columns of a head: its state s (D, WIDTH) goes on, y (WIDTH,) is what q finds there."""
-    halves = range(WIDTH // 16)
+def _recall(typingctx, s, k, known, size):
+    """What a state s (D, WIDTH) knows of a key: known (WIDTH,)."""
 
     def codegen(ctx, b, sig, a):
-        state, key, query, value, out = (b.inttoptr(x, e.I8P) for x in a[:5])
-        count, zero = a[5], e.each(0.0)
-        faded, learned, scaled = (e.splat(b, x) for x in a[6:])
+        state, key, out = (b.inttoptr(x, e.I8P) for x in a[:3])
 
-        def row(i):
-            return [e.at(b, state, b.add(b.mul(i, e.i64(4 * WIDTH)), e.i64(64 * h))) for h in halves]
+        def body(i, sums):
+            k_i = _number(b, key, i)
+            return [e.fma(b, e.load(b, p, e.V16F, 4), k_i, x) for p, x in zip(_row(b, state, i), sums, strict=True)]
 
-        def number(base, i):
-            return e.splat(b, e.load(b, e.at(b, base, b.mul(i, e.i64(4))), e.F32, 4))
-
-        def turn(body):
-            """Sums of body(row of the state, which sums) over all rows, halves apart."""
-
-            def several(i, sums):
-                found = []
-                for n in range(AT_ONCE):
-                    found += body(b.add(i, e.i64(n)), sums[n * len(halves) : (n + 1) * len(halves)])
-                return found
-
-            sums = e.loop(b, e.i64(0), count, [zero] * AT_ONCE * len(halves), several, AT_ONCE)
-            pairs = [[sums[n * len(halves) + h] for n in range(AT_ONCE)] for h in halves]
-            return [b.fadd(b.fadd(p[0], p[1]), b.fadd(p[2], p[3])) for p in pairs]
-
-        def recall(i, sums):
-            k_i = number(key, i)
-            return [e.fma(b, e.load(b, p, e.V16F, 4), k_i, x) for p, x in zip(row(i), sums, strict=True)]
-
-        known = turn(recall)
-        missing = [
-            b.fmul(learned, b.fsub(e.load(b, e.at(b, value, 64 * h), e.V16F, 4), b.fmul(faded, known[h])))
-            for h in halves
-        ]
-
-        def learn(i, sums):
-            k_i, q_i, found = number(key, i), number(query, i), []
-            for p, u, x in zip(row(i), missing, sums, strict=True):
-                new = e.fma(b, k_i, u, b.fmul(faded, e.load(b, p, e.V16F, 4)))
-                e.store(b, new, p, 4)
-                found.append(e.fma(b, new, q_i, x))
-            return found
-
-        for h, x in zip(halves, turn(learn), strict=True):
-            e.store(b, b.fmul(scaled, x), e.at(b, out, 64 * h), 4)
+        for h, x in zip(HALVES, _turn(b, a[3], len(HALVES), body), strict=True):
+            e.store(b, x, e.at(b, out, 64 * h), 4)
         return ctx.get_dummy_value()
 
-    return types.void(*[types.int64] * 6, *[types.float32] * 3), codegen
+    return types.void(*[types.int64] * 4), codegen
 
 
-@njit(forceinline=True)
-def _copy(source, s_step, target, t_step, rows, n):
-    """Rows of n numbers, `step` numbers apart."""
-    for i in range(rows):
-        x, y = f32p(source + i * s_step * 4), f32p(target + i * t_step * 4)
-        for j in range(n):
-            y[j] = x[j]
+@intrinsic
+def _advance(typingctx, s, k, q, v, y, known, k_next, size, decay, beta, scale):
+    """One token of WIDTH columns of a head: its state s (D, WIDTH), which knows `known` of k, goes on; y (WIDTH,) is
+    what q finds there, and `known` then what there is of the next token's key."""
+
+    def codegen(ctx, b, sig, a):
+        state, key, query, value, out, held, following = (b.inttoptr(x, e.I8P) for x in a[:7])
+        faded, learned, scaled = (e.splat(b, x) for x in a[8:])
+
+        def half(base, h):
+            return e.load(b, e.at(b, base, 64 * h), e.V16F, 4)
+
+        missing = [b.fmul(learned, b.fsub(half(value, h), b.fmul(faded, half(held, h)))) for h in HALVES]
+
+        def body(i, sums):
+            numbers = [_number(b, base, i) for base in (key, query, following)]
+            found = [[], []]
+            for h, p in zip(HALVES, _row(b, state, i), strict=True):
+                new = e.fma(b, numbers[0], missing[h], b.fmul(faded, e.load(b, p, e.V16F, 4)))
+                e.store(b, new, p, 4)
+                for which in range(2):
+                    found[which].append(e.fma(b, new, numbers[1 + which], sums[which * len(HALVES) + h]))
+            return found[0] + found[1]
+
+        sums = _turn(b, a[7], 2 * len(HALVES), body)
+        for h in HALVES:
+            e.store(b, b.fmul(scaled, sums[h]), e.at(b, out, 64 * h), 4)
+            e.store(b, sums[len(HALVES) + h], e.at(b, held, 64 * h), 4)
+        return ctx.get_dummy_value()
+
+    return types.void(*[types.int64] * 8, *[types.float32] * 3), codegen
 
 
 @kernel("gated_delta_rule")
 def gated_delta_rule():
     """a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits. A unit is WIDTH columns of a head.
 
-    Scratch: its state, and a row each of v and y.
+    Scratch: its state, and a row each of v, y and what is known of a key.
     """
 
     def run(a, begin, end, scratch):
@@ -188,6 +213,7 @@ def gated_delta_rule():
         parts = (width + WIDTH - 1) // WIDTH
         v_row = scratch + size * WIDTH * 4
         y_row = v_row + WIDTH * 4
+        known = y_row + WIDTH * 4
         for i in range((size + 1) * WIDTH):  # columns that are none stay zero
             f32p(scratch)[i] = np.float32(0)
         for unit in range(begin, end):
@@ -196,120 +222,16 @@ def gated_delta_rule():
             place = a[5] + (h * size * width + c0) * 4  # of this unit's part of the first state
             for t in range(rows):
                 if begins[t] >= 0:
-                    _copy(place + np.int64(begins[t]) * heads * size * width * 4, width, scratch, WIDTH, size, n)
+                    copy_rows(place + np.int64(begins[t]) * heads * size * width * 4, width, scratch, WIDTH, size, n)
+                    _recall(scratch, a[1] + (t * k_heads + k_head) * size * 4, known, size)
                 at, k_at = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
-                _copy(a[2] + at * 4, 0, v_row, 0, 1, n)
+                copy_rows(a[2] + at * 4, 0, v_row, 0, 1, n)
                 i = t * heads + h
-                _advance(scratch, a[1] + k_at, a[0] + k_at, v_row, y_row, size, decay[i], beta[i], scale)
-                _copy(y_row, 0, a[8] + at * 4, 0, 1, n)
+                k = a[1] + k_at
+                following = k + (k_heads * size * 4 if t + 1 < rows else 0)
+                _advance(scratch, k, a[0] + k_at, v_row, y_row, known, following, size, decay[i], beta[i], scale)
+                copy_rows(y_row, 0, a[8] + at * 4, 0, 1, n)
                 if a[7] != 0 and ends[t] >= 0:
-                    _copy(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)
-
-    return run
-
-
-@njit(forceinline=True)
-def _forward(s, k, v, decay, beta, missing, size, width):
-    """One token of a whole head: its state s (D, E) goes on, `missing` (E,) is what it did not know of v."""
-    state, key, value, miss = f32p(s), f32p(k), f32p(v), f32p(missing)
-    for c in range(width):
-        miss[c] = value[c]
-    for d in range(size):
-        for c in range(width):
-            state[d * width + c] *= decay
-            miss[c] -= state[d * width + c] * key[d]
-    for d in range(size):
-        for c in range(width):
-            state[d * width + c] += key[d] * beta * miss[c]
-
-
-@kernel("gated_delta_rule_back")
-def gated_delta_rule_back():
-    """a: g, q, k, v, decay, beta, states, begin, y (of q, k, v, decay, beta), T, H, H_k, D, E, scale bits. A unit is a
-    head of keys.
-
-    Scratch: states before each SAVED-th row, then before each row of such a stretch, the last state, its gradient; what
-    was missing in rows of a stretch, and two rows.
-    """
-
-    def run(a, begin, end, scratch):
-        rows, heads, k_heads, size, width, scale = a[9], a[10], a[11], a[12], a[13], bits_f32(a[14])
-        begins = i32p(a[7])
-        of_q = a[8]
-        of_k = of_q + rows * k_heads * size * 4
-        of_v = of_k + rows * k_heads * size * 4
-        of_decay = of_v + rows * heads * width * 4
-        of_beta = of_decay + rows * heads * 4
-        whole = size * width
-        stretches = (rows + SAVED - 1) // SAVED
-        olds = scratch + stretches * whole * 4
-        s, ds = olds + SAVED * whole * 4, f32p(olds + (SAVED + 1) * whole * 4)
-        missed = olds + (SAVED + 2) * whole * 4
-        of_sum = f32p(missed + SAVED * width * 4)
-        for k_head in range(begin, end):
-            for t in range(rows):
-                at = (t * k_heads + k_head) * size * 4
-                dq, dk = f32p(of_q + at), f32p(of_k + at)
-                for d in range(size):
-                    dq[d] = np.float32(0)
-                    dk[d] = np.float32(0)
-            for h in range(k_head, heads, k_heads):
-                place = a[6] + h * whole * 4
-                for t in range(rows):
-                    if begins[t] >= 0:
-                        _copy(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
-                    if t % SAVED == 0:
-                        _copy(s, 0, scratch + t // SAVED * whole * 4, 0, 1, whole)
-                    i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
-                    _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], missed, size, width)
-                for j in range(whole):
-                    ds[j] = np.float32(0)
-                for stretch in range(stretches - 1, -1, -1):
-                    t0 = stretch * SAVED
-                    stop = min(rows, t0 + SAVED)
-                    _copy(scratch + stretch * whole * 4, 0, s, 0, 1, whole)
-                    for t in range(t0, stop):
-                        if begins[t] >= 0:
-                            _copy(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
-                        _copy(s, 0, olds + (t - t0) * whole * 4, 0, 1, whole)
-                        i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
-                        miss = missed + (t - t0) * width * 4
-                        _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], miss, size, width)
-                    for t in range(stop - 1, t0 - 1, -1):
-                        i, at = t * heads + h, (t * k_heads + k_head) * size * 4
-                        g, dv = f32p(a[0] + i * width * 4), f32p(of_v + i * width * 4)
-                        q, k, dq, dk = f32p(a[1] + at), f32p(a[2] + at), f32p(of_q + at), f32p(of_k + at)
-                        old, miss = f32p(olds + (t - t0) * whole * 4), f32p(missed + (t - t0) * width * 4)
-                        decay, beta = f32p(a[4])[i], f32p(a[5])[i]
-                        for c in range(width):
-                            of_sum[c] = np.float32(0)
-                        for d in range(size):
-                            found, own = np.float32(0), np.float32(0)
-                            for c in range(width):
-                                new = decay * old[d * width + c] + k[d] * beta * miss[c]
-                                found += new * g[c]
-                                ds[d * width + c] += scale * q[d] * g[c]
-                                own += ds[d * width + c] * miss[c]
-                                of_sum[c] += ds[d * width + c] * k[d]
-                            dq[d] += scale * found
-                            dk[d] += beta * own
-                        total = np.float32(0)
-                        for c in range(width):
-                            total += of_sum[c] * miss[c]
-                            dv[c] = beta * of_sum[c]
-                        f32p(of_beta)[i] = total
-                        total = np.float32(0)
-                        for d in range(size):
-                            own = np.float32(0)
-                            for c in range(width):
-                                own += old[d * width + c] * dv[c]
-                                ds[d * width + c] -= k[d] * dv[c]
-                                total += ds[d * width + c] * old[d * width + c]
-                                ds[d * width + c] *= decay
-                            dk[d] -= decay * own
-                        f32p(of_decay)[i] = total
-                        if begins[t] >= 0:
-                            for j in range(whole):
-                                ds[j] = np.float32(0)
+                    copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)
 
     return run

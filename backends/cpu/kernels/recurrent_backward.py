@@ -1,0 +1,156 @@
+"""Gradients of layers with a state (graph/ops/recurrent.py)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from backends.cpu.kernels.recurrent import COLUMNS, copy_rows, seen_row
+from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
+
+SAVED = 16  # rows from one state to the next that a gradient keeps
+
+
+@kernel("causal_conv_back")
+def causal_conv_back():
+    """a: g, x, w, states, begin, y (of x, then of w), T, C, K. A unit is 64 columns. Scratch: the gradient of w."""
+
+    def run(a, begin, end, scratch):
+        rows, columns, size = a[6], a[7], a[8]
+        begins, of_taps = i32p(a[4]), f32p(scratch)
+        for unit in range(begin, end):
+            c0 = unit * COLUMNS
+            n = min(COLUMNS, columns - c0)
+            w, of_w = f32p(a[2] + c0 * size * 4), f32p(a[5] + (rows * columns + c0 * size) * 4)
+            for i in range(size * COLUMNS):
+                of_taps[i] = np.float32(0)
+            for t in range(rows):
+                of_x = f32p(a[5] + (t * columns + c0) * 4)
+                for c in range(n):
+                    of_x[c] = np.float32(0)
+            first, state = 0, 0
+            for t in range(rows):
+                if begins[t] >= 0:
+                    first, state = t, np.int64(begins[t])
+                g = f32p(a[0] + (t * columns + c0) * 4)
+                for j in range(size):
+                    p = t - size + 1 + j
+                    source = f32p(seen_row(a[1], a[3], state, first, p, columns, size, c0))
+                    for c in range(n):
+                        of_taps[j * COLUMNS + c] += g[c] * source[c]
+                    if p >= first:
+                        of_x = f32p(a[5] + (p * columns + c0) * 4)
+                        for c in range(n):
+                            of_x[c] += g[c] * w[c * size + j]
+            for c in range(n):
+                for j in range(size):
+                    of_w[c * size + j] = of_taps[j * COLUMNS + c]
+
+    return run
+
+
+@njit(forceinline=True)
+def _forward(s, k, v, decay, beta, missing, size, width):
+    """One token of a whole head: its state s (D, E) goes on, `missing` (E,) is what it did not know of v."""
+    state, key, value, miss = f32p(s), f32p(k), f32p(v), f32p(missing)
+    for c in range(width):
+        miss[c] = value[c]
+    for d in range(size):
+        for c in range(width):
+            state[d * width + c] *= decay
+            miss[c] -= state[d * width + c] * key[d]
+    for d in range(size):
+        for c in range(width):
+            state[d * width + c] += key[d] * beta * miss[c]
+
+
+@kernel("gated_delta_rule_back")
+def gated_delta_rule_back():
+    """a: g, q, k, v, decay, beta, states, begin, y (of q, k, v, decay, beta), T, H, H_k, D, E, scale bits. A unit is a
+    head of keys.
+
+    Scratch: states before each SAVED-th row, then before each row of such a stretch, the last state, its gradient; what
+    was missing in rows of a stretch, and two rows.
+    """
+
+    def run(a, begin, end, scratch):
+        rows, heads, k_heads, size, width, scale = a[9], a[10], a[11], a[12], a[13], bits_f32(a[14])
+        begins = i32p(a[7])
+        of_q = a[8]
+        of_k = of_q + rows * k_heads * size * 4
+        of_v = of_k + rows * k_heads * size * 4
+        of_decay = of_v + rows * heads * width * 4
+        of_beta = of_decay + rows * heads * 4
+        whole = size * width
+        stretches = (rows + SAVED - 1) // SAVED
+        olds = scratch + stretches * whole * 4
+        s, ds = olds + SAVED * whole * 4, f32p(olds + (SAVED + 1) * whole * 4)
+        missed = olds + (SAVED + 2) * whole * 4
+        of_sum = f32p(missed + SAVED * width * 4)
+        for k_head in range(begin, end):
+            for t in range(rows):
+                at = (t * k_heads + k_head) * size * 4
+                dq, dk = f32p(of_q + at), f32p(of_k + at)
+                for d in range(size):
+                    dq[d] = np.float32(0)
+                    dk[d] = np.float32(0)
+            for h in range(k_head, heads, k_heads):
+                place = a[6] + h * whole * 4
+                for t in range(rows):
+                    if begins[t] >= 0:
+                        copy_rows(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
+                    if t % SAVED == 0:
+                        copy_rows(s, 0, scratch + t // SAVED * whole * 4, 0, 1, whole)
+                    i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
+                    _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], missed, size, width)
+                for j in range(whole):
+                    ds[j] = np.float32(0)
+                for stretch in range(stretches - 1, -1, -1):
+                    t0 = stretch * SAVED
+                    stop = min(rows, t0 + SAVED)
+                    copy_rows(scratch + stretch * whole * 4, 0, s, 0, 1, whole)
+                    for t in range(t0, stop):
+                        if begins[t] >= 0:
+                            copy_rows(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
+                        copy_rows(s, 0, olds + (t - t0) * whole * 4, 0, 1, whole)
+                        i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
+                        miss = missed + (t - t0) * width * 4
+                        _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], miss, size, width)
+                    for t in range(stop - 1, t0 - 1, -1):
+                        i, at = t * heads + h, (t * k_heads + k_head) * size * 4
+                        g, dv = f32p(a[0] + i * width * 4), f32p(of_v + i * width * 4)
+                        q, k, dq, dk = f32p(a[1] + at), f32p(a[2] + at), f32p(of_q + at), f32p(of_k + at)
+                        old, miss = f32p(olds + (t - t0) * whole * 4), f32p(missed + (t - t0) * width * 4)
+                        decay, beta = f32p(a[4])[i], f32p(a[5])[i]
+                        for c in range(width):
+                            of_sum[c] = np.float32(0)
+                        for d in range(size):
+                            found, own = np.float32(0), np.float32(0)
+                            for c in range(width):
+                                new = decay * old[d * width + c] + k[d] * beta * miss[c]
+                                found += new * g[c]
+                                ds[d * width + c] += scale * q[d] * g[c]
+                                own += ds[d * width + c] * miss[c]
+                                of_sum[c] += ds[d * width + c] * k[d]
+                            dq[d] += scale * found
+                            dk[d] += beta * own
+                        total = np.float32(0)
+                        for c in range(width):
+                            total += of_sum[c] * miss[c]
+                            dv[c] = beta * of_sum[c]
+                        f32p(of_beta)[i] = total
+                        total = np.float32(0)
+                        for d in range(size):
+                            own = np.float32(0)
+                            for c in range(width):
+                                own += old[d * width + c] * dv[c]
+                                ds[d * width + c] -= k[d] * dv[c]
+                                total += ds[d * width + c] * old[d * width + c]
+                                ds[d * width + c] *= decay
+                            dk[d] -= decay * own
+                        f32p(of_decay)[i] = total
+                        if begins[t] >= 0:
+                            for j in range(whole):
+                                ds[j] = np.float32(0)
+
+    return run
