@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 LANES = 16  # outputs that kernels make together, which must not be of two experts
 _DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
+_OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
     weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
     if h.kind.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
-        biases = [name.replace(".weight", ".bias") for name in weights if name.endswith("norm.weight")]
+        norms = [name for name in weights if name.endswith("norm.weight") and not name.endswith(_OF_HEADS)]
+        biases = [name.replace(".weight", ".bias") for name in norms]
         for name in biases:
             if name not in weights:
                 weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)
