@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.architectures import ARCHITECTURES
+from models.errors import ModelFileError
 from models.keys import Keys
 
 
@@ -43,10 +44,15 @@ def read_recurrent(keys: Keys, n_layer: int, n_embd: int) -> Recurrent | None:
     kind = ARCHITECTURES[keys.arch].recurrent
     if not kind:
         return None
+    layers = _without_heads(keys, n_layer) if kind == "conv" else _but_every(keys, n_layer)
+    if all(layers):
+        raise ModelFileError(keys.file, f"none of {n_layer} layers attends, which is not supported")
+    if not any(layers):
+        return None
     if kind == "conv":
         n_taps = keys.count("shortconv.l_cache")
         _check_taps(keys, "shortconv.l_cache", n_taps)
-        return Recurrent(_without_heads(keys, n_layer), n_taps, n_embd)
+        return Recurrent(layers, n_taps, n_embd)
     n_key_heads, n_heads = keys.count("ssm.group_count"), keys.count("ssm.time_step_rank")
     size, n_taps = keys.count("ssm.state_size"), keys.count("ssm.conv_kernel")
     if n_heads % n_key_heads:
@@ -55,7 +61,7 @@ def read_recurrent(keys: Keys, n_layer: int, n_embd: int) -> Recurrent | None:
         raise keys.error("ssm.inner_size", f"is not that of {n_heads} heads of {size}, which is not supported")
     _check_taps(keys, "ssm.conv_kernel", n_taps)
     columns = (2 * n_key_heads + n_heads) * size
-    return Recurrent(_but_every(keys, n_layer), n_taps, columns, n_key_heads, n_heads, size)
+    return Recurrent(layers, n_taps, columns, n_key_heads, n_heads, size)
 
 
 def _check_taps(keys: Keys, key: str, n: int) -> None:

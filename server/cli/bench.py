@@ -182,8 +182,9 @@ class Bench:
     def going_on(self, batch: UBatch) -> UBatch:
         """The batch, whose sequences go on from states that steps before have left, where layers keep such."""
         if self.engine.n_states:
+            around = [None, *batch.slot, None]
             for i, slot in enumerate(batch.slot):
-                first, last = slot not in batch.slot[:i], slot not in batch.slot[i + 1 :]
+                first, last = around[i] != slot, around[i + 2] != slot
                 batch.begin.append(self.states.get(slot, 0) if first and batch.pos[i] else -(not first))
                 batch.end.append(1 + 2 * slot + (self.states.get(slot, 0) == 1 + 2 * slot) if last else -1)
             self.states |= {slot: row for slot, row in zip(batch.slot, batch.end, strict=True) if row > 0}
