@@ -61,6 +61,7 @@ class Architecture:
     head_of_mean: bool = False  # a head that ranks gets the mean of a text's rows, and activates it as blocks do
     head_softmax: bool = False  # what it says of a pair are the chances of its classes
     gated_attention: bool = False  # each query has a gate behind it, by whose sigmoid what its head gets is multiplied
+    heads_by_group: bool = False  # of the delta rule: those that share keys stand side by side (models/recurrent.py)
     recurrent: str = ""  # layers that keep a state (models/recurrent.py): conv or delta
     output_norm: str = "output_norm"  # the norm of what the last layer gives, as the file calls it
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
@@ -110,6 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3vlmoe": _A(head_norm=True, experts=True),
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, experts=True),
+    "qwen3next": replace(_QWEN35, experts=True, heads_by_group=True),
     "lfm2": _LFM2,
     "lfm2moe": replace(_LFM2, experts=True, gating=None),
     "qwen2moe": _A(experts=True, weights_norm=False),

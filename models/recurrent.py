@@ -1,4 +1,4 @@
-"""Layers that keep a state of each sequence: short convolutions (LFM 2), gated delta nets (Qwen 3.5)."""
+"""Layers that keep a state of each sequence: short convolutions (LFM 2), gated delta nets (Qwen 3.5, Qwen 3 Next)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from graph.ops.elementwise import add, mul, silu
 from graph.ops.norm import rms_norm
 from graph.ops.pointwise import exp, sigmoid, softplus
 from graph.ops.shape import reshape
-from graph.ops.window import take_block
+from graph.ops.window import take_block, transpose
 from graph.tensor import Tensor, const
 from models.batch import Memory, States
 from models.hparams import Hparams
@@ -40,13 +40,32 @@ def delta_net(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memor
     n_keys = r.n_key_heads * r.size
     q, k = (_unit(columns(mixed, i * n_keys, (i + 1) * n_keys), r, h.eps) for i in range(2))
     v = reshape(columns(mixed, 2 * n_keys, r.n_columns), shape=(-1, r.n_heads, r.size))
-    learned = sigmoid(b.linear("ssm_beta", x))  # (T, n_heads)
-    steps = softplus(add(b.linear("ssm_alpha", x), b.tensors[f"{b.prefix}ssm_dt.bias"]))
-    decay = exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
+    if h.kind.heads_by_group:  # of each group first how much its heads learn, then how they fade
+        both = reshape(b.linear("ssm_ba", x), shape=(-1, r.n_key_heads, 2, r.n_heads // r.n_key_heads))
+        learned, steps = (_half(both, i) for i in range(2))
+    else:
+        learned, steps = b.linear("ssm_beta", x), b.linear("ssm_alpha", x)  # (T, n_heads)
+    steps = softplus(add(steps, b.tensors[f"{b.prefix}ssm_dt.bias"]))
+    learned, decay = sigmoid(learned), exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
+    if h.kind.heads_by_group:  # the op has heads of the same place in their groups side by side
+        v, learned, decay = (_turned(t, r.n_key_heads) for t in (v, learned, decay))
     y = memory.recall(layer, q, k, v, decay, learned)
+    y = _turned(y, r.n_heads // r.n_key_heads) if h.kind.heads_by_group else y
     gate = reshape(b.linear("attn_gate", x), shape=y.shape)
     y = mul(rms_norm(y, b["ssm_norm"], eps=h.eps), silu(gate))
     return reshape(y, shape=(-1, r.n_heads * r.size))
+
+
+def _half(both: Tensor, i: int) -> Tensor:
+    """(T, n_heads) of (T, groups, 2, heads of each)."""
+    part = take_block(both, start=(0, 0, i, 0), shape=(*both.shape[:2], 1, both.shape[3]))
+    return reshape(part, shape=(both.shape[0], -1))
+
+
+def _turned(x: Tensor, n: int) -> Tensor:
+    """(T, n_heads, …), which stand in n groups: the first of each group first, then the second."""
+    grouped = reshape(x, shape=(x.shape[0], n, x.shape[1] // n, *x.shape[2:]))
+    return reshape(transpose(grouped, axes=(0, 2, 1, *range(3, len(grouped.shape)))), shape=x.shape)
 
 
 def _unit(x: Tensor, r: Recurrent, eps: float) -> Tensor:

@@ -183,8 +183,11 @@ def _recurrent_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Pa
     yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
     yield from _one(b + "attn_qkv.weight", r.n_columns, h.n_embd)
     yield from _one(b + "attn_gate.weight", n_values, h.n_embd)
-    for name in ("ssm_alpha", "ssm_beta"):
-        yield from _one(f"{b}{name}.weight", r.n_heads, h.n_embd)
+    if h.kind.heads_by_group:
+        yield from _one(b + "ssm_ba.weight", 2 * r.n_heads, h.n_embd)
+    else:
+        yield from _one(b + "ssm_alpha.weight", r.n_heads, h.n_embd)
+        yield from _one(b + "ssm_beta.weight", r.n_heads, h.n_embd)
     yield from _one(b + "ssm_dt.bias", r.n_heads)
     yield from _one(b + "ssm_a", r.n_heads)
     yield from _one(b + "ssm_norm.weight", r.size)

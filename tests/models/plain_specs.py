@@ -148,6 +148,15 @@ PLAIN = {
         n_expert_used=2,
         keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
     ),
+    "qwen3next": Spec(
+        "qwen3next",
+        n_layer=4,
+        head_dim=32,
+        n_ff=32,
+        n_expert=6,
+        n_expert_used=2,
+        keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
+    ),
     "lfm2": Spec("lfm2", n_layer=4, keys=LFM2_KEYS),
     "lfm2moe": Spec(
         "lfm2moe",

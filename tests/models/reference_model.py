@@ -45,7 +45,7 @@ BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lf
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
-    *("lfm2moe", "qwen35moe"),
+    *("lfm2moe", "qwen35moe", "qwen3next"),
 )
 FUSED_QKV = ("bailingmoe2",)  # and nothing else
 LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
@@ -172,7 +172,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             if n := s.n_ff_shared:
                 layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
                 layer |= {"ffn_down_shexp": (s.n_embd, n)}
-                if s.arch in ("qwen2moe", "qwen35moe"):
+                if s.arch in ("qwen2moe", "qwen35moe", "qwen3next"):
                     layer |= {"ffn_gate_inp_shexp": (s.n_embd,) if "vectors" in s.traits else (1, s.n_embd)}
         else:
             layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-QWEN35 = ("qwen35", "qwen35moe")
+QWEN35 = ("qwen35", "qwen35moe", "qwen3next")
 LFM2 = ("lfm2", "lfm2moe")
 DELTA = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.state_size": 16}
 DELTA |= {"ssm.inner_size": 64, "full_attention_interval": 2}
@@ -34,8 +34,11 @@ def state_shapes(s: Any) -> dict[str, tuple[int, ...]]:
         "ssm_conv1d": (columns, taps),
         "attn_qkv": (columns, s.n_embd),
         "attn_gate": (n, s.n_embd),
-        "ssm_alpha": (heads, s.n_embd),
-        "ssm_beta": (heads, s.n_embd),
+        **(
+            {"ssm_ba": (2 * heads, s.n_embd)}
+            if s.arch == "qwen3next"
+            else {"ssm_alpha": (heads, s.n_embd), "ssm_beta": (heads, s.n_embd)}
+        ),
         "ssm_dt.bias": (heads,),
         "ssm_a": (heads,),
         "ssm_norm": (size,),
@@ -75,15 +78,22 @@ def _delta_net(s: Any, t: dict[str, Array], b: str, x: Array) -> Array:
     q, k = (y.reshape(len(x), groups, size) for y in (q, k))
     q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + 1e-5) for y in (q, k))
     v = v.reshape(len(x), heads, size)
-    learned = _sigmoid(x @ t[b + "ssm_beta.weight"].T)
-    fade = np.exp(t[b + "ssm_a"] * np.log1p(np.exp(x @ t[b + "ssm_alpha.weight"].T + t[b + "ssm_dt.bias"])))
+    if s.arch == "qwen3next":  # transformers' modeling_qwen3_next.py: fix_query_key_value_ordering
+        both = (x @ t[b + "ssm_ba.weight"].T).reshape(len(x), groups, -1)
+        beta, alpha = (half.reshape(len(x), heads) for half in np.split(both, 2, -1))
+        key_of = [h // (heads // groups) for h in range(heads)]
+    else:
+        beta, alpha = (x @ t[f"{b}ssm_{name}.weight"].T for name in ("beta", "alpha"))
+        key_of = [h % groups for h in range(heads)]
+    learned = _sigmoid(beta)
+    fade = np.exp(t[b + "ssm_a"] * np.log1p(np.exp(alpha + t[b + "ssm_dt.bias"])))
     y = np.zeros_like(v)
     for h in range(heads):
         memory = np.zeros((size, size))  # from keys to values
         for i in range(len(x)):
-            key = k[i, h % groups]
+            key = k[i, key_of[h]]
             memory = fade[i, h] * memory
             memory = memory + np.outer(key, learned[i, h] * (v[i, h] - key @ memory))
-            y[i, h] = q[i, h % groups] @ memory / np.sqrt(size)
+            y[i, h] = q[i, key_of[h]] @ memory / np.sqrt(size)
     y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-5) * t[b + "ssm_norm.weight"] * z * _sigmoid(z)
     return y.reshape(len(x), -1) @ t[b + "ssm_out.weight"].T
