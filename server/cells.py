@@ -29,7 +29,7 @@ class Cells:
         cannot be moved; "": they can."""
         self._session.prepare("copies", self.copied)
         if self._model.hparams.recurrent:
-            return "this model's layers keep states, which cannot forget tokens"
+            return "there are states, too"
         try:
             placement, _ = self._session.measure(self.moved)
         except ValueError as error:

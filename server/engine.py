@@ -128,6 +128,8 @@ class Engine:
                     raise ValueError(
                         f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {size}"
                     )
+        if options.moves and h.recurrent:
+            raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
         share = 1 if options.unified else options.n_slots
         self.n_ctx = options.n_ctx or h.n_ctx_train * share
         most = h.n_ctx_train if h.kind.learned_positions else self.n_ctx

@@ -1,0 +1,64 @@
+"""A model whose layers keep states, through the port: company, going on, and what it cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.plain_specs import PLAIN
+from tests.models.reference_model import write
+
+CHAT = [{"role": "user", "content": "Tell me of rivers and of rain. " * 4}]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("states") / "m.gguf"
+    write(made, replace(PLAIN["qwen35"], n_vocab=512, vocabulary=True, n_ctx_train=1024))
+    return made
+
+
+def test_chats_in_company(serve: Any, connect: Any, path: Path) -> None:
+    url = serve(path, "-c", "4096", "-np", "3", "--ctx-checkpoints", "3").url
+    client = connect(f"{url}/v1")
+
+    def answer(chat: list[dict[str, str]], **more: Any) -> Any:
+        return client.chat.completions.create(
+            model="m", messages=chat, max_tokens=16, temperature=0.8, seed=4, logprobs=True, **more
+        )
+
+    def told(reply: Any) -> list[tuple[str, float]]:
+        return [(token.token, token.logprob) for token in reply.choices[0].logprobs.content]
+
+    chats = [[{"role": "user", "content": f"{i}. {CHAT[0]['content']}"}] for i in range(6)]
+    alone = [told(answer(chat)) for chat in chats]
+    with ThreadPoolExecutor(6) as threads:
+        assert [told(reply) for reply in threads.map(answer, chats)] == alone
+    first = answer(CHAT)
+    longer = [*CHAT, {"role": "assistant", "content": first.choices[0].message.content}, *CHAT]
+    whole = answer(longer, extra_body={"cache_prompt": False})
+    again = answer(longer)
+    assert told(again) == told(whole)
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    draft = [{"type": "content", "content": whole.choices[0].message.content}]
+    assert told(answer(longer, prediction=draft[0])) == told(whole)
+
+
+def test_what_it_cannot_do_is_said(serve: Any, path: Path, tmp_path: Path) -> None:
+    server = serve(path, "-c", "512", "--slot-save-path", str(tmp_path))
+    server.post("/completion", {"prompt": "rain", "n_predict": 2})
+    for body in ({"prompt": "rain", "n_cache_reuse": 4}, {"filename": "slot"}):
+        with pytest.raises(Exception, match="501"):
+            server.post("/slots/0?action=save" if "filename" in body else "/completion", body)
+    for flags, said in ((["--context-shift"], "--context-shift: this model's layers keep states"),):
+        command = [sys.executable, "-m", "server.cli", "serve", "-m", str(path), "--port", "0", *flags]
+        got = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert got.returncode == 1
+        assert said in got.stderr
+        assert got.stderr.count("\n") == 1
