@@ -81,8 +81,13 @@ def _but_every(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     """All but each so many-th, or those that the file names."""
     named = keys.get("attention.recurrent_layers")
     if named is not None:
+        key = "attention.recurrent_layers"
         if not isinstance(named, np.ndarray) or len(named) < n_layer:
-            raise keys.error("attention.recurrent_layers", f"is not a flag for each of {n_layer} layers")
-        return tuple(named[:n_layer].astype(bool).tolist())
-    period = keys.count("full_attention_interval", 4)
-    return tuple((layer + 1) % period != 0 for layer in range(n_layer))
+            raise keys.error(key, f"is not a flag for each of {n_layer} layers")
+        layers = tuple(named[:n_layer].astype(bool).tolist())
+    else:
+        key, period = "full_attention_interval", keys.count("full_attention_interval", 4)
+        layers = tuple((layer + 1) % period != 0 for layer in range(n_layer))
+    if all(layers):
+        raise keys.error(key, f"leaves none of {n_layer} layers that attends, which is not supported")
+    return layers

@@ -76,6 +76,11 @@ class EngineOptions:
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
 
 
+def n_state_rows(n_slots: int, n_checkpoints: int) -> int:
+    """Rows of states: nothing's, one before and one after a step for each slot, and those that are kept."""
+    return 1 + n_slots * (2 + n_checkpoints)
+
+
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
     """Backends in the order given; the CPU is added last when it is not named, because it runs every op.
 
@@ -167,9 +172,8 @@ class Engine:
 
     @property
     def n_states(self) -> int:
-        """Rows of states: nothing's, one before and one after a step for each slot, and those that are kept. 0: the
-        model has no layers with such."""
-        return 1 + self.options.n_slots * (2 + self.options.n_checkpoints) if self.hparams.recurrent else 0
+        """0: the model has no layers with such."""
+        return n_state_rows(self.options.n_slots, self.options.n_checkpoints) if self.hparams.recurrent else 0
 
     def load(self) -> None:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""

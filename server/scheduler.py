@@ -235,12 +235,12 @@ class Scheduler:
         for seq in self.running:
             if seq.started:
                 debt = self._debt(seq)
-                if debt > 1:
-                    prompts.append(seq)
-                elif not debt:
+                if not debt:
                     pass  # its context is full, and finds no room to shift
                 elif seq.late and not seq.sampler.ready:
-                    late.append((seq, 1))
+                    late.append((seq, 1))  # with states it owes all that the step without the mask was to pay
+                elif debt > 1:
+                    prompts.append(seq)
                 else:
                     plan.append((seq, 1))
         if not plan and not prompts:
@@ -327,6 +327,8 @@ class Scheduler:
     def _step_failed(self, group: Plan, rest: Plan, error: Exception, events: Events) -> Plan:
         """Halve the batch, in order of rank. One that fails alone, with a single token, has failed."""
         self.stats.n_failed_steps += 1
+        if self.cache.states is not None:
+            self.cache.states.undo(group)
         if any(n > seq.owed for seq, n in group):
             return [(seq, min(n, seq.owed)) for seq, n in group] + rest  # without drafts first
         n_tokens = sum(n for _, n in group)

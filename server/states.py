@@ -80,6 +80,11 @@ class States:
                 if seq.n_computed < position < seq.n_computed + min(n, seq.owed) and self._n_available:
                     seq.ends[position] = self._take()
 
+    def undo(self, plan: list[tuple[Sequence, int]]) -> None:
+        """The step does not count."""
+        for seq, _ in plan:
+            self._drop_ends(seq)
+
     def commit(self, seq: Sequence) -> None:
         """The step counts: the sequence is at n_computed, and its full pages are known."""
         row = seq.ends.pop(seq.n_computed, None)

@@ -128,7 +128,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     from graph.dtype import nbytes as bytes_of
     from models.batch import cache_types
     from server.cli.devices import total_memory
-    from server.engine import EngineOptions
+    from server.engine import EngineOptions, n_state_rows
 
     devices, places = placement(options)
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
@@ -137,6 +137,15 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     types = cache_types(hparams, options.cache_type_k, options.cache_type_v)
     per_cell = sum(bytes_of(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
     room = int(0.9 * total_memory()) - nbytes
+    n_checkpoints = getattr(options, "ctx_checkpoints", 2)
+    if hparams.recurrent:
+        states = n_state_rows(n_slots(options), n_checkpoints) * hparams.recurrent.nbytes
+        if states > max(room, 0) and n_checkpoints > 2:
+            needed, has = states / 2**30, max(room, 0) / 2**30
+            raise CliError(
+                f"--ctx-checkpoints {n_checkpoints}: would need {needed:.1f} GiB, there is room for {has:.1f}"
+            )
+        room -= states
     n_ctx = options.ctx_size
     if n_ctx * per_cell > max(room, 0) and n_ctx > 4096:
         needed, has = n_ctx * per_cell / 2**30, max(room, 0) / 2**30
@@ -157,7 +166,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         type_v=options.cache_type_v,
         threads=n_threads(options),
         overrides=overrides(options),
-        n_checkpoints=getattr(options, "ctx_checkpoints", 2),
+        n_checkpoints=n_checkpoints,
         moves=moves_for(options),
         devices=devices,
         placement=places,

@@ -94,6 +94,49 @@ def test_a_step_that_fails_has_changed_nothing() -> None:
         assert b.answers[seq].outcome() == oracle(seq.request, 1024)
 
 
+def test_what_a_failed_step_has_taken_is_free_for_others() -> None:
+    b = bench(n_checkpoints=0, n_slots=3, n_ubatch=128)
+    states = b.scheduler.cache.states
+    assert states is not None
+    first, other = (b.submit(prompt(100, i)) for i in range(2))
+    b.scheduler.step()
+    other.tokens += [1] * 90
+    other.marks = {other.n_computed + n - other.n_computed % PAGE for n in (16, 32, 48, 64, 80)}
+    states.prepare([(other, other.owed)])
+    assert states.n_spare == 0
+    states.undo([(other, other.owed)])
+    states.prepare([(first, 1)])
+    assert len(first.ends) == 1
+
+
+def test_who_waits_for_a_mask_computes_nothing_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(n_ubatch=64)
+    stream = b.submit(prompt(5), n_predict=12, ignore_eos=True)
+    b.step(2)
+    late = b.submit(prompt(40, 3), n_predict=3, ignore_eos=True)
+    step, told = b.engine.step, []
+
+    def without_mask(batch: Any) -> Any:
+        result = step(batch)
+        if late.slot and 1 < batch.slot.count(late.slot.id) == late.owed and not told:
+            told.append(len(batch.out) - 1)
+            late.sampler.ready = False
+            result.unsampled[told[0]] = ""
+        return result
+
+    monkeypatch.setattr(b.engine, "step", without_mask)
+    b.step(4)
+    assert told
+    n = late.n_computed
+    b.step(3)
+    assert late.n_computed == n < 40 - 1
+    assert [len(batch.tokens) for batch in b.engine.batches[-3:]] == [1, 1, 1]
+    late.sampler.ready = True
+    b.drain()
+    for seq in (stream, late):
+        assert b.answers[seq].outcome() == oracle(seq.request, 1024)
+
+
 def test_without_a_page_to_go_on_in_it_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     b = bench(n_slots=2, n_ctx=4 * PAGE)
     answer = b.run(prompt(10), n_predict=2, ignore_eos=True).ids
