@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.architectures import ARCHITECTURES
-from models.errors import ModelFileError
 from models.keys import Keys
 
 
@@ -45,8 +44,6 @@ def read_recurrent(keys: Keys, n_layer: int, n_embd: int) -> Recurrent | None:
     if not kind:
         return None
     layers = _without_heads(keys, n_layer) if kind == "conv" else _but_every(keys, n_layer)
-    if all(layers):
-        raise ModelFileError(keys.file, f"none of {n_layer} layers attends, which is not supported")
     if not any(layers):
         return None
     if kind == "conv":

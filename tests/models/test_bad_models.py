@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from models.errors import ModelFileError
 from models.gguf_file import GGUFFile
 from models.model import hparams_of
 from models.synth import synthesize
-from tests.models.plain_specs import PLAIN
-from tests.models.reference_model import write
 
 ROOT = Path(__file__).resolve().parents[2]
 Rewrite = Callable[..., Path]
@@ -159,13 +156,6 @@ def test_tensors_that_are_not_as_they_must_be(rewrite: Rewrite) -> None:
         line = refused(rewrite({"tokenizer.ggml.tokens": GONE}, {name: array}))
         assert f"tensor '{name}'" in line
         assert words in line
-
-
-def test_some_layers_attend(tmp_path: Path) -> None:
-    path, spec = tmp_path / "bad.gguf", PLAIN["qwen35"]
-    write(path, replace(spec, keys=spec.keys | {"full_attention_interval": 5}))
-    with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=r"full_attention_interval' leaves none of 4"):
-        hparams_of(gguf)
 
 
 def test_as_many_tokens_as_embeddings(rewrite: Rewrite) -> None:
