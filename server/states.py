@@ -30,12 +30,17 @@ class States:
 
     @property
     def n_spare(self) -> int:
-        """Rows that a step may write beside those that its sequences need."""
-        return max(0, self._n_available - self._n_slots)
+        """Rows that a step may write for guesses, which take none of what is kept for each slot, the last first."""
+        return max(0, self._n_available - self._n_slots - min(self._n_slots, self._n_idle))
 
     @property
     def _n_available(self) -> int:
-        return len(self._free) + sum(self._refs[row] == 1 for row in self._kept.values())
+        return len(self._free) + self._n_idle
+
+    @property
+    def _n_idle(self) -> int:
+        """Rows that are kept for whoever may go on from there."""
+        return sum(self._refs[row] == 1 for row in self._kept.values())
 
     def match(
         self, tokens: list[int], limit: int, path: list[Node], root: Node

@@ -9,6 +9,7 @@ from scheduler_fakes import N_VOCAB, POISON, Bench, oracle, prompt
 
 from server.errors import NotSupported
 from server.prefix import PrefixCache
+from server.requests import CompletionRequest
 from server.slot_actions import install, snapshot
 from server.slot_files import SlotState
 from server.speculation.settings import SpeculationParams
@@ -81,7 +82,25 @@ def test_guesses_are_as_many_as_there_are_rows() -> None:
     b.drain()
     asked(b, prompt(20), 12, speculation=SpeculationParams(draft=tuple(draft)))
     written = [sum(row > 0 for row in batch.end) for batch in b.engine.batches]
-    assert max(written) == 1 + 4 + 1  # what is sure, the guesses, and where the first of them parted
+    assert max(written) == 1 + 3 + 1  # what is sure, the guesses, and where the first of them parted
+
+
+def test_guesses_leave_what_was_kept_last() -> None:
+    """In company and alone, each prompt with another end is known up to the place that was kept of it."""
+    for n_slots in (1, 4):
+        b = bench(n_slots=n_slots)
+        known = []
+        for drafts in (False, True):
+            seqs = []
+            for i in range(n_slots):
+                ids, *_ = oracle(
+                    CompletionRequest(tuple(prompt(100, i + 9 * drafts)), n_predict=12, ignore_eos=True), 1024
+                )
+                draft = SpeculationParams(draft=tuple(ids) if drafts else ())
+                seqs.append(b.submit(prompt(100, i + 9 * drafts), n_predict=12, ignore_eos=True, speculation=draft))
+            b.drain()
+            known.append([asked(b, [*prompt(92, i + 9 * drafts), 3, 2, 1]) for i in range(n_slots)])
+        assert known[0] == known[1] == [80] * n_slots
 
 
 def test_a_step_that_fails_has_changed_nothing() -> None:
