@@ -14,7 +14,7 @@ from graph.ops.norm import rms_norm
 from graph.ops.rope import rope
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape, slice_rows
-from graph.ops.window import set_block, take_block
+from graph.ops.window import set_block, take_columns
 from graph.tensor import Tensor, const
 from models.batch import Memory, Weighing
 from models.hparams import Hparams
@@ -55,14 +55,14 @@ class Heads:
         else:
             q = b.linear("attn_q", x)
         q = reshape(q, shape=(-1, latent.n_plain + latent.n_turned))  # (T · n_head, …)
-        plain, turned = columns(q, 0, latent.n_plain), columns(q, latent.n_plain, latent.n_turned)
+        plain, turned = take_columns(q, 0, latent.n_plain), take_columns(q, latent.n_plain, latent.n_turned)
         met = expert_linear(self._placed(plain), b["attn_k_b"], self._order, n=self._n)
         return reshape(joined(turned, self._back(met)), shape=(-1, self._n, latent.width))
 
     def values(self, rows: Tensor) -> Tensor:
         """(T, n_head · n_value) of weighted sums of rows (T, n_head, width)."""
         b, latent = self._side.b, self._latent
-        sums = self._placed(columns(reshape(rows, shape=(-1, latent.width)), latent.n_turned, latent.rank))
+        sums = self._placed(take_columns(reshape(rows, shape=(-1, latent.width)), latent.n_turned, latent.rank))
         made = expert_linear(sums, b["attn_v_b"], self._order, n=self._n)
         return reshape(self._back(made), shape=(-1, self._n * latent.n_value))
 
@@ -73,11 +73,6 @@ class Heads:
     def _back(self, y: Tensor) -> Tensor:
         places = reshape(slice_rows(self._order, start=1, stop=2), shape=(y.shape[0],))
         return get_rows(y, places)
-
-
-def columns(x: Tensor, start: int, n: int) -> Tensor:
-    """(R, n) of x (R, K)."""
-    return take_block(x, start=(0, start), shape=(x.shape[0], n))
 
 
 def joined(a: Tensor, b: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from graph.ops.elementwise import add, gelu, mul, scaled
 from graph.ops.norm import rms_norm
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
-from graph.ops.window import take_block
+from graph.ops.window import take_columns
 from graph.tensor import Tensor
 from models.hparams import Hparams
 from models.weights import Weights
@@ -24,5 +24,5 @@ def layer_inputs(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:
 def layer_input(b: Weights, h: Hparams, layer: int, inputs: Tensor, x: Tensor) -> Tensor:
     """(T, n_embd): what a layer makes of its input, gated by x (T, n_embd), to be added."""
     n = h.n_embd_per_layer
-    own = take_block(inputs, start=(0, layer * n), shape=(inputs.shape[0], n))
+    own = take_columns(inputs, layer * n, n)
     return b.norm("post_norm", b.linear("proj", mul(gelu(b.linear("inp_gate", x)), own)), h)

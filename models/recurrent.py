@@ -6,7 +6,7 @@ from graph.ops.elementwise import add, mul, silu
 from graph.ops.norm import rms_norm
 from graph.ops.pointwise import exp, sigmoid, softplus
 from graph.ops.shape import reshape
-from graph.ops.window import take_block, transpose
+from graph.ops.window import take_block, take_columns, transpose
 from graph.tensor import Tensor, const
 from models.batch import Memory, States
 from models.hparams import Hparams
@@ -22,15 +22,11 @@ def recurrent(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memor
     return (short_conv if h.kind.recurrent == "conv" else delta_net)(b, h, r, layer, x, memory)
 
 
-def columns(x: Tensor, start: int, stop: int) -> Tensor:
-    return take_block(x, start=(0, start), shape=(x.shape[0], stop - start))
-
-
 def short_conv(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: States) -> Tensor:
     """(T, n_embd): a convolution of rows that are gated before and after."""
     n = r.n_columns
     both = b.linear("shortconv.in_proj", x)  # (T, 3 · n): before, after, rows
-    before, after, rows = (columns(both, i * n, (i + 1) * n) for i in range(3))
+    before, after, rows = (take_columns(both, i * n, n) for i in range(3))
     return mul(after, memory.convolve(layer, mul(before, rows), b["shortconv.conv"]))
 
 
@@ -38,8 +34,8 @@ def delta_net(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memor
     """(T, n_heads · size): what each head recalls, normalised and gated (Yang et al., 2024)."""
     mixed = silu(memory.convolve(layer, b.linear("attn_qkv", x), b["ssm_conv1d"]))
     n_keys = r.n_key_heads * r.size
-    q, k = (_unit(columns(mixed, i * n_keys, (i + 1) * n_keys), r, h.eps) for i in range(2))
-    v = reshape(columns(mixed, 2 * n_keys, r.n_columns), shape=(-1, r.n_heads, r.size))
+    q, k = (_unit(take_columns(mixed, i * n_keys, n_keys), r, h.eps) for i in range(2))
+    v = reshape(take_columns(mixed, 2 * n_keys, r.n_heads * r.size), shape=(-1, r.n_heads, r.size))
     if h.kind.heads_by_group:  # of each group first how much its heads learn, then how they fade
         both = reshape(b.linear("ssm_ba", x), shape=(-1, r.n_key_heads, 2, r.n_heads // r.n_key_heads))
         learned, steps = (_half(both, i) for i in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +35,7 @@ class Recurrent:
     @property
     def nbytes(self) -> int:
         """A sequence's state in all layers."""
-        rows, columns = self.conv_shape
-        return 4 * sum(self.layers) * (rows * columns + self.n_heads * self.size * self.size)
+        return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.delta_shape))
 
 
 def read_recurrent(keys: Keys, n_layer: int, n_embd: int) -> Recurrent | None:

@@ -18,25 +18,22 @@ COPIES = 8  # pages that one run copies
 
 
 class Cells:
-    """`spare`: a page that no sequence has. `can_move` is known after `prepare`."""
+    """`spare`: a page that no sequence has. `can_move` is known after `prepare_moves`."""
 
     def __init__(self, session: Session, model: Model, memory: PagedMemory, spare: int) -> None:
         self._session, self._model, self._memory, self._spare = session, model, memory, spare
         self.can_move = False
 
-    def prepare(self, load: Callable[[Sequence[Tensor]], None], *, moves: bool) -> str:
-        """Make the plans; `moves`: that of moves, too. What the CPU runs of them is loaded by `load`. Says why cells
-        cannot be moved; "": they can."""
-        self._session.prepare("copies", self.copied)
-        if self._model.hparams.recurrent:
-            return "there are states, too"
+    def prepare_moves(self, load: Callable[[Sequence[Tensor]], None], *, soon: bool) -> str:
+        """Why cells cannot be moved; "": they can, and `load` has loaded what the CPU runs of it. `soon`: the plan is
+        made, too."""
         try:
             placement, _ = self._session.measure(self.moved)
         except ValueError as error:
             return f"the device cannot move cells of the cache ({error})"
         self.can_move = True
         load(placement.nodes_of(len(self._session.backends) - 1))
-        if moves:
+        if soon:
             self._session.prepare("moves", self.moved)
         return ""
 

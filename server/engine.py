@@ -196,9 +196,11 @@ class Engine:
         largest = Shape(self.options.n_ubatch, 0)
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1, whole=True), UBatch())
-        problem = self.cells.prepare(self.prepare_kernels, moves=bool(self.options.moves))
-        if problem and self.options.moves:
-            raise DeviceError(f"{self.options.moves}: {problem}")
+        self.session.prepare("copies", self.cells.copied)
+        if not self.hparams.recurrent:  # states cannot forget tokens
+            problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
+            if problem and self.options.moves:
+                raise DeviceError(f"{self.options.moves}: {problem}")
         self.gguf.release()
         self._ahead = usual(self.options.n_slots, self.options.n_ubatch)[::-1]
 

@@ -93,10 +93,7 @@ class KvCache:
     def _start_anew(self, states: States, seq: Sequence) -> None:
         """There is no page to go on in from where its state is."""
         states.release(seq)
-        for page in reversed(seq.table):
-            self.prefixes.release(page)
-        seq.table, seq.node = [], seq.root
-        seq.sealed = seq.n_computed = 0
+        self._let_go(seq)
 
     def grow(self, seq: Sequence, n: int) -> int:
         """Find cells for the next n tokens; returns for how many there are some."""
@@ -280,6 +277,10 @@ class KvCache:
             known = self.prefixes.keep(seq.node, seq.content(seq.n_computed), page, 1 << slot.id)
         if self.states is not None:
             self.states.leave(seq, known)
+        self._let_go(seq)
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Of all pages, whether what they hold is known or not."""
         for page in reversed(seq.table):
             self.prefixes.release(page)
         seq.table = []

@@ -25,7 +25,6 @@ class States:
         self._free = list(range(n_rows - 1, NOTHING, -1))
         self._refs = [0] * n_rows
         self._kept: OrderedDict[Node, int] = OrderedDict()  # after known content; the one not used for longest first
-        self._prefixes = prefixes
         prefixes.on_forget = self.forget
 
     @property
@@ -130,10 +129,10 @@ class States:
             self._drop(row)
 
     def _keep(self, node: Node, row: int) -> None:
-        if row != NOTHING and node not in self._kept:
-            self._kept[node] = self._share(row)
-        elif node in self._kept:
+        if node in self._kept:
             self._kept.move_to_end(node)
+        elif row != NOTHING:
+            self._kept[node] = self._share(row)
 
     def _drop_ends(self, seq: Sequence) -> None:
         for row in seq.ends.values():

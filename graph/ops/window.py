@@ -57,6 +57,11 @@ def _(g: Tensor, y: Tensor, x: Tensor, start: tuple[int, ...], shape: Shape) -> 
     return (add_block(broadcast_to(const(0.0), shape=x.shape), g, start=start),)
 
 
+def take_columns(x: Tensor, start: int, n: int) -> Tensor:
+    """(R, n) of x (R, K)."""
+    return take_block(x, start=(0, start), shape=(x.shape[0], n))
+
+
 @op
 def set_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
     """x with a block replaced (ggml's SET); of which gradients pass to what is left of x, and to the block."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from backends.cpu.backend import CPUBackend
 from graph.session import Session
 from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
+from models.model import Model, define_model, hparams_of
 from models.moves import move_cells
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Spec, write
@@ -20,14 +22,21 @@ from tests.models.test_gemma_layers import SMALL
 N = 9
 
 
-def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    write(path, Spec("smollm3", n_layer=5))
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Session, Model, PagedMemory]]:
+    """A model with four pages, on one thread."""
     session = Session([CPUBackend(1)])
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)
-        model = define_model(session, gguf, h, 64)
-        memory = PagedMemory.define(session, h, 4, (1, 4), "f32", "f32")
+        yield session, define_model(session, gguf, h, 64), PagedMemory.define(session, h, 4, (1, 4), "f32", "f32")
+    session.close()
+
+
+def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write(path, Spec("smollm3", n_layer=5))
+    with opened(path) as (session, model, memory):
+        h = model.hparams
         session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
         pos = np.arange(N, dtype=np.int32)
         feeds = {"tokens": pos + 5, "pos": pos, "slot": 0 * pos, "cells": pos + 16}
@@ -40,7 +49,6 @@ def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
             assert np.abs(source).min() > 0
             assert (source.tobytes() == target.tobytes()) == (layer == 3)
             np.testing.assert_allclose((source**2).sum(1), (target**2).sum(1), rtol=1e-5)  # turned, and no longer
-    session.close()
 
 
 @pytest.mark.parametrize("name", ["deepseek2", "hunyuan-dense"])
@@ -49,11 +57,8 @@ def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> N
     turned, and where keys are normalised when they are turned."""
     path = tmp_path / "m.gguf"
     write(path, PLAIN[name])
-    session = Session([CPUBackend(1)])
-    with GGUFFile.open(path) as gguf:
-        h = hparams_of(gguf)
-        model = define_model(session, gguf, h, 64)
-        memory = PagedMemory.define(session, h, 4, (1, 4), "f32", "f32")
+    with opened(path) as (session, model, memory):
+        h = model.hparams
         session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
         pos = np.arange(N, dtype=np.int32)
 
@@ -67,17 +72,13 @@ def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> N
         session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
         np.testing.assert_allclose(session.read(memory.keys[0].name)[2, :, :, :N], wanted, atol=1e-5)
         assert np.abs(wanted - before).max() > 0.1
-    session.close()
 
 
 def test_layers_have_cells_and_turns_of_their_own(tmp_path: Path) -> None:
     """What was moved is what would have been written there; layers that keep nothing are not moved."""
     write(path := tmp_path / "m.gguf", SMALL)
-    session = Session([CPUBackend(1)])
-    with GGUFFile.open(path) as gguf:
-        h = hparams_of(gguf)
-        model = define_model(session, gguf, h, 64)
-        memory = PagedMemory.define(session, h, 4, (1, 4), "f32", "f32")
+    with opened(path) as (session, model, memory):
+        h = model.hparams
         sizes = [(2, 16), (2, 16), (2, 32)] * 2
         assert [(t.shape[1], t.shape[2]) for t in memory.keys.values()] == [
             (t.shape[1], t.shape[3]) for t in memory.values.values()
@@ -98,4 +99,3 @@ def test_layers_have_cells_and_turns_of_their_own(tmp_path: Path) -> None:
             moved = session.read(t.name)[(3, *at[1:-1], 0)]
             np.testing.assert_allclose(moved, wanted, atol=1e-5)
             assert np.abs(wanted).max() > 0.1
-    session.close()

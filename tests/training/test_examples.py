@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
 from graph.session import Session
 from server.cli.main import main
 from training.errors import TrainingError
@@ -19,15 +17,6 @@ from training.examples import mnist
 from training.examples.network import Batches
 from training.examples.sine import OPTIMIZERS, Sine, picture, wave
 from training.lbfgs import minimize
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    backend = CPUBackend(1)
-    session = Session([backend])
-    yield session
-    session.close()
-    backend.close()
 
 
 def test_lbfgs_finds_known_minima() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
 from graph.session import Session
 from models.gguf_file import GGUFFile
 from models.lora import read_adapter
@@ -26,15 +24,6 @@ from training.trainer import Settings, Step, Trainer
 from training.windows import TextWindows
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) - 31
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    backend = CPUBackend(1)
-    session = Session([backend])
-    yield session
-    session.close()
-    backend.close()
 
 
 def trained(trainable: Trainable) -> list[float]:
