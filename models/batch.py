@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-
-from graph.backend import Bytes
-from graph.ops.attention import PAGE, attention, copy_pages, store_k, store_v
+from graph.ops.attention import PAGE, attention, store_k, store_v
 from graph.ops.causal import causal_attention
 from graph.ops.elementwise import broadcast_to
 from graph.ops.encoder import full_attention
@@ -24,6 +21,7 @@ from graph.ops.sinks import attention_sinks, causal_attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, const, feed
 from models.hparams import Hparams
+from models.page_pool import PagePool
 
 KV_TYPES = ("f32", "f16", "q8_0")
 
@@ -91,6 +89,7 @@ class Batch:
     pos: Tensor  # (T,) i32
     slot: Tensor  # (T,) i32: the row of `tables` that holds the token's sequence
     cells: Tensor  # (T,) i32: where the token's key and value go
+    near: Tensor  # (T,) i32: and where in layers with a window, when these have pages of their own
     begin: Tensor  # (T,) i32: the state that it goes on from, -1: what the row before leaves (graph.ops.recurrent)
     end: Tensor  # (T,) i32: the state that keeps what it leaves, or -1
     out: Out | None
@@ -98,25 +97,23 @@ class Batch:
     @classmethod
     def feeds(cls, n_tokens: int, n_out: int | None = None) -> Batch:
         """`n_out` None: logits of every row."""
-        tokens, pos, slot, cells, begin, end = (
-            feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells", "begin", "end")
+        tokens, pos, slot, cells, near, begin, end = (
+            feed(name, (n_tokens,), "i32") for name in ("tokens", "pos", "slot", "cells", "near", "begin", "end")
         )
-        if n_out is None:
-            return cls(tokens, pos, slot, cells, begin, end, None)
-        ids, out_pos, out_slot = (feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot"))
-        return cls(tokens, pos, slot, cells, begin, end, Out(ids, out_pos, out_slot))
+        out = None
+        if n_out is not None:
+            out = Out(*(feed(name, (n_out,), "i32") for name in ("out", "out.pos", "out.slot")))
+        return cls(tokens, pos, slot, cells, near, begin, end, out)
 
 
 @dataclass(frozen=True)
 class PagedMemory:
-    """The KV cache as states: keys (pages, H_kv, D, 16) and values (pages, H_kv, 16, D) of each layer that keeps some,
-    and page tables; of layers that keep a state of a sequence, rows of such (graph/ops/recurrent.py), of which the
-    first stays zero."""
+    """The KV cache as states: pages of each layer that keeps keys and values; of layers that keep a state of a
+    sequence, rows of such (graph/ops/recurrent.py), of which the first stays zero."""
 
-    keys: Mapping[int, Tensor]  # by layer
-    values: Mapping[int, Tensor]  # none where they are the keys
+    far: PagePool  # of layers that see everything, and of those with a window unless these have their own
+    near: PagePool | None  # of layers with a window
     keepers: tuple[int, ...]  # of each layer: which has the keys and values that it sees
-    tables: Tensor  # (S, pages per table) i32
     convs: Mapping[int, Tensor]  # (N, K - 1, C)
     deltas: Mapping[int, Tensor]  # (N, H, D, D)
 
@@ -130,8 +127,12 @@ class PagedMemory:
         type_k: str,
         type_v: str,
         n_states: int = 0,
+        n_near: int = 0,
     ) -> PagedMemory:
-        keys, values, convs, deltas = {}, {}, {}, {}
+        """`n_near`: pages of layers with a window; 0: as many as all."""
+        convs, deltas = {}, {}
+        far: dict[int, list[Tensor]] = {}
+        near: dict[int, list[Tensor]] = {}
         for i in range(h.n_kept):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
@@ -139,14 +140,18 @@ class PagedMemory:
                 if r.n_heads:
                     deltas[i] = session.define(f"delta.{i}", (n_states, *r.delta_shape))
                 continue
-            keys[i] = session.define(f"k.{i}", (n_pages, size.n_head_kv, size.head_dim, PAGE), type_k)
+            layers, n = (near, n_near) if n_near and h.is_local(i) else (far, n_pages)
+            layers[i] = [session.define(f"k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.latent:
-                values[i] = session.define(f"v.{i}", (n_pages, size.n_head_kv, PAGE, size.head_dim), type_v)
+                layers[i].append(session.define(f"v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
+        tables = session.define("tables", table_shape, "i32", by_host=True)
+        pool = None
+        if n_near:
+            pool = PagePool(near, session.define("tables.near", table_shape, "i32", by_host=True), n_near)
         return cls(
-            keys,
-            values,
+            PagePool(far, tables, n_pages),
+            pool,
             tuple(h.keeper(i) for i in range(h.n_layer)),
-            session.define("tables", table_shape, "i32", by_host=True),
             convs,
             deltas,
         )
@@ -157,44 +162,8 @@ class PagedMemory:
         return sum(layer == keeper for layer, keeper in enumerate(self.keepers))
 
     @property
-    def caches(self) -> list[Tensor]:
-        """What has pages."""
-        return [*self.keys.values(), *self.values.values()]
-
-    def copied(self, pairs: Tensor) -> list[Tensor]:
-        """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
-        return [copy_pages(cache, pairs) for cache in self.caches]
-
-    def of_layer(self, layer: int) -> tuple[Tensor, ...]:
-        """Its keys, and its values where they are others."""
-        return self.keys[layer], *([self.values[layer]] if layer in self.values else [])
-
-    @cached_property
-    def page_nbytes(self) -> int:
-        """Bytes of one page: keys and values of all layers."""
-        return sum(size for _, size in self._parts)
-
-    @cached_property
-    def _parts(self) -> list[tuple[str, int]]:
-        """Of a page, in the order of its bytes: states, and how many bytes they have of it."""
-        states = [t for layer in self.keys for t in self.of_layer(layer)]
-        return [(t.name, t.nbytes // t.shape[0]) for t in states]
-
-    def read_page(self, session: Session, page: int, into: Bytes | None = None) -> Bytes:
-        """A copy of a page, layer by layer, keys before values, as the device keeps them; on request `into` memory for
-        `page_nbytes`."""
-        data, at = np.empty(self.page_nbytes, np.uint8) if into is None else into, 0
-        for name, size in self._parts:
-            session.read_bytes(name, page * size, size, data[at : at + size])
-            at += size
-        return data
-
-    def write_page(self, session: Session, page: int, data: Bytes) -> None:
-        """Overwrite a page with what `read_page` gave."""
-        at = 0
-        for name, size in self._parts:
-            session.write(name, data[at : at + size], page * size)
-            at += size
+    def pools(self) -> list[PagePool]:
+        return [self.far] if self.near is None else [self.far, self.near]
 
 
 @dataclass(frozen=True)
@@ -208,14 +177,17 @@ class Cached:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
         keeper = memory.keepers[layer]
+        pool, cells = memory.far, batch.cells
+        if memory.near is not None and keeper in memory.near.layers:
+            pool, cells = memory.near, batch.near
         if keeper == layer:
             self.stored[layer] = [
-                store(cache, new, batch.cells)
-                for store, cache, new in zip((store_k, store_v), memory.of_layer(layer), (k, v), strict=False)
+                store(cache, new, cells)
+                for store, cache, new in zip((store_k, store_v), pool.layers[layer], (k, v), strict=False)
                 if new is not None
             ]
         asking = batch.out or batch if layer >= memory.n_kept - 1 else batch
-        seen = *self.stored[keeper], memory.tables, asking.slot, asking.pos
+        seen = *self.stored[keeper], pool.tables, asking.slot, asking.pos
         if v is None:
             return latent_attention(q, *seen, scale=how.scale)
         if how.sinks is not None:

@@ -105,6 +105,11 @@ class Hparams:
         """Whether this layer attends to the sliding window only."""
         return self.window > 0 and is_local(self.kind, self.window_period, layer)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers see a window, and others everything."""
+        return len({self.is_local(layer) for layer in range(self.n_kept)}) == 2 and not self.recurrent
+
     def sizes(self, layer: int) -> LayerSizes:
         if self.layers:
             return self.layers[layer]

@@ -19,11 +19,12 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
     far, near = rotary.turns(turn), rotary.turns(turn, local=True)
     written = []
-    for layer, keys in memory.keys.items():
+    for layer, (keys, *_) in memory.far.layers.items():
         angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
         k = load_k(keys, source)
         if h.has_rope(layer):
             k = rope(k, angles, interleaved=h.interleaved)
         written.append(store_k(keys, k, to))
-    written += [store_v(values, load_v(values, source), to) for values in memory.values.values()]
+    for _, *values in memory.far.layers.values():
+        written += [store_v(cache, load_v(cache, source), to) for cache in values]
     return written

@@ -76,8 +76,8 @@ def _follows(scheduler: Scheduler, seq: Sequence) -> bool:
         if other.started and other.owed > 1 and other.root is seq.root and (seq.takes_inexact or not other.inexact):
             common = min(limit, common_prefix(seq.tokens, other.tokens))
             if common - other.n_computed >= PAGE:
-                if scheduler.cache.states is not None:
-                    scheduler.cache.states.mark(other, common)
+                if scheduler.cache.beside is not None:
+                    other.mark(common)
                 return True
     return False
 

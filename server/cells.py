@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -12,17 +13,23 @@ from graph.tensor import Tensor, feed
 from models.batch import PagedMemory
 from models.model import Model
 from models.moves import move_cells
+from models.page_pool import PagePool
 
 MOVES = 128  # cells that one run of the device moves
 COPIES = 8  # pages that one run copies
 
 
 class Cells:
-    """`spare`: a page that no sequence has. `can_move` is known after `prepare_moves`."""
+    """The last page of a pool is nobody's. `can_move` is known after `prepare_moves`."""
 
-    def __init__(self, session: Session, model: Model, memory: PagedMemory, spare: int) -> None:
-        self._session, self._model, self._memory, self._spare = session, model, memory, spare
+    def __init__(self, session: Session, model: Model, memory: PagedMemory) -> None:
+        self._session, self._model, self._memory = session, model, memory
         self.can_move = False
+
+    def prepare_copies(self) -> None:
+        """Make the plans of `copy`."""
+        for pool in self._memory.pools:
+            self._session.prepare(("copies", pool.tables.name), partial(_copied, pool))
 
     def prepare_moves(self, load: Callable[[Sequence[Tensor]], None], *, soon: bool) -> str:
         """Why cells cannot be moved; "": they can, and `load` has loaded what the CPU runs of it. `soon`: the plan is
@@ -39,15 +46,16 @@ class Cells:
 
     def copied(self) -> list[Tensor]:
         """The caches after `copy`."""
-        return self._memory.copied(feed("copies", (COPIES, 2), "i32"))
+        return [cache for pool in self._memory.pools for cache in _copied(pool)]
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Pages (from, to). None of them is both."""
-        for start in range(0, len(pairs), COPIES):
-            part = list(pairs[start : start + COPIES])
-            part += [(self._spare, self._spare)] * (COPIES - len(part))
-            feeds = {"copies": np.array(part, np.int32)}
-            self._session.run("copies", self.copied, feeds, [0] * len(self._memory.caches))
+    def copy(self, *pairs: Sequence[tuple[int, int]]) -> None:
+        """Pages (from, to) of each pool. None of them is both."""
+        for pool, part in zip(self._memory.pools, pairs, strict=False):
+            for start in range(0, len(part), COPIES):
+                piece = list(part[start : start + COPIES])
+                piece += [(pool.n_pages - 1,) * 2] * (COPIES - len(piece))
+                feeds = {"copies": np.array(piece, np.int32)}
+                self._session.run(("copies", pool.tables.name), partial(_copied, pool), feeds, [0] * len(pool.caches))
 
     def moved(self) -> list[Tensor]:
         """The caches after `move`."""
@@ -55,9 +63,13 @@ class Cells:
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
-        spare = self._spare * PAGE
+        spare = (self._memory.far.n_pages - 1) * PAGE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])
             part += [(spare, spare, 0)] * (MOVES - len(part))
             feeds = dict(zip(("from", "to", "turn"), np.array(part, np.int32).T, strict=True))
-            self._session.run("moves", self.moved, feeds, [0] * len(self._memory.caches))
+            self._session.run("moves", self.moved, feeds, [0] * len(self._memory.far.caches))
+
+
+def _copied(pool: PagePool) -> list[Tensor]:
+    return pool.copied(feed("copies", (COPIES, 2), "i32"))

@@ -94,8 +94,8 @@ class Committer:
             if seq.n_computed - seq.sealed >= PAGE:
                 assert seq.slot is not None
                 self._cache.seal(seq, seq.slot)
-            if states is not None:
-                states.commit(seq)
+            if self._cache.beside is not None:
+                self._cache.beside.commit(seq)
             if seq.drafts is not None:
                 self._cache.trim(seq)
             if stop is not None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.errors import DeviceError, DeviceLost
-from graph.backend import Backend, Bytes
+from graph.backend import Backend
 from graph.ops import samplers
 from graph.ops.attention import PAGE
 from graph.ops.select import log_probs, sample
@@ -41,11 +41,11 @@ from models.tuned import Tuned
 from models.weight_sets import WeightSets
 from models.weights import check_weights
 from server.cells import Cells
+from server.device_pages import DevicePages
 from server.embedder import Embedder
-from server.pages import pool_size
+from server.pages import near_pool_size, pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
 from server.plan_shapes import Shape, shape_of, usual
-from server.prefault import Prefault
 from server.sampling import split_log_probs, split_probs
 from server.slot_files import CacheKind
 from server.step_feeds import StepFeeds, sampling_feeds
@@ -74,6 +74,7 @@ class EngineOptions:
     overrides: Overrides = NONE  # in the place of what the file says
     n_checkpoints: int = 2  # of each slot: states that are kept to go on from, where layers have such
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
+    swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
 
 
 def n_state_rows(n_slots: int, n_checkpoints: int) -> int:
@@ -143,6 +144,11 @@ class Engine:
             raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
         self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
         self.table_pages = -(-self.n_ctx_slot // PAGE)
+        n_near = near_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
+        if options.swa_full or options.moves or not h.has_windows or n_near >= self.n_pages:
+            n_near = 0
+        self.far = DevicePages(self.n_pages)
+        self.near = DevicePages(n_near, h.window) if n_near else None
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
@@ -165,10 +171,18 @@ class Engine:
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
         types = options.type_k, options.type_v
-        self.memory = PagedMemory.define(self.session, h, self.n_pages + 1, tables, *types, n_states=self.n_states)
-        self.cells = Cells(self.session, self.model, self.memory, self.n_pages)
-        self._prefault = Prefault(self.session, self.memory)
+        n_near = self.near.n + 1 if self.near is not None else 0
+        self.memory = PagedMemory.define(
+            self.session, h, self.n_pages + 1, tables, *types, n_states=self.n_states, n_near=n_near
+        )
+        for pages, pool in zip(self._pages, self.memory.pools, strict=True):
+            pages.open(self.session, pool)
+        self.cells = Cells(self.session, self.model, self.memory)
         self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
+
+    @property
+    def _pages(self) -> list[DevicePages]:
+        return [self.far] if self.near is None else [self.far, self.near]
 
     @property
     def n_states(self) -> int:
@@ -191,13 +205,13 @@ class Engine:
         self._examine(self._everything(), self.cells.copied())
         prepare(self._on_cpu(self.session.placed(self._everything())))
         self.session.reserve(self._reserved)
-        trash = np.full(self.table_pages, self.n_pages, np.int32)
-        self._write_table(self.options.n_slots, trash)
+        for pages in self._pages:
+            pages.write_table(self.options.n_slots, [pages.n] * self.table_pages)
         largest = Shape(self.options.n_ubatch, 0)
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1, whole=True), UBatch())
-        self.session.prepare("copies", self.cells.copied)
-        if not self.hparams.recurrent:  # states cannot forget tokens
+        self.cells.prepare_copies()
+        if not self.hparams.recurrent and self.near is None:  # states and windows cannot forget tokens
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
@@ -211,7 +225,8 @@ class Engine:
         False when there is none to make. What goes wrong here will go wrong again, and be told, in a step.
         `wanted`: whether somebody waits by now.
         """
-        self._prefault.run(wanted)
+        for pages in self._pages:
+            pages.prefault(wanted)
         if not self._ahead:
             return False
         shape = self._ahead.pop()
@@ -372,11 +387,10 @@ class Engine:
             self.wake()
             raise DeviceFailed("the devices have been replaced")
         try:
-            for slot, table in batch.tables.items():
-                pages = np.asarray(table, np.int32)
-                self._write_table(slot, pages)
-                self._prefault.used(int(pages.max(initial=0)))
-            self.cells.copy(batch.copies)
+            for pages, tables in zip(self._pages, (batch.tables, batch.near_tables), strict=False):
+                for slot, table in tables.items():
+                    pages.write_table(slot, table)
+            self.cells.copy(batch.copies, batch.near_copies)
             return self._run(shape, batch)
         except DeviceLost as error:
             if self._beside is not None:  # the devices are the other's to replace, when it needs them
@@ -398,7 +412,8 @@ class Engine:
         unsampled: dict[int, str] = {}
         late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
         n_out = len(batch.out)
-        n_written = feeds.nbytes + 4 * self.table_pages * len(batch.tables) + 8 * len(batch.copies)
+        n_tables, n_copies = len(batch.tables) + len(batch.near_tables), len(batch.copies) + len(batch.near_copies)
+        n_written = feeds.nbytes + 4 * self.table_pages * n_tables + 8 * n_copies
         if not shape.n_out:
             plan.run(None, (0,) * plan.n_fetches)
             return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
@@ -420,7 +435,7 @@ class Engine:
 
     def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:
         """What writes batches to these feeds of a step. Tokens that fill it up are a sequence on the spare page."""
-        return StepFeeds(room, self.options.n_slots, self.n_pages * PAGE)
+        return StepFeeds(room, self.options.n_slots, *(pages.n * PAGE for pages in self._pages))
 
     def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
         """The late feeds. Rows whose mask is not there yet when the device wants it are not sampled."""
@@ -442,9 +457,6 @@ class Engine:
                     mask_row[i], n = n, n + 1
         return {"sample.mask": masks, "sample.mask_row": mask_row}
 
-    def _write_table(self, slot: int, pages: npt.NDArray[np.int32]) -> None:
-        self.session.write("tables", pages, slot * self.table_pages * 4)
-
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
         self.cells.move(moves)
@@ -453,25 +465,13 @@ class Engine:
     def moves_cells(self) -> bool:
         return self.cells.can_move
 
-    # --- pages as bytes, between two steps -----------------------------------------------------------------------
-
-    @property
-    def page_nbytes(self) -> int:
-        return self.memory.page_nbytes
-
     @cached_property
     def cache_kind(self) -> CacheKind:
         """What the pages' bytes depend on."""
         model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
-        return CacheKind(model, self.options.type_k, self.options.type_v, PAGE, self.page_nbytes)
-
-    def read_page(self, page: int, into: Bytes | None = None) -> Bytes:
-        """A copy of one page of the cache, all layers; on request `into` memory for `page_nbytes`."""
-        return self.memory.read_page(self.session, page, into)
-
-    def write_page(self, page: int, data: Bytes) -> None:
-        """Overwrite a page with what `read_page` gave."""
-        self.memory.write_page(self.session, page, data)
+        types = self.options.type_k, self.options.type_v
+        near = (self.near.page_nbytes, self.near.window) if self.near is not None else (0, 0)
+        return CacheKind(model, *types, PAGE, self.far.page_nbytes, *near)
 
     def close(self) -> None:
         if self._beside is None:

@@ -43,10 +43,15 @@ def fill(group: Plan) -> UBatch:
         id = seq.slot.id
         if seq.choice.mix:
             batch.mixes[id] = seq.choice.mix
+        near = seq.near
         if not seq.table_sent:
             batch.tables[id] = table  # a copy that is due comes with it
+            if near:
+                batch.near_tables[id] = near
             if seq.copy is not None:
                 batch.copies.append(seq.copy)
+            if seq.near_copy is not None:
+                batch.near_copies.append(seq.near_copy)
         if n == 1:
             batch.n_streams += 1
             tokens.append(seq.tokens[start])
@@ -59,6 +64,8 @@ def fill(group: Plan) -> UBatch:
             pos += range(start, start + n)
             slots += [id] * n
             cells += [table[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
+        if near:
+            batch.near += [near[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
         if seq.ends:
             batch.begin += [seq.state, *[-1] * (n - 1)]
             batch.end += [seq.ends.get(p, -1) for p in range(start + 1, start + n + 1)]

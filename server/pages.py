@@ -17,6 +17,18 @@ def pool_size(n_ctx: int, n_slots: int, *, unified: bool) -> int:
     return n_slots * n_pages_for(n_ctx // n_slots)
 
 
+def window_pages(n: int, window: int) -> range:
+    """Which pages of a sequence are read to go on after n tokens, where layers see the last `window` positions."""
+    return range(max(0, n - window + 1) // PAGE, n_pages_for(n))
+
+
+def near_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:
+    """The pages of layers with a window, so that no step is without: what slots see and a step writes, and `n_kept`
+    windows of what is known."""
+    seen = -(-(window - 1) // PAGE) + 1
+    return n_slots * (seen + 2) + n_pages_for(n_ubatch) + n_kept * seen  # 2: a step begins a page, and one is copied
+
+
 class Pages:
     """A pool of pages. A page is free, or has a reference from each table, cache node and copy that needs it."""
 

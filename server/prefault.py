@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graph.session import Session
-from models.batch import PagedMemory
+from models.page_pool import PagePool
 
 LEAD = 256 << 20  # bytes beyond the furthest page that was used
 PIECE = 2 << 20  # bytes that are taken between two looks at whether somebody waits
 
 
 class Prefault:
-    """Goes through a cache's pages, `LEAD` bytes ahead of those that were used. Free pages are used from the first on.
+    """Goes through a pool's pages, `LEAD` bytes ahead of those that were used. Free pages are used from the first on.
 
     A device's own memory is not looked at. Belongs to the engine's thread.
     """
 
-    def __init__(self, session: Session, memory: PagedMemory) -> None:
-        self._session, self._caches = session, memory.caches
-        self._n_pages = self._caches[0].shape[0]
-        self._lead = LEAD // memory.page_nbytes
+    def __init__(self, session: Session, pool: PagePool) -> None:
+        self._session, self._caches = session, pool.caches
+        self._n_pages = pool.n_pages
+        self._lead = LEAD // pool.page_nbytes
         self._step = max(1, PIECE * self._n_pages // max(cache.nbytes for cache in self._caches))  # pages of a piece
         self._used = self._done = 0  # pages that steps have come to; pieces, one of every cache after the other
 

@@ -86,7 +86,13 @@ class Match(NamedTuple):
     inexact: bool  # some of it
 
 
-Tail = tuple[Node, tuple[int, ...], int]  # a page that is still being written: (what precedes it, its tokens, page)
+class Tail(NamedTuple):
+    """A page that is still being written."""
+
+    parent: Node
+    tokens: tuple[int, ...]
+    page: int
+    near: int | None  # of layers with a window, where these have other pages
 
 
 class PrefixCache:
@@ -161,7 +167,7 @@ class PrefixCache:
         best, page, found_inexact = 0, -1, node.inexact
         if rest:
             begun = [(child.tokens, child.page) for child in node.children.values()]
-            begun += [(written, tail_page) for parent, written, tail_page in tails if parent is node]
+            begun += [(tail.tokens, tail.page) for tail in tails if tail.parent is node]
             for written, candidate in begun:
                 n = _common(rest, written)
                 if inexact and written[0] == INEXACT:

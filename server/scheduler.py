@@ -29,12 +29,20 @@ from server.stats import SchedulerStats
 from server.thoughts import Thoughts
 from server.ubatch import PAGE, DeviceFailed, StepResult, UBatch
 from server.waiting import WaitingRoom
+from server.windows import NearStore
 
 Events = list[tuple[Sequence, Event]]
 
 
-class Engine(PageStore, Protocol):
+class Engine(Protocol):
     """What the scheduler needs of a device."""
+
+    @property
+    def far(self) -> PageStore: ...
+
+    @property
+    def near(self) -> NearStore | None:
+        """Of layers with a window, where these have pages of their own."""
 
     @property
     def cache_kind(self) -> CacheKind: ...
@@ -107,7 +115,7 @@ class Scheduler:
         host = HostCache(cache_ram) if cache_ram != 0 and not engine.n_states else None
         part = n_ctx if unified else n_ctx // n_slots
         n_pages = pool_size(n_ctx, n_slots, unified=unified)
-        self.cache = KvCache(n_pages, engine, host, cache_idle_slots, engine.n_states, n_slots)
+        self.cache = KvCache(n_pages, engine.far, host, cache_idle_slots, engine.n_states, n_slots, engine.near)
         self.slots = [Slot(i, min(part, n_ctx_slot or part)) for i in range(n_slots)]
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats, shifts=context_shift)
         self.context_shift = context_shift
@@ -148,7 +156,8 @@ class Scheduler:
         if request.sampling.conflict:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
-            raise NotSupported("n_cache_reuse: this device cannot move cells of the cache")
+            windows = "; with sliding windows it takes --swa-full" if self.engine.near is not None else ""
+            raise NotSupported(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
         self.queue.check(request, client, len(self.slots) - len(self.running), len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         decoder = Decoder(pieces, request.stop, request.n_indent)
@@ -192,8 +201,8 @@ class Scheduler:
             group, plan = split(plan, self._limit)
             began = self.clock()
             try:
-                if self.cache.states is not None:
-                    self.cache.states.prepare(group)
+                if self.cache.beside is not None:
+                    self.cache.beside.prepare(group)
                 batch = fill(group)
                 result = self.engine.step(batch)
             except DeviceFailed as error:
@@ -327,8 +336,8 @@ class Scheduler:
     def _step_failed(self, group: Plan, rest: Plan, error: Exception, events: Events) -> Plan:
         """Halve the batch, in order of rank. One that fails alone, with a single token, has failed."""
         self.stats.n_failed_steps += 1
-        if self.cache.states is not None:
-            self.cache.states.undo(group)
+        if self.cache.beside is not None:
+            self.cache.beside.undo(group)
         if any(n > seq.owed for seq, n in group):
             return [(seq, min(n, seq.owed)) for seq, n in group] + rest  # without drafts first
         n_tokens = sum(n for _, n in group)

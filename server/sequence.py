@@ -7,7 +7,7 @@ from typing import Protocol
 from models.adapter_bank import BASE, Choice
 from server.decoder import Decoder
 from server.host_cache import Bytes
-from server.prefix import INEXACT, Node
+from server.prefix import INEXACT, Node, Tail
 from server.requests import CompletionRequest, Timings, TokenProb
 from server.sampling import F32, Row, SamplingParams
 from server.speculation.drafts import Drafts
@@ -68,6 +68,7 @@ class Sequence:
         "inexact",
         "late",
         "marks",
+        "n_behind",
         "n_cached",
         "n_computed",
         "n_dropped",
@@ -75,6 +76,8 @@ class Sequence:
         "n_parked",
         "n_probs",
         "n_prompt",
+        "near",
+        "near_copy",
         "node",
         "paced",
         "parked",
@@ -135,11 +138,15 @@ class Sequence:
         self.sealed = 0  # tokens in pages with known content
         self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
         self.inexact = False  # some of its cells came from other places (server/reuse.py)
+        # Where layers with a window have other pages (server/windows.py).
+        self.near: list[int] = []
+        self.n_behind = 0  # pages that its window has passed
+        self.near_copy: tuple[int, int] | None = None  # beside `copy`
         # Where layers keep states (server/states.py).
         self.state = 0  # the row that it goes on from
         self.state_at = 0  # after so many tokens
         self.ends: dict[int, int] = {}  # rows that this step writes, by how many tokens will be computed then
-        self.marks: set[int] = set()  # and after how many some are to be kept
+        self.marks: set[int] = set()  # after how many others may go on: keep these, and what their windows see
         # Context shift (server/shift.py).
         self.n_dropped = 0  # tokens that it has forgotten; then its cells after those it shares are nobody else's
         self.parked: list[Bytes] = []  # its pages, while it is paused
@@ -195,13 +202,20 @@ class Sequence:
         tokens = self.tokens[self.sealed : end]
         return (INEXACT, *tokens) if self.inexact else tuple(tokens)
 
-    def tail(self) -> tuple[Node, tuple[int, ...], int] | None:
+    def mark(self, position: int) -> None:
+        """Others may go on after so many tokens, whole pages of them, if it is not beyond."""
+        position -= position % PAGE
+        if position > self.n_computed:
+            self.marks.add(position)
+
+    def tail(self) -> Tail | None:
         """The page that it is writing, as a prefix that others may copy."""
         if self.sealed == self.n_computed or self.copy is not None or self.n_dropped:
             return None  # a copy that is still due has no content, and a shifted one's is its own
         if self.n_computed - self.sealed >= PAGE:
             return None  # inexact, and not under its name
-        return self.node, self.content(self.n_computed), self.table[self.sealed // PAGE]
+        i = self.sealed // PAGE
+        return Tail(self.node, self.content(self.n_computed), self.table[i], self.near[i] if self.near else None)
 
     def timings(self) -> Timings:
         n_prompt = self.n_prompt

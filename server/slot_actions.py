@@ -27,7 +27,8 @@ def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) ->
         raise NotSupported(f"slot {id} was computed with adapters that have no names")
     names = adapters.names(slot.choice) if adapters is not None else ()
     try:
-        return SlotState(*scheduler.cache.copy_out(slot.cached, slot, slot.choice), names)
+        tokens, pages, near = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
+        return SlotState(tokens, pages, names, near)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
 
@@ -53,7 +54,7 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
     if state.adapters and adapters is None:
         raise InvalidRequest("the state was computed with adapters, and this server has none")
     try:
-        fits = scheduler.cache.copy_in(state.tokens, state.pages, slot, choice)
+        fits = scheduler.cache.offload.copy_in(state.tokens, state.pages, state.near, slot, choice)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be restored: {error or type(error).__name__}") from None
     if not fits:
@@ -78,7 +79,7 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
     """Let another slot share a slot's pages, as if it had computed them; returns how many tokens that are."""
     slot, other = idle_slot(scheduler, id), idle_slot(scheduler, to)
     if slot is not other:
-        scheduler.cache.share(slot, other)
+        scheduler.cache.offload.share(slot, other)
         other.cached, other.choice = list(slot.cached), slot.choice
         scheduler.touch(other)
         scheduler.count()

@@ -5,6 +5,7 @@ u32, u32    version of this format, bytes of the header
 header      JSON: what the cells were made by, with which adapters, and how many there are
 i32 × n     the tokens
 bytes       the pages, as the device keeps them
+bytes       of layers with a window, where these have other pages: those that the next token sees
 32 bytes    BLAKE2b of all before
 """
 
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from errno import ENOENT
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from server.errors import InvalidRequest, NotFound, ServerFault, unkept
-from server.pages import n_pages_for
+from server.pages import n_pages_for, window_pages
 
 MAGIC = b"logitless slot\0\0"
 VERSION = 2  # 1 knew no adapters
@@ -49,6 +50,12 @@ class CacheKind:
     type_v: str
     page: int  # cells
     page_nbytes: int
+    near_nbytes: int = 0  # of a page of layers with a window, where these have other pages
+    window: int = 0  # then, what they see
+
+    def n_near(self, n_tokens: int) -> int:
+        """So many such pages are seen after n tokens."""
+        return len(window_pages(n_tokens, self.window)) if self.near_nbytes else 0
 
 
 AdapterNames = tuple[tuple[str, float], ...]  # (what its numbers hash to, its scale) of each
@@ -56,11 +63,13 @@ AdapterNames = tuple[tuple[str, float], ...]  # (what its numbers hash to, its s
 
 @dataclass(frozen=True)
 class SlotState:
-    """The leading tokens of a slot whose keys and values are known, and the pages that hold them."""
+    """The leading tokens of a slot whose keys and values are known, and the pages that hold them; `near`: those of
+    layers with a window."""
 
     tokens: list[int]
     pages: list[npt.NDArray[np.uint8]]
     adapters: AdapterNames = ()
+    near: list[npt.NDArray[np.uint8]] = field(default_factory=list)
 
 
 def file_name(name: str) -> str:
@@ -120,7 +129,7 @@ def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
     header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens)}).encode()
     yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
     yield np.array(state.tokens, "<i4").tobytes()
-    yield from (page.data for page in state.pages)
+    yield from (page.data for page in (*state.pages, *state.near))
 
 
 def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> SlotState:
@@ -134,8 +143,10 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
         raise InvalidRequest(f"slot file '{name}' has version {version}, this server reads {VERSION}")
     raw = file.read(min(n_header, MAX_HEADER))
     n_tokens, adapters = _check_header(raw, n_header, name, kind)
-    n_pages = n_pages_for(n_tokens)
-    expected = len(start) + len(raw) + 4 * n_tokens + n_pages * kind.page_nbytes + DIGEST
+    sizes = [kind.page_nbytes] * n_pages_for(n_tokens)
+    n_far = len(sizes)
+    sizes += [kind.near_nbytes] * kind.n_near(n_tokens)
+    expected = len(start) + len(raw) + 4 * n_tokens + sum(sizes) + DIGEST
     if size != expected:
         what = "is truncated" if size < expected else "is damaged"
         raise InvalidRequest(f"slot file '{name}' {what}: it has {size} bytes, and should have {expected}")
@@ -145,13 +156,13 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
     tokens = file.read(4 * n_tokens)
     digest.update(tokens)
     pages = []
-    for _ in range(n_pages):
-        page = np.frombuffer(file.read(kind.page_nbytes), np.uint8)
+    for nbytes in sizes:
+        page = np.frombuffer(file.read(nbytes), np.uint8)
         digest.update(page.data)
         pages.append(page)
     if file.read(DIGEST) != digest.digest():
         raise InvalidRequest(f"slot file '{name}' is damaged: its checksum is wrong")
-    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages, adapters)
+    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages[:n_far], adapters, pages[n_far:])
 
 
 def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames]:
@@ -164,10 +175,12 @@ def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tupl
         raise InvalidRequest(f"slot file '{name}' is damaged: its header cannot be read")
     if header.get("model") != kind.model:
         raise InvalidRequest(f"slot file '{name}' was saved with another model")
-    for key, wanted in asdict(kind).items():
-        if header.get(key) != wanted:
-            found = str(header.get(key))[:32]
-            raise InvalidRequest(f"slot file '{name}' was saved with {key} {found}, this server has {wanted}")
+    for key in fields(kind):
+        found, wanted = header.get(key.name, 0), getattr(kind, key.name)  # older files name no windows
+        if found != wanted:
+            raise InvalidRequest(
+                f"slot file '{name}' was saved with {key.name} {str(found)[:32]}, this server has {wanted}"
+            )
     n_tokens, adapters = header.get("n_tokens"), _adapters(header.get("adapters"))
     if type(n_tokens) is not int or not 0 <= n_tokens <= MAX_TOKENS or adapters is None:
         raise InvalidRequest(f"slot file '{name}' is damaged: its header cannot be read")

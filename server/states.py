@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from server.prefix import Node, PrefixCache
+from server.prefix import Node
 from server.sequence import Sequence
 from server.ubatch import PAGE
 
 NOTHING = 0  # the row of a sequence without tokens, which nobody writes
-NEAR_END = 8  # tokens before a prompt's end, which templates write another time (a thought that begins)
 
 
 class States:
     """`n_rows` of the device, NOTHING's included; `n_slots` of them and as many again are never kept from sequences."""
 
-    def __init__(self, n_rows: int, n_slots: int, prefixes: PrefixCache) -> None:
+    def __init__(self, n_rows: int, n_slots: int) -> None:
         self._n_slots = n_slots
         self._free = list(range(n_rows - 1, NOTHING, -1))
         self._refs = [0] * n_rows
         self._kept: OrderedDict[Node, int] = OrderedDict()  # after known content; the one not used for longest first
-        prefixes.on_forget = self.forget
 
     @property
     def n_spare(self) -> int:
@@ -65,12 +63,6 @@ class States:
         """The sequence goes on from this row, after its first n tokens."""
         self.release(seq)
         seq.state, seq.state_at = self._share(row), n
-
-    def mark(self, seq: Sequence, position: int) -> None:
-        """Keep what there is after so many tokens, whole pages of them, if the sequence is not beyond and has room."""
-        position -= position % PAGE
-        if position > seq.n_computed:
-            seq.marks.add(position)
 
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
         """Rows for what the next n tokens of each sequence leave: after those that it owes, after each that is only a

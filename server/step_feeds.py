@@ -48,13 +48,15 @@ def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
 
 
 class StepFeeds:
-    """`room`: the plan's arrays by name. `spare_slot` and `spare_cell` are whose the tokens are that fill it up."""
+    """`room`: the plan's arrays by name. `spare_slot`, `spare_cell` and `spare_near` (a cell of layers with a window)
+    are whose the tokens are that fill it up."""
 
-    def __init__(self, room: Mapping[str, Array], spare_slot: int, spare_cell: int) -> None:
+    def __init__(self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0) -> None:
         self.nbytes = sum(array.nbytes for array in room.values())
         self._tokens, self._pos, self._slot = room["tokens"], room["pos"], room["slot"]
         self._cells, self._out = room["cells"], room.get("out")
         self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
+        self._near, self._spare_near = room.get("near"), spare_near
         self._begin, self._end = room.get("begin"), room.get("end")
         self._targets, self.gates = room.get("targets"), room.get("gates")
         self._spare_slot, self._spare_cell = spare_slot, spare_cell
@@ -72,6 +74,8 @@ class StepFeeds:
             self._tokens[n:] = self._pos[n:] = 0
             self._slot[n:] = self._spare_slot
             self._cells[n:] = self._spare_cell
+        if self._near is not None:
+            self._near[:n], self._near[n:] = batch.near, self._spare_near
         if self._begin is not None and self._end is not None:  # what fills it up begins with nothing, and keeps nothing
             self._begin[:n], self._begin[n:] = batch.begin, 0
             self._end[:n], self._end[n:] = batch.end, -1

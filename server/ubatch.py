@@ -40,6 +40,9 @@ class UBatch:
     n_streams: int = 0  # sequences that pay a single token
     begin: list[int] = field(default_factory=list)  # of models whose layers keep states: graph/ops/recurrent.py
     end: list[int] = field(default_factory=list)
+    near: list[int] = field(default_factory=list)  # where layers with a window have other pages: cells in these,
+    near_copies: list[tuple[int, int]] = field(default_factory=list)  # pages,
+    near_tables: dict[int, list[int]] = field(default_factory=dict)  # and tables
 
 
 @dataclass(frozen=True, slots=True)

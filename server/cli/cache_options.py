@@ -73,11 +73,18 @@ CACHE = Group(
         ),
         Flag(
             "-ctxcp --ctx-checkpoints --swa-checkpoints",
-            "states that are kept for each slot, of models whose layers have such (Qwen 3.5, LFM 2): prompts go on "
-            "from them",
+            "where prompts can go on from: states that are kept for each slot, of models whose layers have such (Qwen "
+            "3.5, LFM 2), or windows that are kept in all, of those with sliding ones (Gemma 3, gpt-oss)",
             whole(0, 4096),
             2,
             env="LLAMA_ARG_CTX_CHECKPOINTS",
+        ),
+        Flag(
+            "--swa-full",
+            "layers with a sliding window keep the whole context, as the others do: prompts can go on from any place, "
+            "for more memory",
+            default=False,
+            env="LLAMA_ARG_SWA_FULL",
         ),
         Flag(
             "--cache-idle-slots",

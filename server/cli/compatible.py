@@ -39,8 +39,6 @@ COMPATIBLE = Group(
         _ignored("--threads-http", "LLAMA_ARG_THREADS_HTTP", value="N"),
         _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="N"),
         _ignored("--checkpoint-min-step", value="N"),
-        # The cache keeps every position of sliding-window layers, so any prefix can be resumed.
-        _ignored("--swa-full", "LLAMA_ARG_SWA_FULL"),
         _ignored("-cd --ctx-size-draft", "LLAMA_ARG_CTX_SIZE_DRAFT", value="N"),
         _ignored("-td --threads-draft --spec-draft-threads", value="N"),
         _ignored("--draft-p-split --spec-draft-p-split", "LLAMA_ARG_SPEC_DRAFT_P_SPLIT", value="X"),

@@ -125,17 +125,12 @@ def weights_nbytes(gguf: GGUFFile) -> int:
 
 def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> EngineOptions:
     """The engine's options; a context that does not fit into memory is refused, or made smaller if none was named."""
-    from graph.dtype import nbytes as bytes_of
-    from models.batch import cache_types
+    from server.cli.cache_bytes import cache_bytes
     from server.cli.devices import total_memory
     from server.engine import EngineOptions, n_state_rows
 
     devices, places = placement(options)
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
-    rows = [size.n_head_kv * size.head_dim for size in map(hparams.sizes, range(hparams.n_kept))]
-    rows = [row for layer, row in enumerate(rows) if not hparams.recurrent_of(layer)]
-    types = cache_types(hparams, options.cache_type_k, options.cache_type_v)
-    per_cell = sum(bytes_of(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
     room = int(0.9 * total_memory()) - nbytes
     n_checkpoints = getattr(options, "ctx_checkpoints", 2)
     if hparams.recurrent:
@@ -146,28 +141,31 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
                 f"--ctx-checkpoints {n_checkpoints}: would need {needed:.1f} GiB, there is room for {has:.1f}"
             )
         room -= states
+    types = {"type_k": options.cache_type_k, "type_v": options.cache_type_v}
+    sizes = {"n_slots": n_slots(options), "n_ubatch": min(options.ubatch_size, options.batch_size)}
+    swa_full = getattr(options, "swa_full", True) or bool(moves_for(options))
+    cache = cache_bytes(hparams, **types, **sizes, n_kept=n_checkpoints, swa_full=swa_full)
     n_ctx = options.ctx_size
-    if n_ctx * per_cell > max(room, 0) and n_ctx > 4096:
-        needed, has = n_ctx * per_cell / 2**30, max(room, 0) / 2**30
+    if cache.of(n_ctx) > max(room, 0) and n_ctx > 4096:
+        needed, has = cache.of(n_ctx) / 2**30, max(room, 0) / 2**30
         raise CliError(f"--ctx-size {n_ctx}: the KV cache would need {needed:.1f} GiB, and there is room for {has:.1f}")
     if n_ctx == 0:
         wanted = (per_slot or hparams.n_ctx_train) * (1 if unified and not per_slot else n_slots(options))
-        fits = max(room // 2 // per_cell // 256 * 256, 4096)
+        fits = max(cache.most(room // 2) // 256 * 256, 4096)
         n_ctx = min(wanted, fits)
         if n_ctx < wanted:
             print(f"logitless: context reduced from {wanted} to {n_ctx} tokens to fit into memory", file=sys.stderr)
     return EngineOptions(
         n_ctx=n_ctx,
-        n_slots=n_slots(options),
-        n_ubatch=min(options.ubatch_size, options.batch_size),
         unified=unified,
         n_ctx_slot=per_slot,
-        type_k=options.cache_type_k,
-        type_v=options.cache_type_v,
+        **types,
+        **sizes,
         threads=n_threads(options),
         overrides=overrides(options),
         n_checkpoints=n_checkpoints,
         moves=moves_for(options),
+        swa_full=swa_full,
         devices=devices,
         placement=places,
         embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),

@@ -214,6 +214,7 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             type_v=options.cache_type_v_draft,
             devices=devices,
             placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
+            swa_full=True,  # it goes back whenever it was wrong
         )
         together = engine if devices == engine.options.devices else None
         draft = make_engine(options.model_draft, wanted, beside=together)

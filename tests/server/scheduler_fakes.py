@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from server.pages import n_pages_for
+from server.pages import n_pages_for, near_pool_size
 from server.requests import CompletionRequest, Event, Failed, Finished, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
@@ -85,14 +85,56 @@ class FakeSampler:
         self.history.append(id)
 
 
+Cell = tuple[int, int] | None  # position, content
+
+
+class FakePages:
+    """Pages of such cells; of layers that see `window` positions, or all (0)."""
+
+    page_nbytes = PAGE * 16
+
+    def __init__(self, n: int, window: int = 0) -> None:
+        self.n, self.window = n, window
+        self.cells: list[Cell] = [None] * (n * PAGE)
+        self.tables: dict[int, list[int]] = {}
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        assert not {to for _, to in copies} & {source for source, _ in copies}
+        assert len({to for _, to in copies}) == len(copies)
+        for source, to in copies:
+            self.cells[to * PAGE : (to + 1) * PAGE] = self.cells[source * PAGE : (source + 1) * PAGE]
+
+    def lose(self) -> None:
+        self.cells, self.tables = [None] * len(self.cells), {}
+
+    def read_page(self, page: int, into: Any = None) -> Any:
+        cells = self.cells[page * PAGE : (page + 1) * PAGE]
+        data = np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
+        if into is None:
+            return data
+        into[:] = data
+        return into
+
+    def write_page(self, page: int, data: Any) -> None:
+        cells = data.view(np.int64).reshape(PAGE, 2).tolist()
+        self.cells[page * PAGE : (page + 1) * PAGE] = [(p, c) if p >= 0 else None for p, c in cells]
+
+    def content(self, slot: int, pos: int) -> int:
+        if pos < 0:
+            return 0
+        cell = self.cells[self.tables[slot][pos // PAGE] * PAGE + pos % PAGE]
+        assert cell is not None
+        assert cell[0] == pos, f"slot {slot} sees position {cell[0]} at {pos}"
+        return cell[1]
+
+
 class FakeEngine:
     """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""
 
-    def __init__(self, n_pages: int, n_states: int = 0) -> None:
+    def __init__(self, n_pages: int, n_states: int = 0, near: FakePages | None = None) -> None:
+        self.far, self.near = FakePages(n_pages), near
         self.n_states = n_states
         self.states: list[tuple[int, int] | None] = [(0, 0)] + [None] * (n_states - 1)  # tokens, and what they leave
-        self.cells: list[tuple[int, int] | None] = [None] * (n_pages * PAGE)
-        self.tables: dict[int, list[int]] = {}
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
@@ -110,18 +152,29 @@ class FakeEngine:
         n = len(batch.tokens)
         assert 0 < n == len(batch.pos) == len(batch.slot) == len(batch.cells) == len(set(batch.cells))
         assert len(batch.out) == len(batch.rows) == len(batch.targets)
-        self.tables.update({slot: list(table) for slot, table in batch.tables.items()})
-        assert not {to for _, to in batch.copies} & {source for source, _ in batch.copies}
-        assert len({to for _, to in batch.copies}) == len(batch.copies)
-        for source, to in batch.copies:
-            self.cells[to * PAGE : (to + 1) * PAGE] = self.cells[source * PAGE : (source + 1) * PAGE]
+        far, near = self.far, self.near
+        far.tables.update({slot: list(table) for slot, table in batch.tables.items()})
+        far.copy(batch.copies)
+        if near is not None:
+            near.tables.update({slot: list(table) for slot, table in batch.near_tables.items()})
+            near.copy(batch.near_copies)
+            assert n == len(set(batch.near))
+        else:
+            assert not batch.near
+            assert not batch.near_tables
+            assert not batch.near_copies
         if self.lost:
-            self.lost, self.cells, self.tables = False, [None] * len(self.cells), {}
+            self.lost = False
+            far.lose()
+            if near is not None:
+                near.lose()
             self.states[1:] = [None] * (self.n_states - 1)
             raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
             for cell in batch.cells:  # a failed step may leave anything where it was to write
-                self.cells[cell] = (-1, 0)
+                far.cells[cell] = (-1, 0)
+            for cell in batch.near:
+                near.cells[cell] = (-1, 0)  # type: ignore[union-attr]
             for row in batch.end:
                 if row >= 0:
                     self.states[row] = (-1, 0)
@@ -129,9 +182,11 @@ class FakeEngine:
         self.batches.append(batch)
         contents: list[int] = []
         for token, pos, slot, cell in zip(batch.tokens, batch.pos, batch.slot, batch.cells, strict=True):
-            assert cell == self.tables[slot][pos // PAGE] * PAGE + pos % PAGE
-            self.cells[cell] = pos, chain(self._content(slot, pos - 1), token)
-            contents.append(self._content(slot, pos))
+            assert cell == far.tables[slot][pos // PAGE] * PAGE + pos % PAGE
+            far.cells[cell] = pos, chain(far.content(slot, pos - 1), token)
+            contents.append(far.content(slot, pos))
+        if near is not None:
+            self._look_around(batch, near)
         if self.n_states:
             self._remember(batch, contents)
         ids = np.array([next_id(contents[i]) for i in batch.out], np.uint32)
@@ -146,6 +201,15 @@ class FakeEngine:
             kept = np.where(ranks < 2, np.float32(0.5), np.float32(0))
             probs = np.full(len(ids), 2, np.int32), np.full(len(ids), 0.5, np.float32), ranks, kept
         return StepResult(ids, logprobs, top_ids, probs, bytes_read=4 * len(ids))
+
+    def _look_around(self, batch: UBatch, near: FakePages) -> None:
+        """What layers with a window see is what the others do, as far as it goes."""
+        for pos, slot, cell in zip(batch.pos, batch.slot, batch.near, strict=True):
+            assert cell == near.tables[slot][pos // PAGE] * PAGE + pos % PAGE
+            near.cells[cell] = pos, self.far.content(slot, pos)
+        for pos, slot in zip(batch.pos, batch.slot, strict=True):
+            for p in range(max(0, pos - near.window + 1), pos + 1):
+                assert near.content(slot, p) == self.far.content(slot, p)
 
     def _remember(self, batch: UBatch, contents: list[int]) -> None:
         """What states say is what cells say."""
@@ -167,37 +231,20 @@ class FakeEngine:
                 self.states[end] = after
 
     moves_cells = True
-    page_nbytes = PAGE * 16
-    cache_kind = CacheKind("fake", "f16", "f16", PAGE, PAGE * 16)
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        near = (0, 0) if self.near is None else (PAGE * 16, self.near.window)
+        return CacheKind("fake", "f16", "f16", PAGE, PAGE * 16, *near)
 
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
         """In order, a few at a time: all of these are read before any is written. What moves is not what it was."""
         for start in range(0, len(moves), 5):
-            part = [(self.cells[source], to, turn) for source, to, turn in moves[start : start + 5]]
+            part = [(self.far.cells[source], to, turn) for source, to, turn in moves[start : start + 5]]
             for cell, to, turn in part:
                 assert cell is not None
                 p, content = cell
-                self.cells[to] = (p + turn, moved(content) if turn else content)
-
-    def read_page(self, page: int, into: Any = None) -> Any:
-        cells = self.cells[page * PAGE : (page + 1) * PAGE]
-        data = np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
-        if into is None:
-            return data
-        into[:] = data
-        return into
-
-    def write_page(self, page: int, data: Any) -> None:
-        cells = data.view(np.int64).reshape(PAGE, 2).tolist()
-        self.cells[page * PAGE : (page + 1) * PAGE] = [(p, c) if p >= 0 else None for p, c in cells]
-
-    def _content(self, slot: int, pos: int) -> int:
-        if pos < 0:
-            return 0
-        cell = self.cells[self.tables[slot][pos // PAGE] * PAGE + pos % PAGE]
-        assert cell is not None
-        assert cell[0] == pos, f"slot {slot} sees position {cell[0]} at {pos}"
-        return cell[1]
+                self.far.cells[to] = (p + turn, moved(content) if turn else content)
 
 
 def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
@@ -205,13 +252,13 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
     for seq in scheduler.running:
         content = 0
         for p in range(seq.n_computed if seq.irreplaceable and seq.copy is None else 0):
-            cell = engine.cells[seq.table[p // PAGE] * PAGE + p % PAGE]
+            cell = engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE]
             assert cell is not None
             assert cell[0] == p
         known = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
         for p in range(known if not seq.inexact else 0):
             content = chain(content, seq.tokens[p])
-            assert engine.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
+            assert engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
     for node in scheduler.cache.prefixes.nodes:
         path = [node]
         while path[-1].parent is not None:
@@ -225,7 +272,7 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
             assert link.inexact or not link.parent.inexact
             for i, token in enumerate(link.tokens[link.inexact :]):
                 content = chain(content, token)
-                cell = engine.cells[link.page * PAGE + i]
+                cell = engine.far.cells[link.page * PAGE + i]
                 assert cell is not None
                 assert cell == (p, cell[1] if link.inexact else content)
                 p += 1
@@ -258,6 +305,31 @@ def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
         assert node in scheduler.cache.prefixes.nodes
     assert owners == states._refs
     assert sorted(states._free) == [row for row, n in enumerate(owners) if row and not n]
+
+
+def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
+    """Every page of windows has what its name says, as far as that has tokens, and every reference an owner."""
+    windows = scheduler.cache.windows
+    if windows is None:
+        return
+    assert engine.near is not None
+    owners = [0] * engine.near.n
+    for seq in scheduler.running:
+        for page in seq.near:
+            if page < engine.near.n:
+                owners[page] += 1
+        if seq.near_copy is not None:
+            owners[seq.near_copy[0]] += 1
+        assert len(seq.near) * PAGE < seq.n_computed + PAGE
+    for node, page in windows._of.items():
+        owners[page] += 1
+        assert windows._nodes[page] is node
+        assert node in scheduler.cache.prefixes.nodes
+        assert (node in windows._kept or node in windows._behind) == (windows._pages.refs[page] == 1)
+        n = node.n_tokens
+        assert engine.near.cells[page * PAGE :][:n] == engine.far.cells[node.page * PAGE :][:n]
+    assert owners == windows._pages.refs
+    assert sorted(windows._pages.free) == [page for page, n in enumerate(owners) if not n]
 
 
 def check_pages(scheduler: Scheduler) -> None:
@@ -371,9 +443,21 @@ def oracle(request: CompletionRequest, n_ctx: int, *, shift: bool = False) -> tu
 class Bench:
     """A scheduler on the fakes, and what its clients have received."""
 
-    def __init__(self, *, n_slots: int = 4, n_ctx: int = 1024, n_states: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        n_slots: int = 4,
+        n_ctx: int = 1024,
+        n_states: int = 0,
+        window: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> None:
+        """`window`: of a model with layers that see so many positions, and how many such windows may be kept."""
         self.time = 0.0
-        self.engine = FakeEngine(0, n_states)
+        near = None
+        if window is not None:
+            near = FakePages(near_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0])
+        self.engine = FakeEngine(0, n_states, near)
         self.scheduler = Scheduler(
             self.engine,
             FakeVocab(),  # type: ignore[arg-type]
@@ -384,7 +468,7 @@ class Bench:
             speculator=Speculator(SPECULATION),
             **options,
         )
-        self.engine.__init__(self.scheduler.cache.pages.n_pages, n_states)  # type: ignore[misc]
+        self.engine.far.__init__(self.scheduler.cache.pages.n_pages)  # type: ignore[misc]
         self.answers: dict[Sequence, Answer] = {}
 
     def _clock(self) -> float:
@@ -406,6 +490,7 @@ class Bench:
             check_pages(self.scheduler)
             check_cells(self.scheduler, self.engine)
             check_states(self.scheduler, self.engine)
+            check_windows(self.scheduler, self.engine)
 
     def drain(self, n_most: int = 5000) -> None:
         while not self.scheduler.idle:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduler_fakes import Bench, FakeEngine, oracle, prompt
+from scheduler_fakes import Bench, FakePages, oracle, prompt
 
 from server.host_cache import HostCache
 from server.requests import CompletionRequest
 
-PAGE_NBYTES = FakeEngine.page_nbytes
+PAGE_NBYTES = FakePages.page_nbytes
 
 
 def stocked(cache: HostCache) -> set[int]:

@@ -15,7 +15,7 @@ from server.scheduler import Scheduler
 def make_scheduler() -> Scheduler:
     engine = FakeEngine(0)
     scheduler = Scheduler(engine, FakeTokenizer(), n_slots=2, n_ctx=256, make_sampler=FakeSampler)  # type: ignore[arg-type]
-    engine.__init__(scheduler.cache.pages.n_pages)  # type: ignore[misc]
+    engine.far.__init__(scheduler.cache.pages.n_pages)  # type: ignore[misc]
     return scheduler
 
 

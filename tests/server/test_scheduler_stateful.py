@@ -44,6 +44,7 @@ class Life(RuleBasedStateMachine):
         shift=st.booleans(),
         host=st.tuples(st.sampled_from([0, 256 * 3, 256 * 20, None]), st.booleans()),
         checkpoints=st.sampled_from([None, None, 0, 1, 4]),
+        window=st.sampled_from([0, 0, 1, 2, 16, 17, 18, 40]),
     )
     def begin(
         self,
@@ -55,10 +56,13 @@ class Life(RuleBasedStateMachine):
         shift: bool,
         host: tuple[int | None, bool],
         checkpoints: int | None,
+        window: int,
     ) -> None:
-        """`checkpoints`: of a model whose layers keep states, which forgets no tokens."""
-        self.has_states = checkpoints is not None
-        self.shift = shift = shift and not self.has_states
+        """`checkpoints`: of a model whose layers keep states, or some of whose layers see a `window`: such forget no
+        tokens."""
+        self.has_states = checkpoints is not None and not window
+        self.forgets = checkpoints is None
+        self.shift = shift = shift and self.forgets
         if not unified:
             n_ctx = max(n_ctx, 20 * n_slots)
         self.bench = Bench(
@@ -70,9 +74,10 @@ class Life(RuleBasedStateMachine):
             context_shift=shift,
             cache_ram=host[0],
             cache_idle_slots=host[1],
-            n_states=0 if checkpoints is None else 1 + n_slots * (2 + checkpoints),
+            n_states=1 + n_slots * (2 + (checkpoints or 0)) if self.has_states else 0,
+            window=(window, checkpoints or 0) if not self.forgets and window else None,
         )
-        self.bench.engine.moves_cells = not self.has_states
+        self.bench.engine.moves_cells = self.forgets
         self.n_ctx = self.bench.scheduler.slots[0].n_ctx
         self.cancelled: set[Sequence] = set()
         self.too_large = 1 << 30
@@ -132,7 +137,7 @@ class Life(RuleBasedStateMachine):
                 priority=whose[1],
                 n_keep=keep[0],
                 n_discard=keep[1],
-                n_cache_reuse=0 if self.has_states else cut[1],
+                n_cache_reuse=cut[1] if self.forgets else 0,
                 n_predict=n_predict,
                 stop=tuple(text for text in stop if text),
                 id_slot=pin if pin < len(self.bench.scheduler.slots) else -1,

@@ -1,5 +1,5 @@
-"""Models whose layers keep states, on the real engine: the same bits whatever shares the batch, and however often a
-sequence stops and goes on."""
+"""Models whose layers keep states, or see a window, on the real engine: the same bits whatever shares the batch, and
+however often a sequence stops and goes on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ from server.scheduler import Scheduler
 from server.speculation.settings import SpeculationParams
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
+from tests.models.test_gemma_layers import GEMMA3N, SMALL
 
+STATES = ["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"]
+WINDOWS = {
+    "gpt-oss": replace(PLAIN["gpt-oss"], keys={"attention.sliding_window": 20}),
+    "gemma4": SMALL,
+    "gemma3n": GEMMA3N["gemma3n"],
+}
 PROMPTS = [[1, *((7 * i + j) % 300 + 150 for i in range(n))] for j, n in enumerate((5, 37, 70, 90))]
 
 
 class Served:
-    def __init__(self, path: Path, n_slots: int, n_ubatch: int) -> None:
-        self.engine = Engine(path, EngineOptions(n_ctx=512, n_slots=n_slots, n_ubatch=n_ubatch, threads=2))
+    def __init__(self, path: Path, n_slots: int, n_ubatch: int, *, swa_full: bool = False) -> None:
+        options = EngineOptions(512, n_slots, n_ubatch, threads=2, swa_full=swa_full)
+        self.engine = Engine(path, options)
         self.engine.load()
         vocab = from_metadata(self.engine.gguf.metadata)
         self.scheduler = Scheduler(self.engine, vocab, n_slots=n_slots, n_ctx=512, n_ubatch=n_ubatch)
@@ -51,16 +59,17 @@ class Served:
         return list(found.values())
 
 
-@pytest.fixture(scope="module", params=["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"])
+@pytest.fixture(scope="module", params=[*STATES, *WINDOWS])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("states") / "m.gguf"
-    write(made, replace(PLAIN[request.param], n_vocab=512, vocabulary=True, n_ctx_train=512))
+    spec = WINDOWS.get(request.param) or PLAIN[request.param]
+    write(made, replace(spec, n_vocab=512, vocabulary=True, n_ctx_train=512))
     return made
 
 
 @pytest.fixture(scope="module")
 def alone(path: Path) -> Iterator[Served]:
-    served = Served(path, 1, 128)
+    served = Served(path, 1, 128, swa_full=True)
     yield served
     served.engine.close()
 
@@ -97,6 +106,20 @@ def test_guesses(alone: Served, company: Served) -> None:
             assert company.answers([prompt], speculation=SpeculationParams(draft=draft)) == [answer]
 
 
-def test_tokens_are_not_forgotten(path: Path) -> None:
+def test_windows_have_few_pages(company: Served, alone: Served) -> None:
+    engine = company.engine
+    assert alone.engine.near is None
+    assert (engine.near is not None) == engine.hparams.has_windows
+    assert engine.near is None or engine.near.n < engine.far.n
+    assert len(engine.memory.pools) == 1 + engine.hparams.has_windows
+
+
+def test_tokens_are_not_forgotten(company: Served) -> None:
+    options = EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift", swa_full=False)
+    if company.engine.hparams.has_windows:  # then they keep everything
+        engine = Engine(company.engine.gguf.path, options)
+        assert engine.near is None
+        engine.close()
+        return
     with pytest.raises(ValueError, match=r"^--context-shift: this model's layers keep states"):
-        Engine(path, EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift"))
+        Engine(company.engine.gguf.path, options)

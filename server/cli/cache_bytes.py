@@ -1,0 +1,49 @@
+"""How much memory a KV cache will need, from the model's header alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from graph.dtype import nbytes
+from models.batch import cache_types
+from models.hparams import Hparams
+from server.pages import near_pool_size
+from server.ubatch import PAGE
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of a cell in all layers, and where those with a window may have pages of their own, of these and of a cell
+    in the others."""
+
+    cell: int
+    windows: int = 0
+    far: int = 0
+
+    def of(self, n_ctx: int) -> int:
+        """Bytes of n_ctx cells."""
+        apart = self.windows + n_ctx * self.far
+        return min(n_ctx * self.cell, apart) if self.windows else n_ctx * self.cell
+
+    def most(self, room: int) -> int:
+        """The cells that so many bytes have room for."""
+        together = room // self.cell
+        return max(together, (room - self.windows) // self.far) if self.windows else together
+
+
+def cache_bytes(
+    h: Hparams, type_k: str, type_v: str, *, n_slots: int, n_ubatch: int, n_kept: int, swa_full: bool
+) -> CacheBytes:
+    """`n_kept`: windows that are kept beside those of the slots (server.pages.near_pool_size)."""
+    types = cache_types(h, type_k, type_v)
+
+    def of_cell(layers: Iterable[int]) -> int:
+        rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if not h.recurrent_of(i)]
+        return sum(nbytes(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
+
+    cell = of_cell(range(h.n_kept))
+    if swa_full or not h.has_windows:
+        return CacheBytes(cell)
+    far = of_cell(i for i in range(h.n_kept) if not h.is_local(i))
+    return CacheBytes(cell, near_pool_size(h.window, n_slots, n_ubatch, n_kept) * PAGE * (cell - far), far)

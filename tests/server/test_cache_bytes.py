@@ -1,0 +1,35 @@
+"""How much memory a cache will need, against what `define` makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.gguf_file import GGUFFile
+from models.model import hparams_of
+from server.cli.cache_bytes import cache_bytes
+from server.engine import Engine, EngineOptions
+
+
+@pytest.mark.parametrize("name", ["arch-gemma3-F32", "arch-gemma2-F32", "arch-llama-gqa-F32"])
+@pytest.mark.parametrize("swa_full", [False, True])
+@pytest.mark.parametrize("n_ctx", [64, 4096])
+def test_it_is_what_the_engine_takes(shared_data: Path, name: str, n_ctx: int, swa_full: bool) -> None:
+    path = shared_data / "models" / f"{name}.gguf"
+    engine = Engine(path, EngineOptions(n_ctx, n_slots=2, n_ubatch=32, threads=1, swa_full=swa_full))
+    taken = sum(cache.nbytes for pool in engine.memory.pools for cache in pool.caches)
+    spare = sum(pool.page_nbytes for pool in engine.memory.pools)
+    assert (len(engine.memory.pools) == 2) == (n_ctx == 4096 and not swa_full and "gemma" in name)
+    engine.close()
+    with GGUFFile.open(path) as gguf:
+        counted = cache_bytes(hparams_of(gguf), "f16", "f16", n_slots=2, n_ubatch=32, n_kept=2, swa_full=swa_full)
+    assert counted.of(n_ctx) == taken - spare
+
+
+@pytest.mark.parametrize("swa_full", [False, True])
+def test_most_is_what_there_is_room_for(shared_data: Path, swa_full: bool) -> None:
+    with GGUFFile.open(shared_data / "models" / "arch-gemma3-F32.gguf") as gguf:
+        counted = cache_bytes(hparams_of(gguf), "f16", "q8_0", n_slots=2, n_ubatch=32, n_kept=2, swa_full=swa_full)
+    for room in (counted.of(10), counted.of(500) - 1, counted.of(100_000)):
+        assert counted.of(counted.most(room)) <= room < counted.of(counted.most(room) + 1)
