@@ -15,6 +15,7 @@ from server.ubatch import PAGE
 from server.windows import NearStore, Windows
 
 NEAR_END = 8  # tokens before a prompt's end, which templates write another time (a thought that begins)
+MARK_EVERY = 4096  # tokens of a prompt: somewhere in it others may part from it
 SPARE = 64 << 20  # bytes of host memory at most that are taken before a step needs them (see server.prefault)
 
 
@@ -99,6 +100,9 @@ class KvCache:
             seq.marks.clear()
             seq.mark(found.n_known)
             seq.mark(seq.n_prompt - NEAR_END)
+        if self.states is not None and self.host is not None and self.keep_idle:  # which takes those that give way
+            for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
+                seq.mark(position)
 
     def _match(self, seq: Sequence, limit: int, tails: list[Tail]) -> _Found:
         """What one can go on from of what is known."""
@@ -159,12 +163,11 @@ class KvCache:
 
     def pause(self, seq: Sequence, slot: Slot) -> None:
         """Let go of all pages of a sequence that will go on later."""
+        node: Node | None = self.release(seq, slot)
         if self.host is not None and not self.keep_idle:
-            node: Node | None = seq.node
             while node is not None and node.parent is not None:
                 self.offload.save(node)
                 node = node.parent
-        self.release(seq, slot)
 
     def forget(self, slot: Slot) -> None:
         """Drop what only this slot's sequences have had."""
@@ -213,8 +216,9 @@ class KvCache:
                 self.windows.seal(seq, i)
             seq.sealed += PAGE
 
-    def release(self, seq: Sequence, slot: Slot) -> None:
-        """Let go of all pages. What they hold stays known until the pages are needed."""
+    def release(self, seq: Sequence, slot: Slot) -> Node:
+        """Let go of all pages. What they hold stays known until the pages are needed: up to this one."""
+        end = seq.node
         known: Node | None = seq.node if seq.n_computed == seq.sealed else None
         if seq.copy is not None:  # then the last page has no content yet
             self.copied(seq)
@@ -222,6 +226,7 @@ class KvCache:
             page = seq.table[seq.sealed // PAGE]
             known = self.prefixes.keep(seq.node, seq.content(seq.n_computed), page, 1 << slot.id)
         self._let_go(seq, known)
+        return known or end
 
     def _let_go(self, seq: Sequence, known: Node | None = None) -> None:
         """Of all pages; `known`: what they hold is, under this name."""

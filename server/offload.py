@@ -15,7 +15,7 @@ from server.ubatch import PAGE
 
 
 class Known(NamedTuple):
-    """A full page that is known on the device, as `node`, or in host memory, as `key`."""
+    """A page that is known on the device, as `node`, or in host memory, as `key`."""
 
     name: tuple[int, ...]
     key: bytes
@@ -46,6 +46,10 @@ def _beside(key: bytes) -> bytes:
     return b"beside" + key
 
 
+def _beside_key(page: Known) -> bytes:
+    return _beside(page.node.key if page.node is not None else page.key)
+
+
 class Offload:
     """What is known of sequences beyond the pages that have it. `host` None: nothing is kept in host memory."""
 
@@ -53,9 +57,9 @@ class Offload:
         self.prefixes, self.store, self.beside, self.host = prefixes, store, beside, host
 
     def save(self, node: Node) -> None:
-        """Keep a full page's bytes. A page that the device cannot read is computed again one day."""
+        """Keep a page's bytes. A page that the device cannot read is computed again one day."""
         assert self.host is not None
-        if node.n_tokens < PAGE:
+        if not self._is_kept(node):
             return
         self.save_beside(node)
         if self.host.add_owners(node.key, node.owners):
@@ -64,10 +68,17 @@ class Offload:
             room = self.host.room(self.store.nbytes)
             self.host.put(node.key, node.owners, self.store.read(node.page, room))
 
-    def save_beside(self, node: Node) -> None:
-        """Keep what there is beside a full page, if anybody will ask for that."""
+    def _is_kept(self, node: Node) -> bool:
+        """Full pages are; of others, which may take as long to compute where one goes on from ends, such ends."""
         assert self.host is not None
-        if self.beside is None or node.n_tokens < PAGE or not self.beside.is_wanted(node):
+        if node.n_tokens == PAGE:
+            return True
+        return self.prefixes.by_ends and self._has_beside(Known(node.tokens, b"", node))
+
+    def save_beside(self, node: Node) -> None:
+        """Keep what there is beside a page, if anybody will ask for that."""
+        assert self.host is not None
+        if self.beside is None or not self._is_kept(node) or not self.beside.is_wanted(node):
             return
         key, number = _beside(node.key), self.beside.of(node)
         assert number is not None
@@ -78,12 +89,17 @@ class Offload:
     def restore(self, root: Node, tokens: list[int], limit: int, n_found: int, owner: int, *, inexact: bool) -> bool:
         """Make those pages of tokens[:limit] known again that host memory has, as long as there is room; whether one
         may go on from more than n_found tokens now."""
-        prefixes = self.prefixes
+        prefixes, n_more = self.prefixes, 0
         known = self._known(root, tokens, limit, inexact=inexact)
         if self.beside is not None:
-            n, _ = reach(self.beside.seen, [self._has_beside(page) for page in known], more_here=False)
+            end, n_end = self._end(root, known, tokens[:limit]) if prefixes.by_ends else (None, 0)
+            here = [self._has_beside(page) for page in known]
+            n, n_more = reach(self.beside.seen, here, n_end, more_here=end is not None)
             del known[n:]
-        if len(known) * PAGE <= n_found:
+            if end is not None and n_more:
+                known.append(end)
+        n_full = len(known) - (n_more > 0)
+        if n_full * PAGE + n_more <= n_found:
             return False
         nodes: list[Node] = []  # nothing of this path may be evicted meanwhile
         for name, key, node in known:
@@ -135,34 +151,38 @@ class Offload:
         what it takes beside them."""
         root, owner = self.prefixes.root_of(choice), 1 << slot.id
         known = self._known(root, tokens, len(tokens))
-        last, n_more = self._last(root, known, tokens)
-        others: list[Bytes] = []
+        end, n_more = self._end(root, known, tokens)
         if self.beside is not None:
             here = [self._has_beside(page) for page in known]
-            n, n_more = reach(self.beside.seen, here, n_more, more_here=self.beside.of(last) is not None)
+            n, n_more = reach(self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end))
             del known[n:]
-            whole = [page for i, page in enumerate(known) if i in self.beside.seen(n * PAGE + n_more)]
-            others = [self._read_beside(self.beside, page.node, page.key, owner) for page in whole]
-            if n_more:
-                others.append(self._read_beside(self.beside, last, b"", owner))
-        pages = [self._read(page, owner) for page in known]
-        if n_more:
-            assert last is not None
-            pages.append(self.store.read(last.page))
-        return tokens[: len(known) * PAGE + n_more], pages, others
+        n_tokens = len(known) * PAGE + n_more
+        if end is not None and n_more:
+            known.append(end)
+        others: list[Bytes] = []
+        if self.beside is not None:
+            others = [self._read_beside(known[i], owner) for i in self.beside.seen(n_tokens)]
+        return tokens[:n_tokens], [self._read(page, owner) for page in known], others
 
-    def _last(self, root: Node, known: list[Known], tokens: list[int]) -> tuple[Node | None, int]:
-        """A page that begins with tokens which follow known ones, and how many of them; best one that ends with the
-        last of them."""
-        node = known[-1].node if known else root
-        rest = tuple(tokens[len(known) * PAGE :])
+    def _end(self, root: Node, known: list[Known], tokens: list[int]) -> tuple[Known | None, int]:
+        """A page that begins with tokens which follow known ones, and how many of them. Best one that ends with the
+        last of them; where one goes on from ends, the longest that these tokens are enough for, and that has one."""
+        node, key = (known[-1].node, known[-1].key) if known else (root, b"")
+        rest = tuple(tokens[len(known) * PAGE :][: PAGE - 1])
+        if self.prefixes.by_ends:
+            for n in range(len(rest), 0, -1):
+                found = self._next(node, key, rest[:n], inexact=False)
+                if found is not None and self._has_beside(found):
+                    return found, n
+            return None, 0
         if node is None or not rest:
             return None, 0
         exact = node.children.get(rest)
         if exact is not None:
-            return exact, len(rest)
+            return Known(rest, b"", exact), len(rest)
         match = self.prefixes.match(tokens, len(tokens), root=root)
-        return (self.prefixes.node_of(match.page), match.n_more) if match.n_more else (None, 0)
+        last = self.prefixes.node_of(match.page) if match.n_more else None
+        return (None, 0) if last is None else (Known(last.tokens, b"", last), match.n_more)
 
     def copy_in(self, tokens: list[int], pages: list[Bytes], others: list[Bytes], slot: Slot, choice: Choice) -> bool:
         """Make known what `copy_out` gave; False, and nothing done, when there is no room for pages that are not."""
@@ -204,15 +224,14 @@ class Offload:
     def share(self, source: Slot, slot: Slot) -> None:
         """Count what is known of a slot's tokens as another one's too."""
         tokens, root, owner = source.cached, self.prefixes.root_of(source.choice), 1 << slot.id
-        for page in self._known(root, tokens, len(tokens)):
+        known = self._known(root, tokens, len(tokens))
+        end, _ = self._end(root, known, tokens)
+        for page in known if end is None else [*known, end]:
             if page.node is not None:
                 page.node.owners |= owner
             elif self.host is not None:
                 self.host.add_owners(page.key, owner)
                 self.host.add_owners(_beside(page.key), owner)
-        match = self.prefixes.match(tokens, len(tokens), root=root)
-        if match.n_more and (last := self.prefixes.node_of(match.page)) is not None:
-            last.owners |= owner
 
     def _known(self, root: Node, tokens: list[int], limit: int, *, inexact: bool = False) -> list[Known]:
         """The leading full pages of tokens[:limit] that are on the device or in host memory; `inexact`: such too, where
@@ -245,7 +264,7 @@ class Offload:
         assert self.beside is not None
         if self.beside.of(page.node) is not None:
             return True
-        return self.host is not None and _beside(page.node.key if page.node is not None else page.key) in self.host
+        return self.host is not None and _beside_key(page) in self.host
 
     def _read(self, page: Known, owner: int) -> Bytes:
         if page.node is not None:
@@ -254,10 +273,11 @@ class Offload:
         assert data is not None
         return data
 
-    def _read_beside(self, beside: Beside, node: Node | None, key: bytes, owner: int) -> Bytes:
-        number = beside.of(node)
+    def _read_beside(self, page: Known, owner: int) -> Bytes:
+        assert self.beside is not None
+        number = self.beside.of(page.node)
         if number is not None:
-            return beside.store.read(number)
-        data = self.host.get(_beside(node.key if node is not None else key), owner) if self.host is not None else None
+            return self.beside.store.read(number)
+        data = self.host.get(_beside_key(page), owner) if self.host is not None else None
         assert data is not None
         return data

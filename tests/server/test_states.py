@@ -198,6 +198,33 @@ def test_the_device_has_no_room_for_a_prefix_that_host_memory_has() -> None:
     assert host.n_restored > 0
 
 
+def test_a_chat_goes_on_from_its_last_token_when_others_have_been_there() -> None:
+    b = bench(n_checkpoints=0, n_slots=1, n_ctx=256, cache_ram=None)
+    answer = b.run(prompt(70), n_predict=30, ignore_eos=True).ids
+    for i in range(3):
+        asked(b, [9, i + 1, *prompt(200)])
+    assert asked(b, [*prompt(70), *answer, 3]) == 70 + 29
+
+
+@pytest.mark.parametrize("keep_idle", [True, False])
+def test_who_is_paused_computes_nothing_again(keep_idle: bool) -> None:
+    b = bench(n_slots=2, n_ctx=96, unified=True, cache_ram=None, cache_idle_slots=keep_idle)
+    seqs = [b.submit(prompt(20, i), n_predict=60, ignore_eos=True) for i in range(2)]
+    b.drain()
+    assert b.scheduler.stats.preemptions > 0
+    for seq in seqs:
+        assert b.answers[seq].outcome() == oracle(seq.request, 96)
+    assert sum(len(batch.tokens) for batch in b.engine.batches) == 2 * (20 + 60 - 1)
+
+
+def test_a_long_prompt_is_known_up_to_places_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.kv_cache.MARK_EVERY", 64)
+    for cache_ram, known in (0, 0), (None, 128):
+        b = bench(n_checkpoints=1, n_slots=1, n_ubatch=48, cache_ram=cache_ram)
+        asked(b, prompt(500))
+        assert asked(b, [*prompt(190), 3, 1, 2]) == known
+
+
 def test_a_state_that_cannot_be_read_or_written_is_computed_again() -> None:
     def fails(*_: object) -> None:
         raise OSError("device lost")
