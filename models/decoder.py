@@ -47,7 +47,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = add(x, get_rows(w["position_embd"], rows.pos))
     inputs = layer_inputs(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rows.pos)
-    of_queries = rotary.of_queries(rows.pos, angles)
+    times = rotary.times(rows.pos)
     keys_of, attention = (latent_row, latent_attention) if h.latent else (keys_values, self_attention)
     seen: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
@@ -61,12 +61,12 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         if layer == h.n_kept - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
-            of_queries = rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))
+            angles, times = rotary.angles(rows.out.pos), rotary.times(rows.out.pos)
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             mixed = None if mixed is None else get_rows(mixed, rows.out.ids)
         if mixed is None:
-            mixed = attention(Side(b, y, of_queries[local]), seen[h.keeper(layer)], h, memory, layer)
+            mixed = attention(Side(b, y, angles[local], times), seen[h.keeper(layer)], h, memory, layer)
         else:
             mixed = b.linear(OUTPUT[h.kind.recurrent], mixed)
         attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))

@@ -69,7 +69,8 @@ class Hparams:
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are multiplied
     xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/decoder.py
-    temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
+    temperature: float = 0.0  # queries grow by this times the logarithm of how often `temperature_length` has passed
+    temperature_length: int = 0  # in positions
     interleaved: bool = False  # rotary pairs are neighbours
     n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`
     n_embd_per_layer: int = 0  # of the embedding that each layer is given besides; 0: none is
@@ -156,8 +157,6 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     latent = read_latent(keys, n_embd // n_head) if kind.latent else None
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local, latent)
     temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
-    if temperature and most.rope_dim != most.head_dim:
-        raise keys.error("attention.temperature_scale", "is set, with heads that are turned in part only")
     eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))
     if eps < 0:
@@ -168,6 +167,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if kind.scales and not keys.flag("rope.scaling.finetuned", True):
         raise keys.error("rope.scaling.finetuned", f"is false: a {arch} without rotary embedding is not supported")
     rope_base = keys.positive("rope.freq_base", 10000.0)
+    if kind.base_by_alpha and most.head_dim > 2:  # as if positions were turned in a longer context
+        rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
     scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
         arch=arch,
@@ -200,13 +201,14 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         latent=latent,
         n_unused=n_unused,
         temperature=temperature,
+        temperature_length=keys.count("attention.temperature_length", scaling.original_context),
         xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
         n_shared=_n_shared(keys, local) if kind.shares_keys else 0,
         n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input") if kind.inputs_of_layers else 0,
         n_streams=_n_streams(keys) if kind.altup else 1,
         sparsity=_sparsity(keys, n_layer) if kind.altup else (),
         layers=layers,
-        parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
+        parallel=kind.second_norm or (kind.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=kind.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd),
     )

@@ -22,33 +22,46 @@ Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
     *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
+    *("mistral4", "xverse", "chatglm", "maincoder"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
 LAYER_NORM = (
     *LEARNED_POSITIONS,
     *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
+    *("jais2", "codeshell", "falcon"),
 )
-NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
+NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
-ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
-UNGATED = (*LEARNED_POSITIONS, "plm", "apertus", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
-SQUARED = ("arcee", "nemotron", "plm")  # relu
-GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
-HUNYUAN = ("hunyuan-dense", "hunyuan-moe")  # whose heads are normalised when they are turned
+ONE_NORM = ("command-r", "cohere2", "phi2", "falcon")  # for attention and the feed-forward block
+SQUARED = ("arcee", "nemotron", "plm", "jais2")  # relu
+SIMPLE_GELU = (*LEARNED_POSITIONS, "starcoder2", "phi2", "gptneox", "codeshell", "falcon")
+UNGATED = (*SIMPLE_GELU, *SQUARED, "apertus")
+GELU = (*SIMPLE_GELU, *OF_VECTORS, "gemma", "gemma2", "gemma3")
+HUNYUAN = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder")  # whose heads are normalised when they are turned
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
 HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
-    *(*HUNYUAN, *QWEN35, *LFM2, "apertus"),
+    *(*HUNYUAN, *QWEN35, *LFM2, "apertus", "exaone-moe", "afmoe", "hy_v3", "mellum"),
 )
-BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe")  # by a bias on the choice
+BALANCED = (
+    "ernie4_5-moe",
+    "dots1",
+    "glm4moe",
+    "minimax-m2",
+    "bailingmoe2",
+    "lfm2moe",
+    "exaone-moe",
+    "afmoe",
+    "hy_v3",
+)  # by a bias on the choice
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
-    *("lfm2moe", "qwen35moe", "qwen3next"),
+    *("lfm2moe", "qwen35moe", "qwen3next", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
 )
 FUSED_QKV = ("bailingmoe2",)  # and nothing else
-LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
+LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")  # keys and values are made of one short row a token
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)  # post_attention_norm stands before the feed-forward block
 
 # keys of Apertus
@@ -184,6 +197,10 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
         if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
+        if s.arch == "afmoe":
+            layer["attn_gate"] = (q, s.n_embd)
+        if "two norms" in s.traits:
+            layer["attn_norm_2"] = (s.n_embd,)
         if s.arch in HEAD_NORM and not keeps_state(s, i):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
         if "norm for head" in s.traits:
@@ -261,7 +278,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         if name.endswith(FLAT):
             put(name, -rng.uniform(0.2, 2, shape) if short == "ssm_a" else rng.standard_normal(shape), "f32")
         elif short == "exp_probs_b":
-            put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
+            put(name if s.arch == "hy_v3" else f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1 or short.endswith("_norm"):
             put(name if short == "scale" else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
@@ -374,7 +391,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         of_input, of_blocks, of_logits = 12, 1.4 / math.sqrt(s.n_layer), s.n_embd / 256
     if s.arch in ("command-r", "cohere2"):
         of_logits = 1 / of_logits
-    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
+    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma or s.arch == "afmoe" else of_input)
     pos = np.arange(len(ids))
     if s.arch == "modern-bert":
         x = normed("token_embd_norm", x)
@@ -383,6 +400,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     for i in range(s.n_layer):
         b = f"blk.{i}."
         h = normed(b + "attn_norm", x) if b + "attn_norm.weight" in t else x
+        of_block = h
+        if "two norms" in s.traits:
+            h = normed(b + "attn_norm_2", x)
         frequency, magnitude = rope(i)
         if keeps_state(s, i):
             x = x + of_state(s, t, b, h)
@@ -394,7 +414,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
-        gates = np.ones(1)
+        gates = 1 / (1 + np.exp(-product(b + "attn_gate", h))) if s.arch == "afmoe" else np.ones(1)
         if s.arch in QWEN35:
             both = parts[0].reshape(len(ids), s.n_head, 2, s.d)
             parts[0], gates = both[:, :, 0], 1 / (1 + np.exp(-both[:, :, 1].reshape(len(ids), -1)))
@@ -408,8 +428,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             )
         elif b + "attn_q_norm.weight" in t and s.arch not in (*ROW_NORM, *HUNYUAN):
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
-        far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
-        if not far and s.arch not in LEARNED_POSITIONS and (s.arch != "smollm3" or i % 4 != 3):
+        far = s.arch in ("cohere2", "exaone4", "exaone-moe") and not window(i) and any(map(window, range(s.n_layer)))
+        if not far and s.arch not in LEARNED_POSITIONS and (s.arch not in ("smollm3", "afmoe") or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
         if s.arch in HUNYUAN:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
@@ -431,7 +451,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         x = x + (normed(b + "post_attention_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
         if s.arch in NO_NORM_BEFORE:
             h = x
-        elif not s.one_norm:
+        elif s.one_norm:
+            h = of_block
+        else:
             aside = s.arch == "gptneox" and s.keys["use_parallel_residual"]
             h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
         y = fed(i, h)
@@ -468,13 +490,13 @@ def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
     """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
     out, none = np.zeros_like(h), np.zeros(s.n_expert)
     oss = s.arch == "gpt-oss"
-    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2") else 1) == 2
+    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2", "afmoe", "hy_v3") else 1) == 2
     norm = s.arch not in ("olmoe", "qwen2moe", "deepseek") and s.keys.get("expert_weights_norm", True)
     times = s.keys.get("expert_weights_scale") or 1
     for row, y in zip(h, out, strict=True):
         odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
         odds /= odds + 1 if sigmoid else odds.sum()
-        liked = odds + t.get(b + "exp_probs_b.bias", 0.0)
+        liked = odds + t.get(b + ("exp_probs_b" if s.arch == "hy_v3" else "exp_probs_b.bias"), 0.0)
         if (n_groups := s.keys.get("expert_group_count", 1)) > 1:
             groups = np.split(np.arange(s.n_expert), n_groups)
             groups.sort(key=lambda group: -np.sort(liked[group])[-2:].sum())

@@ -184,6 +184,9 @@ def _rms(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
 
 
 PATTERN = {"attention.sliding_window": 4, "attention.sliding_window_pattern": 2}
+TEMPERATURE = {"attention.temperature_length": 3, "rope.scaling.yarn_log_multiplier": 0.1}
+WINDOW = {"attention.sliding_window": 4}
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 YARN = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 16.0,
@@ -210,6 +213,11 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "command-r, per head": replace(PLAIN["command-r plus"], n_layer=64, n_ff=32),
     "mistral3, yarn": Spec("mistral3", keys=YARN),
     "deepseek2, yarn": replace(DEEPSEEK, keys=DEEPSEEK.keys | YARN | {"attention.temperature_scale": None}),
+    "mistral4": replace(PLAIN["mistral4"], keys=DEEPSEEK.keys | YARN | TEMPERATURE),
+    "exaone-moe": replace(PLAIN["exaone-moe"], n_layer=4, keys=PLAIN["exaone-moe"].keys | WINDOW),
+    "afmoe": replace(PLAIN["afmoe"], n_layer=4, keys=PLAIN["afmoe"].keys | WINDOW),
+    "mellum": replace(PLAIN["mellum"], n_layer=4, keys=WINDOW | LINEAR),
+    "hunyuan_vl": Spec("hunyuan_vl", keys={"rope.scaling.alpha": 40.0}),
     "minicpm without scales": Spec("minicpm"),
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
