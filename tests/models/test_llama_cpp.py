@@ -260,11 +260,18 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
         bert_model.write(tmp_path / "bert.gguf", bert_model.tensors(head=False), pooling=1),
         bert_model.write(tmp_path / "nomic.gguf", bert_model.tensors(head=False, nomic=True), pooling=1),
         bert_model.write(tmp_path / "moe.gguf", bert_model.tensors(head=False, experts=True), pooling=1),
+        bert_model.write(tmp_path / "jina.gguf", bert_model.tensors(head=False, jina=True), pooling=1),
         bert_model.write(tmp_path / "xlmr.gguf", xlmr, pooling=2, vocabulary=add_unigrams),
     ]
     write(tmp_path / "gemma.gguf", replace(GEMMA, n_vocab=512, vocabulary=True))
     write(tmp_path / "modern.gguf", replace(MODERN, n_vocab=512, vocabulary=True))
     paths += [tmp_path / "gemma.gguf", tmp_path / "modern.gguf"]
+    for name in ("eurobert", "llama-embed"):
+        spec = Spec(
+            name, n_vocab=512, vocabulary=True, n_ctx_train=128, keys={"pooling_type": 1, "attention.causal": False}
+        )
+        write(tmp_path / f"{name}.gguf", spec)
+        paths.append(tmp_path / f"{name}.gguf")
     for path, line in zip(paths, answers(VECTORS, json.dumps([(str(path), texts) for path in paths])), strict=True):
         with GGUFFile.open(path) as gguf:
             tokenizer = from_metadata(gguf.metadata)
