@@ -54,6 +54,7 @@ class Architecture:
     sinks: bool = False  # attention has sinks
     unscaled: bool = False  # queries times keys are weighed as they are
     value_norm: bool = False  # each head's values are normalised, without a weight
+    skips: bool = False  # layers may do without attention, or have a matrix in its place, or do nothing
     keys_as_values: bool = False  # layers may do without a matrix of values: these are the keys, before their norm
     shares_keys: bool = False  # the last layers may see the keys and values of earlier ones
     inputs_of_layers: bool = False  # each layer may be given an embedding of its own of the tokens
@@ -101,6 +102,7 @@ _NOMIC = _A(layer_norm=True, head_norm=False, after_sum=True, causal=False)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _A(interleaved=True, experts=False, n_ff_of_expert=False),
+    "deci": _A(interleaved=True, skips=True),
     "mistral3": _A(interleaved=True, experts=False, n_ff_of_expert=False, attention_temperature=True),
     "granite": _A(interleaved=True, scales=True),
     "granitemoe": _A(interleaved=True, scales=True, experts=True, n_ff_of_expert=False),

@@ -140,6 +140,8 @@ class PagedMemory:
                 if r.n_heads:
                     deltas[i] = session.define(f"delta.{i}", (n_states, *r.delta_shape))
                 continue
+            if not size.n_head_kv:
+                continue
             layers, n = (near, n_near) if n_near and h.is_local(i) else (far, n_pages)
             layers[i] = [session.define(f"k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.latent:

@@ -51,12 +51,12 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     keys_of, attention = (latent_row, latent_attention) if h.latent else (keys_values, self_attention)
     seen: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
-        b, local = w.block(layer), h.is_local(layer)
+        b, local, size = w.block(layer), h.is_local(layer), h.sizes(layer)
         y = b.norm("attn_norm", x, h)
         mixed = None
         if r := h.recurrent_of(layer):
             mixed = recurrent(b, h, r, layer, y, memory)  # of all rows: each goes on from the one before
-        elif layer < h.n_kept:
+        elif layer < h.n_kept and size.n_head_kv:
             seen[layer] = keys_of(Side(b, y, angles[local]), h, layer)
         if layer == h.n_kept - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
@@ -65,11 +65,18 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             mixed = None if mixed is None else get_rows(mixed, rows.out.ids)
-        if mixed is None:
-            mixed = attention(Side(b, y, angles[local], times), seen[h.keeper(layer)], h, memory, layer)
-        else:
+        if mixed is not None:
             mixed = b.linear(OUTPUT[h.kind.recurrent], mixed)
-        attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
+        elif size.n_head_kv:
+            mixed = attention(Side(b, y, angles[local], times), seen[h.keeper(layer)], h, memory, layer)
+        elif "attn_output" in b:
+            mixed = b.linear("attn_output", y)
+        attended = x
+        if mixed is not None:
+            attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
+        if not size.n_ff:
+            x = attended
+            continue
         if h.kind.parallel and "ffn_norm" not in b:
             fed = y
         else:

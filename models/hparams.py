@@ -72,7 +72,7 @@ class Hparams:
     temperature: float = 0.0  # queries grow by this times the logarithm of how often `temperature_length` has passed
     temperature_length: int = 0  # in positions
     interleaved: bool = False  # rotary pairs are neighbours
-    n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`
+    n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`, or none
     n_embd_per_layer: int = 0  # of the embedding that each layer is given besides; 0: none is
     n_streams: int = 1  # of the residual stream and those beside it
     sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
@@ -141,7 +141,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
     kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
-    n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
+    n_embd = keys.count("embedding_length")
+    n_head = keys.count_of_some("attention.head_count") if kind.skips else keys.count("attention.head_count")
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
@@ -203,7 +204,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         temperature=temperature,
         temperature_length=keys.count("attention.temperature_length", scaling.original_context),
         xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
-        n_shared=_n_shared(keys, local) if kind.shares_keys else 0,
+        n_shared=_n_idle(keys, layers or (most,)) if kind.skips else _n_shared(keys, local) if kind.shares_keys else 0,
         n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input") if kind.inputs_of_layers else 0,
         n_streams=_n_streams(keys) if kind.altup else 1,
         sparsity=_sparsity(keys, n_layer) if kind.altup else (),
@@ -273,6 +274,14 @@ def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
     if n and not set(local) == set(local[:-n]):
         raise keys.error(key, f"is {n}: {len(local)} layers with as many shared have none of a kind that keeps some")
     return n
+
+
+def _n_idle(keys: Keys, layers: Sequence[LayerSizes]) -> int:
+    """How many of the last layers do not attend."""
+    attend = [layer.n_head_kv > 0 for layer in layers]
+    if True not in attend:
+        raise keys.error("attention.head_count_kv", "is 0: no layer attends")
+    return attend[::-1].index(True)
 
 
 def _n_streams(keys: Keys) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,16 +50,23 @@ class Keys:
             raise self.error(key, f"is {value}, which is not a possible size")
         return int(value)
 
-    def counts(self, key: str, n: int, default: int | None = None) -> tuple[int, ...]:
+    def counts(self, key: str, n: int, default: int | None = None, least: int = 1) -> tuple[int, ...]:
         """One for each of n layers: the file has a number, or as many."""
         value = self.get(key)
         if not isinstance(value, np.ndarray) or (value == value.flat[:1]).all():
             return (self.count(key, default),) * n
         if value.shape != (n,) or value.dtype.kind not in "iu":
             raise self.error(key, f"must be a number or {n} whole numbers")
-        if not ((value > 0) & (value < 1 << 31)).all():
+        if not ((value >= least) & (value < 1 << 31)).all():
             raise self.error(key, "has a number that is not a possible size")
         return tuple(value.tolist())
+
+    def count_of_some(self, key: str) -> int:
+        """One number for all layers, but for those that have 0."""
+        value = self.get(key)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.any():
+            return replace(self, metadata={f"{self.arch}.{key}": value[value != 0]}).count(key)
+        return self.count(key)
 
     def count_or_none(self, key: str, default: int | None = 0) -> int:
         """0, too, which is what a file without the key has if nothing else is its default."""

@@ -15,8 +15,8 @@ from models.latent_params import Latent
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    n_ff: int  # of the block for all rows
-    n_head_kv: int
+    n_ff: int  # of the block for all rows; 0: it does nothing
+    n_head_kv: int  # 0: it does not attend
     head_dim: int
     rope_dim: int  # elements of a head that turn
 
@@ -29,14 +29,18 @@ def read_layer_sizes(
     `n_ff`: where the file does not say; `is_local`: which layers have the sliding window, whose heads may have a size
     of their own (gemma4); `latent`: then of keys there is the row that is kept. ModelFileError names the key at fault.
     """
-    n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
-    widths = keys.counts("feed_forward_length", n_blocks, n_ff)
+    n_embd, skips = keys.count("embedding_length"), ARCHITECTURES[keys.arch].skips
+    n_head = keys.count_of_some("attention.head_count") if skips else keys.count("attention.head_count")
+    least = 0 if skips else 1
+    widths = keys.counts("feed_forward_length", n_blocks, n_ff, least)
     if latent is not None:
         layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
     n_head_kv = _n_head_kv(keys, n_blocks, n_head)
+    if any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
+        raise keys.error("feed_forward_length", "is 0 where a layer attends")
     for n in n_head_kv:
-        if n_head % n:
+        if n and n_head % n:
             raise ModelFileError(keys.file, f"{n_head} heads cannot share {n} key/value heads")
     if "attention.key_length" not in keys and n_embd % n_head:
         raise ModelFileError(keys.file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
@@ -56,7 +60,7 @@ def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
         if len(some) != 1 or not 0 < (n := int(some.pop())) < 1 << 31:
             raise keys.error(key, "is not one number for all layers that attend")
         return (n,) * n_blocks
-    return keys.counts(key, n_blocks, n_head)
+    return keys.counts(key, n_blocks, n_head, least=0 if ARCHITECTURES[keys.arch].skips else 1)
 
 
 def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, int]:

@@ -97,14 +97,15 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         second = h.kind.second_norm and b + "attn_norm_2.weight" in present
         if h.kind.before:
             source = b + "attn_norm_2" if second else ""
-            yield from _norm(b + "attn_norm", h, source, required=i > 0 or not h.kind.embedding_norm)
+            required = h.sizes(i).n_head_kv > 0 and (i > 0 or not h.kind.embedding_norm)
+            yield from _norm(b + "attn_norm", h, source, required)
         recurrent = h.recurrent_of(i)
         yield from _recurrent_parts(h, b, recurrent) if recurrent else _attention_parts(h, i, present)
         if h.kind.after:
             yield from _norm(b + "post_attention_norm", h)
         if h.kind.before:
             source = b + ("attn_norm" if second else h.kind.ffn_norm)
-            yield from _norm(b + "ffn_norm", h, source, required=not h.kind.parallel)
+            yield from _norm(b + "ffn_norm", h, source, required=h.sizes(i).n_ff > 0 and not h.kind.parallel)
         if h.kind.after:
             yield from _norm(b + "post_ffw_norm", h)
         yield from _feed_forward_parts(h, i, present)
@@ -155,6 +156,9 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
     if h.latent:
         yield from _latent_parts(h, h.latent, b, present)
         return
+    if not size.n_head_kv:
+        yield from _one(b + "attn_output.weight", h.n_embd, h.n_embd, required=False)
+        return
     attn, kv = h.n_head * size.head_dim, size.n_head_kv * size.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
     n_query = attn * 2 if h.kind.gated_attention and not h.kind.gate_of_input else attn
@@ -204,7 +208,7 @@ def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_parts(h, b, experts, present)
-    if not experts or h.kind.experts_beside:
+    if n_ff and (not experts or h.kind.experts_beside):
         yield from _dense_parts(h, b, n_ff, present)
     if experts and h.kind.experts_beside:
         for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):

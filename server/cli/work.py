@@ -81,6 +81,8 @@ def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
         if h.recurrent_of(layer):
             continue
         size, cells = h.sizes(h.keeper(layer)), local if h.is_local(layer) else everything
+        if not size.n_head_kv:
+            continue
         read += size.n_head_kv * size.head_dim * cells
         met += h.n_head * size.head_dim * cells
     return read, met

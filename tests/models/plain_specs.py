@@ -31,6 +31,11 @@ OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
 QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
 OF_FALCON = ("attn_norm", "attn_norm_2", "output_norm")
+OF_DECI = {  # the second layer has one matrix, the third and the last no attention, the fourth nothing
+    "attention.head_count": [4, 4, 0, 0, 4, 0],
+    "attention.head_count_kv": [2, 0, 0, 0, 2, 0],
+    "feed_forward_length": [96, 96, 96, 0, 96, 96],
+}
 LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "olmoe": {},
@@ -110,6 +115,7 @@ PLAIN = {
     "glm4": Spec("glm4", fused=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
     "glm4 of pictures": Spec("glm4", fused=True, untied=True, keys=SECTIONS),
     "arcee": Spec("arcee"),
+    "deci": Spec("deci", n_layer=6, untied=True, keys=OF_DECI),
     "xverse": Spec("xverse", untied=True),
     "chatglm": Spec("chatglm", fused=True, untied=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
     "maincoder": Spec("maincoder", head_dim=32),

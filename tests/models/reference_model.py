@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
     *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
-    *("mistral4", "xverse", "chatglm", "maincoder"),
+    *("mistral4", "xverse", "chatglm", "maincoder", "deci"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
@@ -116,6 +116,14 @@ class Spec:
     def gemma(self) -> bool:
         return self.arch.startswith("gemma")
 
+    def kv_heads(self, layer: int) -> int:
+        """0: the layer does not attend (deci)."""
+        given = self.keys.get("attention.head_count_kv")
+        return given[layer] if self.arch == "deci" else self.n_head_kv
+
+    def nothing(self, layer: int) -> bool:
+        return self.arch == "deci" and not self.keys["feed_forward_length"][layer]
+
     def dense(self, layer: int) -> bool:
         return not self.n_expert or layer < self.keys.get("leading_dense_block_count", 0)
 
@@ -195,6 +203,13 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
                 layer |= {"ffn_gate": (s.n_ff_dense, s.n_embd), "ffn_up": (s.n_ff_dense, s.n_embd)}
         if s.arch in OTHER_NAME:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
+        if not s.kv_heads(i):  # attention's norm and one matrix, or neither
+            linear = s.arch == "deci" and s.keys["attention.head_count"][i]
+            layer = {name: shape for name, shape in layer.items() if name.startswith("ffn")} | (
+                {"attn_norm": (s.n_embd,), "attn_output": (s.n_embd, s.n_embd)} if linear else {}
+            )
+        if s.nothing(i):
+            layer = {}
         if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
         if s.arch == "afmoe":
@@ -407,6 +422,12 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if keeps_state(s, i):
             x = x + of_state(s, t, b, h)
             x = x + fed(i, normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), x))
+            continue
+        if s.nothing(i):
+            continue
+        if not s.kv_heads(i):
+            x = x + (product(b + "attn_output", h) if b + "attn_output.weight" in t else 0)
+            x = x + fed(i, normed(b + "ffn_norm", x))
             continue
         if s.arch in LATENT:
             parts = latent_heads(s, t, b, h)
