@@ -31,6 +31,9 @@ from tests.models.reference_model import write
         ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, "is not one number for all layers that attend"),
         ("lfm2", {"attention.head_count_kv": [0, 2, 1, 0]}, "is not one number for all layers that attend"),
         ("lfm2", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
+        ("deci", {"attention.head_count_kv": [0] * 6}, "key 'deci.attention.head_count_kv' is 0: no layer attends"),
+        ("deci", {"feed_forward_length": [0] * 6}, "key 'deci.feed_forward_length' is 0 where a layer attends"),
+        ("deci", {"attention.head_count": [4, 2, 0, 0, 4, 0]}, "differs between layers, which is not supported"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(arch: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
