@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from models.tool_calls.call_object import CallObject, closing, text_value, value
 from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from models.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
+from models.tool_calls.gemma import GEMMA4
 from models.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
 from models.tool_calls.parser import CallFormat, NotACall, Parser, Step
 from models.tool_calls.tagged import QWEN3_CODER
@@ -193,6 +195,8 @@ def family_of(template: str) -> CallFormat:
         return QWEN3_CODER
     if "[TOOL_CALLS]" in template:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
+    if f"{GEMMA4_BEGIN}call:" in template:
+        return GEMMA4
     if "<tool_call>" in template:
         return HERMES
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
