@@ -63,7 +63,8 @@ async def test_deltas_add_up_to_the_message(server: Running, text: str):
 
 
 GEMMA4 = (
-    "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name + '{' }}"
+    "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name }}"
+    "{{ '{' }}"
     "{% for k, v in c.function.arguments | dictsort %}{{ k }}:{{ v }}{% endfor %}{{ '}<tool_call|>' }}{% endfor %}"
     "{% for r in m.tool_responses or [] %}response:{{ r.name }}{value:{{ r.response }}}{% endfor %}"
     "{{ m.content }}{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"

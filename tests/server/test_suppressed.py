@@ -1,0 +1,95 @@
+"""Tokens that a file says must never be sampled (tokenizer.ggml.suppress_tokens), on the real engine: a bias of -∞ in
+every request, as llama.cpp's sampler has it; log-probabilities stay those of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graph.ops import samplers as s
+from models import tokenizer as tokenizers
+from models.grammar import Grammar
+from models.tokenizer import Tokenizer
+from server.constraint import Constraint
+from server.engine import Engine, EngineOptions
+from server.errors import InvalidRequest
+from server.fields import Fields
+from server.parse_sampling import parse_sampling
+from server.requests import CompletionRequest, Token, TokenProb
+from server.sampling import RowSampler, SamplingParams
+from server.scheduler import Scheduler
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def engine(shared_data: Path) -> Iterator[Engine]:
+    engine = Engine(shared_data / "models" / "stories260K.gguf", EngineOptions(128, 1, 32, threads=1))
+    engine.load()
+    yield engine
+    engine.close()
+
+
+def vocabulary(engine: Engine, *suppressed: int) -> Tokenizer:
+    given = {"tokenizer.ggml.suppress_tokens": list(suppressed)} if suppressed else {}
+    return tokenizers.from_metadata({**engine.gguf.metadata, **given})
+
+
+def first(engine: Engine, vocab: Tokenizer, **sampling: Any) -> TokenProb:
+    """The first token after the prompt, and what was likely."""
+    scheduler = Scheduler(engine, vocab, n_slots=1, n_ctx=128, n_ubatch=32)
+    params = SamplingParams(**{"temperature": 0.0, "seed": 3, "n_probs": 6, **sampling})
+    scheduler.submit(CompletionRequest(tuple(vocab.encode(PROMPT)), n_predict=1, sampling=params))
+    found = []
+    while not scheduler.idle:
+        found += [event for _, event in scheduler.step() if isinstance(event, Token)]
+    assert len(found) == 1
+    assert found[0].prob is not None
+    return found[0].prob
+
+
+def test_the_likeliest_that_is_left_is_taken(engine: Engine) -> None:
+    before = first(engine, vocabulary(engine))
+    likely = [id for id, _ in before.top]
+    assert before.id == likely[0]
+    after = first(engine, vocabulary(engine, *likely[:2]))
+    assert after.id == likely[2]
+    assert after.top == before.top
+    assert after.value == before.top[2][1]
+    biased = first(engine, vocabulary(engine, likely[0]), logit_bias=((likely[0], 100.0),))
+    assert biased.id == likely[1]
+
+
+@pytest.mark.parametrize("samplers", [(), ("top_k", "temperature"), ("penalties", "dry", "top_p", "temperature")])
+def test_any_chain_leaves_them_out(engine: Engine, samplers: tuple[str, ...]) -> None:
+    vocab = vocabulary(engine, *range(3, 500))
+    options = {"temperature": 5.0, "samplers": samplers, "repeat_penalty": 1.1, "dry_multiplier": 0.5}
+    chosen = [first(engine, vocab, seed=seed, post_sampling_probs=True, **options) for seed in range(8)]
+    assert all(not 3 <= prob.id < 500 for prob in chosen)
+    assert all(not 3 <= id < 500 for prob in chosen for id, _ in prob.top)
+
+
+def test_a_grammar_takes_what_it_allows_of_the_rest(engine: Engine) -> None:
+    vocab = vocabulary(engine)
+    likely = [id for id, _ in first(engine, vocab).top]
+    texts = " | ".join(f"<[{id}]>" for id in likely[:2])
+    fewer = vocabulary(engine, likely[0])
+    grammar = Constraint(Grammar.compile("lark", f"start: {texts}", fewer))
+    assert first(engine, fewer, grammar=grammar).id == likely[1]
+
+
+def test_rows_and_requests(engine: Engine) -> None:
+    vocab = vocabulary(engine, 7, 5)
+    rows = RowSampler(SamplingParams(seed=1, logit_bias=((9, 1.0),)), vocab, 64).draft_feeds([1, 2])
+    for row in rows:
+        assert list(row.ids) == [9, 5, 7]
+        assert list(row.values) == [1.0, -np.inf, -np.inf]
+        assert list(row.kinds) == [s.BIAS_ENTRY] * 3
+    rest = [[id, False] for id in range(vocab.n_vocab) if id not in (5, 7)]
+    with pytest.raises(InvalidRequest, match="no token is left"):
+        parse_sampling(Fields({"logit_bias": rest}), SamplingParams(), vocab, 0)
+    parse_sampling(Fields({"logit_bias": rest[1:]}), SamplingParams(), vocab, 0)
