@@ -91,7 +91,7 @@ Cell = tuple[int, int] | None  # position, content
 class FakePages:
     """Pages of such cells; of layers that see `window` positions, or all (0)."""
 
-    page_nbytes = PAGE * 16
+    nbytes = PAGE * 16
 
     def __init__(self, n: int, window: int = 0) -> None:
         self.n, self.window = n, window
@@ -107,7 +107,7 @@ class FakePages:
     def lose(self) -> None:
         self.cells, self.tables = [None] * len(self.cells), {}
 
-    def read_page(self, page: int, into: Any = None) -> Any:
+    def read(self, page: int, into: Any = None) -> Any:
         cells = self.cells[page * PAGE : (page + 1) * PAGE]
         data = np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
         if into is None:
@@ -115,7 +115,7 @@ class FakePages:
         into[:] = data
         return into
 
-    def write_page(self, page: int, data: Any) -> None:
+    def write(self, page: int, data: Any) -> None:
         cells = data.view(np.int64).reshape(PAGE, 2).tolist()
         self.cells[page * PAGE : (page + 1) * PAGE] = [(p, c) if p >= 0 else None for p, c in cells]
 
@@ -128,13 +128,34 @@ class FakePages:
         return cell[1]
 
 
+class FakeStates:
+    """Rows of states: of how many tokens, and what they leave."""
+
+    nbytes = 100
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.rows: list[tuple[int, int] | None] = [(0, 0)] + [None] * (n - 1)
+
+    def lose(self) -> None:
+        self.rows[1:] = [None] * (self.n - 1)
+
+    def read(self, row: int, into: Any = None) -> Any:
+        state = self.rows[row]
+        assert into is None
+        assert state is not None
+        return np.resize(np.array(state, np.int64).view(np.uint8), self.nbytes)
+
+    def write(self, row: int, data: Any) -> None:
+        assert row > 0
+        self.rows[row] = tuple(data[:16].view(np.int64).tolist())
+
+
 class FakeEngine:
     """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""
 
-    def __init__(self, n_pages: int, n_states: int = 0, near: FakePages | None = None) -> None:
-        self.far, self.near = FakePages(n_pages), near
-        self.n_states = n_states
-        self.states: list[tuple[int, int] | None] = [(0, 0)] + [None] * (n_states - 1)  # tokens, and what they leave
+    def __init__(self, n_pages: int, states: FakeStates | None = None, near: FakePages | None = None) -> None:
+        self.far, self.states, self.near = FakePages(n_pages), states, near
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
@@ -168,7 +189,8 @@ class FakeEngine:
             far.lose()
             if near is not None:
                 near.lose()
-            self.states[1:] = [None] * (self.n_states - 1)
+            if self.states is not None:
+                self.states.lose()
             raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
             for cell in batch.cells:  # a failed step may leave anything where it was to write
@@ -177,7 +199,7 @@ class FakeEngine:
                 near.cells[cell] = (-1, 0)  # type: ignore[union-attr]
             for row in batch.end:
                 if row >= 0:
-                    self.states[row] = (-1, 0)
+                    self.states.rows[row] = (-1, 0)  # type: ignore[union-attr]
             raise StepFailed("out of luck")
         self.batches.append(batch)
         contents: list[int] = []
@@ -187,8 +209,8 @@ class FakeEngine:
             contents.append(far.content(slot, pos))
         if near is not None:
             self._look_around(batch, near)
-        if self.n_states:
-            self._remember(batch, contents)
+        if self.states is not None:
+            self._remember(batch, contents, self.states.rows)
         ids = np.array([next_id(contents[i]) for i in batch.out], np.uint32)
         targets = [id if target < 0 else target for id, target in zip(ids.tolist(), batch.targets, strict=True)]
         logprobs = top_ids = probs = None
@@ -211,7 +233,7 @@ class FakeEngine:
             for p in range(max(0, pos - near.window + 1), pos + 1):
                 assert near.content(slot, p) == self.far.content(slot, p)
 
-    def _remember(self, batch: UBatch, contents: list[int]) -> None:
+    def _remember(self, batch: UBatch, contents: list[int], rows: list[tuple[int, int] | None]) -> None:
         """What states say is what cells say."""
         n, read = len(batch.tokens), {row for row in batch.begin if row >= 0}
         written = [row for row in batch.end if row >= 0]
@@ -221,21 +243,22 @@ class FakeEngine:
         assert 0 not in written
         after: tuple[int, int] | None = None
         for i, (begin, end) in enumerate(zip(batch.begin, batch.end, strict=True)):
-            before = self.states[begin] if begin >= 0 else after
+            before = rows[begin] if begin >= 0 else after
             assert before is not None
             assert before[0] == batch.pos[i], f"a state of {before[0]} tokens at {batch.pos[i]}"
             assert begin >= 0 or batch.slot[i] == batch.slot[i - 1]
             after = before[0] + 1, chain(before[1], batch.tokens[i])
             assert after[1] == contents[i]
             if end >= 0:
-                self.states[end] = after
+                rows[end] = after
 
     moves_cells = True
 
     @property
     def cache_kind(self) -> CacheKind:
-        near = (0, 0) if self.near is None else (PAGE * 16, self.near.window)
-        return CacheKind("fake", "f16", "f16", PAGE, PAGE * 16, *near)
+        beside = self.near or self.states
+        window = 0 if self.near is None else self.near.window
+        return CacheKind("fake", "f16", "f16", PAGE, PAGE * 16, 0 if beside is None else beside.nbytes, window)
 
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
         """In order, a few at a time: all of these are read before any is written. What moves is not what it was."""
@@ -283,14 +306,16 @@ def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
     states = scheduler.cache.states
     if states is None:
         return
-    owners = [0] * engine.n_states
+    assert engine.states is not None
+    rows = engine.states.rows
+    owners = [0] * len(rows)
     for seq in scheduler.running:
         for row in (seq.state, *seq.ends.values()):
             owners[row] += row > 0
         content = 0
         for token in seq.tokens[: seq.state_at]:
             content = chain(content, token)
-        assert engine.states[seq.state] == (seq.state_at, content)
+        assert rows[seq.state] == (seq.state_at, content)
         assert not seq.started or seq.state_at == seq.n_computed
     for node, row in states._kept.items():
         owners[row] += 1
@@ -301,7 +326,7 @@ def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
         content = 0
         for token in tokens:
             content = chain(content, token)
-        assert engine.states[row] == (len(tokens), content)
+        assert rows[row] == (len(tokens), content)
         assert node in scheduler.cache.prefixes.nodes
     assert owners == states._refs
     assert sorted(states._free) == [row for row, n in enumerate(owners) if row and not n]
@@ -457,7 +482,7 @@ class Bench:
         near = None
         if window is not None:
             near = FakePages(near_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0])
-        self.engine = FakeEngine(0, n_states, near)
+        self.engine = FakeEngine(0, FakeStates(n_states) if n_states else None, near)
         self.scheduler = Scheduler(
             self.engine,
             FakeVocab(),  # type: ignore[arg-type]
