@@ -175,7 +175,7 @@ class PagedMemory:
     @property
     def states(self) -> Pool:
         """The rows."""
-        layers = {i: [t for t in (conv, self.deltas.get(i)) if t is not None] for i, conv in self.convs.items()}
+        layers = {i: [t for t in (conv, self.recalled.get(i)) if t is not None] for i, conv in self.convs.items()}
         return Pool(layers, next(iter(self.convs.values())).shape[0])
 
     @property

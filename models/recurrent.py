@@ -64,7 +64,7 @@ def mamba(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: S
     steps = _steps(b, take_columns(both, n + r.n_columns, r.n_heads))
     decay = exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
     y = memory.recall(layer, q, k, v, decay, steps, Recalling(grouped=True))
-    y = add(y, mul(v, reshape(b.tensors[f"{b.prefix}ssm_d"], shape=(r.n_heads, 1))))
+    y = add(y, mul(v, b.tensors[f"{b.prefix}ssm_d"]))
     y = mul(silu(take_columns(both, 0, n)), reshape(y, shape=(rows, n)))
     if "ssm_norm" not in b:  # Falcon H1 may do without
         return y

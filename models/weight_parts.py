@@ -33,9 +33,13 @@ class Part:
     turned: bool = False  # of each head it has columns as rows
     loose: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
 
+    in_graph: tuple[int, ...] = ()  # and its shape here
+
     @property
     def held_shape(self) -> tuple[int, ...]:
         """In the graph."""
+        if self.in_graph:
+            return self.in_graph
         return (self.shape[0], 1, *self.shape[1:]) if self.loose else self.shape
 
     @property
@@ -207,8 +211,8 @@ def _mamba_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Part]]
     yield b + "ssm_conv1d.weight", Part(b + "ssm_conv1d.weight", (r.n_columns, r.n_taps), loose=True)
     yield from _one(b + "ssm_conv1d.bias", r.n_columns, required=False)
     yield from _one(b + "ssm_dt.bias", r.n_heads)
-    for name in (b + "ssm_a", b + "ssm_d"):
-        yield name, Part(name, (r.n_heads,), in_file=(r.n_heads, 1))
+    for name, shape in ((b + "ssm_a", ()), (b + "ssm_d", (1, r.n_heads, 1))):
+        yield name, Part(name, (r.n_heads,), in_file=(r.n_heads, 1), in_graph=shape)
     groups = r.n_key_heads, n // r.n_key_heads
     yield b + "ssm_norm.weight", Part(b + "ssm_norm.weight", (n,), required=h.arch != "falcon-h1", in_file=groups)
     yield from _one(b + "ssm_out.weight", h.n_embd, n)
