@@ -108,7 +108,10 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         if h.kind.after:
             yield from _norm(b + "post_attention_norm", h)
         if h.kind.before and h.feeds(i) and (recurrent or h.attends(i)):
-            yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
+            if b + "ffn_norm" in present:  # as Falcon H1's files have it
+                yield b + "ffn_norm.weight", Part(b + "ffn_norm", (h.n_embd,))
+            else:
+                yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
         if h.kind.after:
             yield from _norm(b + "post_ffw_norm", h)
         if h.feeds(i):

@@ -28,7 +28,7 @@ class CacheBytes:
 
     def most(self, room: int) -> int:
         """The cells that so many bytes have room for."""
-        together = room // self.cell
+        together = room // max(1, self.cell)  # models whose layers all keep states have nothing in a cell
         return max(together, (room - self.windows) // self.far) if self.windows else together
 
 

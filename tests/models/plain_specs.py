@@ -33,6 +33,7 @@ QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 
 NEMOTRON_KEYS = OF_MAMBA | {  # keeps a state, feeds forward, attends, keeps a state, feeds forward
     "attention.head_count_kv": [0, 0, 2, 0, 0],
     "feed_forward_length": [0, 96, 0, 0, 96],
+    "attention.layer_norm_epsilon": 1e-5,  # which llama.cpp wants to be there
 }
 LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
@@ -177,7 +178,12 @@ PLAIN = {
         keys=OF_MAMBA | SCALES | {"attention.head_count_kv": [0, 2, 0, 0], "rope.scaling.finetuned": False},
     ),
     "granitehybrid that turns": Spec(
-        "granitehybrid", n_layer=2, keys=OF_MAMBA | {"ssm.group_count": 1, "attention.head_count_kv": [0, 2]}
+        "granitehybrid",
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA | {"ssm.group_count": 1, "attention.head_count_kv": [0, 2]},
+    ),
+    "granitehybrid without a bias": Spec(
+        "granitehybrid", keys=OF_MAMBA | {"ssm.time_step_rank": 2, "attention.head_count_kv": [2, 0]}
     ),
     "granitehybrid of experts": Spec(
         "granitehybrid",
@@ -199,7 +205,8 @@ PLAIN = {
         "nemotron_h",
         n_layer=4,
         untied=True,
-        keys=OF_MAMBA | {"attention.head_count_kv": [0, 0, 0, 2], "feed_forward_length": [0, 96, 0, 0]},
+        biases=("ssm_conv1d",),
+        keys=NEMOTRON_KEYS | {"attention.head_count_kv": [0, 0, 0, 2], "feed_forward_length": [0, 96, 0, 0]},
     ),
     **{
         f"nemotron_h_moe{name}": Spec(
@@ -219,7 +226,7 @@ PLAIN = {
         }.items()
     },
     "falcon-h1": Spec("falcon-h1", n_layer=3, head_dim=32, untied=True, biases=("ssm_conv1d",), keys=OF_MAMBA),
-    "falcon-h1 without a norm": Spec("falcon-h1", traits=("no ssm norm",), keys=OF_MAMBA),
+    "falcon-h1 without a norm": Spec("falcon-h1", traits=("no ssm norm",), biases=("ssm_conv1d",), keys=OF_MAMBA),
     "mamba2": Spec(
         "mamba2",
         n_layer=3,

@@ -276,7 +276,8 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         elif short == "exp_probs_b":
             put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1 or short.endswith("_norm"):
-            put(name if short == "scale" else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
+            bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")  # its converter drops it
+            put(name if bare else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
             put(
@@ -357,6 +358,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
 
     def normed(name: str, x: Array) -> Array:
+        if name in t:
+            return norm(x, t[name])
         if s.arch in LAYER_NORM:
             return norm(x - x.mean(-1, keepdims=True), t[f"{name}.weight"]) + t.get(f"{name}.bias", 0.0)
         return norm(x, t[f"{name}.weight"])

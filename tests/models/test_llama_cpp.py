@@ -197,6 +197,7 @@ REFUSED = (
     "phi3 partial rope",
     "granite without scales",
     "plm",
+    "granitehybrid without a bias",
     "command-r plus",  # which has its norms from 64 layers on
 )  # by llama.cpp, which has no tensors, no logits or (plm) an assertion that fails
 SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch) and name not in REFUSED} | {
