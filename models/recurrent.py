@@ -58,9 +58,7 @@ def mamba(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: S
     bias = b.bias("ssm_conv1d")
     mixed = silu(convolved if bias is None else add(convolved, bias))
     v = reshape(take_columns(mixed, 0, n), shape=(rows, r.n_heads, r.width))
-    k, q = (
-        reshape(take_columns(mixed, n + i * n_keys, n_keys), shape=(rows, r.n_key_heads, r.size)) for i in range(2)
-    )
+    k, q = (reshape(take_columns(mixed, n + i * n_keys, n_keys), shape=(rows, r.n_key_heads, r.size)) for i in range(2))
     steps = _steps(b, take_columns(both, n + r.n_columns, r.n_heads))
     decay = exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
     y = memory.recall(layer, q, k, v, decay, steps, Recalling(grouped=True))

@@ -82,7 +82,8 @@ def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[boo
     attending = tuple(not without for without in _without_heads(keys, n_layer))
     layers = tuple(not attends for attends in attending)
     if kind.sublayers_apart:  # what has neither heads nor a width keeps a state
-        feeding = tuple(n > 0 for n in keys.counts("feed_forward_length", keys.count("block_count"), or_none=True)[:n_layer])
+        widths = keys.counts("feed_forward_length", keys.count("block_count"), or_none=True)
+        feeding = tuple(n > 0 for n in widths[:n_layer])
         if any(map(operator.and_, attending, feeding)):
             raise keys.error("feed_forward_length", "is set for a layer that attends, which is not supported")
         layers = tuple(map(operator.gt, layers, feeding))

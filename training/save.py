@@ -64,7 +64,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
 
 
 def _stays_f32(name: str, info: TensorInfo) -> bool:
-    """What llama.cpp wants in f32: vectors, also where they are columns, and the matrix by which rows choose experts."""
+    """What llama.cpp wants in f32: vectors (also as columns), and the matrix by which rows choose experts."""
     return len(info.shape) == 1 or name.endswith((".bias", ".ssm_a", ".ssm_d", "_norm.weight", "ffn_gate_inp.weight"))
 
 

@@ -221,9 +221,7 @@ linear_attention_kept.shape(linear_attention.shape_rule)
 
 
 @linear_attention.vjp
-def _(
-    g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool
-) -> tuple[Tensor | None, ...]:
+def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Tensor | None, ...]:
     found, start = [], 0
     together = linear_attention_back(g, *src, scale=scale, delta=delta, grouped=grouped)
     for t in src[:5]:

@@ -16,6 +16,7 @@ from models.quantize import quantize
 from models.synth_vocab import vocabulary
 from tests.models import gemma_layers
 from tests.models.random_blocks import random_blocks
+from tests.models.reference_experts import mixture
 from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, attends, feeds, keeps_state, of_state, state_shapes
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +43,9 @@ HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
     *(*HUNYUAN, *QWEN35, *LFM2, "apertus"),
 )
-BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe")  # by a bias on the choice
+BALANCED = (  # by a bias on the choice
+    *("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe"),
+)
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
@@ -485,49 +488,3 @@ def latent_heads(s: Spec, t: dict[str, Array], b: str, h: Array) -> list[Array]:
         v = np.einsum("tr,hdr->thd", row, t[b + "attn_v_b.weight"])
     k = np.concatenate([np.repeat(shared, s.n_head, 1), k], -1)
     return [np.concatenate([q[..., plain:], q[..., :plain]], -1), k, v]
-
-
-def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
-    """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
-    if s.arch == "nemotron_h_moe":
-        return _squared_experts(s, t, b, h)
-    out, none = np.zeros_like(h), np.zeros(s.n_expert)
-    oss = s.arch == "gpt-oss"
-    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2") else 1) == 2
-    norm = s.arch not in ("olmoe", "qwen2moe", "deepseek") and s.keys.get("expert_weights_norm", True)
-    times = s.keys.get("expert_weights_scale") or 1
-    for row, y in zip(h, out, strict=True):
-        odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
-        odds /= odds + 1 if sigmoid else odds.sum()
-        liked = odds + t.get(b + "exp_probs_b.bias", 0.0)
-        if (n_groups := s.keys.get("expert_group_count", 1)) > 1:
-            groups = np.split(np.arange(s.n_expert), n_groups)
-            groups.sort(key=lambda group: -np.sort(liked[group])[-2:].sum())
-            liked[np.concatenate(groups[s.keys["expert_group_used_count"] :])] = -np.inf
-        best = np.argsort(liked)[: -s.n_expert_used - 1 : -1]
-        whole = odds[best].sum() if norm else 1
-        for expert in best:
-            gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
-            of_gate, of_up, of_down = (t.get(f"{b}ffn_{n}_exps.bias", none)[expert] for n in ("gate", "up", "down"))
-            gated, upper = gate @ row + of_gate, up @ row + of_up
-            if oss:  # OpenAI's gpt_oss/torch/model.py: swiglu
-                gated, upper = np.minimum(gated, 7), np.clip(upper, -7, 7) + 1
-            gated = gated / (1 + np.exp(-gated * (1.702 if oss else 1)))
-            y += odds[expert] / whole * times * (down @ (gated * upper) + of_down)
-    return out
-
-
-def _squared_experts(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
-    """As transformers' modeling_nemotron_h.py has them: sigmoids, a bias on the choice, experts without gates, which
-    may be given shorter rows."""
-    odds = 1 / (1 + np.exp(-h @ t[b + "ffn_gate_inp.weight"].T))
-    rows = h @ t[b + "ffn_latent_down.weight"].T if b + "ffn_latent_down.weight" in t else h
-    out = np.zeros_like(rows)
-    for own, row, y in zip(odds, rows, out, strict=True):
-        best = np.argsort(own + t[b + "exp_probs_b.bias"])[: -s.n_expert_used - 1 : -1]
-        whole = own[best].sum() if s.keys.get("expert_weights_norm") else 1
-        for expert in best:
-            inner = activated(s, t[b + "ffn_up_exps.weight"][expert] @ row)
-            share = own[expert] / whole * (s.keys.get("expert_weights_scale") or 1)
-            y += share * (t[b + "ffn_down_exps.weight"][expert] @ inner)
-    return out @ t[b + "ffn_latent_up.weight"].T if b + "ffn_latent_up.weight" in t else out

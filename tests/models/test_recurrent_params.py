@@ -33,7 +33,7 @@ from tests.models.reference_model import write
         ("lfm2", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
         ("granitehybrid", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
         ("granitehybrid", {"attention.head_count_kv": [2, 2, 2, 2]}, "leaves no layer that keeps a state"),
-        ("granitehybrid", {"ssm.inner_size": 130}, "key 'granitehybrid.ssm.inner_size' is 130, not a multiple of 4 heads"),
+        ("granitehybrid", {"ssm.inner_size": 130}, "ssm.inner_size' is 130, not a multiple of 4 heads"),
         ("granitehybrid", {"ssm.group_count": 3}, "so many heads cannot share 3 of keys"),
         ("nemotron_h", {"feed_forward_length": [0, 96, 96, 0, 96]}, "is set for a layer that attends"),
         ("nemotron_h", {"feed_forward_length": [0, 96]}, "must be a number or 5 whole numbers"),

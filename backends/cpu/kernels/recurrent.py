@@ -193,7 +193,7 @@ def _advancing(delta):
                     e.store(b, new, p, 4)
                     for which, of in enumerate(found):
                         of.append(e.fma(b, new, numbers[1 + which], sums[which * len(HALVES) + h]))
-                return sum(found, [])
+                return [total for of in found for total in of]
 
             sums = _turn(b, a[7], len(seeking) * len(HALVES), body)
             for h in HALVES:
