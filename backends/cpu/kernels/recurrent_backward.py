@@ -144,15 +144,14 @@ def linear_attention_back():
                         f32p(of_beta)[i] = total
                         total = np.float32(0)
                         for d in range(size):
-                            if delta:
-                                own = np.float32(0)
-                                for c in range(width):
+                            own = np.float32(0)
+                            for c in range(width):
+                                if delta:
                                     own += old[d * width + c] * dv[c]
                                     ds[d * width + c] -= k[d] * dv[c]
-                                dk[d] -= decay * own
-                            for c in range(width):
                                 total += ds[d * width + c] * old[d * width + c]
                                 ds[d * width + c] *= decay
+                            dk[d] -= decay * own
                         f32p(of_decay)[i] = total
                         if begins[t] >= 0:
                             for j in range(whole):
