@@ -68,6 +68,21 @@ def test_a_slot_goes_to_another_server(serve: Any, path: Path, tmp_path: Path) -
     assert found["timings"]["cache_n"] == saved["n_saved"]
 
 
+def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
+    """Two turns; temperatures at which the same model agrees with itself, as its numbers are the same."""
+    plain = serve(path, "-c", "1024", "-np", "2")
+    drafted = serve(path, "-c", "1024", "-np", "2", "-md", str(path), "--spec-type", "draft-simple")
+    for temperature in (0, 1):
+        body = {"n_predict": 24, "temperature": temperature, "seed": 1, "ignore_eos": True, "return_tokens": True}
+        prompt: Any = "Rivers and rain. " * 5
+        for _ in range(2):
+            want = plain.post("/completion", {**body, "prompt": prompt})
+            found = drafted.post("/completion", {**body, "prompt": prompt})
+            assert found["tokens"] == want["tokens"]
+            assert found["timings"]["draft_n_accepted"] == found["timings"]["draft_n"] > 12
+            prompt = [*plain.post("/tokenize", {"content": "Rivers and rain. " * 5})["tokens"], *want["tokens"], 9]
+
+
 def test_what_it_cannot_do_is_said(serve: Any, path: Path) -> None:
     server = serve(path, "-c", "512")
     with pytest.raises(Exception, match="501"):
