@@ -21,7 +21,7 @@ from graph.ops.sinks import attention_sinks, causal_attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, const, feed
 from models.hparams import Hparams
-from models.page_pool import PagePool
+from models.page_pool import PagePool, Pool
 
 KV_TYPES = ("f32", "f16", "q8_0")
 
@@ -147,9 +147,9 @@ class PagedMemory:
         tables = session.define("tables", table_shape, "i32", by_host=True)
         pool = None
         if n_near:
-            pool = PagePool(near, session.define("tables.near", table_shape, "i32", by_host=True), n_near)
+            pool = PagePool(near, n_near, session.define("tables.near", table_shape, "i32", by_host=True))
         return cls(
-            PagePool(far, tables, n_pages),
+            PagePool(far, n_pages, tables),
             pool,
             tuple(h.keeper(i) for i in range(h.n_layer)),
             convs,
@@ -160,6 +160,12 @@ class PagedMemory:
     def n_kept(self) -> int:
         """How many layers keep something: the first."""
         return sum(layer == keeper for layer, keeper in enumerate(self.keepers))
+
+    @property
+    def states(self) -> Pool:
+        """The rows."""
+        layers = {i: [t for t in (conv, self.deltas.get(i)) if t is not None] for i, conv in self.convs.items()}
+        return Pool(layers, next(iter(self.convs.values())).shape[0])
 
     @property
     def pools(self) -> list[PagePool]:

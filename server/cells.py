@@ -53,7 +53,7 @@ class Cells:
         for pool, part in zip(self._memory.pools, pairs, strict=False):
             for start in range(0, len(part), COPIES):
                 piece = list(part[start : start + COPIES])
-                piece += [(pool.n_pages - 1,) * 2] * (COPIES - len(piece))
+                piece += [(pool.n - 1,) * 2] * (COPIES - len(piece))
                 feeds = {"copies": np.array(piece, np.int32)}
                 self._session.run(("copies", pool.tables.name), partial(_copied, pool), feeds, [0] * len(pool.caches))
 
@@ -63,7 +63,7 @@ class Cells:
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
-        spare = (self._memory.far.n_pages - 1) * PAGE
+        spare = (self._memory.far.n - 1) * PAGE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])
             part += [(spare, spare, 0)] * (MOVES - len(part))

@@ -41,7 +41,7 @@ from models.tuned import Tuned
 from models.weight_sets import WeightSets
 from models.weights import check_weights
 from server.cells import Cells
-from server.device_pages import DevicePages
+from server.device_store import DevicePages, DeviceStore
 from server.embedder import Embedder
 from server.pages import near_pool_size, pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
@@ -149,6 +149,8 @@ class Engine:
             n_near = 0
         self.far = DevicePages(self.n_pages)
         self.near = DevicePages(n_near, h.window) if n_near else None
+        n_states = n_state_rows(options.n_slots, options.n_checkpoints)
+        self.states = DeviceStore(n_states) if h.recurrent else None
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
@@ -173,21 +175,24 @@ class Engine:
         types = options.type_k, options.type_v
         n_near = self.near.n + 1 if self.near is not None else 0
         self.memory = PagedMemory.define(
-            self.session, h, self.n_pages + 1, tables, *types, n_states=self.n_states, n_near=n_near
+            self.session,
+            h,
+            self.n_pages + 1,
+            tables,
+            *types,
+            n_states=self.states.n if self.states is not None else 0,
+            n_near=n_near,
         )
+        if self.states is not None:
+            self.states.open(self.session, self.memory.states)
         for pages, pool in zip(self._pages, self.memory.pools, strict=True):
-            pages.open(self.session, pool)
+            pages.open_pages(self.session, pool)
         self.cells = Cells(self.session, self.model, self.memory)
         self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
 
     @property
     def _pages(self) -> list[DevicePages]:
         return [self.far] if self.near is None else [self.far, self.near]
-
-    @property
-    def n_states(self) -> int:
-        """0: the model has no layers with such."""
-        return n_state_rows(self.options.n_slots, self.options.n_checkpoints) if self.hparams.recurrent else 0
 
     def load(self) -> None:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
@@ -470,8 +475,9 @@ class Engine:
         """What the pages' bytes depend on."""
         model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
         types = self.options.type_k, self.options.type_v
-        near = (self.near.page_nbytes, self.near.window) if self.near is not None else (0, 0)
-        return CacheKind(model, *types, PAGE, self.far.page_nbytes, *near)
+        beside = self.near or self.states
+        window = self.near.window if self.near is not None else 0
+        return CacheKind(model, *types, PAGE, self.far.nbytes, beside.nbytes if beside is not None else 0, window)
 
     def close(self) -> None:
         if self._beside is None:

@@ -14,15 +14,21 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 
-class PageStore(Protocol):
-    """The device's pages as bytes. Between two steps only. MemoryError and OSError: the device could not."""
+class Store(Protocol):
+    """What the device keeps by number (pages, states), as bytes. Between two steps only. MemoryError and OSError: the
+    device could not."""
 
     @property
-    def page_nbytes(self) -> int: ...
+    def n(self) -> int:
+        """Numbers are below it."""
 
-    def read_page(self, page: int, into: Bytes | None = None, /) -> Bytes: ...
+    @property
+    def nbytes(self) -> int:
+        """Of one."""
 
-    def write_page(self, page: int, data: Bytes, /) -> None: ...
+    def read(self, i: int, into: Bytes | None = None, /) -> Bytes: ...
+
+    def write(self, i: int, data: Bytes, /) -> None: ...
 
 
 def chain_key(parent: bytes, tokens: tuple[int, ...]) -> bytes:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from server.host_cache import HostCache, PageStore
+from server.host_cache import HostCache, Store
 from server.offload import Offload
-from server.pages import Pages, n_pages_for
+from server.pages import Pages, n_pages_for, reach
 from server.prefix import Node, PrefixCache, Tail
 from server.sequence import Sequence, Slot
-from server.states import States
+from server.states import NOTHING, States
 from server.ubatch import PAGE
 from server.windows import NearStore, Windows
 
 NEAR_END = 8  # tokens before a prompt's end, which templates write another time (a thought that begins)
+MARK_EVERY = 4096  # tokens of a prompt: somewhere in it others may part from it
 SPARE = 64 << 20  # bytes of host memory at most that are taken before a step needs them (see server.prefault)
+
+
+class _Found(NamedTuple):
+    """What a sequence begins with: nodes of full pages, then n_more tokens that `page` begins with."""
+
+    path: list[Node]
+    n_more: int
+    page: int
+    inexact: bool  # some of it
+    n_known: int  # tokens of full pages that are known, if not to go on from
+    beside: int  # the row of states, or what layers with a window have of `page`
 
 
 class KvCache:
@@ -25,31 +38,32 @@ class KvCache:
     def __init__(
         self,
         n_pages: int,
-        store: PageStore,
+        store: Store,
         host: HostCache | None = None,
         keep_idle: bool = True,
-        n_states: int = 0,
         n_slots: int = 0,
+        states: Store | None = None,
         near: NearStore | None = None,
     ) -> None:
         """`host` keeps what the device has no room for: paused sequences, and with `keep_idle` known prefixes too.
-        `n_states`: rows of states, where the model has such; `near`: of layers with a window, where these have pages of
+        `states`: rows of such, where the model has them; `near`: of layers with a window, where these have pages of
         their own. No model has both."""
         self.pages = Pages(n_pages)
         self.prefixes = PrefixCache(self.pages)
+        self.prefixes.by_ends = states is not None
         self.store = store
         self.host = host
         self.keep_idle = keep_idle
-        self.states = States(n_states, n_slots) if n_states else None
+        self.states = States(states, n_slots) if states is not None else None
         self.windows = Windows(near) if near is not None else None
-        self.beside = self.states or self.windows  # what is kept of sequences beside their pages
+        self.beside: States | Windows | None = self.states or self.windows  # what is kept beside sequences' pages
         if self.beside is not None:
             self.prefixes.on_forget = self.beside.forget
-        self.offload = Offload(self.prefixes, store, self.windows, host)
+        self.offload = Offload(self.prefixes, store, self.beside, host)
         if host is not None and keep_idle:
             self.prefixes.on_evict = self.offload.save
-            if self.windows is not None:
-                self.windows.on_evict = self.offload.save_near
+            if self.beside is not None:
+                self.beside.on_evict = self.offload.save_beside
 
     @property
     def n_available(self) -> int:
@@ -58,20 +72,16 @@ class KvCache:
 
     def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> None:
         """Start an empty table with what is known of the sequence's first `limit` tokens."""
-        prefixes = self.prefixes
+        prefixes, tails = self.prefixes, list(tails)
+        found = self._match(seq, limit, tails)
         if self.host is not None and len(self.host):
-            self.offload.restore(seq.root, seq.tokens, limit, 1 << slot.id, inexact=seq.takes_inexact)
-        tails = list(tails)
-        path, n_more, source, inexact = prefixes.match(seq.tokens, limit, tails, seq.root, seq.takes_inexact)
-        n_known = len(path) * PAGE
+            n_found = len(found.path) * PAGE + found.n_more
+            if self.offload.restore(seq.root, seq.tokens, limit, n_found, 1 << slot.id, inexact=seq.takes_inexact):
+                found = self._match(seq, limit, tails)
+        path, n_more = found.path, found.n_more
         if self.states is not None:
-            path, n_more, source = self._with_state(self.states, seq, limit, path)
-        near = None
+            self.states.hold(seq, found.beside, len(path) * PAGE + n_more)
         if self.windows is not None:
-            near = self._near_of(self.windows, source, tails) if n_more else None
-            here = [self.windows.page_of(node) is not None for node in path]
-            n_pages, n_more = self.windows.reach(here, n_more, more_here=near is not None)
-            path = path[:n_pages]
             self.windows.attach(seq, path, n_more)
         for node in path:
             prefixes.acquire(node.page)
@@ -79,50 +89,60 @@ class KvCache:
             seq.table.append(node.page)
         seq.node = path[-1] if path else seq.root
         seq.sealed = len(path) * PAGE
-        if n_more and not self._begin_page(seq, source, near):
+        if n_more and not self._begin_page(seq, found.page, found.beside):
             self._let_go(seq)
             self.attach(seq, slot, len(path) * PAGE, ())
             return
         seq.n_computed = seq.sealed + n_more
-        seq.inexact = seq.inexact or inexact
+        seq.inexact = seq.inexact or found.inexact
         seq.table_sent = False
         if self.beside is not None:  # next time more can be gone on from: where what is known ended, and a prompt
             seq.marks.clear()
-            seq.mark(n_known)
+            seq.mark(found.n_known)
             seq.mark(seq.n_prompt - NEAR_END)
+        if self.states is not None and self.host is not None and self.keep_idle:  # which takes those that give way
+            for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
+                seq.mark(position)
 
-    @staticmethod
-    def _with_state(states: States, seq: Sequence, limit: int, path: list[Node]) -> tuple[list[Node], int, int]:
-        """The part of what is known that can be gone on from."""
-        found, begun, n_more, row = states.match(seq.tokens, limit, path, seq.root)
-        states.hold(seq, row, len(found) * PAGE + n_more)
-        return found, n_more, -1 if begun is None else begun.page
+    def _match(self, seq: Sequence, limit: int, tails: list[Tail]) -> _Found:
+        """What one can go on from of what is known."""
+        path, n_more, page, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.root, seq.takes_inexact)
+        n_known, beside = len(path) * PAGE, NOTHING
+        if self.states is not None:
+            path, begun, n_more, beside = self.states.match(seq.tokens, limit, path, seq.root)
+            page = -1 if begun is None else begun.page
+        if self.windows is not None:
+            near = self._near_of(self.windows, page, tails) if n_more else None
+            here = [self.windows.of(node) is not None for node in path]
+            n_pages, n_more = reach(self.windows.seen, here, n_more, more_here=near is not None)
+            path, beside = path[:n_pages], NOTHING if near is None else near
+        return _Found(path, n_more, page, inexact, n_known, beside)
 
     def _near_of(self, windows: Windows, page: int, tails: list[Tail]) -> int | None:
         """What layers with a window have of a page that is known in part, or being written."""
         node = self.prefixes.node_of(page)
-        return windows.page_of(node) if node is not None else next(tail.near for tail in tails if tail.page == page)
+        return windows.of(node) if node is not None else next(tail.near for tail in tails if tail.page == page)
 
-    def _begin_page(self, seq: Sequence, source: int, near: int | None) -> bool:
+    def _begin_page(self, seq: Sequence, source: int, near: int) -> bool:
         """Go on in a page that another one begins like, `source`, and in `near` of layers with a window: a copy of it,
         or the page itself. False: there is no room."""
         prefixes, windows, node = self.prefixes, self.windows, self.prefixes.node_of(source)
         prefixes.acquire(source)
-        if windows is not None and near is not None:
+        if windows is not None:
             near = windows.acquire(node) if node is not None else windows.share(near)
         if prefixes.n_available:
             seq.table.append(prefixes.allocate())
             seq.copy = source, seq.table[-1]
-            if windows is not None and near is not None:
+            if windows is not None:
                 seq.near.append(windows.take())
                 seq.near_copy = near, seq.near[-1]
         elif prefixes.claim(source):  # nobody else needs it: write on where the match ends
             seq.table.append(source)
-            if near is not None:
+            if windows is not None:
                 seq.near.append(near)
         else:
             prefixes.release(source)
-            if windows is not None and near is not None:
+            if windows is not None:
                 windows.release(near)
             return False
         return True
@@ -143,12 +163,11 @@ class KvCache:
 
     def pause(self, seq: Sequence, slot: Slot) -> None:
         """Let go of all pages of a sequence that will go on later."""
+        node: Node | None = self.release(seq, slot)
         if self.host is not None and not self.keep_idle:
-            node: Node | None = seq.node
             while node is not None and node.parent is not None:
                 self.offload.save(node)
                 node = node.parent
-        self.release(seq, slot)
 
     def forget(self, slot: Slot) -> None:
         """Drop what only this slot's sequences have had."""
@@ -158,7 +177,7 @@ class KvCache:
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
         """Have host memory at hand for known prefixes that sequences will soon take the place of."""
-        nbytes = self.store.page_nbytes
+        nbytes = self.store.nbytes
         n = min(SPARE // nbytes, len(self.prefixes.idle))
         if self.host is not None and self.keep_idle and len(self.pages.free) < n:
             self.host.stock(n, nbytes, wanted)
@@ -197,8 +216,9 @@ class KvCache:
                 self.windows.seal(seq, i)
             seq.sealed += PAGE
 
-    def release(self, seq: Sequence, slot: Slot) -> None:
-        """Let go of all pages. What they hold stays known until the pages are needed."""
+    def release(self, seq: Sequence, slot: Slot) -> Node:
+        """Let go of all pages. What they hold stays known until the pages are needed: up to this one."""
+        end = seq.node
         known: Node | None = seq.node if seq.n_computed == seq.sealed else None
         if seq.copy is not None:  # then the last page has no content yet
             self.copied(seq)
@@ -206,6 +226,7 @@ class KvCache:
             page = seq.table[seq.sealed // PAGE]
             known = self.prefixes.keep(seq.node, seq.content(seq.n_computed), page, 1 << slot.id)
         self._let_go(seq, known)
+        return known or end
 
     def _let_go(self, seq: Sequence, known: Node | None = None) -> None:
         """Of all pages; `known`: what they hold is, under this name."""

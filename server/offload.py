@@ -2,70 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from models.adapter_bank import Choice
-from server.host_cache import Bytes, HostCache, PageStore, chain_key
-from server.pages import window_pages
+from server.host_cache import Bytes, HostCache, Store, chain_key
+from server.pages import reach
 from server.prefix import INEXACT, Node, PrefixCache
 from server.sequence import Slot
 from server.ubatch import PAGE
-from server.windows import Windows
 
 
 class Known(NamedTuple):
-    """A full page that is known on the device, as `node`, or in host memory, as `key`."""
+    """A page that is known on the device, as `node`, or in host memory, as `key`."""
 
     name: tuple[int, ...]
     key: bytes
     node: Node | None
 
 
-def _near(key: bytes) -> bytes:
-    """The name of what layers with a window have of a page."""
-    return b"near" + key
+class Beside(Protocol):
+    """What else it takes to go on from known pages: server.states, server.windows."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def of(self, node: Node | None, /) -> int | None:
+        """The number of what the device has of a node."""
+
+    def is_wanted(self, node: Node, /) -> bool:
+        """Whether anybody will ask for that."""
+
+    def seen(self, n: int, /) -> range:
+        """The pages that it takes to go on after n tokens."""
+
+    def put(self, nodes: list[Node], data: Mapping[Node, Bytes], /) -> None:
+        """Bring in what the device has not. MemoryError, OSError: it could not."""
+
+
+def _beside(key: bytes) -> bytes:
+    """The name of what there is beside a page."""
+    return b"beside" + key
+
+
+def _beside_key(page: Known) -> bytes:
+    return _beside(page.node.key if page.node is not None else page.key)
 
 
 class Offload:
     """What is known of sequences beyond the pages that have it. `host` None: nothing is kept in host memory."""
 
-    def __init__(
-        self, prefixes: PrefixCache, store: PageStore, windows: Windows | None, host: HostCache | None
-    ) -> None:
-        self.prefixes, self.store, self.windows, self.host = prefixes, store, windows, host
+    def __init__(self, prefixes: PrefixCache, store: Store, beside: Beside | None, host: HostCache | None) -> None:
+        self.prefixes, self.store, self.beside, self.host = prefixes, store, beside, host
 
     def save(self, node: Node) -> None:
-        """Keep a full page's bytes. A page that the device cannot read is computed again one day."""
+        """Keep a page's bytes. A page that the device cannot read is computed again one day."""
         assert self.host is not None
-        if node.n_tokens < PAGE:
+        if not self._is_kept(node):
             return
-        self.save_near(node)
+        self.save_beside(node)
         if self.host.add_owners(node.key, node.owners):
             return
         with suppress(MemoryError, OSError):
-            room = self.host.room(self.store.page_nbytes)
-            self.host.put(node.key, node.owners, self.store.read_page(node.page, room))
+            room = self.host.room(self.store.nbytes)
+            self.host.put(node.key, node.owners, self.store.read(node.page, room))
 
-    def save_near(self, node: Node) -> None:
-        """Keep what layers with a window have of it, if anybody will ask for that."""
+    def _is_kept(self, node: Node) -> bool:
+        """Full pages are; of others, which may take as long to compute where one goes on from ends, such ends."""
         assert self.host is not None
-        if self.windows is None or node.n_tokens < PAGE or not self.windows.is_wanted(node):
+        if node.n_tokens == PAGE:
+            return True
+        return self.prefixes.by_ends and self._has_beside(Known(node.tokens, b"", node))
+
+    def save_beside(self, node: Node) -> None:
+        """Keep what there is beside a page, if anybody will ask for that."""
+        assert self.host is not None
+        if self.beside is None or not self._is_kept(node) or not self.beside.is_wanted(node):
             return
-        key, page = _near(node.key), self.windows.page_of(node)
-        assert page is not None
+        key, number = _beside(node.key), self.beside.of(node)
+        assert number is not None
         if not self.host.add_owners(key, node.owners):
             with suppress(MemoryError, OSError):
-                self.host.put(key, node.owners, self.windows.store.read_page(page))
+                self.host.put(key, node.owners, self.beside.store.read(number))
 
-    def restore(self, root: Node, tokens: list[int], limit: int, owner: int, *, inexact: bool) -> None:
-        """Make those pages of tokens[:limit] known again that host memory has, as long as there is room."""
-        prefixes, host = self.prefixes, self.host
-        assert host is not None
+    def restore(self, root: Node, tokens: list[int], limit: int, n_found: int, owner: int, *, inexact: bool) -> bool:
+        """Make those pages of tokens[:limit] known again that host memory has, as long as there is room; whether one
+        may go on from more than n_found tokens now."""
+        prefixes, n_more = self.prefixes, 0
         known = self._known(root, tokens, limit, inexact=inexact)
-        if self.windows is not None:
-            n, _ = self.windows.reach([self._has_near(page) for page in known])
+        if self.beside is not None:
+            end, n_end = self._end(root, known, tokens[:limit]) if prefixes.by_ends else (None, 0)
+            here = [self._has_beside(page) for page in known]
+            n, n_more = reach(self.beside.seen, here, n_end, more_here=end is not None)
             del known[n:]
+            if end is not None and n_more:
+                known.append(end)
+        n_full = len(known) - (n_more > 0)
+        if n_full * PAGE + n_more <= n_found:
+            return False
         nodes: list[Node] = []  # nothing of this path may be evicted meanwhile
         for name, key, node in known:
             if node is None:
@@ -75,10 +110,11 @@ class Offload:
             else:
                 prefixes.acquire(node.page)
             nodes.append(node)
-        if self.windows is not None:
-            self._restore_window(self.windows, nodes, owner)
+        if self.beside is not None:
+            self._restore_beside(self.beside, nodes, owner)
         for node in reversed(nodes):
             prefixes.release(node.page)
+        return True
 
     def _restored(self, parent: Node, name: tuple[int, ...], key: bytes, owner: int) -> Node | None:
         """A page from host memory, with a reference; None: there is no room, or it is gone."""
@@ -89,51 +125,67 @@ class Offload:
             return None
         page = prefixes.allocate()
         try:
-            self.store.write_page(page, data)
+            self.store.write(page, data)
         except (MemoryError, OSError):
             prefixes.release(page)
             return None
         host.n_restored += 1
         return prefixes.insert(parent, name, page, owner)
 
-    def _restore_window(self, windows: Windows, nodes: list[Node], owner: int) -> None:
-        """What the window sees that ends with these pages, from host memory where it is there."""
+    def _restore_beside(self, beside: Beside, nodes: list[Node], owner: int) -> None:
+        """What it takes to go on from the last of these pages, from host memory where it is there."""
         assert self.host is not None
+        seen = [nodes[i] for i in beside.seen(len(nodes) * PAGE)]
         data: dict[Node, Bytes] = {}
-        for i in window_pages(len(nodes) * PAGE, windows.window):
-            if windows.page_of(nodes[i]) is None:
-                found = self.host.get(_near(nodes[i].key), owner)
+        for node in seen:
+            if beside.of(node) is None:
+                found = self.host.get(_beside(node.key), owner)
                 if found is None:
                     return
-                data[nodes[i]] = found
+                data[node] = found
         with suppress(MemoryError, OSError):
-            windows.put([nodes[i] for i in window_pages(len(nodes) * PAGE, windows.window)], data)
+            beside.put(seen, data)
 
     def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
-        """The leading tokens that one can go on from, on the device or in host memory, and the bytes of their pages; of
-        layers with a window those that it sees."""
+        """The leading tokens that one can go on from, on the device or in host memory; the bytes of their pages, and of
+        what it takes beside them."""
         root, owner = self.prefixes.root_of(choice), 1 << slot.id
         known = self._known(root, tokens, len(tokens))
-        path, n_more, partial, _ = self.prefixes.match(tokens, len(tokens), root=root)
-        if len(path) < len(known):
-            n_more = 0
-        last = self.prefixes.node_of(partial) if n_more else None
-        near: list[Bytes] = []
-        if self.windows is not None:
-            here = [self._has_near(page) for page in known]
-            n, n_more = self.windows.reach(here, n_more, more_here=self.windows.page_of(last) is not None)
+        end, n_more = self._end(root, known, tokens)
+        if self.beside is not None:
+            here = [self._has_beside(page) for page in known]
+            n, n_more = reach(self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end))
             del known[n:]
-            seen = window_pages(n * PAGE + n_more, self.windows.window)
-            near = [self._read_near(self.windows, page.node, page.key, owner) for page in known[seen.start :]]
-            if n_more:
-                near.append(self._read_near(self.windows, last, b"", owner))
-        pages = [self._read(page, owner) for page in known]
-        if n_more:
-            pages.append(self.store.read_page(partial))
-        return tokens[: len(known) * PAGE + n_more], pages, near
+        n_tokens = len(known) * PAGE + n_more
+        if end is not None and n_more:
+            known.append(end)
+        others: list[Bytes] = []
+        if self.beside is not None:
+            others = [self._read_beside(known[i], owner) for i in self.beside.seen(n_tokens)]
+        return tokens[:n_tokens], [self._read(page, owner) for page in known], others
 
-    def copy_in(self, tokens: list[int], pages: list[Bytes], near: list[Bytes], slot: Slot, choice: Choice) -> bool:
-        """Make these pages known; False, and nothing done, when there is no room for those that are not known yet."""
+    def _end(self, root: Node, known: list[Known], tokens: list[int]) -> tuple[Known | None, int]:
+        """A page that begins with tokens which follow known ones, and how many of them. Best one that ends with the
+        last of them; where one goes on from ends, the longest that these tokens are enough for, and that has one."""
+        node, key = (known[-1].node, known[-1].key) if known else (root, b"")
+        rest = tuple(tokens[len(known) * PAGE :][: PAGE - 1])
+        if self.prefixes.by_ends:
+            for n in range(len(rest), 0, -1):
+                found = self._next(node, key, rest[:n], inexact=False)
+                if found is not None and self._has_beside(found):
+                    return found, n
+            return None, 0
+        if node is None or not rest:
+            return None, 0
+        exact = node.children.get(rest)
+        if exact is not None:
+            return Known(rest, b"", exact), len(rest)
+        match = self.prefixes.match(tokens, len(tokens), root=root)
+        last = self.prefixes.node_of(match.page) if match.n_more else None
+        return (None, 0) if last is None else (Known(last.tokens, b"", last), match.n_more)
+
+    def copy_in(self, tokens: list[int], pages: list[Bytes], others: list[Bytes], slot: Slot, choice: Choice) -> bool:
+        """Make known what `copy_out` gave; False, and nothing done, when there is no room for pages that are not."""
         prefixes, owner = self.prefixes, 1 << slot.id
         n_full = len(tokens) // PAGE
         node = prefixes.root_of(choice)
@@ -154,16 +206,16 @@ class Offload:
             for i in range(len(held), len(pages)):
                 page = prefixes.allocate()
                 held.append(page)
-                self.store.write_page(page, pages[i])
+                self.store.write(page, pages[i])
                 part = tuple(tokens[i * PAGE : (i + 1) * PAGE])
                 if len(part) == PAGE:
                     node = prefixes.insert(node, part, page, owner)
                     path.append(node)
                 elif (last := prefixes.keep(node, part, page, owner)) is not None:
                     path.append(last)
-            if self.windows is not None and len(path) == len(pages):
-                seen = path[len(path) - len(near) :]
-                self.windows.put(seen, dict(zip(seen, near, strict=True)))
+            if self.beside is not None and len(path) == len(pages):
+                seen = path[len(path) - len(others) :]
+                self.beside.put(seen, dict(zip(seen, others, strict=True)))
             return True
         finally:
             for page in reversed(held):
@@ -172,15 +224,14 @@ class Offload:
     def share(self, source: Slot, slot: Slot) -> None:
         """Count what is known of a slot's tokens as another one's too."""
         tokens, root, owner = source.cached, self.prefixes.root_of(source.choice), 1 << slot.id
-        for page in self._known(root, tokens, len(tokens)):
+        known = self._known(root, tokens, len(tokens))
+        end, _ = self._end(root, known, tokens)
+        for page in known if end is None else [*known, end]:
             if page.node is not None:
                 page.node.owners |= owner
             elif self.host is not None:
                 self.host.add_owners(page.key, owner)
-                self.host.add_owners(_near(page.key), owner)
-        match = self.prefixes.match(tokens, len(tokens), root=root)
-        if match.n_more and (last := self.prefixes.node_of(match.page)) is not None:
-            last.owners |= owner
+                self.host.add_owners(_beside(page.key), owner)
 
     def _known(self, root: Node, tokens: list[int], limit: int, *, inexact: bool = False) -> list[Known]:
         """The leading full pages of tokens[:limit] that are on the device or in host memory; `inexact`: such too, where
@@ -208,24 +259,25 @@ class Offload:
                     return Known(name, own, None)
         return None
 
-    def _has_near(self, page: Known) -> bool:
-        """Whether it can be seen by layers with a window."""
-        assert self.windows is not None
-        if self.windows.page_of(page.node) is not None:
+    def _has_beside(self, page: Known) -> bool:
+        """Whether there is what it has beside."""
+        assert self.beside is not None
+        if self.beside.of(page.node) is not None:
             return True
-        return self.host is not None and _near(page.node.key if page.node is not None else page.key) in self.host
+        return self.host is not None and _beside_key(page) in self.host
 
     def _read(self, page: Known, owner: int) -> Bytes:
         if page.node is not None:
-            return self.store.read_page(page.node.page)
+            return self.store.read(page.node.page)
         data = self.host.get(page.key, owner) if self.host is not None else None
         assert data is not None
         return data
 
-    def _read_near(self, windows: Windows, node: Node | None, key: bytes, owner: int) -> Bytes:
-        page = windows.page_of(node)
-        if page is not None:
-            return windows.store.read_page(page)
-        data = self.host.get(_near(node.key if node is not None else key), owner) if self.host is not None else None
+    def _read_beside(self, page: Known, owner: int) -> Bytes:
+        assert self.beside is not None
+        number = self.beside.of(page.node)
+        if number is not None:
+            return self.beside.store.read(number)
+        data = self.host.get(_beside_key(page), owner) if self.host is not None else None
         assert data is not None
         return data

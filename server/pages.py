@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from server.ubatch import PAGE
 
 
@@ -20,6 +22,20 @@ def pool_size(n_ctx: int, n_slots: int, *, unified: bool) -> int:
 def window_pages(n: int, window: int) -> range:
     """Which pages of a sequence are read to go on after n tokens, where layers see the last `window` positions."""
     return range(max(0, n - window + 1) // PAGE, n_pages_for(n))
+
+
+def reach(seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *, more_here: bool) -> tuple[int, int]:
+    """(whole pages, tokens after them) after which one can go on: after n tokens it takes something of the pages
+    seen(n); `here` says which of a prefix's have it, and `more_here` the page of n_more tokens that follow it."""
+    first: list[int] = [0]  # after i pages: of those before it that all have it
+    for i, is_here in enumerate(here):
+        first.append(first[-1] if is_here else i + 1)
+    n = len(here)
+    if n_more and more_here and first[n] <= seen(n * PAGE + n_more).start:
+        return n, n_more
+    while first[n] > seen(n * PAGE).start:
+        n -= 1
+    return n, 0
 
 
 def near_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:

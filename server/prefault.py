@@ -25,8 +25,8 @@ class Prefault:
 
     def __init__(self, session: Session, pool: PagePool) -> None:
         self._session, self._caches = session, pool.caches
-        self._n_pages = pool.n_pages
-        self._lead = LEAD // pool.page_nbytes
+        self._n_pages = pool.n
+        self._lead = LEAD // pool.nbytes
         self._step = max(1, PIECE * self._n_pages // max(cache.nbytes for cache in self._caches))  # pages of a piece
         self._used = self._done = 0  # pages that steps have come to; pieces, one of every cache after the other
 

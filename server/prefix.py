@@ -104,6 +104,7 @@ class PrefixCache:
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
+        self.by_ends = False  # one goes on after a page's last token only (server.states), so ends of each other's stay
         self.root = Node(None, (), -1)
         self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()  # pages and sequences hold theirs
         self._roots[BASE] = self.root
@@ -211,13 +212,14 @@ class PrefixCache:
         return self.insert(parent, tokens, page, owner)
 
     def keep(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node | None:
-        """Make the last, partly filled page of a sequence that ends known, unless a known page begins like it: the node
-        that has these tokens and no more."""
+        """Make the last, partly filled page of a sequence that ends known, unless a known page does as well, one that
+        begins like it: the node that has these tokens and no more."""
         n = len(tokens)
         for child in parent.children.values():
-            if child.tokens[:n] == tokens:
+            if child.tokens == tokens or (child.tokens[:n] == tokens and not self.by_ends):
                 if child in self.idle:
                     self.idle.move_to_end(child)
+                child.owners |= owner
                 return child if len(child.tokens) == n else None
         return self.insert(parent, tokens, page, owner)
 
@@ -248,7 +250,8 @@ class PrefixCache:
 
     def insert(self, parent: Node, tokens: tuple[int, ...], page: int, owner: int) -> Node:
         """Make the caller's page known; it keeps its own reference."""
-        for child in list(parent.children.values()):  # shorter pages with the same beginning are of no more use
+        for child in list(parent.children.values()) if not self.by_ends else ():
+            # Shorter pages with the same beginning are of no more use.
             if child in self.idle and len(child.tokens) < len(tokens) and child.tokens == tokens[: len(child.tokens)]:
                 self._remove(child)
         node = Node(parent, tokens, page)

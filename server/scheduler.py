@@ -14,7 +14,7 @@ from server.commit import Committer, Stop, failure, finished
 from server.decoder import Decoder
 from server.errors import ExceedsContext, InvalidRequest, NotSupported
 from server.fill import Plan, bucket_floor, fill, split
-from server.host_cache import HostCache, PageStore
+from server.host_cache import HostCache, Store
 from server.kv_cache import KvCache
 from server.pace import Pace
 from server.pages import n_pages_for, pool_size
@@ -38,7 +38,7 @@ class Engine(Protocol):
     """What the scheduler needs of a device."""
 
     @property
-    def far(self) -> PageStore: ...
+    def far(self) -> Store: ...
 
     @property
     def near(self) -> NearStore | None:
@@ -55,8 +55,8 @@ class Engine(Protocol):
         """Run one batch; raises StepFailed."""
 
     @property
-    def n_states(self) -> int:
-        """Rows of states, where layers keep such; else 0."""
+    def states(self) -> Store | None:
+        """Rows of such, where layers keep them."""
 
     @property
     def moves_cells(self) -> bool:
@@ -111,11 +111,10 @@ class Scheduler:
         self.speculator = speculator or Speculator()
         self.resolve_lora = resolve_lora
         self.stats = SchedulerStats()
-        # Pages in host memory are of no use without the states after them, which it does not keep.
-        host = HostCache(cache_ram) if cache_ram != 0 and not engine.n_states else None
+        host = HostCache(cache_ram) if cache_ram != 0 else None
         part = n_ctx if unified else n_ctx // n_slots
         n_pages = pool_size(n_ctx, n_slots, unified=unified)
-        self.cache = KvCache(n_pages, engine.far, host, cache_idle_slots, engine.n_states, n_slots, engine.near)
+        self.cache = KvCache(n_pages, engine.far, host, cache_idle_slots, n_slots, engine.states, engine.near)
         self.slots = [Slot(i, min(part, n_ctx_slot or part)) for i in range(n_slots)]
         self._committer = Committer(self.cache, vocab.eog_ids, self.stats, shifts=context_shift)
         self.context_shift = context_shift

@@ -137,7 +137,7 @@ def park(cache: KvCache, seq: Sequence) -> None:
     source = list(seq.table[: n_pages_for(seq.n_computed)])
     if seq.copy is not None:  # not done yet
         source[source.index(seq.copy[1])] = seq.copy[0]
-    pages: list[Bytes] = [cache.store.read_page(page) for page in source]
+    pages: list[Bytes] = [cache.store.read(page) for page in source]
     seq.parked, seq.n_parked = pages, seq.n_computed
 
 
@@ -147,7 +147,7 @@ def unpark(cache: KvCache, seq: Sequence, slot: Slot) -> None:
     try:
         for data in seq.parked:
             seq.table.append(prefixes.allocate())
-            cache.store.write_page(seq.table[-1], data)
+            cache.store.write(seq.table[-1], data)
     except (MemoryError, OSError):
         cache.release(seq, slot)
         raise

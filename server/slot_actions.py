@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) -> SlotState:
     """The slot's tokens as far as their cells are still known, exactly (server.reuse), and a copy of these."""
     slot = idle_slot(scheduler, id)
-    _check_states(scheduler)
     if adapters is None and slot.choice != BASE:
         raise NotSupported(f"slot {id} was computed with adapters that have no names")
     names = adapters.names(slot.choice) if adapters is not None else ()
     try:
-        tokens, pages, near = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
-        return SlotState(tokens, pages, names, near)
+        tokens, pages, beside = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
+        return SlotState(tokens, pages, names, beside)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
 
@@ -44,7 +43,6 @@ def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
 def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None) -> None:
     """Give a slot a saved state; on any error it keeps what it has."""
     slot = idle_slot(scheduler, id)
-    _check_states(scheduler)
     n_tokens = len(state.tokens)
     if n_tokens > slot.n_ctx:
         raise InvalidRequest(f"the state has {n_tokens} tokens, slot {id} has room for {slot.n_ctx}")
@@ -54,7 +52,7 @@ def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters 
     if state.adapters and adapters is None:
         raise InvalidRequest("the state was computed with adapters, and this server has none")
     try:
-        fits = scheduler.cache.offload.copy_in(state.tokens, state.pages, state.near, slot, choice)
+        fits = scheduler.cache.offload.copy_in(state.tokens, state.pages, state.beside, slot, choice)
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be restored: {error or type(error).__name__}") from None
     if not fits:
@@ -84,11 +82,6 @@ def fork(scheduler: Scheduler, id: int, to: int) -> int:
         scheduler.touch(other)
         scheduler.count()
     return len(other.cached)
-
-
-def _check_states(scheduler: Scheduler) -> None:
-    if scheduler.cache.states is not None:
-        raise NotSupported("this model's layers keep states, which cannot be taken out and put in")
 
 
 def idle_slot(scheduler: Scheduler, id: int) -> Slot:

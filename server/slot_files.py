@@ -5,7 +5,8 @@ u32, u32    version of this format, bytes of the header
 header      JSON: what the cells were made by, with which adapters, and how many there are
 i32 × n     the tokens
 bytes       the pages, as the device keeps them
-bytes       of layers with a window, where these have other pages: those that the next token sees
+bytes       what the next token takes besides: of layers with a window, where these have other pages, those that it
+            sees, or the states of layers that keep such
 32 bytes    BLAKE2b of all before
 """
 
@@ -50,12 +51,14 @@ class CacheKind:
     type_v: str
     page: int  # cells
     page_nbytes: int
-    near_nbytes: int = 0  # of a page of layers with a window, where these have other pages
-    window: int = 0  # then, what they see
+    beside_nbytes: int = 0  # of a page of layers with a window, where these have other pages, or of states
+    window: int = 0  # what such layers see; 0: it is states
 
-    def n_near(self, n_tokens: int) -> int:
-        """So many such pages are seen after n tokens."""
-        return len(window_pages(n_tokens, self.window)) if self.near_nbytes else 0
+    def n_beside(self, n_tokens: int) -> int:
+        """How many it takes to go on after n tokens."""
+        if not self.beside_nbytes:
+            return 0
+        return len(window_pages(n_tokens, self.window)) if self.window else min(1, n_tokens)
 
 
 AdapterNames = tuple[tuple[str, float], ...]  # (what its numbers hash to, its scale) of each
@@ -63,13 +66,13 @@ AdapterNames = tuple[tuple[str, float], ...]  # (what its numbers hash to, its s
 
 @dataclass(frozen=True)
 class SlotState:
-    """The leading tokens of a slot whose keys and values are known, and the pages that hold them; `near`: those of
-    layers with a window."""
+    """The leading tokens of a slot whose keys and values are known, the pages that hold them, and what there is
+    besides (server.offload)."""
 
     tokens: list[int]
     pages: list[npt.NDArray[np.uint8]]
     adapters: AdapterNames = ()
-    near: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    beside: list[npt.NDArray[np.uint8]] = field(default_factory=list)
 
 
 def file_name(name: str) -> str:
@@ -129,7 +132,7 @@ def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
     header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens)}).encode()
     yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
     yield np.array(state.tokens, "<i4").tobytes()
-    yield from (page.data for page in (*state.pages, *state.near))
+    yield from (page.data for page in (*state.pages, *state.beside))
 
 
 def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> SlotState:
@@ -144,8 +147,8 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
     raw = file.read(min(n_header, MAX_HEADER))
     n_tokens, adapters = _check_header(raw, n_header, name, kind)
     sizes = [kind.page_nbytes] * n_pages_for(n_tokens)
-    n_far = len(sizes)
-    sizes += [kind.near_nbytes] * kind.n_near(n_tokens)
+    n_pages = len(sizes)
+    sizes += [kind.beside_nbytes] * kind.n_beside(n_tokens)
     expected = len(start) + len(raw) + 4 * n_tokens + sum(sizes) + DIGEST
     if size != expected:
         what = "is truncated" if size < expected else "is damaged"
@@ -162,7 +165,7 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
         pages.append(page)
     if file.read(DIGEST) != digest.digest():
         raise InvalidRequest(f"slot file '{name}' is damaged: its checksum is wrong")
-    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages[:n_far], adapters, pages[n_far:])
+    return SlotState(np.frombuffer(tokens, "<i4").tolist(), pages[:n_pages], adapters, pages[n_pages:])
 
 
 def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames]:
@@ -176,7 +179,7 @@ def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tupl
     if header.get("model") != kind.model:
         raise InvalidRequest(f"slot file '{name}' was saved with another model")
     for key in fields(kind):
-        found, wanted = header.get(key.name, 0), getattr(kind, key.name)  # older files name no windows
+        found, wanted = header.get(key.name, 0), getattr(kind, key.name)  # older files name nothing besides
         if found != wanted:
             raise InvalidRequest(
                 f"slot file '{name}' was saved with {key.name} {str(found)[:32]}, this server has {wanted}"

@@ -8,7 +8,10 @@ last token of a sequence, near the end of its prompt, and where prompts part.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
+from server.host_cache import Bytes, Store
+from server.pages import n_pages_for
 from server.prefix import Node
 from server.sequence import Sequence
 from server.ubatch import PAGE
@@ -17,13 +20,27 @@ NOTHING = 0  # the row of a sequence without tokens, which nobody writes
 
 
 class States:
-    """`n_rows` of the device, NOTHING's included; `n_slots` of them and as many again are never kept from sequences."""
+    """Rows of the device, NOTHING's included; `n_slots` of them and as many again are never kept from sequences."""
 
-    def __init__(self, n_rows: int, n_slots: int) -> None:
+    def __init__(self, store: Store, n_slots: int) -> None:
+        self.store = store
+        self.on_evict: Callable[[Node], None] | None = None  # told before a kept row is given to somebody else
         self._n_slots = n_slots
-        self._free = list(range(n_rows - 1, NOTHING, -1))
-        self._refs = [0] * n_rows
+        self._free = list(range(store.n - 1, NOTHING, -1))
+        self._refs = [0] * store.n
         self._kept: OrderedDict[Node, int] = OrderedDict()  # after known content; the one not used for longest first
+
+    def of(self, node: Node | None) -> int | None:
+        """The row that is kept after known content."""
+        return None if node is None else self._kept.get(node)
+
+    def is_wanted(self, node: Node) -> bool:
+        """Whether somebody may go on from a node."""
+        return node in self._kept
+
+    def seen(self, n: int) -> range:
+        """The pages that it takes to go on after n tokens: what the last one's tokens have left."""
+        return range(n_pages_for(n))[-1:]
 
     @property
     def n_spare(self) -> int:
@@ -120,6 +137,17 @@ class States:
         if row is not None:
             self._drop(row)
 
+    def put(self, nodes: list[Node], data: Mapping[Node, Bytes]) -> None:
+        """Bring in what is not kept after these pages. MemoryError, OSError: the device could not."""
+        for node in nodes:
+            if node not in self._kept and self._n_available:
+                row = self._take()
+                try:
+                    self.store.write(row, data[node])
+                    self._keep(node, row)
+                finally:
+                    self._drop(row)
+
     def _keep(self, node: Node, row: int) -> None:
         if node in self._kept:
             self._kept.move_to_end(node)
@@ -134,8 +162,10 @@ class States:
     def _take(self) -> int:
         """A row, with one reference; the one that was kept for longest gives way."""
         while not self._free:
-            _, row = self._kept.popitem(last=False)
-            self._drop(row)
+            node = next(iter(self._kept))
+            if self.on_evict is not None:
+                self.on_evict(node)
+            self.forget(node)
         row = self._free.pop()
         self._refs[row] = 1
         return row

@@ -12,18 +12,15 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
 from typing import Protocol
 
-from server.host_cache import Bytes, PageStore
+from server.host_cache import Bytes, Store
 from server.pages import Pages, n_pages_for, window_pages
 from server.prefix import Node
 from server.sequence import Sequence
 from server.ubatch import PAGE
 
 
-class NearStore(PageStore, Protocol):
+class NearStore(Store, Protocol):
     """The device's pages of layers with a window, and one more that nobody has, with the number n."""
-
-    @property
-    def n(self) -> int: ...
 
     @property
     def window(self) -> int: ...
@@ -43,7 +40,7 @@ class Windows:
         self._kept: OrderedDict[Node, None] = OrderedDict()
         self._behind: OrderedDict[Node, None] = OrderedDict()
 
-    def page_of(self, node: Node | None) -> int | None:
+    def of(self, node: Node | None) -> int | None:
         """The page of known content."""
         return None if node is None else self._of.get(node)
 
@@ -51,22 +48,13 @@ class Windows:
         """Whether somebody sees a node's page, or may go on from where it is seen."""
         return node in self._of and node not in self._behind
 
-    def reach(self, here: Listed[bool], n_more: int = 0, *, more_here: bool = False) -> tuple[int, int]:
-        """(whole pages, tokens after them) after which one can go on: `here` says which pages of a prefix are, and
-        `more_here` of n_more tokens that follow it."""
-        from_: list[int] = [0]  # after i pages: the first of those before it that are all here
-        for i, is_here in enumerate(here):
-            from_.append(from_[-1] if is_here else i + 1)
-        n = len(here)
-        if n_more and more_here and from_[n] <= window_pages(n * PAGE + n_more, self.window).start:
-            return n, n_more
-        while from_[n] > window_pages(n * PAGE, self.window).start:
-            n -= 1
-        return n, 0
+    def seen(self, n: int) -> range:
+        """The pages that it takes to go on after n tokens."""
+        return window_pages(n, self.window)
 
     def attach(self, seq: Sequence, path: list[Node], n_more: int) -> None:
         """Start a sequence's table with a path that can be gone on from, n_more tokens behind it."""
-        first = window_pages(len(path) * PAGE + n_more, self.window).start
+        first = self.seen(len(path) * PAGE + n_more).start
         seq.near, seq.n_behind = [self.store.n] * first, first
         for node in path[first:]:
             seq.near.append(self.acquire(node))
@@ -131,9 +119,9 @@ class Windows:
     def commit(self, seq: Sequence) -> None:
         """The step counts: the sequence is at n_computed, and its full pages are known."""
         self._trim(seq)
-        first = window_pages(seq.n_computed, self.window).start
+        first = self.seen(seq.n_computed).start
         for i in range(seq.n_behind, first):
-            wanted = any(i in window_pages(mark, self.window) for mark in seq.marks)
+            wanted = any(i in self.seen(mark) for mark in seq.marks)
             self.release(seq.near[i], behind=not wanted)
             seq.near[i] = self.store.n
         if first > seq.n_behind:
@@ -170,7 +158,7 @@ class Windows:
             for node in nodes:
                 if node not in self._of:
                     held.append(self.take())
-                    self.store.write_page(held[-1], data[node])
+                    self.store.write(held[-1], data[node])
                     self.learn(node, held[-1])
         finally:
             for page in held:

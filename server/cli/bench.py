@@ -181,7 +181,7 @@ class Bench:
 
     def going_on(self, batch: UBatch) -> UBatch:
         """The batch, whose sequences go on from states that steps before have left, where layers keep such."""
-        if self.engine.n_states:
+        if self.engine.states is not None:
             around = [None, *batch.slot, None]
             for i, slot in enumerate(batch.slot):
                 first, last = around[i] != slot, around[i + 2] != slot

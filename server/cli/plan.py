@@ -87,7 +87,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "devices": devices,
         "process": process,
         "total": process + sum(d.total for d in sizes),
-        "prompts": 0 if engine.n_states else cache_ram_bytes(options.cache_ram, total_memory()),
+        "prompts": cache_ram_bytes(options.cache_ram, total_memory()),
         "segments": len(placement.segments),
         "seams": len(placement.seams),
         "crossings": crossings(placement, names),

@@ -73,9 +73,9 @@ def test_greedy_text(placement: PlacementOptions, devices: tuple[str, ...], shar
     engine = Engine(shared_data / "models" / "stories260K.gguf", options)
     engine.load()
     assert continued(engine, expected["prompt_ids"], 24) == expected["greedy_ids"][:24]
-    page = engine.far.read_page(0)
-    engine.far.write_page(1, page)
-    assert engine.far.read_page(1).tobytes() == page.tobytes()
+    page = engine.far.read(0)
+    engine.far.write(1, page)
+    assert engine.far.read(1).tobytes() == page.tobytes()
     engine.close()
 
 

@@ -1,4 +1,4 @@
-"""A model whose layers keep states, through the port: company, going on, and what it cannot do."""
+"""A model whose layers keep states, through the port: company, going on, files of slots, and what it cannot do."""
 
 from __future__ import annotations
 
@@ -50,12 +50,43 @@ def test_chats_in_company(serve: Any, connect: Any, path: Path) -> None:
     assert told(answer(longer, prediction=draft[0])) == told(whole)
 
 
-def test_what_it_cannot_do_is_said(serve: Any, path: Path, tmp_path: Path) -> None:
-    server = serve(path, "-c", "512", "--slot-save-path", str(tmp_path))
-    server.post("/completion", {"prompt": "rain", "n_predict": 2})
-    for body in ({"prompt": "rain", "n_cache_reuse": 4}, {"filename": "slot"}):
-        with pytest.raises(Exception, match="501"):
-            server.post("/slots/0?action=save" if "filename" in body else "/completion", body)
+def test_a_slot_goes_to_another_server(serve: Any, path: Path, tmp_path: Path) -> None:
+    options = ("-c", "1024", "-np", "1", "--slot-save-path", str(tmp_path))
+    body = {"prompt": "Rivers and rain. " * 5, "n_predict": 8, "seed": 1, "ignore_eos": True, "return_tokens": True}
+    first = serve(path, *options)
+    answer = first.post("/completion", body)
+    tokens = [*first.post("/tokenize", {"content": body["prompt"], "add_special": True})["tokens"], *answer["tokens"]]
+    longer = {**body, "prompt": [*tokens, 5, 6]}
+    want = first.post("/completion", {**longer, "cache_prompt": False})
+    first.post("/completion", body)
+    saved = first.post("/slots/0?action=save", {"filename": "slot"})
+    assert saved["n_saved"] == len(tokens) - 1
+    second = serve(path, *options)
+    assert second.post("/slots/0?action=restore", {"filename": "slot"})["n_restored"] == saved["n_saved"]
+    found = second.post("/completion", longer)
+    assert found["tokens"] == want["tokens"]
+    assert found["timings"]["cache_n"] == saved["n_saved"]
+
+
+def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
+    """Two turns; temperatures at which the same model agrees with itself, as its numbers are the same."""
+    plain = serve(path, "-c", "1024", "-np", "2")
+    drafted = serve(path, "-c", "1024", "-np", "2", "-md", str(path), "--spec-type", "draft-simple")
+    for temperature in (0, 1):
+        body = {"n_predict": 24, "temperature": temperature, "seed": 1, "ignore_eos": True, "return_tokens": True}
+        prompt: Any = "Rivers and rain. " * 5
+        for _ in range(2):
+            want = plain.post("/completion", {**body, "prompt": prompt})
+            found = drafted.post("/completion", {**body, "prompt": prompt})
+            assert found["tokens"] == want["tokens"]
+            assert found["timings"]["draft_n_accepted"] == found["timings"]["draft_n"] > 12
+            prompt = [*plain.post("/tokenize", {"content": "Rivers and rain. " * 5})["tokens"], *want["tokens"], 9]
+
+
+def test_what_it_cannot_do_is_said(serve: Any, path: Path) -> None:
+    server = serve(path, "-c", "512")
+    with pytest.raises(Exception, match="501"):
+        server.post("/completion", {"prompt": "rain", "n_cache_reuse": 4})
     command = [sys.executable, "-m", "server.cli", "serve", "-m", str(path), "--port", "0", "--context-shift"]
     got = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert got.returncode == 1

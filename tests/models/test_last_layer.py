@@ -68,9 +68,9 @@ def test_rows_that_ask_alone_get_the_bits_that_they_get_among_all(tiny: Tiny, id
 
 def test_a_batch_without_logits_leaves_the_same_cache(tiny: Tiny) -> None:
     def cache() -> list[bytes]:
-        pages = [tiny.memory.far.read_page(tiny.session, page).tobytes() for page in range(4)]
+        pages = [tiny.memory.far.read(tiny.session, page).tobytes() for page in range(4)]
         for page in range(4):
-            tiny.memory.far.write_page(tiny.session, page, np.zeros(tiny.memory.far.page_nbytes, np.uint8))
+            tiny.memory.far.write(tiny.session, page, np.zeros(tiny.memory.far.nbytes, np.uint8))
         return pages
 
     batch = Batch.feeds(len(POS))

@@ -46,7 +46,7 @@ def test_a_row_is_kept_of_a_token_and_nothing_else(name: str, tmp_path: Path) ->
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)
         memory = PagedMemory.define(session, h, 5, (1, 4), "f16", "f32")
-        assert memory.far.page_nbytes == 16 * h.n_layer * 2 * (32 + 8)
+        assert memory.far.nbytes == 16 * h.n_layer * 2 * (32 + 8)
         session.run(
             "copy", lambda: memory.far.copied(feed("pairs", (1, 2), "i32")), {"pairs": np.array([[0, 1]], np.int32)}
         )
@@ -58,10 +58,10 @@ def test_pages_come_back(tmp_path: Path) -> None:
     write(path := tmp_path / "m.gguf", DEEPSEEK)
     engine = Engine(path, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16))
     engine.load()
-    page = np.random.default_rng(1).integers(0, 100, engine.far.page_nbytes).astype(np.uint8)
-    engine.far.write_page(1, page)
-    assert engine.far.page_nbytes == 16 * 3 * 2 * 40
-    assert engine.far.read_page(1).tobytes() == page.tobytes()
+    page = np.random.default_rng(1).integers(0, 100, engine.far.nbytes).astype(np.uint8)
+    engine.far.write(1, page)
+    assert engine.far.nbytes == 16 * 3 * 2 * 40
+    assert engine.far.read(1).tobytes() == page.tobytes()
     engine.close()
 
 

@@ -82,7 +82,7 @@ def test_layers_have_cells_and_turns_of_their_own(tmp_path: Path) -> None:
         sizes = [(2, 16), (2, 16), (2, 32)] * 2
         assert [(keys.shape[1], keys.shape[2]) for keys, _ in memory.far.layers.values()] == sizes
         assert [(values.shape[1], values.shape[3]) for _, values in memory.far.layers.values()] == sizes
-        assert memory.far.page_nbytes == sum(2 * n * d * 16 * 4 for n, d in sizes)
+        assert memory.far.nbytes == sum(2 * n * d * 16 * 4 for n, d in sizes)
         session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
         pos = np.zeros(1, np.int32)
         for at, cell in ((pos, 16), (pos + 7, 40)):  # one token, alone in its sequence

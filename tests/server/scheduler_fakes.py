@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from scheduler_checks import chain, check_all
 
-from server.pages import n_pages_for, near_pool_size
+from server.pages import near_pool_size
 from server.requests import CompletionRequest, Event, Failed, Finished, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
@@ -36,11 +37,6 @@ class FakeVocab:
 
     def piece(self, id: int, *, special: bool = True) -> bytes:
         return b"" if id == EOG and not special else PIECES[id]
-
-
-def chain(previous: int, token: int) -> int:
-    """What a cell holds: like K and V it depends on every token up to its own."""
-    return zlib.crc32(token.to_bytes(4, "little"), previous)
 
 
 def next_id(content: int) -> int:
@@ -91,7 +87,7 @@ Cell = tuple[int, int] | None  # position, content
 class FakePages:
     """Pages of such cells; of layers that see `window` positions, or all (0)."""
 
-    page_nbytes = PAGE * 16
+    nbytes = PAGE * 16
 
     def __init__(self, n: int, window: int = 0) -> None:
         self.n, self.window = n, window
@@ -107,7 +103,7 @@ class FakePages:
     def lose(self) -> None:
         self.cells, self.tables = [None] * len(self.cells), {}
 
-    def read_page(self, page: int, into: Any = None) -> Any:
+    def read(self, page: int, into: Any = None) -> Any:
         cells = self.cells[page * PAGE : (page + 1) * PAGE]
         data = np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
         if into is None:
@@ -115,7 +111,7 @@ class FakePages:
         into[:] = data
         return into
 
-    def write_page(self, page: int, data: Any) -> None:
+    def write(self, page: int, data: Any) -> None:
         cells = data.view(np.int64).reshape(PAGE, 2).tolist()
         self.cells[page * PAGE : (page + 1) * PAGE] = [(p, c) if p >= 0 else None for p, c in cells]
 
@@ -128,13 +124,34 @@ class FakePages:
         return cell[1]
 
 
+class FakeStates:
+    """Rows of states: of how many tokens, and what they leave."""
+
+    nbytes = 100
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.rows: list[tuple[int, int] | None] = [(0, 0)] + [None] * (n - 1)
+
+    def lose(self) -> None:
+        self.rows[1:] = [None] * (self.n - 1)
+
+    def read(self, row: int, into: Any = None) -> Any:
+        state = self.rows[row]
+        assert into is None
+        assert state is not None
+        return np.resize(np.array(state, np.int64).view(np.uint8), self.nbytes)
+
+    def write(self, row: int, data: Any) -> None:
+        assert row > 0
+        self.rows[row] = tuple(data[:16].view(np.int64).tolist())
+
+
 class FakeEngine:
     """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""
 
-    def __init__(self, n_pages: int, n_states: int = 0, near: FakePages | None = None) -> None:
-        self.far, self.near = FakePages(n_pages), near
-        self.n_states = n_states
-        self.states: list[tuple[int, int] | None] = [(0, 0)] + [None] * (n_states - 1)  # tokens, and what they leave
+    def __init__(self, n_pages: int, states: FakeStates | None = None, near: FakePages | None = None) -> None:
+        self.far, self.states, self.near = FakePages(n_pages), states, near
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
@@ -168,7 +185,8 @@ class FakeEngine:
             far.lose()
             if near is not None:
                 near.lose()
-            self.states[1:] = [None] * (self.n_states - 1)
+            if self.states is not None:
+                self.states.lose()
             raise DeviceFailed("it fell off the bus")
         if self.fails(batch):
             for cell in batch.cells:  # a failed step may leave anything where it was to write
@@ -177,7 +195,7 @@ class FakeEngine:
                 near.cells[cell] = (-1, 0)  # type: ignore[union-attr]
             for row in batch.end:
                 if row >= 0:
-                    self.states[row] = (-1, 0)
+                    self.states.rows[row] = (-1, 0)  # type: ignore[union-attr]
             raise StepFailed("out of luck")
         self.batches.append(batch)
         contents: list[int] = []
@@ -187,8 +205,8 @@ class FakeEngine:
             contents.append(far.content(slot, pos))
         if near is not None:
             self._look_around(batch, near)
-        if self.n_states:
-            self._remember(batch, contents)
+        if self.states is not None:
+            self._remember(batch, contents, self.states.rows)
         ids = np.array([next_id(contents[i]) for i in batch.out], np.uint32)
         targets = [id if target < 0 else target for id, target in zip(ids.tolist(), batch.targets, strict=True)]
         logprobs = top_ids = probs = None
@@ -211,7 +229,7 @@ class FakeEngine:
             for p in range(max(0, pos - near.window + 1), pos + 1):
                 assert near.content(slot, p) == self.far.content(slot, p)
 
-    def _remember(self, batch: UBatch, contents: list[int]) -> None:
+    def _remember(self, batch: UBatch, contents: list[int], rows: list[tuple[int, int] | None]) -> None:
         """What states say is what cells say."""
         n, read = len(batch.tokens), {row for row in batch.begin if row >= 0}
         written = [row for row in batch.end if row >= 0]
@@ -221,21 +239,22 @@ class FakeEngine:
         assert 0 not in written
         after: tuple[int, int] | None = None
         for i, (begin, end) in enumerate(zip(batch.begin, batch.end, strict=True)):
-            before = self.states[begin] if begin >= 0 else after
+            before = rows[begin] if begin >= 0 else after
             assert before is not None
             assert before[0] == batch.pos[i], f"a state of {before[0]} tokens at {batch.pos[i]}"
             assert begin >= 0 or batch.slot[i] == batch.slot[i - 1]
             after = before[0] + 1, chain(before[1], batch.tokens[i])
             assert after[1] == contents[i]
             if end >= 0:
-                self.states[end] = after
+                rows[end] = after
 
     moves_cells = True
 
     @property
     def cache_kind(self) -> CacheKind:
-        near = (0, 0) if self.near is None else (PAGE * 16, self.near.window)
-        return CacheKind("fake", "f16", "f16", PAGE, PAGE * 16, *near)
+        beside = self.near or self.states
+        window = 0 if self.near is None else self.near.window
+        return CacheKind("fake", "f16", "f16", PAGE, PAGE * 16, 0 if beside is None else beside.nbytes, window)
 
     def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
         """In order, a few at a time: all of these are read before any is written. What moves is not what it was."""
@@ -245,121 +264,6 @@ class FakeEngine:
                 assert cell is not None
                 p, content = cell
                 self.far.cells[to] = (p + turn, moved(content) if turn else content)
-
-
-def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """What every table shows is the sequence's own tokens, and every known prefix is what it claims to be."""
-    for seq in scheduler.running:
-        content = 0
-        for p in range(seq.n_computed if seq.irreplaceable and seq.copy is None else 0):
-            cell = engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE]
-            assert cell is not None
-            assert cell[0] == p
-        known = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
-        for p in range(known if not seq.inexact else 0):
-            content = chain(content, seq.tokens[p])
-            assert engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
-    for node in scheduler.cache.prefixes.nodes:
-        path = [node]
-        while path[-1].parent is not None:
-            path.append(path[-1].parent)
-        assert path[-1].page == -1
-        content = p = 0
-        for link in reversed(path[:-1]):
-            assert link.parent is not None
-            assert link.parent.children[link.tokens] is link
-            assert link.n_tokens == PAGE or link is node
-            assert link.inexact or not link.parent.inexact
-            for i, token in enumerate(link.tokens[link.inexact :]):
-                content = chain(content, token)
-                cell = engine.far.cells[link.page * PAGE + i]
-                assert cell is not None
-                assert cell == (p, cell[1] if link.inexact else content)
-                p += 1
-
-
-def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """Every row that is kept has what its name says, and every reference an owner."""
-    states = scheduler.cache.states
-    if states is None:
-        return
-    owners = [0] * engine.n_states
-    for seq in scheduler.running:
-        for row in (seq.state, *seq.ends.values()):
-            owners[row] += row > 0
-        content = 0
-        for token in seq.tokens[: seq.state_at]:
-            content = chain(content, token)
-        assert engine.states[seq.state] == (seq.state_at, content)
-        assert not seq.started or seq.state_at == seq.n_computed
-    for node, row in states._kept.items():
-        owners[row] += 1
-        tokens, above = list(node.tokens), node.parent
-        while above is not None:
-            tokens[:0] = above.tokens
-            above = above.parent
-        content = 0
-        for token in tokens:
-            content = chain(content, token)
-        assert engine.states[row] == (len(tokens), content)
-        assert node in scheduler.cache.prefixes.nodes
-    assert owners == states._refs
-    assert sorted(states._free) == [row for row, n in enumerate(owners) if row and not n]
-
-
-def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
-    """Every page of windows has what its name says, as far as that has tokens, and every reference an owner."""
-    windows = scheduler.cache.windows
-    if windows is None:
-        return
-    assert engine.near is not None
-    owners = [0] * engine.near.n
-    for seq in scheduler.running:
-        for page in seq.near:
-            if page < engine.near.n:
-                owners[page] += 1
-        if seq.near_copy is not None:
-            owners[seq.near_copy[0]] += 1
-        assert len(seq.near) * PAGE < seq.n_computed + PAGE
-    for node, page in windows._of.items():
-        owners[page] += 1
-        assert windows._nodes[page] is node
-        assert node in scheduler.cache.prefixes.nodes
-        assert (node in windows._kept or node in windows._behind) == (windows._pages.refs[page] == 1)
-        n = node.n_tokens
-        assert engine.near.cells[page * PAGE :][:n] == engine.far.cells[node.page * PAGE :][:n]
-    assert owners == windows._pages.refs
-    assert sorted(windows._pages.free) == [page for page, n in enumerate(owners) if not n]
-
-
-def check_pages(scheduler: Scheduler) -> None:
-    """Every reference has an owner, every owner its reference; idle nodes are in an order to take leaves from."""
-    cache, pages = scheduler.cache.prefixes, scheduler.cache.pages
-    owners = [0] * pages.n_pages
-    for seq in scheduler.running:
-        assert seq.started or not seq.table
-        assert len(seq.table) <= n_pages_for(len(seq.tokens)), "pages beyond what it owes"
-        for page in seq.table:
-            owners[page] += 1
-        assert not (seq.parked and seq.table)
-        if seq.copy is not None:
-            assert seq.table[-1] == seq.copy[1] or seq.copy[1] in seq.table
-            owners[seq.copy[0]] += 1
-    for node in cache.nodes:
-        owners[node.page] += 1
-    assert owners == pages.refs
-    assert sorted(pages.free) == [page for page, n in enumerate(pages.refs) if n == 0]
-    host = scheduler.cache.host
-    if host is not None:
-        kept = [data for _, data in host._pages.values()]
-        assert host.nbytes == sum(data.nbytes for data in kept) <= (host.limit or host.nbytes)
-    order = {node: i for i, node in enumerate(cache.idle)}
-    assert set(order) == {node for node in cache.nodes if pages.refs[node.page] == 1}
-    for node, i in order.items():
-        assert all(order[child] < i for child in node.children.values())
-    for slot in scheduler.slots:
-        assert slot.is_processing == any(seq.slot is slot for seq in scheduler.running)
-    assert [seq.rank for seq in scheduler.running] == sorted(seq.rank for seq in scheduler.running)
 
 
 def prompt(n: int, salt: int = 0) -> list[int]:
@@ -457,7 +361,7 @@ class Bench:
         near = None
         if window is not None:
             near = FakePages(near_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0])
-        self.engine = FakeEngine(0, n_states, near)
+        self.engine = FakeEngine(0, FakeStates(n_states) if n_states else None, near)
         self.scheduler = Scheduler(
             self.engine,
             FakeVocab(),  # type: ignore[arg-type]
@@ -487,10 +391,7 @@ class Bench:
                 self.answers[seq].events.append(event)
             if self.engine.broken is not None:
                 raise self.engine.broken
-            check_pages(self.scheduler)
-            check_cells(self.scheduler, self.engine)
-            check_states(self.scheduler, self.engine)
-            check_windows(self.scheduler, self.engine)
+            check_all(self.scheduler, self.engine)
 
     def drain(self, n_most: int = 5000) -> None:
         while not self.scheduler.idle:
@@ -502,3 +403,12 @@ class Bench:
         seq = self.submit(prompt, **fields)
         self.drain()
         return self.answers[seq]
+
+
+def asked(bench: Bench, tokens: list[int], n_predict: int = 3, **fields: Any) -> int:
+    """How many tokens of a prompt were known; its answer is what it must be."""
+    seq = bench.submit(tokens, n_predict=n_predict, ignore_eos=True, **fields)
+    bench.drain()
+    answer = bench.answers[seq]
+    assert answer.outcome() == oracle(seq.request, bench.scheduler.slots[0].n_ctx)
+    return answer.finished.n_cached

@@ -15,6 +15,7 @@ from server.engine import Engine, EngineOptions
 from server.requests import CompletionRequest, Finished, Token
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
+from server.slot_actions import erase, install, snapshot
 from server.speculation.settings import SpeculationParams
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
@@ -35,7 +36,8 @@ class Served:
         self.engine = Engine(path, options)
         self.engine.load()
         vocab = from_metadata(self.engine.gguf.metadata)
-        self.scheduler = Scheduler(self.engine, vocab, n_slots=n_slots, n_ctx=512, n_ubatch=n_ubatch)
+        sizes = {"n_slots": n_slots, "n_ctx": 512, "n_ubatch": n_ubatch}
+        self.scheduler = Scheduler(self.engine, vocab, **sizes, cache_ram=None)
 
     def answers(self, prompts: list[list[int]], **fields: Any) -> list[list[tuple[int, float]]]:
         """Ids and log-probabilities."""
@@ -104,6 +106,28 @@ def test_guesses(alone: Served, company: Served) -> None:
         for n in (0, 3, 11):
             draft = (*ids[:n], (ids[n] + 1) % 512, *ids[n + 1 :])
             assert company.answers([prompt], speculation=SpeculationParams(draft=draft)) == [answer]
+
+
+def test_host_memory_and_files(alone: Served, company: Served) -> None:
+    """What others needed the place of, and what was taken out of one slot and put into another, is what it was."""
+    scheduler, prompts = company.scheduler, [[1, *(id + 3 for id in prompt[1:])] for prompt in PROMPTS[1:]]
+    texts = [[*prompt, *(id for id, _ in alone.answers([prompt])[0]), 77, 78] for prompt in prompts]
+    want = [alone.answers([text], cache_prompt=False)[0] for text in texts]
+    company.answers(prompts)
+    states = [snapshot(scheduler, slot.id) for slot in scheduler.slots]
+    scheduler.cache.sleep()
+    assert not scheduler.cache.prefixes.nodes
+    assert company.answers(texts) == want
+    assert min(company.cached.values()) > 0
+    for slot in scheduler.slots:
+        erase(scheduler, slot.id)
+    assert company.answers(prompts) == [alone.answers([prompt])[0] for prompt in prompts]
+    assert max(company.cached.values()) == 0
+    for slot in scheduler.slots:
+        erase(scheduler, slot.id)
+        install(scheduler, slot.id, states[slot.id])
+    assert company.answers(texts) == want
+    assert sorted(company.cached.values()) == [len(prompt) + 11 for prompt in prompts]
 
 
 def test_windows_have_few_pages(company: Served, alone: Served) -> None:

@@ -19,7 +19,7 @@ def test_it_is_what_the_engine_takes(shared_data: Path, name: str, n_ctx: int, s
     path = shared_data / "models" / f"{name}.gguf"
     engine = Engine(path, EngineOptions(n_ctx, n_slots=2, n_ubatch=32, threads=1, swa_full=swa_full))
     taken = sum(cache.nbytes for pool in engine.memory.pools for cache in pool.caches)
-    spare = sum(pool.page_nbytes for pool in engine.memory.pools)
+    spare = sum(pool.nbytes for pool in engine.memory.pools)
     assert (len(engine.memory.pools) == 2) == (n_ctx == 4096 and not swa_full and "gemma" in name)
     engine.close()
     with GGUFFile.open(path) as gguf:

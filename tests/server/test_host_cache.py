@@ -9,7 +9,7 @@ from scheduler_fakes import Bench, FakePages, oracle, prompt
 from server.host_cache import HostCache
 from server.requests import CompletionRequest
 
-PAGE_NBYTES = FakePages.page_nbytes
+PAGE_NBYTES = FakePages.nbytes
 
 
 def stocked(cache: HostCache) -> set[int]:

@@ -79,10 +79,10 @@ def test_who_waits_is_not_kept_waiting(engine: Engine) -> None:
 
 def test_what_is_cached_stays(engine: Engine) -> None:
     step(engine, 700)
-    before = engine.memory.far.read_page(engine.session, 700)
+    before = engine.memory.far.read(engine.session, 700)
     assert before.any()
     engine.prepare_ahead()
-    np.testing.assert_array_equal(engine.memory.far.read_page(engine.session, 700), before)
+    np.testing.assert_array_equal(engine.memory.far.read(engine.session, 700), before)
 
 
 def test_nothing_is_there_to_take_while_the_model_sleeps(engine: Engine) -> None:

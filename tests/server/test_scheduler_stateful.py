@@ -8,7 +8,8 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_fakes import N_VOCAB, POISON, Bench, check_cells, check_pages, oracle
+from scheduler_checks import check_cells, check_pages
+from scheduler_fakes import N_VOCAB, POISON, Bench, oracle
 
 from server.errors import Unavailable
 from server.requests import CompletionRequest, Failed
@@ -60,7 +61,7 @@ class Life(RuleBasedStateMachine):
     ) -> None:
         """`checkpoints`: of a model whose layers keep states, or some of whose layers see a `window`: such forget no
         tokens."""
-        self.has_states = checkpoints is not None and not window
+        has_states = checkpoints is not None and not window
         self.forgets = checkpoints is None
         self.shift = shift = shift and self.forgets
         if not unified:
@@ -74,7 +75,7 @@ class Life(RuleBasedStateMachine):
             context_shift=shift,
             cache_ram=host[0],
             cache_idle_slots=host[1],
-            n_states=1 + n_slots * (2 + (checkpoints or 0)) if self.has_states else 0,
+            n_states=1 + n_slots * (2 + (checkpoints or 0)) if has_states else 0,
             window=(window, checkpoints or 0) if not self.forgets and window else None,
         )
         self.bench.engine.moves_cells = self.forgets
@@ -197,7 +198,7 @@ class Life(RuleBasedStateMachine):
             erase(self.bench.scheduler, id)
             assert erase(self.bench.scheduler, id) == 0
 
-    @precondition(lambda self: self.bench.answers and not self.has_states)
+    @precondition(lambda self: self.bench.answers)
     @rule(id=st.integers(0, 4))
     def save(self, id: int) -> None:
         slots = self.bench.scheduler.slots

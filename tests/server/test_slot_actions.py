@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle, prompt
+from scheduler_checks import check_cells, check_pages
+from scheduler_fakes import N_VOCAB, Bench, oracle, prompt
 
 from models.adapter_bank import BASE, Choice
 from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
@@ -69,18 +70,28 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
     def fails(*_: object) -> None:
         raise OSError("device lost")
 
-    bench.engine.far.write_page = fails  # type: ignore[method-assign]
+    bench.engine.far.write = fails  # type: ignore[method-assign]
     with pytest.raises(ServerFault, match="slot 0 cannot be restored: device lost"):
         install(bench.scheduler, 0, SlotState(state.tokens[:30], state.pages[:2]))
     check_pages(bench.scheduler)
     assert snapshot(bench.scheduler, 0).tokens == before.tokens
-    bench.engine.far.read_page = fails  # type: ignore[method-assign]
+    bench.engine.far.read = fails  # type: ignore[method-assign]
     with pytest.raises(ServerFault, match="slot 0 cannot be saved: device lost"):
         snapshot(bench.scheduler, 0)
     bench.scheduler.cancel(busy)
     for id in (-1, 2):
         with pytest.raises(InvalidRequest, match="id_slot"):
             erase(bench.scheduler, id)
+
+
+@pytest.mark.parametrize("n", [40, 43])
+def test_what_two_slots_have_had_stays_with_the_other(n: int) -> None:
+    """`n`: the other one's page goes on behind it, or not."""
+    bench = Bench(n_slots=2)
+    bench.run(prompt(n), n_predict=1, id_slot=0)
+    bench.run(prompt(40), n_predict=1, id_slot=1, cache_prompt=False)
+    erase(bench.scheduler, 0)
+    assert snapshot(bench.scheduler, 1).tokens == prompt(40)
 
 
 def test_a_fork_shares_its_pages() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_fakes import N_VOCAB, POISON, Bench, oracle, prompt
+from scheduler_fakes import N_VOCAB, POISON, Bench, asked, oracle, prompt
 
-from server.errors import NotSupported
 from server.prefix import PrefixCache
 from server.requests import CompletionRequest
 from server.slot_actions import install, snapshot
-from server.slot_files import SlotState
+from server.slot_files import load, save
 from server.speculation.settings import SpeculationParams
 from server.ubatch import PAGE
 
@@ -20,19 +20,17 @@ def bench(n_checkpoints: int = 2, n_slots: int = 4, **options: Any) -> Bench:
     return Bench(n_slots=n_slots, n_states=1 + n_slots * (2 + n_checkpoints), **options)
 
 
-def asked(b: Bench, tokens: list[int], n_predict: int = 3, **fields: Any) -> int:
-    """How many tokens of the prompt were known; the answer is what it must be."""
-    seq = b.submit(tokens, n_predict=n_predict, ignore_eos=True, **fields)
-    b.drain()
-    answer = b.answers[seq]
-    assert answer.outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
-    return answer.finished.n_cached
-
-
 def test_a_chat_goes_on_from_its_last_token() -> None:
     b = bench()
     answer = b.run(prompt(70), n_predict=5, ignore_eos=True).ids
     assert asked(b, [*prompt(70), *answer, 3, 4]) == 70 + 4  # the last token was not computed
+
+
+def test_another_turn_goes_on_from_the_last_token_before_it() -> None:
+    b = bench()
+    answer = b.run(prompt(70), n_predict=5, ignore_eos=True).ids
+    for other in range(1, 4):
+        assert asked(b, [*prompt(70), *answer, other, 4, *prompt(other)], 20) == 70 + 4
 
 
 @pytest.mark.parametrize(("n", "known"), [(70, 48), (72, 64), (87, 64), (16 + 7, 0), (16 + 8, 16)])
@@ -170,10 +168,91 @@ def test_without_a_page_to_go_on_in_it_starts_anew(monkeypatch: pytest.MonkeyPat
     assert b.answers[seq].outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
 
 
-def test_files_have_no_states() -> None:
+def test_host_memory_has_what_gave_way() -> None:
+    tokens = [[i, *prompt(100)] for i in range(1, 8)]
+    for cache_ram, known in (0, 0), (None, 80):
+        b = bench(n_checkpoints=1, n_slots=1, cache_ram=cache_ram)
+        for each in tokens:
+            asked(b, each)
+        assert asked(b, [*tokens[0][:90], 3, 4]) == known
+        host = b.scheduler.cache.host
+        assert host is None or host.n_restored == 0  # pages were there all the time, what lies beside was not
+
+
+def test_the_device_has_no_room_for_a_prefix_that_host_memory_has() -> None:
+    b = bench(n_slots=1, n_ctx=256, cache_ram=None)
+    for i in (1, 2):
+        asked(b, [i, *prompt(200)])
+    host = b.scheduler.cache.host
+    assert host is not None
+    assert asked(b, [1, *prompt(192), 4]) == 192
+    assert host.n_restored > 0
+
+
+def test_a_chat_goes_on_from_its_last_token_when_others_have_been_there() -> None:
+    b = bench(n_checkpoints=0, n_slots=1, n_ctx=256, cache_ram=None)
+    answer = b.run(prompt(70), n_predict=30, ignore_eos=True).ids
+    for i in range(3):
+        asked(b, [9, i + 1, *prompt(200)])
+    assert asked(b, [*prompt(70), *answer, 3]) == 70 + 29
+
+
+@pytest.mark.parametrize("keep_idle", [True, False])
+def test_who_is_paused_computes_nothing_again(keep_idle: bool) -> None:
+    b = bench(n_slots=2, n_ctx=96, unified=True, cache_ram=None, cache_idle_slots=keep_idle)
+    seqs = [b.submit(prompt(20, i), n_predict=60, ignore_eos=True) for i in range(2)]
+    b.drain()
+    assert b.scheduler.stats.preemptions > 0
+    for seq in seqs:
+        assert b.answers[seq].outcome() == oracle(seq.request, 96)
+    assert sum(len(batch.tokens) for batch in b.engine.batches) == 2 * (20 + 60 - 1)
+
+
+def test_a_long_prompt_is_known_up_to_places_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.kv_cache.MARK_EVERY", 64)
+    for cache_ram, known in (0, 0), (None, 128):
+        b = bench(n_checkpoints=1, n_slots=1, n_ubatch=48, cache_ram=cache_ram)
+        asked(b, prompt(500))
+        assert asked(b, [*prompt(190), 3, 1, 2]) == known
+
+
+def test_a_state_that_cannot_be_read_or_written_is_computed_again() -> None:
+    def fails(*_: object) -> None:
+        raise OSError("device lost")
+
+    tokens = [[i, *prompt(100)] for i in (1, 2, 3)]
+    for what in ("read", "write"):
+        b = bench(n_checkpoints=1, n_slots=1, cache_ram=None)
+        for each in tokens[: 1 if what == "read" else 3]:
+            asked(b, each)
+        setattr(b.engine.states, what, fails)
+        for each in tokens:
+            assert asked(b, [*each[:90], 3, 4]) in (0, 80)
+        assert asked(b, [*tokens[0][:90], 3, 4]) == 0
+
+
+def test_slots_are_saved_and_restored(tmp_path: Path) -> None:
     b = bench()
-    b.run(prompt(20), n_predict=2)
-    with pytest.raises(NotSupported, match="states"):
-        snapshot(b.scheduler, 0)
-    with pytest.raises(NotSupported, match="states"):
-        install(b.scheduler, 0, SlotState([1, 2], [], ()))
+    answer = b.run(prompt(70), n_predict=5, ignore_eos=True, id_slot=0).ids
+    state = snapshot(b.scheduler, 0)
+    assert (len(state.tokens), len(state.pages), len(state.beside)) == (74, 5, 1)
+    save(tmp_path, "a", b.engine.cache_kind, state)
+    again, _ = load(tmp_path, "a", b.engine.cache_kind, 1000)
+    assert again.tokens == state.tokens
+    other = bench()
+    install(other.scheduler, 1, again)
+    other.step()
+    assert asked(other, [*prompt(70), *answer, 3, 4]) == 74
+
+
+def test_a_snapshot_ends_where_one_can_go_on() -> None:
+    b = bench(n_checkpoints=1, n_slots=1)
+    asked(b, prompt(70))
+    states = b.scheduler.cache.states
+    assert states is not None
+    states.forget(next(node for node in states._kept if node.n_tokens < PAGE))  # as if another had needed the row
+    state = snapshot(b.scheduler, 0)
+    assert (len(state.tokens), len(state.pages), len(state.beside)) == (48, 3, 1)
+    states.forget(next(iter(states._kept)))
+    state = snapshot(b.scheduler, 0)
+    assert (state.tokens, state.pages, state.beside) == ([], [], [])

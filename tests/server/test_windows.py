@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduler_fakes import Bench, oracle, prompt
+from scheduler_fakes import Bench, asked, prompt
 
 from server.pages import near_pool_size, window_pages
 from server.slot_actions import install, snapshot
@@ -18,15 +18,6 @@ WINDOW = 40
 
 def bench(n_kept: int = 2, n_slots: int = 2, n_ubatch: int = 32, **options: Any) -> Bench:
     return Bench(n_slots=n_slots, window=(WINDOW, n_kept), n_ubatch=n_ubatch, **options)
-
-
-def asked(b: Bench, tokens: list[int], n_predict: int = 3, **fields: Any) -> int:
-    """How many tokens of the prompt were known; the answer is what it must be."""
-    seq = b.submit(tokens, n_predict=n_predict, ignore_eos=True, **fields)
-    b.drain()
-    answer = b.answers[seq]
-    assert answer.outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
-    return answer.finished.n_cached
 
 
 def test_a_long_context_has_few_pages_of_windows() -> None:
@@ -113,12 +104,12 @@ def test_slots_are_saved_and_restored(tmp_path: Any) -> None:
     b = bench()
     answer = b.run(prompt(170), n_predict=5, ignore_eos=True, id_slot=0).ids
     state = snapshot(b.scheduler, 0)
-    assert (len(state.tokens), len(state.pages), len(state.near)) == (174, 11, 3)
+    assert (len(state.tokens), len(state.pages), len(state.beside)) == (174, 11, 3)
     kind = b.engine.cache_kind
     save(tmp_path, "a", kind, state)
     again, _ = load(tmp_path, "a", kind, 1000)
     assert again.tokens == state.tokens
-    for found, wanted in zip([*again.pages, *again.near], [*state.pages, *state.near], strict=True):
+    for found, wanted in zip([*again.pages, *again.beside], [*state.pages, *state.beside], strict=True):
         np.testing.assert_array_equal(found, wanted)
     other = bench()
     install(other.scheduler, 1, again)
@@ -135,7 +126,7 @@ def test_a_snapshot_ends_where_one_can_go_on() -> None:
         windows.forget(node)
     state = snapshot(b.scheduler, 0)
     assert len(state.tokens) < 170
-    assert len(state.near) == len(window_pages(len(state.tokens), WINDOW))
+    assert len(state.beside) == len(window_pages(len(state.tokens), WINDOW))
 
 
 def test_drafts_that_are_wrong_leave_nothing_behind() -> None:
