@@ -1,7 +1,7 @@
 """Tool calls and reasoning in a model's answer."""
 
 from models.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Message, Reasoning, ToolCall
-from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, family_of, reasoning_tags
+from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, NEMOTRON, family_of, reasoning_tags
 from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from models.tool_calls.gemma import GEMMA4
 from models.tool_calls.parser import CallFormat, Parser, Style
@@ -18,6 +18,7 @@ __all__ = [
     "HERMES",
     "LLAMA3",
     "MISTRAL",
+    "NEMOTRON",
     "QWEN3_CODER",
     "CallArguments",
     "CallBegin",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.grammar import in_regex, json_rule, quoted
-from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
+from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, NEMOTRON
 from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
 from models.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from models.tool_calls.gemma import END as GEMMA4_END
@@ -105,6 +105,11 @@ def _llama3(functions: Sequence[Function], parallel: bool, required: bool) -> tu
 def _mistral(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
     more = ' (W? "," W? obj)*' if parallel else ""
     return [f'calls: "[TOOL_CALLS]" W? "[" W? obj{more} W? "]"'], "[TOOL_CALLS]"
+
+
+def _nemotron(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: "<TOOLCALL>" W? "[" W? obj{more} W? "]" W? "</TOOLCALL>"'], "<TOOLCALL>"
 
 
 def _mistral_named(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
@@ -212,6 +217,7 @@ _BODIES = {
     LLAMA3.name: _llama3,
     MISTRAL.name: _mistral,
     MISTRAL_NAMED.name: _mistral_named,
+    NEMOTRON.name: _nemotron,
     GENERIC.name: _generic,
 }
 

@@ -25,6 +25,7 @@ from models.tool_calls import (
     HERMES,
     LLAMA3,
     MISTRAL,
+    NEMOTRON,
     QWEN3_CODER,
     CallFormat,
     Message,
@@ -49,7 +50,7 @@ ADD = {
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 FAMILIES = [
     HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, COMMAND_R_ACTION,
-    QWEN3_CODER, GEMMA4,
+    QWEN3_CODER, NEMOTRON, GEMMA4,
 ]  # fmt: skip
 WRITTEN = {
     HERMES.name: '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "C"}}\n</tool_call>',
@@ -65,6 +66,7 @@ WRITTEN = {
     '{"a": 1, "unit": "C"}\n    }\n]```',
     COMMAND_R.name: '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": '
     '{"a": 1, "unit": "C"}}\n]<|END_ACTION|>',
+    NEMOTRON.name: '<TOOLCALL>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]</TOOLCALL>',
     QWEN3_CODER.name: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=unit>\n"
     '"C"\n</parameter>\n</function>\n</tool_call>',
     GEMMA4.name: '<|tool_call>call:add{a:1,unit:<|"|>C<|"|>}<tool_call|>',

@@ -20,6 +20,7 @@ from models.tool_calls import (
     HERMES,
     LLAMA3,
     MISTRAL,
+    NEMOTRON,
     QWEN3_CODER,
     CallFormat,
     Message,
@@ -111,6 +112,24 @@ def test_hermes(text: str, expected: object) -> None:
 )  # fmt: skip
 def test_llama3(text: str, expected: object) -> None:
     assert told(parse(text, LLAMA3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}]</TOOLCALL>', called(("f", '{"x": 1}'))),
+        ('Well.\n<TOOLCALL> [\n{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}\n]\n</TOOLCALL>',
+         called(("f", "{}"), ("g", "{}"), text="Well.")),
+        ('<TOOLCALL>[{"name": "f", "arguments": {"x"', called(("f", '{"x"'))),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}', called(("f", "{}"))),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}, oh', called(("f", "{}"), text=", oh")),
+        ("<TOOLCALL> what?", content("<TOOLCALL> what?")),
+        ("<TOOLCALL>[]</TOOLCALL>", content("<TOOLCALL>[]</TOOLCALL>")),
+        ("<TOOL", content("<TOOL")),
+    ],
+)  # fmt: skip
+def test_nemotron(text: str, expected: object) -> None:
+    assert told(parse(text, NEMOTRON)) == expected
 
 
 @pytest.mark.parametrize(
@@ -371,6 +390,7 @@ def test_what_the_prompt_began_is_not_told_again() -> None:
 
 
 PIECES = [
+    "<TOOLCALL>", "</TOOLCALL>",
     "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", CALL, "{", "}",
     "[", "]", '"', ":", ",", '{"name": "add", "parameters": {"x": "\\u12', '"response"', '"tool_calls": [', "\\",
     "\\ud83d", " ", "\n", "é", "1", ";", "name", "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant",
@@ -385,7 +405,20 @@ PIECES = [
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join),
     st.lists(st.integers(0, 120), max_size=12),
     st.sampled_from(
-        [HERMES, LLAMA3, MISTRAL, GENERIC, GPT_OSS, DEEPSEEK, COMMAND_R, COMMAND_R_ACTION, QWEN3_CODER, GEMMA4, None]
+        [
+            HERMES,
+            LLAMA3,
+            MISTRAL,
+            GENERIC,
+            GPT_OSS,
+            DEEPSEEK,
+            COMMAND_R,
+            COMMAND_R_ACTION,
+            QWEN3_CODER,
+            NEMOTRON,
+            GEMMA4,
+            None,
+        ]
     ),
     st.booleans(),
     st.booleans(),
@@ -417,7 +450,7 @@ def _untagged(text: str) -> str:
 @QUIET
 @given(st.text(max_size=60))
 def test_text_without_calls_is_left_alone(text: str) -> None:
-    for calls in (HERMES, MISTRAL, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, GEMMA4, None):
+    for calls in (HERMES, MISTRAL, NEMOTRON, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, GEMMA4, None):
         if calls is None or not calls.around or not any(trigger in text for trigger in calls.triggers):
             assert parse(text, calls).content == text
 
@@ -468,6 +501,7 @@ def test_families_by_what_their_templates_write() -> None:
         (COMMAND_R, "<|START_ACTION|>[{{ c }}]<|END_ACTION|>"),
         (COMMAND_R_ACTION, 'Write "Action:" followed by a list of actions, each with its "tool_name"'),
         (GEMMA4, "{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}"),
+        (NEMOTRON, "<TOOLCALL>[{{ calls }}]</TOOLCALL><SPECIAL_11>Assistant <think>"),
         (QWEN3_CODER, "<tool_call>\\n<function={{ n }}>\\n<parameter={{ k }}>"),
     ):
         assert family_of(source) is calls
