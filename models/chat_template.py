@@ -142,9 +142,11 @@ class _Probe:
     def caps(self) -> dict[str, bool]:
         """The capabilities by llama-server's names."""
         typed = self._text([_user([{"type": "text", "text": "MARK-A"}])])
-        calls = self._calls({"ARG": "value"}, 1)
-        object_arguments = "ARG" in calls and "'ARG'" not in calls  # Python's way to write an object is no template's
-        arguments: Any = {"ARG": "value"} if object_arguments else '{"ARG": "value"}'
+        calls = self._calls({"MARK-P": "value"}, 1)
+        object_arguments = (
+            "MARK-P" in calls and "'MARK-P'" not in calls
+        )  # Python's way to write an object is no template's
+        arguments: Any = {"MARK-P": "value"} if object_arguments else '{"MARK-P": "value"}'
         calls = calls if object_arguments else self._calls(arguments, 1)
         typed_content = "MARK-A" in typed and "'text'" not in typed and '"text"' not in typed
         reasoned = {"role": "assistant", "content": "a", "reasoning_content": "MARK-A"}
@@ -161,7 +163,7 @@ class _Probe:
 
     def shows_results(self) -> bool:
         """Whether a call's result, in a message of its own, becomes more than a turn of a role that is none."""
-        return "response:MARK-1" in self._calls({"ARG": "value"}, 1)
+        return "response:MARK-1" in self._calls({"MARK-P": "value"}, 1)
 
     def _text(self, messages: list[Message], **variables: Any) -> str:
         try:

@@ -3,15 +3,20 @@ every request, as llama.cpp's sampler has it; log-probabilities stay those of th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, GGUFValueType
 
 from graph.ops import samplers as s
 from models import tokenizer as tokenizers
+from models.gguf_file import GGUFFile
+from models.gguf_write import Key, copied_keys, tensor, write_gguf
 from models.grammar import Grammar
 from models.tokenizer import Tokenizer
 from server.constraint import Constraint
@@ -22,6 +27,7 @@ from server.parse_sampling import parse_sampling
 from server.requests import CompletionRequest, Token, TokenProb
 from server.sampling import RowSampler, SamplingParams
 from server.scheduler import Scheduler
+from tests.models.test_llama_cpp import answers
 
 PROMPT = "Once upon a time"
 
@@ -93,3 +99,33 @@ def test_rows_and_requests(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="no token is left"):
         parse_sampling(Fields({"logit_bias": rest}), SamplingParams(), vocab, 0)
     parse_sampling(Fields({"logit_bias": rest[1:]}), SamplingParams(), vocab, 0)
+
+
+LLAMA_CPP = """
+path, bodies = json.load(sys.stdin)
+server = opened(path, 128)
+for body in bodies:
+    print(json.dumps(server.handle_completions(body)["choices"][0]["logprobs"]["content"][0]))
+"""
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+def test_llama_cpp_takes_the_same(engine: Engine, tmp_path: Path) -> None:
+    likely = [id for id, _ in first(engine, vocabulary(engine)).top]
+    path, held = tmp_path / "m.gguf", GGUFReader(engine.gguf.path).tensors
+    keys = copied_keys(engine.gguf.metadata)
+    numbers = Key([likely[0], likely[2]], GGUFValueType.ARRAY, GGUFValueType.INT32)
+    tensors = ((t.name, tensor(t.data.reshape(t.shape[::-1]))) for t in held)
+    write_gguf(path, "llama", keys | {"tokenizer.ggml.suppress_tokens": numbers}, tensors)
+    with GGUFFile.open(path) as gguf:
+        vocab = tokenizers.from_metadata(gguf.metadata)
+    assert vocab.suppressed_ids == tuple(sorted((likely[0], likely[2])))
+    asked = {"prompt": vocab.encode(PROMPT), "max_tokens": 1, "temperature": 0, "logprobs": 6}
+    grammar = f"root ::= {' | '.join(json.dumps(vocab.piece(id).decode()) for id in likely[:2])}"
+    bodies = [asked, asked | {"grammar": grammar}, asked | {"logit_bias": [[likely[0], 100.0]]}]
+    free, bound, biased = (json.loads(line) for line in answers(LLAMA_CPP, json.dumps([str(path), bodies])))
+    got = first(engine, vocab)
+    assert got.id == likely[1] == free["id"] == bound["id"] == biased["id"]
+    assert [id for id, _ in got.top] == [entry["id"] for entry in free["top_logprobs"]]
+    np.testing.assert_allclose([p for _, p in got.top], [e["logprob"] for e in free["top_logprobs"]], atol=1e-2)
+    assert first(engine, vocab, grammar=Constraint(Grammar.compile("gbnf", grammar, vocab))).id == bound["id"]
