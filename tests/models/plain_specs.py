@@ -248,7 +248,7 @@ PLAIN = {
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 QUANTISED = {
-    **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")},
+    **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
     **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q4_k", "q5_k", "q6_k")},
     "k mixture": Spec(
         n_embd=256,
