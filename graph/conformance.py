@@ -126,20 +126,21 @@ def _fetchable(node: Tensor) -> Tensor:
 
 
 def encode(values: Array, dtype: str) -> Bytes:
-    """Values as bytes of any type; K types, which are costly to quantise to, get random blocks of the same size."""
+    """Values as bytes of any type; those that are costly to quantise to get random blocks of the same size."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
     kind = DTYPES[dtype].numpy
     if kind is not None:
         return np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8)
-    if not dtype.endswith("_k"):
+    if not dtype.endswith(("_k", "_nl")):
         raw: Bytes = quantize(np.ascontiguousarray(values, np.float32), GGMLQuantizationType[dtype.upper()])
         return raw.reshape(-1)
     rng = np.random.default_rng(values.size)
     blocks = rng.integers(0, 256, (nbytes(dtype, values.shape) // DTYPES[dtype].nbytes, DTYPES[dtype].nbytes), np.uint8)
-    scale = np.float16(np.abs(values).max(initial=1e-3) / 2000)  # 6- or 8-bit scales times 4- to 6-bit values
-    for at in (208,) if dtype == "q6_k" else (0, 2):
+    # of the K types 6- or 8-bit scales times 4- to 6-bit values
+    scale = np.float16(np.abs(values).max(initial=1e-3) / (2000 if dtype.endswith("_k") else 127))
+    for at in {"q6_k": (208,), "iq4_nl": (0,)}.get(dtype, (0, 2)):
         blocks[:, at : at + 2] = np.array([scale]).view(np.uint8)
     return blocks.reshape(-1)
 

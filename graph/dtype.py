@@ -15,12 +15,16 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class DType:
-    """`block` elements along the last axis take `nbytes` bytes; `numpy` is None for block types and bf16."""
+    """`block` elements along the last axis take `nbytes` bytes; `numpy` is None for block types and bf16.
+
+    `codes`: what quants stand for, times the block's scale, where they are places in a table.
+    """
 
     name: str
     block: int
     nbytes: int
     numpy: npt.DTypeLike | None = None
+    codes: tuple[int, ...] = ()
 
     @property
     def quantised(self) -> bool:
@@ -40,6 +44,9 @@ DTYPES: dict[str, DType] = {
         DType("q4_1", 32, 20),
         DType("q5_0", 32, 22),
         DType("q5_1", 32, 24),
+        DType("iq4_nl", 32, 18, codes=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)),
+        # In halves of what the type calls 1 (OCP's E2M1). A scale is 2^(e − 127), of which a block has e in 8 bits.
+        DType("mxfp4", 32, 17, codes=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)),
         DType("q4_k", 256, 144),
         DType("q5_k", 256, 176),
         DType("q6_k", 256, 210),

@@ -2,11 +2,10 @@
 
 q3_k          as q6_k   the same: scales of 16 numbers, and quants that are fewer
 iq1_m         as q6_k   the same: quants are eighths, from -9 to 9
-iq4_nl        as q8_0   the same: its sixteen values are bytes
-mxfp4         as q5_0   the same: powers of two, and quants from -12 to 12; scales from 2^-24 to 2^15, as f16 has
 tq1_0, tq2_0  as q4_0   the same: quants are -1, 0 and 1
 iq1_s         as q5_0   quants are eighths; a scale, a product of two, is rounded to f16: at most 1 in 2,048 away
-iq2_xxs, iq3_xxs, iq3_s, iq4_xs
+iq4_xs        as iq4_nl the same rounding; values are those of the other
+iq2_xxs, iq3_xxs, iq3_s
               as q8_0   the same rounding; their values are bytes
 q2_k, iq2_xs, iq2_s
               as q8_0   which has no scales of 16: numbers are at most 1 in 250 of the greatest of 32 away, of
@@ -39,9 +38,7 @@ HELD: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
     "iq2_s": ("q8_0", 256, 82, 272, held_grids.of_iq2_s),
     "iq3_xxs": ("q8_0", 256, 98, 272, held_grids.of_iq3_xxs),
     "iq3_s": ("q8_0", 256, 110, 272, held_grids.of_iq3_s),
-    "iq4_nl": ("q8_0", 32, 18, 34, held_blocks.of_iq4_nl),
-    "iq4_xs": ("q8_0", 256, 136, 272, held_blocks.of_iq4_xs),
-    "mxfp4": ("q5_0", 32, 17, 22, held_blocks.of_mxfp4),
+    "iq4_xs": ("iq4_nl", 256, 136, 144, held_blocks.of_iq4_xs),
     "tq1_0": ("q4_0", 256, 54, 144, held_blocks.of_tq1_0),
     "tq2_0": ("q4_0", 256, 66, 144, held_blocks.of_tq2_0),
 }

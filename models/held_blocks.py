@@ -1,20 +1,16 @@
 """What a block of a file's type is as blocks of a type that kernels read: types whose quants are numbers.
 
-Layouts: ggml's `block_q2_K`, `block_q3_K`, `block_iq4_nl`, `block_iq4_xs`, `block_mxfp4`, `block_tq1_0`, `block_tq2_0`,
-and of what is made `block_q4_0`, `block_q5_0`, `block_q6_K`, `block_q8_0` (ggml-common.h).
+Layouts: ggml's `block_q2_K`, `block_q3_K`, `block_iq4_xs`, `block_tq1_0`, `block_tq2_0`, and of what is made
+`block_q4_0`, `block_iq4_nl`, `block_q5_0`, `block_q6_K`, `block_q8_0` (ggml-common.h).
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8)
-MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])  # in halves of what the type calls 1
 TRITS = np.array([1, 3, 9, 27, 81], np.uint8)  # of a byte of TQ1_0, the most significant first
 F16_MOST = 65504
 
@@ -102,44 +98,15 @@ def of_q3_k(blocks: Bytes) -> Bytes:
     return np.concatenate([both.view(np.uint8), top.view(np.uint8), scales - np.uint8(32), blocks[:, 108:]], axis=1)
 
 
-@cache
-def _pairs(values: bytes) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    """By two bytes of two numbers each: the values of their low halves, and those of their high halves."""
-    table = np.frombuffer(values, np.uint8)
-    pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
-    return table[pairs & 15].view(np.uint16).reshape(-1), table[pairs >> 4].view(np.uint16).reshape(-1)
-
-
-def _nibbles(packed: Bytes, values: Bytes) -> Bytes:
-    """(…, 16) of two numbers each → (…, 32) of their values: the low halves first."""
-    words = np.ascontiguousarray(packed).view(np.uint16)
-    low, high = _pairs(values.tobytes())
-    return np.concatenate([low.take(words), high.take(words)], axis=-1).view(np.uint8)
-
-
-def of_iq4_nl(blocks: Bytes) -> Bytes:
-    """(n, 18) → (n, 34)."""
-    return np.concatenate([blocks[:, :2], _nibbles(blocks[:, 2:], IQ4)], axis=1)
-
-
 def of_iq4_xs(blocks: Bytes) -> Bytes:
-    """(n, 136) → (n, 8 · 34). OverflowError for a scale that f16 does not have."""
+    """(n, 136) → (n, 8 · 18). OverflowError for a scale that f16 does not have."""
     n = len(blocks)
     high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(n, 8)
     scales = low | (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8) << 4
     with np.errstate(invalid="ignore"):  # what is no number stays none
         d = floats(blocks[:, :2]) * (scales.astype(np.float32) - 32)
-    return q8_0(d, _nibbles(blocks[:, 8:].reshape(n, 8, 16), IQ4))
-
-
-def of_mxfp4(blocks: Bytes) -> Bytes:
-    """(n, 17) → (n, 22). OverflowError for a scale that f16 does not have."""
-    exponent = blocks[:, :1].astype(np.int32) - 128
-    if (exponent > 15).any():
-        raise OverflowError(f"a scale of 2^{exponent.max()}")
-    quants = _nibbles(blocks[:, 1:], (MXFP4 + 16).astype(np.uint8))
-    return q5_0(np.ldexp(np.float32(1), exponent), quants[:, None])
+    return np.concatenate([scales_of(d), blocks[:, 8:].reshape(n, 8, 16)], axis=-1).reshape(n, 144)
 
 
 def of_q2_k(blocks: Bytes) -> Bytes:

@@ -15,7 +15,7 @@ from models.latent_params import Latent
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    n_ff: int  # of the block for all rows; 0: it does nothing
+    n_ff: int  # of the block for all rows; 0: the layer has no feed-forward block
     n_head_kv: int  # 0: it does not attend
     head_dim: int
     rope_dim: int  # elements of a head that turn
@@ -24,20 +24,22 @@ class LayerSizes:
 def read_layer_sizes(
     keys: Keys, n_blocks: int, n_ff: int | None, is_local: Sequence[bool], latent: Latent | None = None
 ) -> tuple[LayerSizes, tuple[LayerSizes, ...]]:
-    """The largest, with the heads of layers that see everything; and each layer's, or () where they do not differ.
+    """The largest, with the heads of layers that see everything; and each layer's, or () where they do not differ. All
+    0: the model has neither attention nor feed-forward blocks.
 
     `n_ff`: where the file does not say; `is_local`: which layers have the sliding window, whose heads may have a size
     of their own (gemma4); `latent`: then of keys there is the row that is kept. ModelFileError names the key at fault.
     """
-    n_embd, skips = keys.count("embedding_length"), ARCHITECTURES[keys.arch].skips
-    n_head = keys.count_of_some("attention.head_count") if skips else keys.count("attention.head_count")
-    least = 0 if skips else 1
-    widths = keys.counts("feed_forward_length", n_blocks, n_ff, least)
+    kind = ARCHITECTURES[keys.arch]
+    if not kind.attends:
+        return LayerSizes(0, 0, 0, 0), ()
+    n_embd, n_head = keys.count("embedding_length"), keys.count_of_some("attention.head_count")
+    widths = keys.counts("feed_forward_length", n_blocks, n_ff, or_none=kind.sublayers_apart or kind.skips)
     if latent is not None:
         layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
     n_head_kv = _n_head_kv(keys, n_blocks, n_head)
-    if any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
+    if kind.skips and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
         raise keys.error("feed_forward_length", "is 0 where a layer attends")
     for n in n_head_kv:
         if n and n_head % n:
@@ -60,7 +62,7 @@ def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
         if len(some) != 1 or not 0 < (n := int(some.pop())) < 1 << 31:
             raise keys.error(key, "is not one number for all layers that attend")
         return (n,) * n_blocks
-    return keys.counts(key, n_blocks, n_head, least=0 if ARCHITECTURES[keys.arch].skips else 1)
+    return keys.counts(key, n_blocks, n_head, or_none=ARCHITECTURES[keys.arch].skips)
 
 
 def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, int]:
@@ -68,6 +70,8 @@ def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, i
     head_dim = keys.count(f"attention.key_length{which}", size)
     if keys.count(f"attention.value_length{which}", head_dim) != head_dim:
         raise ModelFileError(keys.file, f"key_length{which} and value_length{which} differ, which is not supported")
+    if not ARCHITECTURES[keys.arch].rotary:  # files of Nemotron H say how much would turn, and mean nothing by it
+        return head_dim, head_dim
     rope_dim = keys.count(f"rope.dimension_count{which}", min(turned or head_dim, head_dim))
     if rope_dim % 2 or rope_dim > head_dim:
         raise keys.error(f"rope.dimension_count{which}", f"is {rope_dim}, the heads have {head_dim}")

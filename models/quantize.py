@@ -1,19 +1,26 @@
 """From float rows to GGUF blocks.
 
-gguf's own quantiser serves the types that it knows; it has none for the K types, so they are encoded here, simply:
-every sub-block's scale (and minimum) from its extremes, without ggml's search for the least squared error, which gains
-about a tenth. Layouts: ggml's `block_q4_K`, `block_q5_K`, `block_q6_K` (ggml-common.h).
+gguf's own quantiser serves the types that it knows; it has none for the K types and IQ4_NL, so they are encoded here,
+simply: every sub-block's scale (and minimum) from its extremes, without ggml's search for the least squared error,
+which gains about a tenth. So is MXFP4, for which gguf's takes 64 bytes of memory a number. Layouts: ggml's
+`block_q4_K`, `block_q5_K`, `block_q6_K`, `block_iq4_nl`, `block_mxfp4` (ggml-common.h).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
-_CHUNK = 4096  # super-blocks of 256 at once: a few megabytes of temporaries
+from graph.dtype import DTYPES as BLOCK_TYPES
+
+DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4", "q4_k", "q5_k", "q6_k")
+_CHUNK = 1 << 20  # numbers at once: a few megabytes of temporaries
 _FALLBACK = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 
 
@@ -44,14 +51,15 @@ def quantize(array: NDArray[np.floating], dtype: str) -> NDArray[np.uint8]:
     x = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(x).all():
         raise ValueError(f"cannot quantize values that are not finite to {dtype}")
-    if dtype not in _FALLBACK:
+    encode = _ENCODERS.get(dtype)
+    if encode is None:
         kind = GGMLQuantizationType[dtype.upper()]
         return np.ascontiguousarray(quants.quantize(x, kind)).view(np.uint8)
-    blocks = x.reshape(-1, 256)
+    blocks = x.reshape(-1, block)
     out = np.empty((len(blocks), block_bytes), np.uint8)
-    for i in range(0, len(blocks), _CHUNK):
-        chunk = blocks[i : i + _CHUNK]
-        out[i : i + _CHUNK] = _q6_k(chunk) if dtype == "q6_k" else _q45_k(chunk, high_bit=dtype == "q5_k")
+    at_once = _CHUNK // block
+    for i in range(0, len(blocks), at_once):
+        out[i : i + at_once] = encode(blocks[i : i + at_once])
     return out.reshape(*x.shape[:-1], -1)
 
 
@@ -96,6 +104,36 @@ def _q6_k(x: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.concatenate([low, high, scales.view(np.uint8), _half(d)], axis=1)
 
 
+def _iq4_nl(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """x ≈ d · one of 16 codes: the largest becomes the longer side's end, and d what fits what they all became best."""
+    codes = np.array(BLOCK_TYPES["iq4_nl"].codes, np.float32)
+    d = _rounded(_largest(x) / codes[0])
+    chosen = codes[_nearest(x * _inverse(d), codes)]
+    squares = (chosen * chosen).sum(axis=1, keepdims=True)
+    d = _rounded((x * chosen).sum(axis=1, keepdims=True) / squares)  # no code is 0
+    return np.concatenate([_half(d), _pairs(_nearest(x * _inverse(d), codes))], axis=1)
+
+
+def _mxfp4(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """x ≈ 2^(e − 128) · one of 16 codes; e as OCP says: of the codes' power of two the largest has none above it."""
+    codes = np.array(BLOCK_TYPES["mxfp4"].codes, np.float32)
+    most = np.abs(x).max(axis=1, keepdims=True)
+    e = np.where(most >= 2.0**-124, np.frexp(most)[1] + 124, 0)
+    ascending, places = np.unique(codes, return_index=True)
+    return np.concatenate([e.astype(np.uint8), _pairs(places[_nearest(np.ldexp(x, 128 - e), ascending)])], axis=1)
+
+
+def _nearest(x: NDArray[np.float32], codes: NDArray[np.float32]) -> NDArray[np.intp]:
+    """The place of the code that is nearest to each number; codes ascend."""
+    return np.searchsorted((codes[1:] + codes[:-1]) / 2, x)
+
+
+def _pairs(places: NDArray[Any]) -> NDArray[np.uint8]:
+    """(n, 32) of 4 bits → (n, 16)."""
+    places = places.astype(np.uint8)
+    return np.asarray(places[:, :16] | places[:, 16:] << 4)
+
+
 def _to_6_bits(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Non-negative (n, 8) as d (n, 1), representable in 16 bits, times integers up to 63."""
     d = _rounded(values.max(axis=1, keepdims=True) / np.float32(63))
@@ -118,3 +156,12 @@ def _half(d: NDArray[np.float32]) -> NDArray[np.uint8]:
 def _inverse(d: NDArray[np.float32]) -> NDArray[np.float32]:
     """1/d, and 0 where d is 0: such a sub-block is all zeros, or too small for its super-block."""
     return np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+
+
+_ENCODERS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.uint8]]] = {
+    "iq4_nl": _iq4_nl,
+    "mxfp4": _mxfp4,
+    "q4_k": partial(_q45_k, high_bit=False),
+    "q5_k": partial(_q45_k, high_bit=True),
+    "q6_k": _q6_k,
+}

@@ -161,6 +161,8 @@ def _file_type(dtype: str) -> LlamaFileType:
     name = dtype.upper()
     if name in ("Q4_K", "Q5_K"):
         name += "_M"  # what llama.cpp means by the short name
+    if name == "MXFP4":
+        name += "_MOE"  # the only kind of such a file that it knows
     return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
 
 

@@ -26,7 +26,8 @@ from models.hparams import Hparams
 from models.low_rank import LowRank
 from models.weight_parts import Part, is_unused, parts
 
-MATRIX_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", *HELD)
+FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
+MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *HELD)
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 LANES = 16  # outputs that kernels make together, which must not be of two experts

@@ -47,7 +47,7 @@ def numbers(rng: np.random.Generator, dtype: str) -> np.ndarray:
     if dtype in ("f32", "f16", "bf16"):
         values = rng.normal(size=1 << 16).astype(np.float16 if dtype == "f16" else np.float32)
         return values.view(np.uint8) if dtype != "bf16" else values.view(np.uint16)[1::2].copy().view(np.uint8)
-    return rng.integers(0, 60, 1 << 16, dtype=np.uint8)
+    return rng.integers(0, 60, 1 << 16, dtype=np.uint8) + np.uint8(64 * (dtype == "mxfp4"))  # scales are ordinary
 
 
 def work(product: Product, threads: int) -> None:

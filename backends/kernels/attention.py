@@ -7,8 +7,9 @@ turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a he
 
 from __future__ import annotations
 
-from backends.kernels.attention_soft import AFTER_CACHES, SIZES, SUBGROUPS, WORDS, sink
-from backends.kernels.attention_spans import spans
+from backends.kernels import attention_soft
+from backends.kernels.attention_soft import AFTER_CACHES, SUBGROUPS, WORDS, sink
+from backends.kernels.attention_spans import SIZES, spans
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import Buffers, Dispatch, bits, dispatch, lower
 from backends.kernels.pages import CACHE_TYPES, ELEMENT, before_page, scales_of
@@ -164,5 +165,6 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
     room, told = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
     soft = shape.lanes in SUBGROUPS and k.dtype == v.dtype == "f16" and size % 4 == 0
+    soft = soft and size <= attention_soft.SIZES[-1]
     name = f"attention_soft_{shape.lanes}" if soft else f"attention_{k.dtype}_{v.dtype}"
     return [dispatch(name, shape, bufs, told, (heads, tokens), MAX_SIZE=room)]

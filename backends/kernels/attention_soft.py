@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from backends.kernels.dialect import Arg, Kernel
 
-SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes
+SIZES = (64, 128, 256)  # elements of a head: the most that a variant takes; all of it is written out
 SUBGROUPS = (8, 16)  # threads
 AFTER_CACHES = [
     Arg("TABLE", "i32"),

@@ -2,8 +2,8 @@
 
 A group of WG threads has the query heads (up to HEADS) of a token that share a key head. It takes 256 cells at a time,
 a *span* that begins at a multiple of 256: a thread makes the scores of two cells, then all of them sum up values, a
-thread two elements of every SLICES-th page. What spans give (greatest score, sum of weights, weighted sum of values) is
-joined in their order, as in an online softmax (Milakov and Gimelshein, 2018).
+thread two elements (four of heads of 512) of every SLICES-th page. What spans give (greatest score, sum of weights,
+weighted sum of values) is joined in their order, as in an online softmax (Milakov and Gimelshein, 2018).
 
 Where there are few rows, a group has one span and leaves what it gives in the scratch, and a second launch joins them
 (Flash-Decoding: Dao et al., 2023). Both ways join with the same operations in the same order, so the bits are the same,
@@ -13,13 +13,14 @@ one row waits for memory and for nothing else.
 
 from __future__ import annotations
 
-from backends.kernels.attention_soft import AFTER_CACHES, SIZES, sink
+from backends.kernels.attention_soft import AFTER_CACHES, sink
 from backends.kernels.dialect import Arg, Kernel, Shape
 from backends.kernels.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
 from backends.kernels.pages import CACHE_TYPES, before_page, scales_of
 from graph.ops.attention import PAGE
 from graph.tensor import Tensor
 
+SIZES = (64, 128, 256, 512)  # elements of a head: the most that a variant takes
 SPAN = 256  # cells
 WG = 128
 HEADS = (1, 4)  # query heads of a group, by variant
@@ -42,8 +43,9 @@ WORDS = [
 ]
 FUNCTIONS = f"""
 #define SPAN {SPAN}u
-#define SLICES (2 * WG / MAX_SIZE) /* of a span's pages: threads that have the same two elements */
-#define HALF_SIZE UINT(MAX_SIZE / 2)
+#define OWN (2 * WG >= MAX_SIZE ? 2 : MAX_SIZE / WG) /* elements of a thread */
+#define SLICES (OWN * WG / MAX_SIZE) /* of a span's pages: threads that have the same elements */
+#define PART_SIZE UINT(MAX_SIZE / OWN)
 #define TEAM UINT(WG / HEADS) /* threads that have the same head while weights are made */
 #define OUTS ((HEADS * MAX_SIZE + WG - 1) / WG) /* results of a thread */
 #define EACH_HEAD UNROLL for (uint h = 0u; h < HEADS; h++)
@@ -198,14 +200,14 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
     }}
     BARRIER();
     {{
-      uint slice = LID / HALF_SIZE, e0 = LID % HALF_SIZE;
-      PRECISE float sums[2 * HEADS];
-      UNROLL for (uint i = 0u; i < 2u * HEADS; i++) sums[i] = 0.0f;
+      uint slice = LID / PART_SIZE, e0 = LID % PART_SIZE;
+      PRECISE float sums[OWN * HEADS];
+      UNROLL for (uint i = 0u; i < OWN * HEADS; i++) sums[i] = 0.0f;
       for (uint page = span * 16u + slice; page <= min(pos / 16u, span * 16u + 15u); page += SLICES) {{
         if (page < first / 16u) continue;
         uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {before_page(dtype_v)};
-        UNROLL for (uint i = 0u; i < 2u; i++) {{
-          uint e = min(e0 + i * HALF_SIZE, size - 1u);
+        UNROLL for (uint i = 0u; i < OWN; i++) {{
+          uint e = min(e0 + i * PART_SIZE, size - 1u);
           float v[16];
           UNROLL for (uint c = 0u; c < 16u; c++) {{ v[c] = {_value(dtype_v)}; }}
           UNROLL for (uint c = 0u; c < 16u; c++) {{
@@ -217,8 +219,8 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
           }}
         }}
       }}
-      UNROLL for (uint i = 0u; i < 2u; i++) {{
-        EACH_HEAD {{ parts[(slice * HEADS + h) * MAX_SIZE + e0 + i * HALF_SIZE] = sums[i * HEADS + h]; }}
+      UNROLL for (uint i = 0u; i < OWN; i++) {{
+        EACH_HEAD {{ parts[(slice * HEADS + h) * MAX_SIZE + e0 + i * PART_SIZE] = sums[i * HEADS + h]; }}
       }}
     }}
     BARRIER();
@@ -257,7 +259,7 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
         local=[
             ("float", "q", "HEADS * MAX_SIZE"),
             ("float", "weights", f"HEADS * {SPAN}"),
-            ("float", "parts", "2 * HEADS * WG"),
+            ("float", "parts", "HEADS * (2 * WG >= MAX_SIZE ? 2 * WG : MAX_SIZE)"),
             *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of", "comes_of")],
         ],
         functions=FUNCTIONS,

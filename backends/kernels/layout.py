@@ -8,6 +8,8 @@ A weight (N rows out, K in) becomes sections, one after the other, each for all 
     f16, bf16    [g][K][16] u16
     q8_0         [g][b][8][16][4] i8                                                               [g][b][16] f16 d
     q4_0 q4_1    [g][b][4][16][4] nibbles                                                          [g][b][1|2][16] f16
+    iq4_nl       [g][b][4][16][4] places                                                           [g][b][16] f16
+    mxfp4        [g][b][4][16][4] places                                                           [g][b][16] u8 e
     q5_0 q5_1    [g][b][4][16][4] nibbles            [g][b][16] u32                                [g][b][1|2][16] f16
     q4_k         [g][b][4][16][4] nibbles                                 [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
     q5_k         [g][b][4][16][4] nibbles            [g][b][16] u32       [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
@@ -15,7 +17,8 @@ A weight (N rows out, K in) becomes sections, one after the other, each for all 
 
 A block of 32 k is 8 steps of 4: element k = 4·step + t. Nibbles: byte t of word v holds step v in its low half and step
 v + 4 in its high half. One high bit: bit 8t + step of the word. Two high bits: bits 8t + 2·(step mod 4) of word
-step div 4. Values are scale · (q − offset) + minimum, with the types' usual meaning.
+step div 4. Values are scale · (q − offset) + minimum, with the types' usual meaning. Places, which lie as nibbles do,
+are those of a type's codes (graph/dtype.py): values are scale · code. A scale of mxfp4 is 2^(e − 128).
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ PACKINGS = {
     "q8_0": Packing(512, coarse=32),
     "q4_0": Packing(256, coarse=32),
     "q4_1": Packing(256, coarse=64),
+    "iq4_nl": Packing(256, coarse=32),
+    "mxfp4": Packing(256, coarse=16),
     "q5_0": Packing(256, high=64, coarse=32),
     "q5_1": Packing(256, high=64, coarse=64),
     "q4_k": Packing(256, fine=32, coarse=64),
@@ -127,15 +132,16 @@ def _sections_of(dtype: str, rows: Array, k: int) -> list[Array]:
         quants = blocks[..., 2:].reshape(groups, LANES, k // 32, 8, 4).transpose(0, 2, 3, 1, 4)
         return [quants, none, none, _scales(blocks[..., :2])]
     if block == 32:
-        n_scales = 2 if dtype.endswith("_1") else 1
-        scales, nibbles = blocks[..., : 2 * n_scales], blocks[..., -16:]
+        n_scales, nibbles = 2 if dtype.endswith("_1") else 1, blocks[..., -16:]
         low, high = nibbles & 15, nibbles >> 4  # k 0…15 and 16…31
         quants = _nibbles(np.concatenate([low, high], -1).reshape(groups, LANES, k // 32, 32))
         bits = none
         if dtype.startswith("q5"):
             word = np.ascontiguousarray(blocks[..., 2 * n_scales : 2 * n_scales + 4]).view(np.uint32)
             bits = _one_bit((word >> np.arange(32, dtype=np.uint32)) & 1)
-        return [quants, bits, none, _scales(scales)]
+        if dtype == "mxfp4":
+            return [quants, bits, none, blocks[..., 0].transpose(0, 2, 1)]
+        return [quants, bits, none, _scales(blocks[..., : 2 * n_scales])]
     return _k_sections(dtype, blocks, groups, k)
 
 

@@ -31,6 +31,7 @@ MACROS = f"""
 #define LTOF(x) vec4(x)
 #define LTOI(x) ivec4(x)
 #define ITOF(x) vec4(x)
+#define LU2F(x) uintBitsToFloat(x)
 #define LLD(b, i) TEXEL(b, (i) / 4u + LANE4)
 #define LLD8(b, i) four_bytes(b[(i) / 4u + LANE4])
 #define LLDS8(b, i) ((ivec4(four_bytes(b[(i) / 4u + LANE4])) << 24) >> 24)

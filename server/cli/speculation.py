@@ -202,6 +202,7 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
     from server.cli.load import load_weights, make_engine
     from server.placement import PlacementOptions
     from server.speculation.model import ModelDrafter
+    from server.speculation.places import N_ROWS
     from server.speculation.speculator import Speculator
 
     model = None
@@ -215,12 +216,10 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             devices=devices,
             placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
             swa_full=True,  # it goes back whenever it was wrong
+            n_checkpoints=N_ROWS - 2,
         )
         together = engine if devices == engine.options.devices else None
         draft = make_engine(options.model_draft, wanted, beside=together)
-        if draft.hparams.recurrent:
-            draft.close()
-            raise CliError(f"--model-draft {options.model_draft}: has layers that keep states, and cannot go back")
         load_weights(draft)
         model = ModelDrafter(
             draft,
@@ -228,5 +227,6 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             n_vocab=min(draft.hparams.n_vocab, engine.hparams.n_vocab),
             n_ubatch=draft.options.n_ubatch,
             eog_ids=tokenizer.eog_ids,
+            has_states=draft.states is not None,
         )
     return Speculator(settings(options), model)

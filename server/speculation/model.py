@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from graph.ops import samplers as s
+from server.kv_cache import NEAR_END
 from server.pages import n_pages_for
 from server.prefix import common_prefix
 from server.sampling import Row
 from server.sequence import Sequence
+from server.speculation.places import N_ROWS, Places
 from server.ubatch import PAGE, StepResult, UBatch
 
 log = logging.getLogger("logitless.speculation")
@@ -42,6 +44,7 @@ class _Mirror:
     tokens: list[int] = field(default_factory=list)  # in its cache
     table: list[int] = field(default_factory=list)
     sent: bool = False  # the engine knows the table as it is
+    places: Places | None = None  # of a model whose layers keep states
 
 
 @dataclass(slots=True)
@@ -73,13 +76,22 @@ class ModelDrafter:
     """Drafts by a second model. It computes a prompt piecemeal while the target goes on without it."""
 
     def __init__(
-        self, engine: StepEngine, *, n_pages: int, n_vocab: int, n_ubatch: int, eog_ids: Iterable[int] = ()
+        self,
+        engine: StepEngine,
+        *,
+        n_pages: int,
+        n_vocab: int,
+        n_ubatch: int,
+        eog_ids: Iterable[int] = (),
+        has_states: bool = False,
     ) -> None:
-        """`n_vocab`: ids below it mean the same to both models; others are neither fed nor drafted."""
+        """`n_vocab`: ids below it mean the same to both models; others are neither fed nor drafted. `has_states`: its
+        layers keep such, and the engine has N_ROWS of them for each slot."""
         self._engine = engine
         self._n_vocab = n_vocab
         self._n_ubatch = n_ubatch
         self._eog_ids = frozenset(eog_ids)
+        self._has_states = has_states
         self._free = list(range(n_pages - 1, -1, -1))
         self._mirrors: dict[int, _Mirror] = {}  # by slot, the one used longest ago first
         self._active: set[int] = set()  # slots that this step drafts for
@@ -121,14 +133,13 @@ class ModelDrafter:
         """What each sequence's mirror owes, as far as this step may wait for it."""
         self._active = {seq.slot.id for seq, _ in wanted if seq.slot is not None}
         for id in self._active:
-            self._mirrors[id] = self._mirrors.pop(id, _Mirror())
+            self._mirrors[id] = self._mirrors.pop(id) if id in self._mirrors else self._mirror(id)
         left = self._n_ubatch if len(wanted) == 1 else min(self._n_ubatch, PROMPT_CHUNK)
         guesses = []
         for seq, n_most in wanted:
             assert seq.slot is not None
             mirror = self._mirrors[seq.slot.id]
-            known = min(common_prefix(mirror.tokens, seq.tokens), len(seq.tokens) - 1)
-            self._forget(mirror, known)
+            known = self._forget(mirror, min(common_prefix(mirror.tokens, seq.tokens), len(seq.tokens) - 1))
             n = min(left, len(seq.tokens) - known)
             if n > 0 and max(seq.tokens[known : known + n]) < self._n_vocab and self._has_room(mirror, n):
                 guesses.append(_Guess(seq, mirror, max(0, n_most), n))
@@ -148,11 +159,18 @@ class ModelDrafter:
         for mirror in self._mirrors.values():
             self._forget(mirror, 0)
 
-    def _forget(self, mirror: _Mirror, n: int) -> None:
-        """Keep the first n tokens only."""
+    def _mirror(self, slot: int) -> _Mirror:
+        rows = range(1 + slot * N_ROWS, 1 + (slot + 1) * N_ROWS)
+        return _Mirror(places=Places(rows) if self._has_states else None)
+
+    def _forget(self, mirror: _Mirror, n: int) -> int:
+        """Keep n tokens at most, the first; how many."""
+        if mirror.places is not None:
+            n = mirror.places.go_back(n)
         del mirror.tokens[n:]
         while len(mirror.table) > n_pages_for(n):
             self._free.append(mirror.table.pop())
+        return n
 
     def _has_room(self, mirror: _Mirror, n: int) -> bool:
         """Find pages for n more tokens, if need be those of the mirror that was used longest ago."""
@@ -181,6 +199,10 @@ class ModelDrafter:
             batch.pos += range(start, end)
             batch.slot += [seq.slot.id] * guess.n_now
             batch.cells += [mirror.table[p // PAGE] * PAGE + p % PAGE for p in range(start, end)]
+            if mirror.places is not None:
+                begin, ends = mirror.places.step(start, end, len(seq.tokens), seq.n_prompt - NEAR_END)
+                batch.begin += begin
+                batch.end += ends
             if not mirror.sent:
                 batch.tables[seq.slot.id] = mirror.table
                 mirror.sent = True

@@ -36,6 +36,7 @@ Array = np.ndarray[Any, Any]
 MADE_UP = (
     *("gpt-oss", "deepseek2 in groups", "deepseek2 together", "hunyuan-moe", "command-r plus", "apertus"),
     *("qwen35", "qwen35 with a state last", "lfm2"),
+    *("granitehybrid", "nemotron_h_moe of shorter rows", "falcon-h1", "mamba2"),
 )
 
 
@@ -92,7 +93,14 @@ def test_logits_of_made_up_models(
     check(path, open_device(device))
 
 
-@pytest.mark.parametrize("spec", [SMALL, EXPERTS, GEMMA3N["gemma3n"]], ids=["small", "experts", "gemma3n"])
+SIZES = {"key_length_swa": 256, "value_length_swa": 256}  # Gemma 4's own: 512 where all is seen
+WIDE = replace(SMALL, head_dim=512, keys=SMALL.keys | {"rope.dimension_count": 512, "rope.dimension_count_swa": 256})
+WIDE = replace(WIDE, keys=WIDE.keys | {f"attention.{name}": n for name, n in SIZES.items()})
+
+
+@pytest.mark.parametrize(
+    "spec", [SMALL, EXPERTS, GEMMA3N["gemma3n"], WIDE], ids=["small", "experts", "gemma3n", "wide"]
+)
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 def test_logits_of_gemmas_layers(
     spec: Spec, device: str, tmp_path: Path, open_device: Callable[[str], Backend]

@@ -63,7 +63,7 @@ def test_every_case_has_a_kernel(op: str, device: Backend) -> None:
     assert [o for o in outcomes if o.status != OK] == []
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0", "mxfp4", "q4_k", "q6_k"])
 def test_a_row_does_not_depend_on_its_batch(
     dtype: str, device: OpenCLBackend | VulkanBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

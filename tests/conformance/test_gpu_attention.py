@@ -52,14 +52,16 @@ def gpu(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "types", "heads", "window", "cap", "sinks"),
+    ("gpu", "types", "heads", "size", "window", "cap", "sinks"),
     [
-        ("vulkan", ("f16", "f16"), (3, 3), 0, 0.0, ()),
-        ("opencl", ("f16", "f16"), (6, 1), 0, 0.0, ()),
-        ("opencl", ("q8_0", "f32"), (4, 2), 270, 0.0, ()),
-        ("opencl", ("f32", "q8_0"), (2, 2), 0, 3.0, ()),
-        ("vulkan", ("f16", "f16"), (3, 3), 270, 0.0, (-200.0, 4.0, 150.0)),
-        ("opencl", ("q8_0", "q8_0"), (6, 1), 0, 0.0, (6.0, -200.0, 0.0, 150.0, 3.0, 8.0)),
+        ("vulkan", ("f16", "f16"), (3, 3), 64, 0, 0.0, ()),
+        ("opencl", ("f16", "f16"), (6, 1), 64, 0, 0.0, ()),
+        ("opencl", ("q8_0", "f32"), (4, 2), 64, 270, 0.0, ()),
+        ("opencl", ("f32", "q8_0"), (2, 2), 64, 0, 3.0, ()),
+        ("vulkan", ("f16", "f16"), (3, 3), 64, 270, 0.0, (-200.0, 4.0, 150.0)),
+        ("opencl", ("q8_0", "q8_0"), (6, 1), 64, 0, 0.0, (6.0, -200.0, 0.0, 150.0, 3.0, 8.0)),
+        ("vulkan", ("f16", "f16"), (3, 1), 512, 0, 0.0, ()),
+        ("opencl", ("q8_0", "q8_0"), (1, 1), 320, 270, 0.0, (4.0,)),
     ],
     indirect=["gpu"],
 )
@@ -67,12 +69,13 @@ def test_spans(
     gpu: Backend,
     types: tuple[str, str],
     heads: tuple[int, int],
+    size: int,
     window: int,
     cap: float,
     sinks: tuple[float, ...],
 ) -> None:
     """Right, and the same bits whether a group has one span or all of them, beside others and alone."""
-    (n_heads, n_kv), size, n = heads, 64, len(SEEN)
+    (n_heads, n_kv), n = heads, len(SEEN)
     draw = np.random.default_rng(4)
     tables = draw.permutation(n * PAGES).reshape(n, PAGES).astype(np.int32)
     session = Session([gpu])

@@ -70,7 +70,8 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], mo
     open_device("vulkan:0")
     backend = VulkanBackend()
     backend.shape = SIMT
-    wanted = [f"f32[{rows}, 512] {dtype}[" for rows in (1, 33) for dtype in ("q8_0", "q4_k", "q6_k")]
+    types = ("q8_0", "mxfp4", "iq4_nl", "q4_k", "q6_k")
+    wanted = [f"f32[{rows}, 512] {dtype}[" for rows in (1, 33) for dtype in types]
     cases = [p for p in problems("linear") if "odd" not in p.label and any(w in p.label for w in wanted)]
     of_gradients = [p for name in ("matmul", "matmul_tn") for p in problems(name)]
     outcomes = [run(problem, [backend]) for problem in cases + of_gradients]

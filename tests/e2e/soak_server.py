@@ -11,7 +11,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "server")]
 
-from scheduler_fakes import check_pages  # noqa: E402
+from scheduler_checks import check_pages  # noqa: E402
 
 from server.cli.main import main  # noqa: E402
 from server.scheduler import Scheduler  # noqa: E402

@@ -17,10 +17,10 @@ from tests.models.reference_model import write
 CHAT = [{"role": "user", "content": "Tell me of rivers and of rain. " * 4}]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen35", "mamba2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("states") / "m.gguf"
-    write(made, replace(PLAIN["qwen35"], n_vocab=512, vocabulary=True, n_ctx_train=1024))
+    write(made, replace(PLAIN[request.param], n_vocab=512, vocabulary=True, n_ctx_train=1024))
     return made
 
 
@@ -66,6 +66,21 @@ def test_a_slot_goes_to_another_server(serve: Any, path: Path, tmp_path: Path) -
     found = second.post("/completion", longer)
     assert found["tokens"] == want["tokens"]
     assert found["timings"]["cache_n"] == saved["n_saved"]
+
+
+def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
+    """Two turns; temperatures at which the same model agrees with itself, as its numbers are the same."""
+    plain = serve(path, "-c", "1024", "-np", "2")
+    drafted = serve(path, "-c", "1024", "-np", "2", "-md", str(path), "--spec-type", "draft-simple")
+    for temperature in (0, 1):
+        body = {"n_predict": 24, "temperature": temperature, "seed": 1, "ignore_eos": True, "return_tokens": True}
+        prompt: Any = "Rivers and rain. " * 5
+        for _ in range(2):
+            want = plain.post("/completion", {**body, "prompt": prompt})
+            found = drafted.post("/completion", {**body, "prompt": prompt})
+            assert found["tokens"] == want["tokens"]
+            assert found["timings"]["draft_n_accepted"] == found["timings"]["draft_n"] > 12
+            prompt = [*plain.post("/tokenize", {"content": "Rivers and rain. " * 5})["tokens"], *want["tokens"], 9]
 
 
 def test_what_it_cannot_do_is_said(serve: Any, path: Path) -> None:

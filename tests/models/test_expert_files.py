@@ -179,7 +179,7 @@ def test_a_finetune_keeps_in_f32_what_must_be(tmp_path: Path) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("dtype", ["q3_k", "iq4_nl"])
+@pytest.mark.parametrize("dtype", ["q3_k", "iq3_s"])
 def test_weights_of_held_types_are_in_memory_once(tmp_path: Path, dtype: str) -> None:
     """What a file's bytes were changed to goes when it is packed."""
     import tracemalloc
@@ -212,7 +212,7 @@ def two_windows() -> tuple[Any, Any]:
         replace(MIXTRAL, n_expert_used=1),
         replace(GPT_OSS, n_embd=128, n_ff=64, types={"ffn_up_exps": "mxfp4", "ffn_down_exps": "iq4_nl"}),
     ],
-    ids=["one expert", "held types"],
+    ids=["one expert", "types of codes"],
 )
 def test_selftest_of_a_model(tmp_path: Path, spec: Spec, capsys: pytest.CaptureFixture[str]) -> None:
     write(path := tmp_path / "m.gguf", replace(spec, keys=spec.keys | {"vocab_size": spec.n_vocab}))

@@ -17,7 +17,7 @@ from models.synth_vocab import SMALLEST, SPACE, vocabulary
 
 # relative RMS error on normal values; the larger of a type's own and what a simple encoder reaches
 ERRORS = {"f32": 0.0, "f16": 3e-4, "bf16": 2e-3, "q8_0": 0.007, "q6_k": 0.023, "q5_0": 0.05, "q5_1": 0.045}
-ERRORS |= {"q5_k": 0.045, "q4_0": 0.1, "q4_1": 0.09, "q4_k": 0.09}
+ERRORS |= {"q5_k": 0.045, "q4_0": 0.1, "q4_1": 0.09, "q4_k": 0.09, "iq4_nl": 0.085, "mxfp4": 0.13}
 
 
 def dequantize(data: np.ndarray, dtype: str) -> np.ndarray:
@@ -58,6 +58,22 @@ def test_k_types_at_the_edges(dtype: str) -> None:
     assert np.abs(y - x).max() < 0.2
 
 
+def test_types_of_codes_at_the_edges() -> None:
+    x = np.random.default_rng(1).standard_normal((6, 32), np.float32)
+    x[0] = 0
+    x[1, 1:] = 0
+    x[2] *= np.float32(1e30)
+    x[3] = 0.25
+    x[4] = np.float32(1e-39)  # below the smallest scale of either
+    for dtype in ("iq4_nl", "mxfp4"):
+        y = dequantize(quantize(np.delete(x, 2, 0) if dtype == "iq4_nl" else x, dtype), dtype)
+        assert not y[0].any()
+        assert np.abs(y[1] - x[1]).max() <= 0.2 * np.abs(x[1, 0])
+        assert np.abs(y[-2]).max() < 1e-38
+        np.testing.assert_allclose(y[-3], 0.25, rtol=1e-3)
+    np.testing.assert_array_equal(y, dequantize(quants.quantize(x, GGMLQuantizationType.MXFP4), "mxfp4"))
+
+
 @given(st.integers(0, 2**32), st.floats(1e-3, 1e3), st.sampled_from(["q4_k", "q5_k", "q6_k"]))
 @settings(max_examples=40)
 def test_k_types_at_any_scale(seed: int, scale: float, dtype: str) -> None:
@@ -85,11 +101,11 @@ def test_fallback_types() -> None:
     assert [storable_dtype("q4_k", n) for n in (512, 288, 33)] == ["q4_k", "q5_0", "f16"]
     assert [storable_dtype("q5_k", n) for n in (512, 288, 33)] == ["q5_k", "q5_1", "f16"]
     assert [storable_dtype("q6_k", n) for n in (512, 288, 33)] == ["q6_k", "q8_0", "f16"]
-    assert [storable_dtype(t, 33) for t in ("q8_0", "q4_0", "f32", "bf16")] == ["f16", "f16", "f32", "bf16"]
+    assert [storable_dtype(t, 33) for t in ("q8_0", "mxfp4", "f32", "bf16")] == ["f16", "f16", "f32", "bf16"]
 
 
 @pytest.mark.parametrize(
-    "dtype", ["F32", "f16", "BF16", "Q8_0", "Q4_0", "Q4_1", "q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+    "dtype", ["F32", "f16", "BF16", "Q8_0", "Q4_0", "Q4_1", "q5_0", "Q5_1", "iq4_nl", "MXFP4", "Q4_K", "Q5_K", "Q6_K"]
 )
 @pytest.mark.parametrize("shape", ["tiny", "mini"])
 def test_files_are_valid(tmp_path: Path, shape: str, dtype: str) -> None:

@@ -14,11 +14,13 @@ from models.tool_calls import (
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
+    GEMMA4,
     GENERIC,
     GPT_OSS,
     HERMES,
     LLAMA3,
     MISTRAL,
+    NEMOTRON,
     QWEN3_CODER,
     CallFormat,
     Message,
@@ -110,6 +112,24 @@ def test_hermes(text: str, expected: object) -> None:
 )  # fmt: skip
 def test_llama3(text: str, expected: object) -> None:
     assert told(parse(text, LLAMA3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}]</TOOLCALL>', called(("f", '{"x": 1}'))),
+        ('Well.\n<TOOLCALL> [\n{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}\n]\n</TOOLCALL>',
+         called(("f", "{}"), ("g", "{}"), text="Well.")),
+        ('<TOOLCALL>[{"name": "f", "arguments": {"x"', called(("f", '{"x"'))),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}', called(("f", "{}"))),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}, oh', called(("f", "{}"), text=", oh")),
+        ("<TOOLCALL> what?", content("<TOOLCALL> what?")),
+        ("<TOOLCALL>[]</TOOLCALL>", content("<TOOLCALL>[]</TOOLCALL>")),
+        ("<TOOL", content("<TOOL")),
+    ],
+)  # fmt: skip
+def test_nemotron(text: str, expected: object) -> None:
+    assert told(parse(text, NEMOTRON)) == expected
 
 
 @pytest.mark.parametrize(
@@ -288,6 +308,61 @@ def test_qwen3_coder() -> None:
         assert told(parse(none, QWEN3_CODER)) == content(none)
 
 
+GEMMA = (
+    '<|tool_call>call:write{n:-1.5e3,path:<|"|>a "b"\\\n{x}<|"|>,'
+    'tree:{deep:[1,{x y:null},[]],<|"|>k:1<|"|>:<|"|><|"|>},yes:true}<tool_call|>'
+)
+GEMMA_ARGUMENTS = {
+    "n": -1500.0,
+    "path": 'a "b"\\\n{x}',
+    "tree": {"deep": [1, {"x y": None}, []], "k:1": ""},
+    "yes": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<|tool_call>call:add{a:1,b:<|"|>x<|"|>}<tool_call|>', called(("add", '{"a": 1, "b": "x"}'))),
+        ("I add.\n<|tool_call>call:add{}<tool_call|><|tool_call>call:f{a:[]}<tool_call|>",
+         called(("add", "{}"), ("f", '{"a": []}'), text="I add.")),
+        ("<|tool_call> call:add{ a : 1 , b: True }\n<tool_call|>\n", called(("add", '{"a": 1, "b": true}'))),
+        ('<|tool_call>call:f{"x": "a\\n", y: two words}<tool_call|>',
+         called(("f", '{"x": "a\\n", "y": "two words"}'))),
+        ("<|tool_call>call:f{x:a<b}", called(("f", '{"x": '), text="a<b}")),
+        ('<|tool_call>call:f{x:<|"|>a <| b<|"|>,<|"|>k', called(("f", '{"x": "a <| b"'))),
+        ('<|tool_call>call:f{x:<|"|>a<|"', called(("f", '{"x": "a'))),
+        ('<|tool_call>call:f{x:<|"|>cut <|', called(("f", '{"x": "cut '))),
+        ("<|tool_call>call:f{x:12", called(("f", '{"x": 12'))),
+        ("<|tool_call>call:f{x:<|", called(("f", '{"x": '))),
+        ("<|tool_call>call:f{x:1", called(("f", '{"x": 1'))),
+        ("<|tool_call>call:f{x:1}", called(("f", '{"x": 1}'))),
+        ("<|tool_call>call:f{x:1}<tool", called(("f", '{"x": 1}'))),
+        ("<|tool_call>call:f{x:1} well", called(("f", '{"x": 1}'), text=" well")),
+        ("<|tool_call>call:f{x:}<tool_call|>", called(("f", '{"x": '), text="}<tool_call|>")),
+        ("<|tool_call>f{}<tool_call|>", content("<|tool_call>f{}<tool_call|>")),
+        ("<|tool_call>call:{}", content("<|tool_call>call:{}")),
+        ("<|tool_call>call:f", content("<|tool_call>call:f")),
+        ("<|tool_call> hm", content("<|tool_call> hm")),
+    ],
+)  # fmt: skip
+def test_gemma4(text: str, expected: object) -> None:
+    assert told(parse(text, GEMMA4)) == expected
+
+
+def test_gemma4_while_it_is_written() -> None:
+    tags = ("<|channel>thought\n", "<channel|>")
+    message = parse(f"<|channel>thought\nHm.\n<channel|>{GEMMA}", GEMMA4, tags)
+    (call,) = message.calls
+    assert (message.content, message.reasoning, call.name) == ("", "Hm.", "write")
+    assert json.loads(call.arguments) == GEMMA_ARGUMENTS
+    for cut in range(GEMMA.index("{") + 1, len(GEMMA)):  # what is told never changes, and is there at once
+        (begun,) = parse(GEMMA[:cut], GEMMA4).calls
+        assert call.arguments.startswith(begun.arguments)
+        assert len(begun.arguments) > cut - GEMMA.index("{") - 30
+    assert len(parse("<|tool_call>call:f{x:" + "[" * 5000, GEMMA4).calls[0].arguments) < 100
+
+
 def test_reasoning() -> None:
     def told_of(text: str, **kw: object) -> tuple[str, str]:
         message = parse(text, None, THINK, **kw)
@@ -315,11 +390,13 @@ def test_what_the_prompt_began_is_not_told_again() -> None:
 
 
 PIECES = [
+    "<TOOLCALL>", "</TOOLCALL>",
     "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", CALL, "{", "}",
     "[", "]", '"', ":", ",", '{"name": "add", "parameters": {"x": "\\u12', '"response"', '"tool_calls": [', "\\",
     "\\ud83d", " ", "\n", "é", "1", ";", "name", "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant",
     TO_ADD, deepseek(ADD), "<｜tool▁call▁end｜>", "<|START_ACTION|>[", "<function=f>", "<parameter=x>",
     "\n</parameter>", "Action:", "```json\n[", "```", '{"tool_name": "add", "parameters": {',
+    "<|tool_call>call:add{", '<|"|>', "<tool_call|>", "x:", "true", "}<tool_call|>",
 ]  # fmt: skip
 
 
@@ -328,7 +405,20 @@ PIECES = [
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join),
     st.lists(st.integers(0, 120), max_size=12),
     st.sampled_from(
-        [HERMES, LLAMA3, MISTRAL, GENERIC, GPT_OSS, DEEPSEEK, COMMAND_R, COMMAND_R_ACTION, QWEN3_CODER, None]
+        [
+            HERMES,
+            LLAMA3,
+            MISTRAL,
+            GENERIC,
+            GPT_OSS,
+            DEEPSEEK,
+            COMMAND_R,
+            COMMAND_R_ACTION,
+            QWEN3_CODER,
+            NEMOTRON,
+            GEMMA4,
+            None,
+        ]
     ),
     st.booleans(),
     st.booleans(),
@@ -360,7 +450,7 @@ def _untagged(text: str) -> str:
 @QUIET
 @given(st.text(max_size=60))
 def test_text_without_calls_is_left_alone(text: str) -> None:
-    for calls in (HERMES, MISTRAL, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, None):
+    for calls in (HERMES, MISTRAL, NEMOTRON, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, GEMMA4, None):
         if calls is None or not calls.around or not any(trigger in text for trigger in calls.triggers):
             assert parse(text, calls).content == text
 
@@ -410,6 +500,8 @@ def test_families_by_what_their_templates_write() -> None:
         (DEEPSEEK_V31, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ n }}<｜tool▁sep｜>{{ a }}"),
         (COMMAND_R, "<|START_ACTION|>[{{ c }}]<|END_ACTION|>"),
         (COMMAND_R_ACTION, 'Write "Action:" followed by a list of actions, each with its "tool_name"'),
+        (GEMMA4, "{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}"),
+        (NEMOTRON, "<TOOLCALL>[{{ calls }}]</TOOLCALL><SPECIAL_11>Assistant <think>"),
         (QWEN3_CODER, "<tool_call>\\n<function={{ n }}>\\n<parameter={{ k }}>"),
     ):
         assert family_of(source) is calls

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from scheduler_fakes import EOG, N_VOCAB, SPECULATION, Bench, FakeEngine, oracle
+from scheduler_fakes import EOG, N_VOCAB, SPECULATION, Bench, FakeEngine, FakeStates, oracle
 
 from graph.ops import samplers as s
 from server.requests import CompletionRequest
 from server.sampling import RowSampler, SamplingParams
 from server.speculation.model import ModelDrafter
+from server.speculation.places import N_ROWS
 from server.speculation.settings import SpeculationParams
 from server.speculation.speculator import Speculator
 from server.ubatch import StepFailed, StepResult, UBatch
@@ -45,10 +47,19 @@ class DraftEngine(FakeEngine):
 class Twins(Bench):
     """A scheduler whose speculator has the draft engine, with pages of its own."""
 
-    def __init__(self, n_pages: int = 64, n_vocab: int = N_VOCAB, **options: Any) -> None:
-        super().__init__(**options)
-        self.draft = DraftEngine(n_pages)
-        self.drafter = ModelDrafter(self.draft, n_pages=n_pages, n_vocab=n_vocab, n_ubatch=32, eog_ids=[EOG])
+    has_states = False
+
+    def __init__(self, n_pages: int = 64, n_vocab: int = N_VOCAB, n_slots: int = 4, **options: Any) -> None:
+        super().__init__(n_slots=n_slots, **options)
+        self.draft = DraftEngine(n_pages, FakeStates(1 + n_slots * N_ROWS) if self.has_states else None)
+        self.drafter = ModelDrafter(
+            self.draft,
+            n_pages=n_pages,
+            n_vocab=n_vocab,
+            n_ubatch=32,
+            eog_ids=[EOG],
+            has_states=self.has_states,
+        )
         self.scheduler.speculator = Speculator(SPECULATION, self.drafter)
         make = self.scheduler.make_sampler
 
@@ -61,7 +72,13 @@ class Twins(Bench):
         self.scheduler.make_sampler = with_rows
 
 
-NO_VOCAB: Any = None
+NO_VOCAB: Any = SimpleNamespace(suppressed_ids=())
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["pages", "states"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the draft model keeps of a sequence."""
+    monkeypatch.setattr(Twins, "has_states", request.param)
 
 
 def plain(prompt: tuple[int, ...], n: int) -> list[int]:
@@ -93,6 +110,17 @@ def test_it_keeps_what_sequences_in_a_slot_have_in_common() -> None:
     n = len(bench.draft.batches)
     bench.run((*prompt, 9, 9), n_predict=4, ignore_eos=True, speculation=MODEL)
     assert bench.draft.batches[n].pos[0] == len(prompt)
+    n = len(bench.draft.batches)
+    bench.run((*prompt[:20], 9, 9), n_predict=4, ignore_eos=True, speculation=MODEL)
+    assert bench.draft.batches[n].pos[0] == (len(prompt) - 8 if bench.has_states else 20)  # where there is a state
+
+
+def test_a_chat_goes_on_from_the_last_answer() -> None:
+    bench = Twins(n_slots=1)
+    answer = bench.run((3, 4, 5) * 8, n_predict=9, ignore_eos=True, speculation=MODEL).ids
+    n = len(bench.draft.batches)
+    bench.run(((3, 4, 5) * 8 + tuple(answer) + (9, 9)), n_predict=4, ignore_eos=True, speculation=MODEL)
+    assert bench.draft.batches[n].pos[0] >= 24 + 9 - 5
 
 
 def test_a_long_prompt_is_computed_piecemeal() -> None:

@@ -7,7 +7,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_fakes import N_VOCAB, Bench, chain, check_cells, check_pages, moved, next_id, oracle
+from scheduler_checks import chain, check_cells, check_pages
+from scheduler_fakes import N_VOCAB, Bench, moved, next_id, oracle
 
 from server.errors import NotSupported
 from server.requests import CompletionRequest

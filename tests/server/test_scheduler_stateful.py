@@ -8,7 +8,8 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_fakes import N_VOCAB, POISON, Bench, check_cells, check_pages, oracle
+from scheduler_checks import check_cells, check_pages
+from scheduler_fakes import N_VOCAB, POISON, Bench, oracle
 
 from server.errors import Unavailable
 from server.requests import CompletionRequest, Failed

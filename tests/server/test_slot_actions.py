@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduler_fakes import N_VOCAB, Bench, check_cells, check_pages, oracle, prompt
+from scheduler_checks import check_cells, check_pages
+from scheduler_fakes import N_VOCAB, Bench, oracle, prompt
 
 from models.adapter_bank import BASE, Choice
 from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable

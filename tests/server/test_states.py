@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_fakes import N_VOCAB, POISON, Bench, oracle, prompt
+from scheduler_fakes import N_VOCAB, POISON, Bench, asked, oracle, prompt
 
 from server.prefix import PrefixCache
 from server.requests import CompletionRequest
@@ -18,15 +18,6 @@ from server.ubatch import PAGE
 
 def bench(n_checkpoints: int = 2, n_slots: int = 4, **options: Any) -> Bench:
     return Bench(n_slots=n_slots, n_states=1 + n_slots * (2 + n_checkpoints), **options)
-
-
-def asked(b: Bench, tokens: list[int], n_predict: int = 3, **fields: Any) -> int:
-    """How many tokens of the prompt were known; the answer is what it must be."""
-    seq = b.submit(tokens, n_predict=n_predict, ignore_eos=True, **fields)
-    b.drain()
-    answer = b.answers[seq]
-    assert answer.outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
-    return answer.finished.n_cached
 
 
 def test_a_chat_goes_on_from_its_last_token() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduler_fakes import Bench, oracle, prompt
+from scheduler_fakes import Bench, asked, prompt
 
 from server.pages import near_pool_size, window_pages
 from server.slot_actions import install, snapshot
@@ -18,15 +18,6 @@ WINDOW = 40
 
 def bench(n_kept: int = 2, n_slots: int = 2, n_ubatch: int = 32, **options: Any) -> Bench:
     return Bench(n_slots=n_slots, window=(WINDOW, n_kept), n_ubatch=n_ubatch, **options)
-
-
-def asked(b: Bench, tokens: list[int], n_predict: int = 3, **fields: Any) -> int:
-    """How many tokens of the prompt were known; the answer is what it must be."""
-    seq = b.submit(tokens, n_predict=n_predict, ignore_eos=True, **fields)
-    b.drain()
-    answer = b.answers[seq]
-    assert answer.outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
-    return answer.finished.n_cached
 
 
 def test_a_long_context_has_few_pages_of_windows() -> None:

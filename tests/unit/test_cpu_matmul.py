@@ -62,15 +62,17 @@ def intact(memory: np.ndarray) -> bool:
 
 
 def gguf_bytes(rng: np.random.Generator, dtype: str, n: int, k: int) -> np.ndarray:
-    """A weight as a file holds it. gguf quantises the simple types; K blocks are random bytes with sane scales."""
+    """A weight as a file holds it. gguf quantises the simple types; other blocks are random bytes with sane scales."""
     kind = gguf.GGMLQuantizationType[dtype.upper()]
-    if LAYOUTS[dtype].block < 256:
+    if LAYOUTS[dtype].block < 256 and dtype != "iq4_nl":
         values = rng.normal(size=(n, k)).astype(np.float32)
         return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(-1)
-    blocks = rng.integers(0, 256, (n * k // 256, LAYOUTS[dtype].source), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (n * k // LAYOUTS[dtype].block, LAYOUTS[dtype].source), dtype=np.uint8)
     scales = rng.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
     if dtype == "q6_k":
         blocks[:, 208:] = scales[:, :2]
+    elif dtype == "iq4_nl":
+        blocks[:, :2] = scales[:, :2]
     else:
         blocks[:, :4] = scales
     return blocks.reshape(-1)

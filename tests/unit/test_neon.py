@@ -40,7 +40,7 @@ print(machine.emit_assembly(module))
 """
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [("q8_0", 4), ("q4_0", 1), ("q6_k", 4)])
+@pytest.mark.parametrize(("dtype", "rows"), [("q8_0", 4), ("q4_0", 1), ("q6_k", 4), ("iq4_nl", 4), ("mxfp4", 1)])
 def test_products_are_dots(dtype: str, rows: int) -> None:
     command = [sys.executable, "-c", MAKE, f"linear:{dtype}:{rows}x1"]
     code = subprocess.run(command, capture_output=True, text=True, check=True).stdout

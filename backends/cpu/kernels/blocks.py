@@ -9,7 +9,8 @@ from __future__ import annotations
 from numba import njit
 
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.emit_dot import late_shift
+from backends.cpu.kernels.emit_codes import coded
+from backends.cpu.kernels.emit_dot import late_shift, of_signed
 from backends.cpu.kernels.layout import expanded_nbytes
 
 NEAR = 4  # blocks
@@ -63,11 +64,18 @@ class Packed:
         return self.loaded[key]
 
     def quants(self, step):
-        """Unsigned bytes: q << shift, of signed types + 128; less what waits for their dots (emit_dot.late_shift)."""
+        """Unsigned bytes: q << shift, of signed types + 128; less what waits for their dots (emit_dot.late_shift).
+
+        Codes of 8 bits are signed bytes where dots take these.
+        """
         b, layout = self.b, self.layout
         if layout.quants == 512:
             return self.vector(0, step)
         shift = layout.shift - late_shift(layout)
+        if layout.codes:
+            zero = 0 if of_signed() and layout.bits == 8 else 128 >> late_shift(layout)
+            places = e.bits_to(b, self.vector(0, step % 4), -4 * (step // 4), 15)
+            return coded(b, places, [(code << shift) + zero & 255 for code in layout.codes])
         mask = 15 << shift
         u = e.bits_to(b, self.vector(0, step % 4), shift - 4 * (step // 4), mask)
         if layout.high == 64:
@@ -79,6 +87,9 @@ class Packed:
     def scale(self, part):
         """f32: of the block, or (q6_k) of one of its halves."""
         b, layout = self.b, self.layout
+        if layout.coarse == 16:
+            exponent = b.zext(e.load(b, self.coarse, e.V16I8), e.V16I)
+            return b.fmul(b.bitcast(b.shl(exponent, e.each(23)), e.V16F), e.each(2.0 ** -(layout.shift + 1)))
         d = e.half(b, self.coarse)
         if layout.shift:
             d = b.fmul(d, e.each(2.0**-layout.shift))

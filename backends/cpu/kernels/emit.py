@@ -118,6 +118,21 @@ def floats(b, pointer, dtype):
     return b.bitcast(b.shl(b.zext(load(b, pointer, V16I16, 2), V16I), each(16)), V16F)
 
 
+def part(b, value, i, n):
+    """Lanes i·n to i·n + n−1 of 16 i32."""
+    lanes = ir.Constant(ir.VectorType(I32, n), list(range(i * n, i * n + n)))
+    return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
+
+
+def joined(b, parts):
+    """16 i32 of two halves or four quarters."""
+    while len(parts) > 1:
+        n = 2 * parts[0].type.count
+        lanes = ir.Constant(ir.VectorType(I32, n), list(range(n)))
+        parts = [b.shuffle_vector(*parts[i : i + 2], lanes) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
 def bits_to(b, value, left, mask):
     """Every byte's bits moved `left` (right when negative) and masked; a mask keeps out the neighbouring bytes."""
     if left:

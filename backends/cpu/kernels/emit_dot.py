@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from backends.cpu.isa import isa
-from backends.cpu.kernels.emit import I8, I32, V16F, V16I, V16I16, call, each, fma, splat
+from backends.cpu.kernels.emit import I8, I32, V16F, V16I, V16I16, call, each, fma, joined, part, splat
 
 DOT_FLOAT, DOT_ZERO = 1.5 * 2**23, 0x4B400000
 
@@ -23,7 +23,7 @@ FLIP = -0x7F7F7F80  # 0x80 in each byte: unsigned bytes less 128, as signed ones
 
 def of_signed():
     """Whether dots take signed bytes, or nearly (AVX2): quants are left as small as they are, and those of 8 bits lose
-    their 128."""
+    their 128 (codes have none)."""
     return isa() in ("avx2", "neon_dot")
 
 
@@ -44,7 +44,7 @@ class Dot:
     """
 
     def __init__(self, b, layout, offset):
-        self.b, self.late = b, late_shift(layout)
+        self.b, self.late, self.biased = b, late_shift(layout), not layout.codes
         self.signed = of_signed() and layout.bits == 8
         self.start = splat(b, offset) if not (layout.mins or self.signed) else each(DOT_ZERO)
         self.sum = each(0) if self.late else self.start
@@ -55,11 +55,11 @@ class Dot:
         """The products of 4 unsigned bytes of u in each lane and the 4 signed bytes of the i32 x."""
         b = self.b
         if isa() != "avx2":
-            self.sum = products_added(b, self.sum, b.xor(u, each(FLIP)) if self.signed else u, x)
+            self.sum = products_added(b, self.sum, b.xor(u, each(FLIP)) if self.signed and self.biased else u, x)
             return
         xs = splat(b, x)
         if self.signed:
-            u, xs = without_sign(b, u, xs)
+            u, xs = without_sign(b, b.xor(u, each(FLIP)) if self.biased else u, xs)
         products = products_of_pairs(b, u, xs)
         self.pairs = [b.add(p, q) for p, q in zip(self.pairs, products, strict=True)] if self.held else products
         self.held += 1
@@ -75,7 +75,7 @@ class Dot:
         if self.held:
             ones = ir.Constant(V16I16, [1] * 16)
             parts = [call(self.b, "llvm.x86.avx2.pmadd.wd", V8I, [pairs, ones]) for pairs in self.pairs]
-            self.sum = self.b.add(self.sum, _joined(self.b, parts))
+            self.sum = self.b.add(self.sum, joined(self.b, parts))
             self.held = 0
 
 
@@ -92,12 +92,12 @@ def products_added(b, dot, u, x):
         t = _operand(V16I, V64B)
         return call(b, "llvm.x86.avx512.vpdpbusd.512", V16I, [dot, b.bitcast(u, t), b.bitcast(xs, t)])
     if isa() == "neon_dot":
-        quarters = [(_part(b, dot, q, 4), *(b.bitcast(_part(b, v, q, 4), V16B) for v in (u, xs))) for q in QUARTERS]
+        quarters = [(part(b, dot, q, 4), *(b.bitcast(part(b, v, q, 4), V16B) for v in (u, xs))) for q in QUARTERS]
         sums = [call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", V4I, quarter) for quarter in quarters]
-        return _joined(b, [b.shuffle_vector(*sums[i : i + 2], ir.Constant(V8I, list(range(8)))) for i in (0, 2)])
+        return joined(b, sums)
     t = _operand(V8I, V32B)
     halves = [[_half(b, dot, h), b.bitcast(_half(b, u, h), t), b.bitcast(_half(b, xs, h), t)] for h in HALVES]
-    return _joined(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", V8I, half) for half in halves])
+    return joined(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", V8I, half) for half in halves])
 
 
 def products_of_pairs(b, u, xs):
@@ -107,13 +107,13 @@ def products_of_pairs(b, u, xs):
 
 
 def without_sign(b, u, xs):
-    """AVX2: |u − 128|, and xs where that is not negative, −xs where it is."""
+    """AVX2: |u| of signed bytes, and xs where u is not negative, −xs where it is."""
     sizes, signed = [], []
     for h in HALVES:
-        q, xh = b.xor(b.bitcast(_half(b, u, h), V32B), ir.Constant(V32B, [-128] * 32)), b.bitcast(_half(b, xs, h), V32B)
+        q, xh = (b.bitcast(_half(b, v, h), V32B) for v in (u, xs))
         sizes.append(b.bitcast(call(b, "llvm.abs.v32i8", V32B, [q, ir.Constant(ir.IntType(1), 0)]), V8I))
         signed.append(b.bitcast(call(b, "llvm.x86.avx2.psign.b", V32B, [xh, q]), V8I))
-    return _joined(b, sizes), _joined(b, signed)
+    return joined(b, sizes), joined(b, signed)
 
 
 def busiest_step(b, dot, x):
@@ -122,7 +122,7 @@ def busiest_step(b, dot, x):
         return products_added(b, dot, dot, x)
     pairs = [b.bitcast(_half(b, dot, h), V16I16) for h in HALVES]
     sums = [b.add(p, q) for p, q in zip(pairs, products_of_pairs(b, dot, splat(b, x)), strict=True)]
-    return _joined(b, [b.bitcast(s, V8I) for s in sums])
+    return joined(b, [b.bitcast(s, V8I) for s in sums])
 
 
 def times(b, dot, scale):
@@ -147,14 +147,4 @@ def _operand(words, octets):
 
 
 def _half(b, value, h):
-    return _part(b, value, h, 8)
-
-
-def _part(b, value, i, n):
-    """Lanes i·n to i·n + n−1 of 16."""
-    lanes = ir.Constant(ir.VectorType(I32, n), list(range(i * n, i * n + n)))
-    return b.shuffle_vector(value, ir.Constant(V16I, ir.Undefined), lanes)
-
-
-def _joined(b, parts):
-    return b.shuffle_vector(*parts, ir.Constant(V16I, list(range(16))))
+    return part(b, value, h, 8)

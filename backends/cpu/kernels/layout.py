@@ -3,9 +3,9 @@
 A weight (N rows out, K in) is packed into groups of 16 output rows: the 16 rows are the 16 lanes of a vector, so a dot
 product needs no horizontal sum, and the order of additions over k is the same for 1 activation row and for 512. N is
 padded to whole groups with zeros. A group is self-contained and `group_nbytes` long. Floats are [K][16] f32, f16 or
-bf16. A group of a quantised type is a sequence of bundles, of 256 k (types of GGUF blocks of 256) or of 64 k, so that
-it is read from one end to the other: what belongs to k in four places is four streams, and a processor's own
-prefetching follows those now well and now badly. A bundle has these sections, each at a multiple of 64:
+bf16. A group of a quantised type is a sequence of bundles, of 256 k (types of GGUF blocks of 256), 128 k (mxfp4) or
+64 k, so that it is read from one end to the other: what belongs to k in four places is four streams, and a processor's
+own prefetching follows those now well and now badly. A bundle has these sections, each at a multiple of 64:
 
     type  coarse, per GGUF block (32 or 256 k)  fine, per 32 k             high bits, per 32 k  quants, per 32 k
     q8_0  [16] f16 d                                                                            [8][16][4] u8: q+128
@@ -13,23 +13,25 @@ prefetching follows those now well and now badly. A bundle has these sections, e
     q4_1  [16] f16 d, [16] f16 m                                                                [4][16][4] nibbles
     q5_0  [16] f16 d                                                       [16][4] 1 bit        [4][16][4] nibbles
     q5_1  [16] f16 d, [16] f16 m                                           [16][4] 1 bit        [4][16][4] nibbles
+    iq4_nl [16] f16 d                                                                           [4][16][4] places
+    mxfp4 [16] u8 e, of scales 2^(e − 128)                                                      [4][16][4] places
     q4_k  [16] f16 d, [16] f16 dmin             [16] u8 sc, [16] u8 m                           [4][16][4] nibbles
     q5_k  [16] f16 d, [16] f16 dmin             [16] u8 sc, [16] u8 m      [16][4] 1 bit        [4][16][4] nibbles
     q6_k  [16] f16 d                            [2][16] i8 sc (16 k each)  [2][16][4] 2 bits    [4][16][4] nibbles
 
-The last bundle of an odd number of blocks of 32 k ends after the quants of the first.
+A last bundle of fewer blocks of 32 k ends after the quants that there are.
 
 A block of 32 k is 8 steps of 4: element k = 4·step + t of row r is byte [step][r][t], so that a 32-bit lane holds four
 consecutive k, which is what an integer dot product takes. Nibbles: byte [v][r][t] holds step v in its low half and
-step v+4 in its high half. One high bit: bit `step` of byte [r][t]. Two high bits: bits 2(step mod 4) of byte
-[step div 4][r][t].
+step v+4 in its high half; so do places in a type's table of codes (graph/dtype.py). One high bit: bit `step` of byte
+[r][t]. Two high bits: bits 2(step mod 4) of byte [step div 4][r][t].
 
 The kernels read every signed type as unsigned with offset 128: a quant of b bits is shifted to the top of its byte
-(q4_0 · 16, q5_0 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x) starts the integer dot.
-It does so as the bits of the float 1.5 · 2^23 − 128 · sum(x): near 1.5 · 2^23 the bits of floats count in ones, so the
-finished dot is read as a float without a conversion (emit_dot.py). Types of 256 k, whose activations share a
-scale, add up eight such floats and take away what was 1.5 · 2^23 in all of them at once; that rounds ones of a dot, so
-their quants are at the top of a byte, too (q4_k · 16, q5_k · 8), where ones are least.
+(q4_0 · 16, q5_0 and the codes of mxfp4 · 8, q6_k · 4) and the scale divided by the same power of two; −128 · sum(x)
+starts the integer dot. It does so as the bits of the float 1.5 · 2^23 − 128 · sum(x): near 1.5 · 2^23 the bits of
+floats count in ones, so the finished dot is read as a float without a conversion (emit_dot.py). Types of 256 k, whose
+activations share a scale, add up eight such floats and take away what was 1.5 · 2^23 in all of them at once; that
+rounds ones of a dot, so their quants are at the top of a byte, too (q4_k · 16, q5_k · 8), where ones are least.
 
 Activations (M rows) are rearranged, too.
     q8_act     panels of as many rows as the tile for many rows has (with fewer, one panel), the last panel taking what
@@ -45,6 +47,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+
+from graph.dtype import DTYPES
 
 LANES = 16
 ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_OFFSET, ACT_HALF = 52, 32, 36, 40, 44  # bytes of a block, offsets in it
@@ -65,10 +69,13 @@ class Layout:
     coarse: int = 0  # per GGUF block
     shift: int = 0  # quants are read as q << shift; signed types with offset 128
     mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
+    codes: tuple[int, ...] = ()  # what quants are places of: value = scale · code
 
     @property
     def bits(self) -> int:
-        """Of a quant."""
+        """Of a quant, or of what it stands for."""
+        if self.codes:
+            return 8 - self.shift
         return 8 if self.quants == 512 else 4 + self.high // 64
 
     @property
@@ -83,8 +90,8 @@ class Layout:
 
     @property
     def bundle(self) -> int:
-        """Blocks of 32 k in a bundle: a power of two."""
-        return 8 if self.block == 256 else 2
+        """Blocks of 32 k in a bundle: a power of two; as many as have 64 bytes of scales of 8 bits."""
+        return 8 if self.block == 256 else 4 if self.coarse == 16 else 2
 
     @property
     def coarse_step(self) -> int:
@@ -129,6 +136,8 @@ LAYOUTS: dict[str, Layout] = {
     "q4_1": Layout(32, 20, 256, coarse=64, mins=True),
     "q5_0": Layout(32, 22, 256, high=64, coarse=32, shift=3),
     "q5_1": Layout(32, 24, 256, high=64, coarse=64, mins=True),
+    "iq4_nl": Layout(32, 18, 256, coarse=32, codes=DTYPES["iq4_nl"].codes),
+    "mxfp4": Layout(32, 17, 256, coarse=16, shift=3, codes=DTYPES["mxfp4"].codes),
     "q4_k": Layout(256, 144, 256, fine=32, coarse=64, shift=4, mins=True),
     "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, shift=3, mins=True),
     "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2),

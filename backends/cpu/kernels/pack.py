@@ -1,7 +1,7 @@
 """GGUF blocks to packed groups (layout.py): `pack:<type>`. A group of 16 rows is a unit; sources may be unaligned.
 
-In GGUF a q4_0 … q5_1 block of 32 has element j and j+16 in the halves of byte j, which is our order too. The K types
-hold 64 (q4_k, q5_k) or 128 (q6_k) elements side by side, and are taken apart into blocks of 32.
+In GGUF a block of 32 (q4_0 … q5_1, iq4_nl, mxfp4) has element j and j+16 in the halves of byte j, which is our order
+too. The K types hold 64 (q4_k, q5_k) or 128 (q6_k) elements side by side, and are taken apart into blocks of 32.
 """
 
 from __future__ import annotations
@@ -77,17 +77,20 @@ def fill_q8_0(layout):
 
 
 def fill_32(layout):
-    """q4_0 … q5_1. Block: f16 d, [f16 m], [u32: bit j belongs to element j], 16 bytes of nibbles."""
+    """q4_0 … q5_1, iq4_nl, mxfp4. Block: f16 d (mxfp4: u8 e), [f16 m], [u32: bit j belongs to element j], 16 bytes of
+    nibbles."""
     find, high, coarse = places(layout), layout.high, layout.coarse
 
     @njit(forceinline=True)
     def fill(block, out, i, r):
         coarse_at, _, high_at, quants_at = find(out, i)
-        halves = u16p(coarse_at)
-        halves[r] = u16p(block)[0]
+        if coarse == 16:
+            u8p(coarse_at)[r] = u8p(block)[0]
+        else:
+            u16p(coarse_at)[r] = u16p(block)[0]
         nibbles = block + coarse // 16
         if coarse == 64:
-            halves[16 + r] = u16p(block)[1]
+            u16p(coarse_at)[16 + r] = u16p(block)[1]
         if high:
             bits = u32p(nibbles)[0]
             nibbles += 4
@@ -184,6 +187,8 @@ FILL = {
     "q4_1": fill_32,
     "q5_0": fill_32,
     "q5_1": fill_32,
+    "iq4_nl": fill_32,
+    "mxfp4": fill_32,
     "q4_k": fill_k45,
     "q5_k": fill_k45,
     "q6_k": fill_q6_k,

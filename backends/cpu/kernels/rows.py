@@ -7,7 +7,7 @@ from numba import njit
 
 from backends.cpu.kernels.blocks import places
 from backends.cpu.kernels.layout import LAYOUTS
-from backends.cpu.kernels.registry import bf16_to_f32, f16_to_f32, f32p, i8p, i32p, kernel, u8p, u16p
+from backends.cpu.kernels.registry import bf16_to_f32, f16_to_f32, f32p, from_bits, i8p, i32p, kernel, u8p, u16p
 
 
 @kernel("get_rows")
@@ -58,18 +58,39 @@ def float_rows(dtype):
     return run
 
 
+def code_at(codes):
+    """f(quant): what it stands for: itself where there are no codes, whose table is two words of bytes."""
+    low, high = (int.from_bytes(bytes(code & 255 for code in half), "little") for half in (codes[:8], codes[8:]))
+    low, high = np.uint64(low), np.uint64(high)
+
+    @njit(forceinline=True)
+    def coded(v):
+        if codes:
+            word = high if v > 7 else low
+            return np.int32(np.int8((word >> np.uint64(v % 8 * 8)) & np.uint64(255)))
+        else:
+            return v
+
+    return coded
+
+
 def decoded(layout):
     """f(group, lane, i, first, last, out): of block i of 32 numbers of a row of a packed group those of steps
     `first`…`last`, four each → f32 at out."""
     find, quants, high, fine, mins = places(layout), layout.quants, layout.high, layout.fine, layout.mins
-    offset = 0 if mins else 128 >> layout.shift
+    offset = 0 if mins or layout.codes else 128 >> layout.shift
+    code, exponents = code_at(layout.codes), layout.coarse == 16
 
     @njit(forceinline=True)
     def decode(group, lane, i, first, last, out):
         y = f32p(out)
         c, f, h_at, q_at = find(group, i)
-        c, f, h, q = c + lane * 2, f + lane, u8p(h_at + lane * 4), u8p(q_at + lane * 4)
-        d = f16_to_f32(u16p(c)[0])
+        f, h, q = f + lane, u8p(h_at + lane * 4), u8p(q_at + lane * 4)
+        if exponents:
+            d = from_bits(np.int32(u8p(c)[lane]) << 23) * np.float32(0.5)
+        else:
+            c += lane * 2
+            d = f16_to_f32(u16p(c)[0])
         m = np.float32(0)
         if mins:
             m = f16_to_f32(u16p(c)[16])
@@ -87,7 +108,7 @@ def decoded(layout):
                         v |= (np.int32(h[e]) >> step & 1) << 4
                     elif high == 128:
                         v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
-                y[(step - first) * 4 + e] = scale * np.float32(v - offset) + m
+                y[(step - first) * 4 + e] = scale * np.float32(code(v) - offset) + m
 
     return decode
 
