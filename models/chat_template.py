@@ -143,9 +143,8 @@ class _Probe:
         """The capabilities by llama-server's names."""
         typed = self._text([_user([{"type": "text", "text": "MARK-A"}])])
         calls = self._calls({"MARK-P": "value"}, 1)
-        object_arguments = (
-            "MARK-P" in calls and "'MARK-P'" not in calls
-        )  # Python's way to write an object is no template's
+        # Python's way to write an object is no template's.
+        object_arguments = "MARK-P" in calls and "'MARK-P'" not in calls
         arguments: Any = {"MARK-P": "value"} if object_arguments else '{"MARK-P": "value"}'
         calls = calls if object_arguments else self._calls(arguments, 1)
         typed_content = "MARK-A" in typed and "'text'" not in typed and '"text"' not in typed

@@ -68,6 +68,18 @@ def test_prefixes_that_others_take_the_place_of_go_to_the_stock(monkeypatch: pyt
     assert answer.ids == oracle(CompletionRequest(tuple(prompt(120, 0)), n_predict=5, ignore_eos=True), 192)[0]
 
 
+def test_nothing_is_laid_in_for_pages_that_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose layers all keep states."""
+    bench = Bench(n_slots=1, n_ctx=192, cache_ram=10_000, n_states=5)
+    for salt in range(3):
+        bench.run(prompt(120, salt), n_predict=2, ignore_eos=True)
+    cache = bench.scheduler.cache
+    assert cache.host is not None
+    monkeypatch.setattr(FakePages, "nbytes", 0)
+    cache.prepare_ahead(lambda: False)
+    assert not stocked(cache.host)
+
+
 def test_nothing_is_laid_in_where_nothing_is_kept() -> None:
     for options in ({"cache_ram": 0}, {"cache_ram": None, "cache_idle_slots": False}):
         bench = Bench(n_slots=1, n_ctx=192, **options)
