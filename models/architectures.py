@@ -30,6 +30,7 @@ class Architecture:
     norm_for_head: bool = False  # that of each head has a row of weights for each, and takes the mean away
     experts: bool | None = None  # always, never (None), or where the file has them (False)
     several_shared: bool = False  # the width that the file names is that of one of the experts that all rows have
+    mean_with_shared: bool = False  # what a row's experts give and what the shared one does count a half each
     experts_beside: bool = False  # of a dense block, each with norms of its own; a norm of what they give says who
     n_ff_of_expert: bool = True  # an expert's width has a key of its own
     gating: str | None = "softmax"  # of experts, where the file does not say: softmax or sigmoid; None: it must
@@ -39,6 +40,7 @@ class Architecture:
     first_sees_all: bool = False  # the first of each so many layers, not the last
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
     local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
+    dense_turn: bool = False  # but those without experts, before the others, turn
     nope_period: int = 0  # every so many-th layer does without
     base_by_alpha: bool = False  # the base grows by what the file calls alpha
     yarn_softmax: bool = False  # YaRN does not make longer what it turns: what is weighed grows instead
@@ -95,6 +97,7 @@ _GEMMA3N = replace(
 )
 _EXAONE4 = _A(head_norm=True, window_period=4, local_rope_only=True)
 _COHERE = _A(interleaved=True, layer_norm=True, norm_for_head=True, parallel=True, multiplied_logits=True)
+_COHERE2 = replace(_COHERE, window=MUST, window_period=4, local_rope_only=True)
 _HUNYUAN = _A(head_norm=True, norm_after_rope=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
 _GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
@@ -186,7 +189,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma4": replace(_GEMMA3N, window_period=MUST, experts=False, experts_beside=True, keys_as_values=True),
     "gemma-embedding": replace(_GEMMA3, causal=False),
     "command-r": _COHERE,
-    "cohere2": replace(_COHERE, window=MUST, window_period=4, local_rope_only=True),
+    "cohere2": _COHERE2,
+    "cohere2moe": replace(
+        _COHERE2,
+        first_sees_all=True,
+        dense_turn=True,
+        experts=True,
+        gating="sigmoid",
+        weights_norm=None,
+        mean_with_shared=True,
+    ),
     "stablelm": _A(layer_norm=True, norm_for_head=True, parallel=True),
     "orion": _A(layer_norm=True),
     "starcoder2": _GELU,

@@ -145,7 +145,8 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) ->
     shared = dense(b, h, x, "_shexp")
     if "ffn_gate_inp_shexp" in b:  # Qwen's
         shared = mul(shared, sigmoid(b.linear("ffn_gate_inp_shexp", x)))
-    return add(y, shared)
+    y = add(y, shared)
+    return scale(y, factor=0.5) if h.kind.mean_with_shared else y
 
 
 def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -93,6 +93,8 @@ class Hparams:
         period = self.kind.nope_period
         if self.kind.learned_positions or not self.rotary or (period and (layer + 1) % period == 0):
             return False
+        if self.kind.dense_turn and self.experts_of(layer) is None:
+            return True
         return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
 
     def recurrent_of(self, layer: int) -> Recurrent | None:

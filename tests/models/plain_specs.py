@@ -71,6 +71,16 @@ OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "hy_v3": {"leading_dense_block_count": 1, "expert_weights_norm": True, "expert_shared_feed_forward_length": 64},
     "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
 }
+COHERE_MOE = Spec(  # the first of each four layers sees everything
+    "cohere2moe",
+    n_layer=6,
+    n_ff=32,
+    n_expert=6,
+    n_expert_used=2,
+    keys=DENSE_FIRST
+    | {"expert_weights_norm": True, "logit_scale": 0.25}
+    | {"attention.sliding_window": 4, "attention.sliding_window_pattern": [i % 4 > 0 for i in range(6)]},
+)
 OF_HUNYUAN = {"expert_shared_feed_forward_length": 64, "expert_feed_forward_length": 96}
 PLAIN = {
     "llama": Spec(),

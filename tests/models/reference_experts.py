@@ -15,7 +15,12 @@ def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
         return _squared_experts(s, t, b, h)
     out, none = np.zeros_like(h), np.zeros(s.n_expert)
     oss = s.arch == "gpt-oss"
-    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2", "afmoe", "hy_v3") else 1) == 2
+    sigmoid = (
+        s.keys.get(
+            "expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2", "afmoe", "hy_v3", "cohere2moe") else 1
+        )
+        == 2
+    )
     norm = s.arch not in ("olmoe", "qwen2moe", "deepseek") and s.keys.get("expert_weights_norm", True)
     times = s.keys.get("expert_weights_scale") or 1
     for row, y in zip(h, out, strict=True):

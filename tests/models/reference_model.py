@@ -23,18 +23,18 @@ Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
     *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
-    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid"),
+    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid", "cohere2moe"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
 LAYER_NORM = (
     *LEARNED_POSITIONS,
     *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
-    *("jais2", "codeshell", "falcon"),
+    *("jais2", "codeshell", "falcon", "cohere2moe"),
 )
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
-ONE_NORM = ("command-r", "cohere2", "phi2", "falcon")  # for attention and the feed-forward block
+ONE_NORM = ("command-r", "cohere2", "cohere2moe", "phi2", "falcon")  # for attention and the feed-forward block
 NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # whose layers have one sublayer each
 SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm", "jais2")  # relu
 SIMPLE_GELU = (*LEARNED_POSITIONS, "starcoder2", "phi2", "gptneox", "codeshell", "falcon")
@@ -53,7 +53,18 @@ BALANCED = (  # by a bias on the choice
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
-    *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
+    *(
+        "lfm2moe",
+        "qwen35moe",
+        "qwen3next",
+        "nemotron_h_moe",
+        "mistral4",
+        "exaone-moe",
+        "afmoe",
+        "hy_v3",
+        "mellum",
+        "cohere2moe",
+    ),
 )
 FUSED_QKV = ("bailingmoe2",)  # and nothing else
 LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")  # keys and values are made of one short row a token
@@ -401,6 +412,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
                 if b + "ffn_gate_inp_shexp.weight" in t:
                     shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"].reshape(-1, 1)))
                 y = y + shared
+                y = y / 2 if s.arch == "cohere2moe" else y
             return y
         if s.arch in UNGATED:
             up = product(b + "ffn_up", h)
@@ -415,7 +427,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
     if s.arch == "minicpm3":  # whose files say nothing
         of_input, of_blocks, of_logits = 12, 1.4 / math.sqrt(s.n_layer), s.n_embd / 256
-    if s.arch in ("command-r", "cohere2"):
+    if s.arch in ("command-r", "cohere2", "cohere2moe"):
         of_logits = 1 / of_logits
     x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma or s.arch == "afmoe" else of_input)
     pos = np.arange(len(ids))
@@ -463,7 +475,13 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             )
         elif b + "attn_q_norm.weight" in t and s.arch not in (*ROW_NORM, *HUNYUAN):
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
-        far = s.arch in ("cohere2", "exaone4", "exaone-moe") and not window(i) and any(map(window, range(s.n_layer)))
+        dense_turns = s.arch == "cohere2moe" and s.dense(i)
+        far = (
+            not dense_turns
+            and s.arch in ("cohere2", "cohere2moe", "exaone4", "exaone-moe")
+            and not window(i)
+            and any(map(window, range(s.n_layer)))
+        )
         turned = s.arch not in (*LEARNED_POSITIONS, *NEMOTRON_H) and s.keys.get("rope.scaling.finetuned", True)
         if not far and turned and (s.arch not in ("smollm3", "afmoe") or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))

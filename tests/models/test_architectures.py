@@ -21,7 +21,7 @@ from models.overrides import NONE, Overrides
 from server.cli.flags import parse
 from server.cli.model_keys import MODEL_KEYS, overrides
 from server.engine import Engine, EngineOptions
-from tests.models.plain_specs import GPT_OSS, PLAIN, QUANTISED
+from tests.models.plain_specs import COHERE_MOE, GPT_OSS, PLAIN, QUANTISED
 from tests.models.reference_model import Array, Spec, reference, write
 from tests.models.reference_rope import plain, yarn
 
@@ -248,6 +248,10 @@ def test_every_few_layers_see_everything(tmp_path: Path, arch: str, period: int)
         return plain(s, divide=1.0 if arch == "olmo2" and local(i) else 4.0)(i)
 
     check(tmp_path, s, rope=rope, window=lambda i: 8 if local(i) else 0)
+
+
+def test_the_first_of_four_layers_sees_everything_and_turns_where_it_is_dense(tmp_path: Path) -> None:
+    check(tmp_path, COHERE_MOE, window=lambda i: 4 if i % 4 else 0)
 
 
 def test_sinks_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from models.tokenizer import from_metadata
 from server.engine import Engine, EngineOptions
 from server.ubatch import UBatch
 from tests.models.latent_specs import DEEPSEEK
-from tests.models.plain_specs import PLAIN
+from tests.models.plain_specs import COHERE_MOE, PLAIN
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_model import Spec, write
 from tests.models.test_bert import GEMMA, MODERN, opened
@@ -222,6 +222,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "hunyuan_vl": Spec("hunyuan_vl", keys={"rope.scaling.alpha": 40.0}),
     "minicpm without scales": Spec("minicpm"),
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
+    "cohere2moe": COHERE_MOE,
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
     "olmo2, more of them": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
     **GEMMA4,
