@@ -260,6 +260,7 @@ def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
         {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
         {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "object"}]}}, "$ref": "#/$defs/a"},
         {"properties": {"x": 3, "y": {"enum": 3, "type": 3}, "": {"allOf": 3}}},
+        {"properties": {"x": {"type": "string", "minLength": 10**8}, "y": {"type": "array", "minItems": 1e300}}},
     ],
 )
 def test_gemma4_schemas_that_turn_in_circles(vocabulary: Tokenizer, parameters: dict[str, Any]) -> None:
