@@ -169,7 +169,7 @@ class PagedMemory:
 
     @property
     def n_kept(self) -> int:
-        """How many layers keep something: the first."""
+        """How many layers there are up to the last that keeps something."""
         return sum(layer == keeper for layer, keeper in enumerate(self.keepers))
 
     @property

@@ -125,7 +125,7 @@ class Hparams:
 
     @property
     def n_kept(self) -> int:
-        """Of so many layers, the first, the last keeps keys and values of its own, or a state, and none behind them."""
+        """How many layers there are up to the last that keeps keys and values of its own, or a state."""
         n = self.n_layer - self.n_shared
         return next(i + 1 for i in reversed(range(n)) if self.attends(i) or self.recurrent_of(i))
 

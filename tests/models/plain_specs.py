@@ -34,6 +34,7 @@ NEMOTRON_KEYS = OF_MAMBA | {  # keeps a state, feeds forward, attends, keeps a s
     "attention.head_count_kv": [0, 0, 2, 0, 0],
     "feed_forward_length": [0, 96, 0, 0, 96],
     "attention.layer_norm_epsilon": 1e-5,  # which llama.cpp wants to be there
+    "rope.dimension_count": 39,  # which its converter makes of other sizes, and nothing turns
 }
 LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {

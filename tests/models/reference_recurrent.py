@@ -60,7 +60,7 @@ def state_shapes(s: Any) -> dict[str, tuple[int, ...]]:
             "ssm_a": (heads, 1),
             "ssm_d": (heads, 1),
             "ssm_out": (s.n_embd, n),
-        } | ({} if "no ssm norm" in s.traits else {"ssm_norm": (groups, n // groups)})
+        } | ({} if "no ssm norm" in s.traits else {"ssm_norm": (groups, n // groups) if groups > 1 else (n,)})
     columns, n = (2 * groups + heads) * size, heads * size
     return {
         "ssm_conv1d": (columns, taps),
