@@ -62,7 +62,12 @@ class Architecture:
     head_softmax: bool = False  # what it says of a pair are the chances of its classes
     gated_attention: bool = False  # each query has a gate behind it, by whose sigmoid what its head gets is multiplied
     heads_by_group: bool = False  # of the delta rule: those that share keys stand side by side (models/recurrent.py)
-    recurrent: str = ""  # layers that keep a state (models/recurrent.py): conv or delta
+    recurrent: str = ""  # layers that keep a state (models/recurrent.py): conv, delta or mamba
+    all_recurrent: bool = False  # all layers do; else those that the file says
+    attends: bool = True  # some layers attend, and have feed-forward blocks
+    sublayers_apart: bool = False  # a layer keeps a state, attends, or has a feed-forward block
+    rotary: bool = True  # layers that attend turn queries and keys, unless the positions are learned
+    may_do_without_rotary: bool = False  # the file may say that they do not
     output_norm: str = "output_norm"  # the norm of what the last layer gives, as the file calls it
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
 
@@ -89,14 +94,17 @@ _HUNYUAN = _A(head_norm=True, norm_after_rope=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
 _GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
 _QWEN35 = _A(ffn_norm="post_attention_norm", head_norm=True, gated_attention=True, recurrent="delta")
+_GRANITE = _A(interleaved=True, scales=True, may_do_without_rotary=True)
+_NEMOTRON_H = _A(gated=False, activation="relu2", recurrent="mamba", sublayers_apart=True, rotary=False)
 _LFM2 = _A(head_norm=True, recurrent="conv", output_norm="token_embd_norm")
 _NOMIC = _A(layer_norm=True, head_norm=False, after_sum=True, causal=False)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _A(interleaved=True, experts=False, n_ff_of_expert=False),
     "mistral3": _A(interleaved=True, experts=False, n_ff_of_expert=False, attention_temperature=True),
-    "granite": _A(interleaved=True, scales=True),
-    "granitemoe": _A(interleaved=True, scales=True, experts=True, n_ff_of_expert=False),
+    "granite": _GRANITE,
+    "granitemoe": replace(_GRANITE, experts=True, n_ff_of_expert=False),
+    "granitehybrid": replace(_GRANITE, experts=False, n_ff_of_expert=False, recurrent="mamba"),
     "minicpm": _A(interleaved=True, scales=True),
     "smollm3": _A(interleaved=True, nope_period=4),
     "ernie4_5": _LLAMA,
@@ -114,6 +122,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": replace(_QWEN35, experts=True, heads_by_group=True),
     "lfm2": _LFM2,
     "lfm2moe": replace(_LFM2, experts=True, gating=None),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": replace(_NEMOTRON_H, experts=True, gating="sigmoid", weights_norm=None),
+    "falcon-h1": _A(recurrent="mamba", all_recurrent=True),
+    "mamba2": _A(recurrent="mamba", all_recurrent=True, attends=False),
     "qwen2moe": _A(experts=True, weights_norm=False),
     "olmoe": _A(row_norm=True, experts=True, n_ff_of_expert=False, weights_norm=False),
     "ernie4_5-moe": _A(interleaved=True, experts=True),

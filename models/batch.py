@@ -16,7 +16,7 @@ from graph.ops.causal import causal_attention
 from graph.ops.elementwise import broadcast_to
 from graph.ops.encoder import full_attention
 from graph.ops.latent import latent_attention
-from graph.ops.recurrent import causal_conv, causal_conv_kept, gated_delta_rule, gated_delta_rule_kept, text_begins
+from graph.ops.recurrent import causal_conv, causal_conv_kept, linear_attention, linear_attention_kept, text_begins
 from graph.ops.sinks import attention_sinks, causal_attention_sinks
 from graph.session import Session
 from graph.tensor import Tensor, const, feed
@@ -61,6 +61,14 @@ class Weighing(NamedTuple):
     sinks: Tensor | None = None  # (H,)
 
 
+class Recalling(NamedTuple):
+    """How layers that keep a state learn and recall: graph/ops/recurrent.py."""
+
+    scale: float = 1.0
+    delta: bool = False
+    grouped: bool = False
+
+
 class Memory(Protocol):
     """What a row's query meets: keys and values of its own sequence up to its position. From the last layer on that
     keeps keys and values only the rows of `out` ask, where not all are wanted."""
@@ -77,8 +85,10 @@ class States(Protocol):
     def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         """x (T, C), w (C, 1, K) → (T, C): graph.ops.recurrent.causal_conv, going on from each sequence's last row."""
 
-    def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        """q and k (T, H_k, D), v (T, H, D), decay and beta (T, H) → as v: graph.ops.recurrent.gated_delta_rule."""
+    def recall(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: Recalling
+    ) -> Tensor:
+        """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → as v: graph.ops.recurrent.linear_attention."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ class PagedMemory:
     near: PagePool | None  # of layers with a window
     keepers: tuple[int, ...]  # of each layer: which has the keys and values that it sees
     convs: Mapping[int, Tensor]  # (N, K - 1, C)
-    deltas: Mapping[int, Tensor]  # (N, H, D, D)
+    recalled: Mapping[int, Tensor]  # (N, H, D, E)
 
     @classmethod
     def define(
@@ -130,7 +140,7 @@ class PagedMemory:
         n_near: int = 0,
     ) -> PagedMemory:
         """`n_near`: pages of layers with a window; 0: as many as all."""
-        convs, deltas = {}, {}
+        convs, recalled = {}, {}
         far: dict[int, list[Tensor]] = {}
         near: dict[int, list[Tensor]] = {}
         for i in range(h.n_kept):
@@ -138,7 +148,8 @@ class PagedMemory:
             if r := h.recurrent_of(i):
                 convs[i] = session.define(f"conv.{i}", (n_states, *r.conv_shape))
                 if r.n_heads:
-                    deltas[i] = session.define(f"delta.{i}", (n_states, *r.delta_shape))
+                    recalled[i] = session.define(f"recalled.{i}", (n_states, *r.recalled_shape))
+            if not h.attends(i):
                 continue
             layers, n = (near, n_near) if n_near and h.is_local(i) else (far, n_pages)
             layers[i] = [session.define(f"k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
@@ -153,18 +164,18 @@ class PagedMemory:
             pool,
             tuple(h.keeper(i) for i in range(h.n_layer)),
             convs,
-            deltas,
+            recalled,
         )
 
     @property
     def n_kept(self) -> int:
-        """How many layers keep something: the first."""
+        """How many layers there are up to the last that keeps something."""
         return sum(layer == keeper for layer, keeper in enumerate(self.keepers))
 
     @property
     def states(self) -> Pool:
         """The rows."""
-        layers = {i: [t for t in (conv, self.deltas.get(i)) if t is not None] for i, conv in self.convs.items()}
+        layers = {i: [t for t in (conv, self.recalled.get(i)) if t is not None] for i, conv in self.convs.items()}
         return Pool(layers, next(iter(self.convs.values())).shape[0])
 
     @property
@@ -178,7 +189,8 @@ class Cached:
 
     memory: PagedMemory
     batch: Batch
-    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, what has to run for what it keeps
+    stored: dict[int, list[Tensor]] = field(default_factory=dict)  # by layer, its keys and values
+    left: dict[int, list[Tensor]] = field(default_factory=dict)  # and what has to run for the states that it leaves
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
@@ -202,14 +214,20 @@ class Cached:
 
     def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         y = causal_conv_kept(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
-        self.stored.setdefault(layer, []).append(y)
+        self.left.setdefault(layer, []).append(y)
         return y
 
-    def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        states, batch = self.memory.deltas[layer], self.batch
-        y = gated_delta_rule_kept(q, k, v, decay, beta, states, batch.begin, batch.end, scale=q.shape[2] ** -0.5)
-        self.stored.setdefault(layer, []).append(y)
+    def recall(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: Recalling
+    ) -> Tensor:
+        states, batch = self.memory.recalled[layer], self.batch
+        y = linear_attention_kept(q, k, v, decay, beta, states, batch.begin, batch.end, **how._asdict())
+        self.left.setdefault(layer, []).append(y)
         return y
+
+    def kept(self, layer: int) -> list[Tensor]:
+        """All that has to run for what a layer keeps."""
+        return self.stored.get(layer, []) + self.left.get(layer, [])
 
 
 def zeros(*shape: int) -> Tensor:
@@ -241,9 +259,11 @@ class Sequences:
     def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)
 
-    def recall(self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    def recall(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: Recalling
+    ) -> Tensor:
         before = zeros(1, v.shape[1], q.shape[2], v.shape[2])
-        return gated_delta_rule(q, k, v, decay, beta, before, self._begin, scale=q.shape[2] ** -0.5)
+        return linear_attention(q, k, v, decay, beta, before, self._begin, **how._asdict())
 
     @cached_property
     def _begin(self) -> Tensor:

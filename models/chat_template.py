@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from models import chat_results
 from models.chat_builtins import BUILTINS, CHATML
 from models.chat_jinja import ChatTemplateError, Renderer
 from models.tokenizer import Tokenizer
@@ -51,7 +52,9 @@ class ChatTemplate:
         self.eos_token = eos_token
         self._renderer = Renderer(self.source)
         self._tool_renderer = Renderer(tool_use) if tool_use else self._renderer
-        self.caps: dict[str, bool] = _Probe(self._render).caps()
+        probe = _Probe(self._render)
+        self.caps: dict[str, bool] = probe.caps()
+        self._results_within = chat_results.FIELD in (tool_use or self.source) and not probe.shows_results()
         self.calls = family_of(tool_use or self.source)
         self.reasoning = reasoning_tags(self.source)
 
@@ -78,6 +81,8 @@ class ChatTemplate:
             variables["tools"] = tools
         if not self.caps["supports_tool_calls"]:
             messages = generic.as_text(messages)
+        elif self._results_within:
+            messages = chat_results.within_turns(messages)
         return self._render(self._adapt(messages), variables)
 
     def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:
@@ -137,9 +142,10 @@ class _Probe:
     def caps(self) -> dict[str, bool]:
         """The capabilities by llama-server's names."""
         typed = self._text([_user([{"type": "text", "text": "MARK-A"}])])
-        calls = self._calls({"ARG": "value"}, 1)
-        object_arguments = '"ARG"' in calls
-        arguments: Any = {"ARG": "value"} if object_arguments else '{"ARG": "value"}'
+        calls = self._calls({"MARK-P": "value"}, 1)
+        # Python's way to write an object is no template's.
+        object_arguments = "MARK-P" in calls and "'MARK-P'" not in calls
+        arguments: Any = {"MARK-P": "value"} if object_arguments else '{"MARK-P": "value"}'
         calls = calls if object_arguments else self._calls(arguments, 1)
         typed_content = "MARK-A" in typed and "'text'" not in typed and '"text"' not in typed
         reasoned = {"role": "assistant", "content": "a", "reasoning_content": "MARK-A"}
@@ -153,6 +159,10 @@ class _Probe:
             "supports_object_arguments": object_arguments,
             "supports_preserve_reasoning": "MARK-A" in self._text([_user("a"), reasoned, _user("b")]),
         }
+
+    def shows_results(self) -> bool:
+        """Whether a call's result, in a message of its own, becomes more than a turn of a role that is none."""
+        return "response:MARK-1" in self._calls({"MARK-P": "value"}, 1)
 
     def _text(self, messages: list[Message], **variables: Any) -> str:
         try:

@@ -53,10 +53,10 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     for layer in range(h.n_layer):
         b, local = w.block(layer), h.is_local(layer)
         y = b.norm("attn_norm", x, h)
-        mixed = None
+        recalled, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
-            mixed = recurrent(b, h, r, layer, y, memory)  # of all rows: each goes on from the one before
-        elif layer < h.n_kept:
+            recalled = recurrent(b, h, r, layer, y, memory)  # of all rows: each goes on from the one before
+        if attends and layer < h.n_kept:
             seen[layer] = keys_of(Side(b, y, angles[local]), h, layer)
         if layer == h.n_kept - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
@@ -64,18 +64,25 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             of_queries = rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
-            mixed = None if mixed is None else get_rows(mixed, rows.out.ids)
-        if mixed is None:
+            recalled = None if recalled is None else get_rows(recalled, rows.out.ids)
+        mixed = None
+        if attends:
             mixed = attention(Side(b, y, of_queries[local]), seen[h.keeper(layer)], h, memory, layer)
+        if recalled is not None:
+            recalled = b.linear(OUTPUT[h.kind.recurrent], recalled)
+            mixed = recalled if mixed is None else add(mixed, recalled)
+        attended = x
+        if mixed is not None:
+            attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
+        if not h.feeds(layer):
+            x = attended
         else:
-            mixed = b.linear(OUTPUT[h.kind.recurrent], mixed)
-        attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
-        if h.kind.parallel and "ffn_norm" not in b:
-            fed = y
-        else:
-            fed = b.norm("ffn_norm", x if h.parallel else attended, h)
-        y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed, attended), h)
-        x = add(attended, scaled(y, h.residual_scale))
+            if mixed is None or (h.kind.parallel and "ffn_norm" not in b):
+                fed = y
+            else:
+                fed = b.norm("ffn_norm", x if h.parallel else attended, h)
+            y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed, attended), h)
+            x = add(attended, scaled(y, h.residual_scale))
         if inputs is not None:
             x = add(x, layer_input(b, h, layer, inputs, x))
         if "layer_output_scale" in b:
@@ -122,7 +129,7 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) ->
     """(T, n_embd): what the likeliest experts of each row make of it, and the one that every row has."""
     ids, weights = routed(b, e, chosen_by)
     order = expert_order(ids, n=e.n)
-    rows = expert_rows(x, order)  # (T · n_used, n_embd)
+    rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)  # (T · n_used, n_embd)
     inner = b.experts("ffn_up_exps", rows, order, e.n)
     if not h.kind.gated:
         inner = activated(h, inner)
@@ -130,6 +137,7 @@ def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) ->
         gate, limit = b.experts("ffn_gate_exps", rows, order, e.n), h.kind.glu_limit
         inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), inner)
     y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n), weights, order)
+    y = b.linear("ffn_latent_up", y) if e.n_latent else y
     if not e.n_ff_shared:
         return y
     shared = dense(b, h, x, "_shexp")

@@ -24,6 +24,7 @@ class Experts:
     scale: float = 1.0  # and multiplied by this
     n_groups: int = 1  # of experts
     n_groups_used: int = 1  # a row's experts are of so many groups: of those whose best two are the likeliest
+    n_latent: int = 0  # elements of the shorter rows that experts are given and give; 0: as the layer's
 
     def are_in(self, layer: int) -> bool:
         return layer >= self.n_dense and (self.period == 0 or layer % self.period == 1)
@@ -69,6 +70,7 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         keys.factor("expert_weights_scale"),
         n_groups,
         n_groups_used,
+        keys.count_or_none("moe_latent_size"),
     )
 
 

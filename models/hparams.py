@@ -77,7 +77,8 @@ class Hparams:
     sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
     layers: tuple[LayerSizes, ...] = ()  # () where they do not differ
     parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
-    recurrent: Recurrent | None = None  # layers that keep a state instead of keys and values
+    recurrent: Recurrent | None = None  # layers that keep a state instead of keys and values, or beside them
+    rotary: bool = True  # queries and keys are turned by their positions
 
     @property
     def kind(self) -> Architecture:
@@ -89,17 +90,24 @@ class Hparams:
 
     def has_rope(self, layer: int) -> bool:
         period = self.kind.nope_period
-        if self.kind.learned_positions or (period and (layer + 1) % period == 0):
+        if self.kind.learned_positions or not self.rotary or (period and (layer + 1) % period == 0):
             return False
         return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
 
     def recurrent_of(self, layer: int) -> Recurrent | None:
-        """None: it attends."""
+        """None: it keeps no state."""
         return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
+
+    def attends(self, layer: int) -> bool:
+        return self.recurrent is None or self.recurrent.attending[layer]
+
+    def feeds(self, layer: int) -> bool:
+        """Whether it has a feed-forward block, or experts."""
+        return self.sizes(layer).n_ff > 0
 
     def experts_of(self, layer: int) -> Experts | None:
         """None: its feed-forward block is one for all rows."""
-        return self.experts if self.experts and self.experts.are_in(layer) else None
+        return self.experts if self.experts and self.experts.are_in(layer) and self.feeds(layer) else None
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
@@ -117,8 +125,9 @@ class Hparams:
 
     @property
     def n_kept(self) -> int:
-        """How many layers keep keys and values of their own: the first."""
-        return self.n_layer - self.n_shared
+        """How many layers there are up to the last that keeps keys and values of its own, or a state."""
+        n = self.n_layer - self.n_shared
+        return next(i + 1 for i in reversed(range(n)) if self.attends(i) or self.recurrent_of(i))
 
     def keeper(self, layer: int) -> int:
         """The layer whose keys and values this one sees: itself, or the last like it that keeps some."""
@@ -140,7 +149,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
     kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
-    n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
+    n_embd = keys.count("embedding_length")
+    n_head = keys.count("attention.head_count") if kind.attends else 0
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
@@ -165,8 +175,6 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     pooling = keys.number("pooling_type", 0)
     if pooling not in range(len(POOLINGS)):
         raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
-    if kind.scales and not keys.flag("rope.scaling.finetuned", True):
-        raise keys.error("rope.scaling.finetuned", f"is false: a {arch} without rotary embedding is not supported")
     rope_base = keys.positive("rope.freq_base", 10000.0)
     scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
@@ -185,7 +193,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_scaling=scaling,
         attention_scale=latent.yarn_scale(scaling)
         if latent and kind.yarn_softmax
-        else _attention_scale(kind, arch, n_layer, n_embd // n_head, latent.size if latent else most.head_dim),
+        else _attention_scale(kind, arch, n_layer, n_embd // max(1, n_head), latent.size if latent else most.head_dim),
         window=window,
         window_period=period,
         rope_base_local=0.0
@@ -209,6 +217,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
         interleaved=kind.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd),
+        rotary=kind.rotary and not (kind.may_do_without_rotary and not keys.flag("rope.scaling.finetuned", True)),
     )
     return _with_scales(h, keys) if kind.scales else h
 
@@ -257,7 +266,7 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
 
 def _attention_scale(kind: Architecture, arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
     """1/√d; the 27B Gemmas use the embedding's share of a head for d (llama.cpp tells them by their depth)."""
-    if kind.unscaled:
+    if kind.unscaled or not kind.attends:
         return 1.0
     if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
         return float(per_head**-0.5)

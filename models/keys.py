@@ -50,14 +50,14 @@ class Keys:
             raise self.error(key, f"is {value}, which is not a possible size")
         return int(value)
 
-    def counts(self, key: str, n: int, default: int | None = None) -> tuple[int, ...]:
-        """One for each of n layers: the file has a number, or as many."""
+    def counts(self, key: str, n: int, default: int | None = None, *, or_none: bool = False) -> tuple[int, ...]:
+        """One for each of n layers: the file has a number, or as many. `or_none`: they may be 0."""
         value = self.get(key)
         if not isinstance(value, np.ndarray) or (value == value.flat[:1]).all():
-            return (self.count(key, default),) * n
+            return ((self.count_or_none if or_none else self.count)(key, default),) * n
         if value.shape != (n,) or value.dtype.kind not in "iu":
             raise self.error(key, f"must be a number or {n} whole numbers")
-        if not ((value > 0) & (value < 1 << 31)).all():
+        if not ((value >= (0 if or_none else 1)) & (value < 1 << 31)).all():
             raise self.error(key, "has a number that is not a possible size")
         return tuple(value.tolist())
 

@@ -15,7 +15,7 @@ from models.latent_params import Latent
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    n_ff: int  # of the block for all rows
+    n_ff: int  # of the block for all rows; 0: the layer has no feed-forward block
     n_head_kv: int
     head_dim: int
     rope_dim: int  # elements of a head that turn
@@ -24,13 +24,17 @@ class LayerSizes:
 def read_layer_sizes(
     keys: Keys, n_blocks: int, n_ff: int | None, is_local: Sequence[bool], latent: Latent | None = None
 ) -> tuple[LayerSizes, tuple[LayerSizes, ...]]:
-    """The largest, with the heads of layers that see everything; and each layer's, or () where they do not differ.
+    """The largest, with the heads of layers that see everything; and each layer's, or () where they do not differ. All
+    0: the model has neither attention nor feed-forward blocks.
 
     `n_ff`: where the file does not say; `is_local`: which layers have the sliding window, whose heads may have a size
     of their own (gemma4); `latent`: then of keys there is the row that is kept. ModelFileError names the key at fault.
     """
+    kind = ARCHITECTURES[keys.arch]
+    if not kind.attends:
+        return LayerSizes(0, 0, 0, 0), ()
     n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
-    widths = keys.counts("feed_forward_length", n_blocks, n_ff)
+    widths = keys.counts("feed_forward_length", n_blocks, n_ff, or_none=kind.sublayers_apart)
     if latent is not None:
         layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
@@ -64,6 +68,8 @@ def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, i
     head_dim = keys.count(f"attention.key_length{which}", size)
     if keys.count(f"attention.value_length{which}", head_dim) != head_dim:
         raise ModelFileError(keys.file, f"key_length{which} and value_length{which} differ, which is not supported")
+    if not ARCHITECTURES[keys.arch].rotary:  # files of Nemotron H say how much would turn, and mean nothing by it
+        return head_dim, head_dim
     rope_dim = keys.count(f"rope.dimension_count{which}", min(turned or head_dim, head_dim))
     if rope_dim % 2 or rope_dim > head_dim:
         raise keys.error(f"rope.dimension_count{which}", f"is {rope_dim}, the heads have {head_dim}")

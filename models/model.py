@@ -43,7 +43,7 @@ class Model:
         nobody wants logits."""
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
-        return cached.stored[self.hparams.n_kept - 1]
+        return cached.kept(self.hparams.n_kept - 1)
 
     def training_logits(self, sequences: Sequences) -> Tensor:
         """(T, n_vocab) f32 of whole sequences without a cache; `graph.autodiff.backward` goes through it."""

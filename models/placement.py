@@ -15,7 +15,7 @@ import numpy as np
 from graph.partition import Wish
 from graph.tensor import Tensor
 
-_OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^[kv]\.(\d+)$")
+_OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recalled)\.(\d+)$")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^sampler_state$")
 # The name in the file, within ours.
 _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?:\.[ab])?")

@@ -1,4 +1,5 @@
-"""Layers that keep a state of each sequence: short convolutions (LFM 2), gated delta nets (Qwen 3.5, Qwen 3 Next)."""
+"""Layers that keep a state of each sequence: short convolutions (LFM 2), gated delta nets (Qwen 3.5, Qwen 3 Next), and
+Mamba 2 (Granite 4 H, Nemotron H, Falcon H1)."""
 
 from __future__ import annotations
 
@@ -6,20 +7,20 @@ from graph.ops.elementwise import add, mul, silu
 from graph.ops.norm import rms_norm
 from graph.ops.pointwise import exp, sigmoid, softplus
 from graph.ops.shape import reshape
-from graph.ops.window import take_block, take_columns, transpose
+from graph.ops.window import take_block, take_columns
 from graph.tensor import Tensor, const
-from models.batch import Memory, States
+from models.batch import Memory, Recalling, States
 from models.hparams import Hparams
 from models.recurrent_params import Recurrent
 from models.weights import Weights
 
-OUTPUT = {"conv": "shortconv.out_proj", "delta": "ssm_out"}  # what the layer ends with
+OUTPUT = {"conv": "shortconv.out_proj", "delta": "ssm_out", "mamba": "ssm_out"}  # what the layer ends with
 
 
 def recurrent(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: Memory) -> Tensor:
     """Rows x (T, n_embd), normalised, as the layer's last product takes them."""
     assert isinstance(memory, States)  # no model that sees texts as a whole has such layers
-    return (short_conv if h.kind.recurrent == "conv" else delta_net)(b, h, r, layer, x, memory)
+    return LAYERS[h.kind.recurrent](b, h, r, layer, x, memory)
 
 
 def short_conv(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: States) -> Tensor:
@@ -41,27 +42,46 @@ def delta_net(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memor
         learned, steps = (_half(both, i) for i in range(2))
     else:
         learned, steps = b.linear("ssm_beta", x), b.linear("ssm_alpha", x)  # (T, n_heads)
-    steps = softplus(add(steps, b.tensors[f"{b.prefix}ssm_dt.bias"]))
-    learned, decay = sigmoid(learned), exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
-    if h.kind.heads_by_group:  # the op has heads of the same place in their groups side by side
-        v, learned, decay = (_turned(t, r.n_key_heads) for t in (v, learned, decay))
-    y = memory.recall(layer, q, k, v, decay, learned)
-    y = _turned(y, r.n_heads // r.n_key_heads) if h.kind.heads_by_group else y
+    learned, decay = sigmoid(learned), exp(mul(_steps(b, steps), b.tensors[f"{b.prefix}ssm_a"]))
+    y = memory.recall(layer, q, k, v, decay, learned, Recalling(r.size**-0.5, True, h.kind.heads_by_group))
     gate = reshape(b.linear("attn_gate", x), shape=y.shape)
     y = mul(rms_norm(y, b["ssm_norm"], eps=h.eps), silu(gate))
     return reshape(y, shape=(-1, r.n_heads * r.size))
+
+
+def mamba(b: Weights, h: Hparams, r: Recurrent, layer: int, x: Tensor, memory: States) -> Tensor:
+    """(T, n_heads · width): Mamba 2 (Dao and Gu, 2024): what each head recalls and what it sees, gated, normalised by
+    groups of heads."""
+    rows, n, n_keys = x.shape[0], r.n_heads * r.width, r.n_key_heads * r.size
+    both = b.linear("ssm_in", x)  # gate, what is convolved, steps
+    convolved = memory.convolve(layer, take_columns(both, n, r.n_columns), b["ssm_conv1d"])
+    bias = b.bias("ssm_conv1d")
+    mixed = silu(convolved if bias is None else add(convolved, bias))
+    v = reshape(take_columns(mixed, 0, n), shape=(rows, r.n_heads, r.width))
+    k, q = (reshape(take_columns(mixed, n + i * n_keys, n_keys), shape=(rows, r.n_key_heads, r.size)) for i in range(2))
+    steps = _steps(b, take_columns(both, n + r.n_columns, r.n_heads))
+    decay = exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
+    y = memory.recall(layer, q, k, v, decay, steps, Recalling(grouped=True))
+    y = add(y, mul(v, b.tensors[f"{b.prefix}ssm_d"]))
+    y = mul(silu(take_columns(both, 0, n)), reshape(y, shape=(rows, n)))
+    if "ssm_norm" not in b:  # Falcon H1 may do without
+        return y
+    groups = reshape(y, shape=(rows, r.n_key_heads, n // r.n_key_heads))
+    return mul(reshape(rms_norm(groups, const(1.0), eps=h.eps), shape=y.shape), b["ssm_norm"])
+
+
+LAYERS = {"conv": short_conv, "delta": delta_net, "mamba": mamba}
+
+
+def _steps(b: Weights, x: Tensor) -> Tensor:
+    """(T, n_heads): how long a token lasts for each head."""
+    return softplus(add(x, b.tensors[f"{b.prefix}ssm_dt.bias"]))
 
 
 def _half(both: Tensor, i: int) -> Tensor:
     """(T, n_heads) of (T, groups, 2, heads of each)."""
     part = take_block(both, start=(0, 0, i, 0), shape=(*both.shape[:2], 1, both.shape[3]))
     return reshape(part, shape=(both.shape[0], -1))
-
-
-def _turned(x: Tensor, n: int) -> Tensor:
-    """(T, n_heads, …), which stand in n groups: the first of each group first, then the second."""
-    grouped = reshape(x, shape=(x.shape[0], n, x.shape[1] // n, *x.shape[2:]))
-    return reshape(transpose(grouped, axes=(0, 2, 1, *range(3, len(grouped.shape)))), shape=x.shape)
 
 
 def _unit(x: Tensor, r: Recurrent, eps: float) -> Tensor:

@@ -33,9 +33,13 @@ class Part:
     turned: bool = False  # of each head it has columns as rows
     loose: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
 
+    in_graph: tuple[int, ...] = ()  # and its shape here
+
     @property
     def held_shape(self) -> tuple[int, ...]:
         """In the graph."""
+        if self.in_graph:
+            return self.in_graph
         return (self.shape[0], 1, *self.shape[1:]) if self.loose else self.shape
 
     @property
@@ -97,14 +101,21 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         if h.kind.before:
             yield from _norm(b + "attn_norm", h, required=i > 0 or not h.kind.embedding_norm)
         recurrent = h.recurrent_of(i)
-        yield from _recurrent_parts(h, b, recurrent) if recurrent else _attention_parts(h, i, present)
+        if recurrent:
+            yield from _recurrent_parts(h, b, recurrent)
+        if h.attends(i):
+            yield from _attention_parts(h, i, present)
         if h.kind.after:
             yield from _norm(b + "post_attention_norm", h)
-        if h.kind.before:
-            yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
+        if h.kind.before and h.feeds(i) and (recurrent or h.attends(i)):
+            if b + "ffn_norm" in present:  # as Falcon H1's files have it
+                yield b + "ffn_norm.weight", Part(b + "ffn_norm", (h.n_embd,))
+            else:
+                yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
         if h.kind.after:
             yield from _norm(b + "post_ffw_norm", h)
-        yield from _feed_forward_parts(h, i, present)
+        if h.feeds(i):
+            yield from _feed_forward_parts(h, i, present)
         if n := h.n_embd_per_layer:
             yield from _one(b + "inp_gate.weight", n, h.n_embd)
             yield from _one(b + "proj.weight", h.n_embd, n)
@@ -179,6 +190,9 @@ def _recurrent_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Pa
         yield from _one(b + "shortconv.in_proj.weight", 3 * r.n_columns, h.n_embd)
         yield from _one(b + "shortconv.out_proj.weight", h.n_embd, r.n_columns)
         return
+    if h.kind.recurrent == "mamba":
+        yield from _mamba_parts(h, b, r)
+        return
     name, n_values = f"{b}ssm_conv1d.weight", r.n_heads * r.size
     yield name, Part(name, (r.n_columns, r.n_taps), loose=True)
     yield from _one(b + "attn_qkv.weight", r.n_columns, h.n_embd)
@@ -192,6 +206,19 @@ def _recurrent_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Pa
     yield from _one(b + "ssm_a", r.n_heads)
     yield from _one(b + "ssm_norm.weight", r.size)
     yield from _one(b + "ssm_out.weight", h.n_embd, n_values)
+
+
+def _mamba_parts(h: Hparams, b: str, r: Recurrent) -> Iterator[tuple[str, Part]]:
+    n = r.n_heads * r.width
+    yield from _one(b + "ssm_in.weight", n + r.n_columns + r.n_heads, h.n_embd)
+    yield b + "ssm_conv1d.weight", Part(b + "ssm_conv1d.weight", (r.n_columns, r.n_taps), loose=True)
+    yield from _one(b + "ssm_conv1d.bias", r.n_columns, required=False)
+    yield from _one(b + "ssm_dt.bias", r.n_heads)
+    for name, shape in ((b + "ssm_a", ()), (b + "ssm_d", (1, r.n_heads, 1))):
+        yield name, Part(name, (r.n_heads,), in_file=(r.n_heads, 1), in_graph=shape)
+    groups = r.n_key_heads, n // r.n_key_heads
+    yield b + "ssm_norm.weight", Part(b + "ssm_norm.weight", (n,), required=h.arch != "falcon-h1", in_file=groups)
+    yield from _one(b + "ssm_out.weight", h.n_embd, n)
 
 
 def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
@@ -224,15 +251,19 @@ def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorIn
         yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
         yield from _one(b + "ffn_down_exps.scale", e.n, required=False)
     fused = b + "ffn_gate_up_exps.weight" in present
-    shapes = (("gate", e.n_ff, h.n_embd), ("up", e.n_ff, h.n_embd), ("down", h.n_embd, e.n_ff))
-    for name, n_out, n_in in shapes[not h.kind.gated :]:
+    n_row = e.n_latent or h.n_embd
+    if e.n_latent:
+        yield from _one(b + "ffn_latent_down.weight", e.n_latent, h.n_embd)
+        yield from _one(b + "ffn_latent_up.weight", h.n_embd, e.n_latent)
+    for name in ("gate", "up", "down")[not h.kind.gated :]:
+        n_out, n_in = (n_row, e.n_ff) if name == "down" else (e.n_ff, n_row)
         source, start = f"ffn_{name}_exps", 0
         if fused and name != "down":
             source, start = "ffn_gate_up_exps", e.n_ff * (name == "up")
         yield f"{b}ffn_{name}_exps.weight", Part(f"{b}{source}.weight", (e.n * n_out, n_in), start, n_experts=e.n)
         yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
         if e.n_ff_shared:
-            shape = (n_out, e.n_ff_shared) if name == "down" else (e.n_ff_shared, n_in)
+            shape = (h.n_embd, e.n_ff_shared) if name == "down" else (e.n_ff_shared, h.n_embd)
             yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
     if e.n_ff_shared:
         yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)

@@ -178,7 +178,7 @@ class KvCache:
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
         """Have host memory at hand for known prefixes that sequences will soon take the place of."""
         nbytes = self.store.nbytes
-        n = min(SPARE // nbytes, len(self.prefixes.idle))
+        n = min(SPARE // max(1, nbytes), len(self.prefixes.idle))
         if self.host is not None and self.keep_idle and len(self.pages.free) < n:
             self.host.stock(n, nbytes, wanted)
 

@@ -76,7 +76,7 @@ def parse_sampling(fields: Fields, defaults: SamplingParams, tokenizer: Tokenize
     bias = _merged(_logit_bias(fields, tokenizer)) if fields.body.get("logit_bias") is not None else defaults.logit_bias
     if fields.boolean("ignore_eos"):
         bias += tuple((id, -_INF) for id in sorted(tokenizer.eog_ids))
-    if len({id for id, value in bias if value == -_INF}) == tokenizer.n_vocab:
+    if len({id for id, value in bias if value == -_INF}.union(tokenizer.suppressed_ids)) == tokenizer.n_vocab:
         refuse("logit_bias", "no token is left")
     given["logit_bias"] = bias
     return replace(defaults, **given)

@@ -26,8 +26,9 @@ class Prefault:
     def __init__(self, session: Session, pool: PagePool) -> None:
         self._session, self._caches = session, pool.caches
         self._n_pages = pool.n
-        self._lead = LEAD // pool.nbytes
-        self._step = max(1, PIECE * self._n_pages // max(cache.nbytes for cache in self._caches))  # pages of a piece
+        largest = max((cache.nbytes for cache in self._caches), default=1)
+        self._lead = LEAD // max(1, pool.nbytes)
+        self._step = max(1, PIECE * self._n_pages // largest)  # pages of a piece
         self._used = self._done = 0  # pages that steps have come to; pieces, one of every cache after the other
 
     def used(self, page: int) -> None:
@@ -37,7 +38,7 @@ class Prefault:
     def run(self, wanted: Callable[[], bool]) -> None:
         """Go on until somebody wants something else, or until all is taken that may be used soon."""
         end, n = min(self._n_pages, self._used + self._lead), len(self._caches)
-        while (first := self._done // n * self._step) < end and not wanted():
+        while n and (first := self._done // n * self._step) < end and not wanted():
             cache = self._caches[self._done % n]
             size = cache.nbytes // self._n_pages
             self._session.touch(cache.name, first * size, min(self._step, self._n_pages - first) * size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -180,11 +181,14 @@ class Row:
 class Words(Vocabulary, Texts, Protocol):
     """What samplers need of a tokenizer."""
 
+    suppressed_ids: tuple[int, ...]
+
 
 class RowSampler:
     """One sequence's generators and history. `begin` with the prompt, then `feeds` and `accept` in turn.
 
-    `n_ctx` is what -1 means for the penalties' and DRY's windows.
+    `n_ctx` is what -1 means for the penalties' and DRY's windows. Tokens that the vocabulary suppresses have a bias of
+    -∞, as in llama.cpp.
     """
 
     def __init__(self, params: SamplingParams, vocab: Words, n_ctx: int) -> None:
@@ -216,9 +220,10 @@ class RowSampler:
             self._xtc.advance(p.rng_used[1])
         self._penalties: Penalties | None = None
         self._dry: Dry | None = None
-        self._bias_ids = [id for id, _ in p.logit_bias]
-        self._bias_values = [value for _, value in p.logit_bias]
-        self._bias_kinds = [s.BIAS_ENTRY] * len(p.logit_bias)
+        biases = (*p.logit_bias, *((id, -math.inf) for id in vocab.suppressed_ids))
+        self._bias_ids = [id for id, _ in biases]
+        self._bias_values = [value for _, value in biases]
+        self._bias_kinds = [s.BIAS_ENTRY] * len(biases)
         if s.PENALTIES in codes:
             self._penalties = Penalties(n_ctx if p.repeat_last_n < 0 else p.repeat_last_n)
         if s.DRY in codes:

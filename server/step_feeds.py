@@ -53,8 +53,8 @@ class StepFeeds:
 
     def __init__(self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0) -> None:
         self.nbytes = sum(array.nbytes for array in room.values())
-        self._tokens, self._pos, self._slot = room["tokens"], room["pos"], room["slot"]
-        self._cells, self._out = room["cells"], room.get("out")
+        self._tokens, self._out = room["tokens"], room.get("out")
+        self._pos, self._slot, self._cells = room.get("pos"), room.get("slot"), room.get("cells")
         self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
         self._near, self._spare_near = room.get("near"), spare_near
         self._begin, self._end = room.get("begin"), room.get("end")
@@ -67,13 +67,16 @@ class StepFeeds:
         slot, out = batch.slot, batch.out
         n, n_out = len(slot), len(out)
         self._tokens[:n] = batch.tokens
-        self._pos[:n] = batch.pos
-        self._slot[:n] = slot
-        self._cells[:n] = batch.cells
         if n < len(self._tokens):
-            self._tokens[n:] = self._pos[n:] = 0
-            self._slot[n:] = self._spare_slot
-            self._cells[n:] = self._spare_cell
+            self._tokens[n:] = 0
+        if self._pos is not None and self._slot is not None and self._cells is not None:  # some layer attends
+            self._pos[:n] = batch.pos
+            self._slot[:n] = slot
+            self._cells[:n] = batch.cells
+            if n < len(self._tokens):
+                self._pos[n:] = 0
+                self._slot[n:] = self._spare_slot
+                self._cells[n:] = self._spare_cell
         if self._near is not None:
             self._near[:n], self._near[n:] = batch.near, self._spare_near
         if self._begin is not None and self._end is not None:  # what fills it up begins with nothing, and keeps nothing

@@ -64,8 +64,8 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
 
 
 def _stays_f32(name: str, info: TensorInfo) -> bool:
-    """What llama.cpp wants in f32: vectors, biases, and the matrix by which rows choose experts."""
-    return len(info.shape) == 1 or name.endswith((".bias", "_norm.weight", "ffn_gate_inp.weight"))
+    """What llama.cpp wants in f32: vectors (also as columns), and the matrix by which rows choose experts."""
+    return len(info.shape) == 1 or name.endswith((".bias", ".ssm_a", ".ssm_d", "_norm.weight", "ffn_gate_inp.weight"))
 
 
 def _as_it_was(gguf: GGUFFile, name: str) -> Iterator[npt.NDArray[Any]]:

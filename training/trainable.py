@@ -49,7 +49,7 @@ RANKS = {
     "out_norm": "output_norm.weight",
 }
 # of layers that keep a state, which llama.cpp's finetune does not name
-_OF_STATES = tuple(f"blk.*.{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_out", "shortconv.*_proj"))
+_OF_STATES = tuple(f"blk.*.{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_[io]*", "shortconv.*_proj"))
 # constants, what only chooses experts, and heads that make scores or vectors: a text's loss is not theirs
 _WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.exp_probs_b\.|cls\.|dense_")
 # as large as the vocabulary, or not used by llama.cpp: these have a rank only where it is named

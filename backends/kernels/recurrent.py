@@ -1,4 +1,4 @@
-"""Layers that keep a state: short convolutions and the gated delta rule (graph/ops/recurrent.py)."""
+"""Layers that keep a state: short convolutions and linear attention (graph/ops/recurrent.py)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Kernel(
 )
 # A group has 16 columns of a head, from the first row of a sequence to its last. Its state is in the group's memory.
 Kernel(
-    "gated_delta_rule",
+    "linear_attention",
     [
         Arg("Q", "f32"),
         Arg("K", "f32"),
@@ -65,7 +65,10 @@ Kernel(
         Arg("END", "i32"),
         Arg("Y", "f32", "w"),
     ],
-    ["uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor", "uint keeps"],
+    [
+        *("uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor"),
+        *("uint keeps", "uint delta", "uint grouped"),
+    ],
     """
   uint n_parts = (width + 15u) / 16u;
   for (uint g = GX; g < n; g += NGX) {
@@ -79,11 +82,12 @@ Kernel(
       }
     }
     while (going) {
-      uint at = (t * k_heads + h % k_heads) * size, own = t * n_heads + h;
+      uint kept = grouped != 0u ? h / (n_heads / k_heads) : h % k_heads;
+      uint at = (t * k_heads + kept) * size, own = t * n_heads + h;
       for (uint d = LID; d < size; d += WG) { keys[d] = K[at + d]; queries[d] = Q[at + d]; }
       BARRIER();
       float fades = DECAY[own];
-      for (uint i = LID; i < 128u; i += WG) {
+      for (uint i = delta != 0u ? LID : 128u; i < 128u; i += WG) {
         uint c = i % 16u;
         PRECISE float sum = 0.0f;
         for (uint d = i / 16u; d < size; d += 8u) sum = FMA(s[d * 16u + c], keys[d], sum);
@@ -92,7 +96,8 @@ Kernel(
       BARRIER();
       for (uint c = LID; c < 16u; c += WG) {
         PRECISE float known = 0.0f;
-        for (uint p = 0u; p < 8u; p++) known = known + sums[p * 16u + c];
+        if (delta != 0u)
+          for (uint p = 0u; p < 8u; p++) known = known + sums[p * 16u + c];
         missing[c] = c0 + c < width ? BETA[own] * FMA(-fades, known, V[own * width + c0 + c]) : 0.0f;
       }
       BARRIER();
@@ -157,16 +162,17 @@ def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
     return [dispatch("causal_conv", shape, _buffers(t), words, groups_for(n, shape, WG))]
 
 
-def _delta_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+def _attention(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
     if size > SIZE:
         return None
     n = rows * heads * -(-width // COLUMNS)
-    words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]), int(_keeps(t)))
+    forms = int(_keeps(t)), int(t.attrs["delta"]), int(t.attrs["grouped"])
+    words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]), *forms)
     groups = min(n, shape.units if shape.name == "cpu" else 16384)
-    return [dispatch("gated_delta_rule", shape, _buffers(t), words, groups)]
+    return [dispatch("linear_attention", shape, _buffers(t), words, groups)]
 
 
 for _form in ("", "_kept"):
     lower(f"causal_conv{_form}")(_conv)
-    lower(f"gated_delta_rule{_form}")(_delta_rule)
+    lower(f"linear_attention{_form}")(_attention)

@@ -1,4 +1,4 @@
-"""Layers that keep a state of each sequence in the place of all its tokens: short convolutions, the gated delta rule.
+"""Layers that keep a state of each sequence in the place of all its tokens: short convolutions, linear attention.
 
 Rows are tokens of any sequences, each sequence's in order and side by side. A state is a row of `states`: begin[t] is
 the one that token t starts from, or -1 where it goes on from the row before it. Each op has a form that keeps what is
@@ -109,34 +109,55 @@ def _(g: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[S
 
 
 @op
-def gated_delta_rule(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, *, scale: float
+def linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    states: Array,
+    begin: Array,
+    *,
+    scale: float,
+    delta: bool,
+    grouped: bool,
 ) -> Array:
-    """Linear attention that forgets, and corrects what it recalls (Gated DeltaNet: Yang, Kautz and Hatamizadeh, 2024).
+    """Linear attention that forgets: Mamba 2's state space duality (Dao and Gu, 2024), and with `delta` the gated delta
+    rule, which corrects what it recalls (Gated DeltaNet: Yang, Kautz and Hatamizadeh, 2024).
 
     q and k (T, H_k, D), v (T, H, E), decay and beta (T, H), states (N, H, D, E) → (T, H, E). Of each head
-    S ← decay · S, then S ← S + k (beta · (v − Sᵀk))ᵀ; y = scale · Sᵀq. Head i has the queries and keys of head
-    i mod H_k.
+    S ← decay · S, then S ← S + k (beta · v)ᵀ, or with `delta` S + k (beta · (v − Sᵀk))ᵀ; y = scale · Sᵀq. Head i has
+    the queries and keys of head i mod H_k; `grouped`: of head i / (H / H_k), those that share them side by side.
     """
-    return _recalled(q, k, v, decay, beta, states, begin, np.full(len(v), -1), scale)
+    return _recalled(q, k, v, decay, beta, states, begin, np.full(len(v), -1), scale, delta, grouped)
 
 
 def _recalled(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, end: Array, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    states: Array,
+    begin: Array,
+    end: Array,
+    scale: float,
+    delta: bool,
+    grouped: bool,
 ) -> Array:
     y = np.zeros_like(v)
     for first, stop, state in _spans(begin):
         s = states[state].copy()
         for t in range(first, stop):
-            _advance(s, _of_heads(k[t], s), v[t], decay[t], beta[t])
-            y[t] = scale * np.einsum("hde,hd->he", s, _of_heads(q[t], s))
+            _advance(s, _of_heads(k[t], s, grouped), v[t], decay[t], beta[t], delta)
+            y[t] = scale * np.einsum("hde,hd->he", s, _of_heads(q[t], s, grouped))
             if end[t] >= 0:
                 states[end[t]] = s
     return y
 
 
 @writing(5, returns_destination=False)
-def gated_delta_rule_kept(
+def linear_attention_kept(
     q: Array,
     k: Array,
     v: Array,
@@ -147,20 +168,23 @@ def gated_delta_rule_kept(
     end: Array,
     *,
     scale: float,
+    delta: bool,
+    grouped: bool,
 ) -> Array:
-    """`gated_delta_rule`, which keeps S in states."""
-    return _recalled(q, k, v, decay, beta, states, begin, end, scale)
+    """`linear_attention`, which keeps S in states."""
+    return _recalled(q, k, v, decay, beta, states, begin, end, scale, delta, grouped)
 
 
-def _of_heads(x: Array, s: Array) -> Array:
+def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
     """Rows (H_k, n) as rows (H, n)."""
-    return np.tile(x, (s.shape[0] // x.shape[0], 1))
+    times = s.shape[0] // x.shape[0]
+    return np.repeat(x, times, 0) if grouped else np.tile(x, (times, 1))
 
 
-def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array, delta: bool) -> Array:
     """One token further, in place; what was missing (H, E)."""
     s *= decay[:, None, None]
-    missing = v - np.einsum("hde,hd->he", s, k)
+    missing = v - np.einsum("hde,hd->he", s, k) if delta else v
     s += np.einsum("hd,he->hde", k, beta[:, None] * missing)
     return missing
 
@@ -173,7 +197,7 @@ def _check(name: str, *src: Tensor) -> None:
     require(ok, name, "shapes disagree", *src)
 
 
-@gated_delta_rule.shape
+@linear_attention.shape
 def _(
     q: Tensor,
     k: Tensor,
@@ -184,20 +208,22 @@ def _(
     begin: Tensor,
     *end: Tensor,
     scale: float,
+    delta: bool,
+    grouped: bool,
 ) -> tuple[Shape, str]:
-    _check("gated_delta_rule", q, k, v, decay, beta, begin, *end)
+    _check("linear_attention", q, k, v, decay, beta, begin, *end)
     ok = states.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
-    require(ok, "gated_delta_rule", "states must be (N, H, D, E)", q, v, states)
+    require(ok, "linear_attention", "states must be (N, H, D, E)", q, v, states)
     return v.shape, v.dtype
 
 
-gated_delta_rule_kept.shape(gated_delta_rule.shape_rule)
+linear_attention_kept.shape(linear_attention.shape_rule)
 
 
-@gated_delta_rule.vjp
-def _(g: Tensor, y: Tensor, *src: Tensor, scale: float) -> tuple[Tensor | None, ...]:
+@linear_attention.vjp
+def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Tensor | None, ...]:
     found, start = [], 0
-    together = gated_delta_rule_back(g, *src, scale=scale)
+    together = linear_attention_back(g, *src, scale=scale, delta=delta, grouped=grouped)
     for t in src[:5]:
         size = int(np.prod(t.shape))
         found.append(reshape(slice_rows(together, start=start, stop=start + size), shape=t.shape))
@@ -206,8 +232,19 @@ def _(g: Tensor, y: Tensor, *src: Tensor, scale: float) -> tuple[Tensor | None, 
 
 
 @op
-def gated_delta_rule_back(
-    g: Array, q: Array, k: Array, v: Array, decay: Array, beta: Array, states: Array, begin: Array, *, scale: float
+def linear_attention_back(
+    g: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    states: Array,
+    begin: Array,
+    *,
+    scale: float,
+    delta: bool,
+    grouped: bool,
 ) -> Array:
     """The gradients of q, k, v, decay and beta one after the other, flat."""
     dq, dk, dv, dd, db = (np.zeros_like(x) for x in (q, k, v, decay, beta))
@@ -216,33 +253,36 @@ def gated_delta_rule_back(
         before, missed = [], []
         for t in range(first, stop):
             before.append(s.copy())
-            missed.append(_advance(s, _of_heads(k[t], s), v[t], decay[t], beta[t]))
+            missed.append(_advance(s, _of_heads(k[t], s, grouped), v[t], decay[t], beta[t], delta))
         ds = np.zeros_like(s)
         for t in reversed(range(first, stop)):
-            old, missing, kt, qt = before[t - first], missed[t - first], _of_heads(k[t], s), _of_heads(q[t], s)
+            old, missing = before[t - first], missed[t - first]
+            kt, qt = (_of_heads(x[t], s, grouped) for x in (k, q))
             faded = decay[t][:, None, None] * old
             new = faded + np.einsum("hd,he->hde", kt, beta[t][:, None] * missing)
-            _add_heads(dq[t], scale * np.einsum("hde,he->hd", new, g[t]))
+            _add_heads(dq[t], scale * np.einsum("hde,he->hd", new, g[t]), grouped)
             ds += scale * np.einsum("hd,he->hde", qt, g[t])
             of_sum = np.einsum("hde,hd->he", ds, kt)
             db[t] = (of_sum * missing).sum(-1)
             dv[t] = beta[t][:, None] * of_sum
-            _add_heads(dk[t], np.einsum("hde,he->hd", ds, beta[t][:, None] * missing))
-            _add_heads(dk[t], -np.einsum("hde,he->hd", faded, dv[t]))
-            ds -= np.einsum("hd,he->hde", kt, dv[t])
+            _add_heads(dk[t], np.einsum("hde,he->hd", ds, beta[t][:, None] * missing), grouped)
+            if delta:
+                _add_heads(dk[t], -np.einsum("hde,he->hd", faded, dv[t]), grouped)
+                ds -= np.einsum("hd,he->hde", kt, dv[t])
             dd[t] = (ds * old).sum((1, 2))
             ds *= decay[t][:, None, None]
     return np.concatenate([x.reshape(-1) for x in (dq, dk, dv, dd, db)])
 
 
-def _add_heads(out: Array, x: Array) -> None:
-    out += x.reshape(-1, *out.shape).sum(0)
+def _add_heads(out: Array, x: Array, grouped: bool) -> None:
+    n = out.shape[0]
+    out += x.reshape(n, -1, x.shape[1]).sum(1) if grouped else x.reshape(-1, *out.shape).sum(0)
 
 
-@gated_delta_rule_back.shape
-def _(g: Tensor, *src: Tensor, scale: float) -> tuple[Shape, str]:
-    _check("gated_delta_rule_back", *src[:5], src[6])
-    require(g.shape == src[2].shape, "gated_delta_rule_back", "the gradient must have v's shape", g, src[2])
+@linear_attention_back.shape
+def _(g: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, str]:
+    _check("linear_attention_back", *src[:5], src[6])
+    require(g.shape == src[2].shape, "linear_attention_back", "the gradient must have v's shape", g, src[2])
     return (sum(int(np.prod(t.shape)) for t in src[:5]),), g.dtype
 
 
@@ -260,14 +300,16 @@ def _conv_case(columns: int, size: int, form: str) -> Callable[[np.random.Genera
     return make
 
 
-def _delta_case(heads: int, k_heads: int, d: int, e: int, form: str) -> Callable[[np.random.Generator], Case]:
+def _attention_case(
+    heads: int, k_heads: int, d: int, e: int, delta: bool, grouped: bool, form: str
+) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
         k /= np.sqrt((k * k).sum(-1, keepdims=True))
         v, decay, beta = r.normal(size=(12, heads, e)), r.uniform(0.3, 1, (12, heads)), r.uniform(0, 1, (12, heads))
         taken = [q, k, v, decay, beta, State(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
         before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
-        return [*before, *taken, *after], {"scale": d**-0.5}
+        return [*before, *taken, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
 
     return make
 
@@ -276,6 +318,13 @@ FORMS = ("", "kept", "back")
 for _columns, _size in ((24, 4), (100, 3), (256, 2)):
     for _op, _form in zip((causal_conv, causal_conv_kept, causal_conv_back), FORMS, strict=True):
         _op.case(_conv_case(_columns, _size, _form))
-for _shape in ((2, 2, 16, 16), (6, 2, 24, 40), (4, 4, 64, 128)):
-    for _op, _form in zip((gated_delta_rule, gated_delta_rule_kept, gated_delta_rule_back), FORMS, strict=True):
-        _op.case(_delta_case(*_shape, _form))
+for _sizes in (
+    (2, 2, 16, 16, True, False),
+    (6, 2, 24, 40, True, False),
+    (4, 4, 64, 128, True, False),
+    (6, 2, 24, 40, True, True),
+    (6, 2, 24, 40, False, True),
+    (3, 1, 128, 64, False, True),
+):
+    for _op, _form in zip((linear_attention, linear_attention_kept, linear_attention_back), FORMS, strict=True):
+        _op.case(_attention_case(*_sizes, _form))

@@ -12,6 +12,6 @@ A tool call is a "lark" grammar of literals and schemas:
 
 from models.grammar.errors import GrammarError
 from models.grammar.matcher import Grammar, Matcher
-from models.grammar.sources import KINDS, json_rule, quoted
+from models.grammar.sources import KINDS, in_regex, json_rule, quoted
 
-__all__ = ["KINDS", "Grammar", "GrammarError", "Matcher", "json_rule", "quoted"]
+__all__ = ["KINDS", "Grammar", "GrammarError", "Matcher", "in_regex", "json_rule", "quoted"]

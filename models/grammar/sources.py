@@ -47,6 +47,14 @@ def quoted(text: str) -> str:
     return json.dumps(text)
 
 
+def in_regex(text: str) -> str:
+    """A text as a regular expression of any dialect."""
+    return "".join(
+        c if c.isalnum() or c in "_ " else re.escape(c) if ord(c) < 128 and c != "/" else rf"\x{{{ord(c):x}}}"
+        for c in text
+    )
+
+
 def json_rule(schema: Any, *, strict: bool = False) -> str:
     """JSON of a schema as a part of a Lark rule; unless `strict`, keywords that cannot be enforced are ignored."""
     if isinstance(schema, dict):

@@ -41,6 +41,7 @@ class Tokenizer(ABC):
         self.fim_rep_id = special.get("fim_rep")
         self.fim_sep_id = special.get("fim_sep")
         self.eog_ids = vocab.eog_ids
+        self.suppressed_ids = vocab.suppressed_ids
         self.add_bos = vocab.add_bos
         self.add_eos = vocab.add_eos
         self.add_sep = vocab.add_sep

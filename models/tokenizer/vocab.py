@@ -102,6 +102,7 @@ class Vocab:
     ids: dict[str, int]  # of a token's text; the first of equal ones
     special: dict[str, int]  # "bos", "eos", "eot", "eom", "unk", "sep", "pad", "mask", "fim_pre", …
     eog_ids: frozenset[int]
+    suppressed_ids: tuple[int, ...]  # that must never be sampled, in order
     add_bos: bool
     add_eos: bool
     add_sep: bool
@@ -156,6 +157,7 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
         ids=ids,
         special=special,
         eog_ids=eog_ids,
+        suppressed_ids=_suppressed(metadata, len(tokens)),
         add_bos=(default_bos if add_bos is None else add_bos) and "bos" in special,
         add_eos=(vocab_type == UGM and "eos" in special) if add_eos is None else add_eos,
         add_sep=_get(metadata, "add_sep_token", bool, vocab_type == WPM) and "sep" in special,
@@ -276,6 +278,20 @@ def _end_of_generation(special: Mapping[str, int], ids: Mapping[str, int], attrs
         eog.discard(ids["</s>"])
         attrs[ids["</s>"]] = Attr.NORMAL
     return frozenset(eog)
+
+
+def _suppressed(metadata: Mapping[str, Any], n_vocab: int) -> tuple[int, ...]:
+    """The ids that the file says must never be sampled (Gemma 4's ends of images and sounds)."""
+    array = np.asarray(metadata.get(f"{_KEY}suppress_tokens", ()))
+    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
+        raise VocabError(f"{_KEY}suppress_tokens is not an array of integers")
+    ids = sorted(set(array.tolist()))
+    for id in ids:
+        if not 0 <= id < n_vocab:
+            raise VocabError(f"{_KEY}suppress_tokens: there is no token {id}, ids end at {n_vocab - 1}")
+    if len(ids) == n_vocab:
+        raise VocabError(f"{_KEY}suppress_tokens leaves no token")
+    return tuple(ids)
 
 
 def _set_strips(metadata: Mapping[str, Any], ids: Mapping[str, int], attrs: list[int]) -> None:

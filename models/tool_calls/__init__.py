@@ -1,8 +1,9 @@
 """Tool calls and reasoning in a model's answer."""
 
 from models.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Message, Reasoning, ToolCall
-from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, family_of, reasoning_tags
+from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, NEMOTRON, family_of, reasoning_tags
 from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from models.tool_calls.gemma import GEMMA4
 from models.tool_calls.parser import CallFormat, Parser, Style
 from models.tool_calls.tagged import QWEN3_CODER
 
@@ -11,11 +12,13 @@ __all__ = [
     "COMMAND_R_ACTION",
     "DEEPSEEK",
     "DEEPSEEK_V31",
+    "GEMMA4",
     "GENERIC",
     "GPT_OSS",
     "HERMES",
     "LLAMA3",
     "MISTRAL",
+    "NEMOTRON",
     "QWEN3_CODER",
     "CallArguments",
     "CallBegin",

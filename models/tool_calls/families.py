@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from models.tool_calls.call_object import CallObject, closing, text_value, value
 from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from models.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
+from models.tool_calls.gemma import GEMMA4
 from models.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
 from models.tool_calls.parser import CallFormat, NotACall, Parser, Step
 from models.tool_calls.tagged import QWEN3_CODER
@@ -47,17 +49,15 @@ def _mistral(p: Parser, trigger: str) -> Step[None]:
         p.back(c)
         yield from _named(p)
         return
-    while True:
-        if (yield from p.after_blanks()) != "{":
-            raise NotACall
-        if not (yield from CallObject(p).read()):
-            return
-        p.mark()
-        c = yield from p.after_blanks()
-        if c != ",":
-            if c != "]":
-                p.back(c)
-            return
+    yield from _list(p)
+
+
+def _nemotron(p: Parser, trigger: str) -> Step[None]:
+    """<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>."""
+    if (yield from p.after_blanks()) != "[":
+        raise NotACall
+    if (yield from _list(p)):
+        yield from closing(p, "</TOOLCALL>")
 
 
 def _named(p: Parser) -> Step[None]:
@@ -94,7 +94,7 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
             raise NotACall
         whole = yield from _response(p)
     elif c == "[" and key == "tool_calls":
-        whole = yield from _list(p)
+        whole = yield from _list(p, p.style.names)
     elif c == "{":
         whole = yield from CallObject(p, p.style.names).read()
     else:
@@ -103,9 +103,10 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
         yield from closing(p, "}")
 
 
-def _list(p: Parser) -> Step[bool]:
+def _list(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
+    """Calls of an array, whose bracket has been read. False: it has no end."""
     while (yield from p.after_blanks()) == "{":
-        if not (yield from CallObject(p, p.style.names).read()):
+        if not (yield from CallObject(p, known).read()):
             return False
         p.mark()
         c = yield from p.after_blanks()
@@ -167,6 +168,7 @@ MISTRAL = CallFormat(
     id_prefix="",
     id_letters=9,  # the templates refuse others
 )
+NEMOTRON = CallFormat("Nemotron Nano 2", ("<TOOLCALL>",), (), _nemotron, ("<TOOLCALL>", "</TOOLCALL>"))
 MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
 GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
 
@@ -193,6 +195,10 @@ def family_of(template: str) -> CallFormat:
         return QWEN3_CODER
     if "[TOOL_CALLS]" in template:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
+    if f"{GEMMA4_BEGIN}call:" in template:
+        return GEMMA4
+    if "<TOOLCALL>" in template:
+        return NEMOTRON
     if "<tool_call>" in template:
         return HERMES
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from models.grammar import json_rule, quoted
-from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED
+from models.grammar import in_regex, json_rule, quoted
+from models.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, NEMOTRON
 from models.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from models.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
+from models.tool_calls.gemma import END as GEMMA4_END
+from models.tool_calls.gemma import GEMMA4
+from models.tool_calls.gemma_schema import SHARED, argument_rules
 from models.tool_calls.parser import CallFormat
 from models.tool_calls.tagged import QWEN3_CODER
 
@@ -87,7 +90,7 @@ def _start(rule: str, reasoning: tuple[str, str] | None, thinking: bool) -> list
         return [f"start: {rule}"]
     opening, closing = reasoning
     thought = "rest" if thinking else f"({quoted(opening)} rest)?"
-    return [f"rest[lazy]: /(?s:.*){_in_regex(closing)}/", f"start: {thought} /[ \\n]{{0,4}}/ {rule}"]
+    return [f"rest[lazy]: /(?s:.*){in_regex(closing)}/", f"start: {thought} /[ \\n]{{0,4}}/ {rule}"]
 
 
 def _hermes(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
@@ -102,6 +105,11 @@ def _llama3(functions: Sequence[Function], parallel: bool, required: bool) -> tu
 def _mistral(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
     more = ' (W? "," W? obj)*' if parallel else ""
     return [f'calls: "[TOOL_CALLS]" W? "[" W? obj{more} W? "]"'], "[TOOL_CALLS]"
+
+
+def _nemotron(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: "<TOOLCALL>" W? "[" W? obj{more} W? "]" W? "</TOOLCALL>"'], "<TOOLCALL>"
 
 
 def _mistral_named(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
@@ -178,6 +186,14 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
     return rules, "<tool_call>\n<function="
 
 
+def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    rules, of_tools = [*SHARED], []
+    for i, function in enumerate(functions):
+        rules += argument_rules(function.get("parameters") or NO_SCHEMA, f"given_{i}")
+        of_tools.append(f"{quoted(f'{GEMMA4_BEGIN}call:' + function['name'])} given_{i} {quoted(GEMMA4_END)}")
+    return [*rules, f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], GEMMA4_BEGIN
+
+
 def _tagged_value(schema: Any, whole: Mapping[str, Any]) -> str:
     end = quoted("\n</parameter>\n")
     if isinstance(schema, dict) and schema.get("type") == "string":
@@ -196,10 +212,12 @@ _BODIES = {
     COMMAND_R.name: _command_r,
     COMMAND_R_ACTION.name: _command_r_action,
     QWEN3_CODER.name: _qwen3_coder,
+    GEMMA4.name: _gemma4,
     HERMES.name: _hermes,
     LLAMA3.name: _llama3,
     MISTRAL.name: _mistral,
     MISTRAL_NAMED.name: _mistral_named,
+    NEMOTRON.name: _nemotron,
     GENERIC.name: _generic,
 }
 
@@ -209,20 +227,12 @@ def _triggers(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Words and patterns with which a call begins, but not in the midst of reasoning."""
     if calls is LLAMA3:
-        names = "|".join(_in_regex(f["name"]) for f in functions)
+        names = "|".join(in_regex(f["name"]) for f in functions)
         return (), (rf'^\s*(?:<\|python_tag\|>)?(\{{ ?"name": ?"(?:{names})")',)
     if reasoning is None:
         return (word,), ()
-    opening, closing = (_in_regex(tag) for tag in reasoning)
-    begin = f"({_in_regex(word)})"
+    opening, closing = (in_regex(tag) for tag in reasoning)
+    begin = f"({in_regex(word)})"
     if thinking:
         return (), (f"{closing}.*?{begin}",)
     return (), (rf"^\s*{begin}", rf"^\s*[^<\[\s].*?{begin}", rf"^\s*{opening}.*?{closing}.*?{begin}")
-
-
-def _in_regex(text: str) -> str:
-    """A text as a regular expression of any dialect."""
-    return "".join(
-        c if c.isalnum() or c in "_ " else re.escape(c) if ord(c) < 128 and c != "/" else rf"\x{{{ord(c):x}}}"
-        for c in text
-    )

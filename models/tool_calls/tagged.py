@@ -78,7 +78,7 @@ def _value(p: Parser, is_text: bool) -> Step[bool]:
         if is_text:
             p.argument(json.dumps(c, ensure_ascii=False)[1:-1])
             p.mark()
-    p.argument('"' if is_text else _as_json(text))
+    p.argument('"' if is_text else as_json(text))
     return True
 
 
@@ -86,7 +86,7 @@ def _ended(p: Parser) -> Step[bool]:
     return (yield from p.literal(_END)) or (yield from p.literal(_END[1:]))
 
 
-def _as_json(text: str) -> str:
+def as_json(text: str) -> str:
     """The text itself where it is JSON (or Python's word for it), else a string of it."""
     text = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
     try:

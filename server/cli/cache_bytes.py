@@ -28,7 +28,7 @@ class CacheBytes:
 
     def most(self, room: int) -> int:
         """The cells that so many bytes have room for."""
-        together = room // self.cell
+        together = room // max(1, self.cell)  # models whose layers all keep states have nothing in a cell
         return max(together, (room - self.windows) // self.far) if self.windows else together
 
 
@@ -39,7 +39,7 @@ def cache_bytes(
     types = cache_types(h, type_k, type_v)
 
     def of_cell(layers: Iterable[int]) -> int:
-        rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if not h.recurrent_of(i)]
+        rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
         return sum(nbytes(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
 
     cell = of_cell(range(h.n_kept))

@@ -78,7 +78,7 @@ def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
     w = min(h.window or n, n)
     local = w * (w + 1) // 2 + (n - w) * w
     for layer in range(h.n_layer):
-        if h.recurrent_of(layer):
+        if not h.attends(layer):
             continue
         size, cells = h.sizes(h.keeper(layer)), local if h.is_local(layer) else everything
         read += size.n_head_kv * size.head_dim * cells
@@ -100,7 +100,7 @@ def _read(engine: Engine, first: int, last: int, n_batch: int) -> tuple[float, i
 def _state_macs(engine: Engine, n: int) -> int:
     """What n tokens recall of states and change in them, in f32 (models/recurrent.py)."""
     r = engine.hparams.recurrent
-    return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.delta_shape)) if r else 0
+    return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.recalled_shape)) if r else 0
 
 
 def _state_bytes(engine: Engine, n: int) -> int:

@@ -27,10 +27,11 @@ from models.model import Model, define_model, hparams_of
 from models.weights import Weights
 from tests.models.latent_specs import LATENT
 from tests.models.reference_model import OF_XIELU, Spec, write
-from tests.models.reference_recurrent import DELTA
+from tests.models.reference_recurrent import DELTA, OF_MAMBA
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}
+SMALL_MAMBA = OF_MAMBA | {"ssm.state_size": 8, "ssm.inner_size": 64}
 SMALL_STATES = DELTA | {"ssm.state_size": 8, "ssm.inner_size": 32}
 OF_LATENT = ("deepseek2 in groups", "deepseek2 together", "minicpm3", "plm")
 MADE_UP = {
@@ -66,6 +67,24 @@ MADE_UP = {
     **{name: replace(LATENT[name], n_embd=32, n_head=2, n_head_kv=2, n_ff=16) for name in OF_LATENT},
     "qwen35": Spec("qwen35", n_layer=3, keys=SMALL_STATES, **SMALL),
     "lfm2": Spec("lfm2", n_layer=3, keys={"shortconv.l_cache": 3, "attention.head_count_kv": [0, 1, 0]}, **SMALL),
+    "granitehybrid": Spec(
+        "granitehybrid",
+        biases=("ssm_conv1d",),
+        keys=SMALL_MAMBA | {"attention.head_count_kv": [0, 1], "residual_scale": 0.5},
+        **SMALL,
+    ),
+    "nemotron_h_moe": Spec(
+        "nemotron_h_moe",
+        n_layer=3,
+        n_expert=4,
+        n_expert_used=2,
+        keys=SMALL_MAMBA
+        | {"attention.head_count_kv": [0, 0, 1], "feed_forward_length": [0, 16, 0], "moe_latent_size": 16}
+        | {"expert_shared_feed_forward_length": 16},
+        **SMALL,
+    ),
+    "falcon-h1": Spec("falcon-h1", n_layer=1, keys=SMALL_MAMBA, **SMALL),
+    "mamba2": Spec("mamba2", biases=("ssm_conv1d",), keys=SMALL_MAMBA | {"attention.head_count": 0}, **SMALL),
     "qwen2moe": Spec("qwen2moe", n_expert=4, n_expert_used=2, keys={"expert_shared_feed_forward_length": 16}, **SMALL),
     "glm4moe": Spec(
         "glm4moe",

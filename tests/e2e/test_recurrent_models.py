@@ -17,10 +17,10 @@ from tests.models.reference_model import write
 CHAT = [{"role": "user", "content": "Tell me of rivers and of rain. " * 4}]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen35", "mamba2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("states") / "m.gguf"
-    write(made, replace(PLAIN["qwen35"], n_vocab=512, vocabulary=True, n_ctx_train=1024))
+    write(made, replace(PLAIN[request.param], n_vocab=512, vocabulary=True, n_ctx_train=1024))
     return made
 
 

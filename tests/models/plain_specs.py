@@ -7,7 +7,7 @@ from typing import Any
 from models.held import HELD
 from tests.models.latent_specs import DENSE_FIRST, GROUPS, LATENT
 from tests.models.reference_model import OF_XIELU, Spec
-from tests.models.reference_recurrent import DELTA
+from tests.models.reference_recurrent import DELTA, OF_MAMBA
 
 OF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 GPT_OSS = Spec(
@@ -30,6 +30,12 @@ OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn
 OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
 QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
+NEMOTRON_KEYS = OF_MAMBA | {  # keeps a state, feeds forward, attends, keeps a state, feeds forward
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 96, 0, 0, 96],
+    "attention.layer_norm_epsilon": 1e-5,  # which llama.cpp wants to be there
+    "rope.dimension_count": 39,  # which its converter makes of other sizes, and nothing turns
+}
 LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
 OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "olmoe": {},
@@ -165,6 +171,68 @@ PLAIN = {
         n_expert=6,
         n_expert_used=2,
         keys=LFM2_KEYS | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
+    "granitehybrid": Spec(
+        "granitehybrid",
+        n_layer=4,
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA | SCALES | {"attention.head_count_kv": [0, 2, 0, 0], "rope.scaling.finetuned": False},
+    ),
+    "granitehybrid that turns": Spec(
+        "granitehybrid",
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA | {"ssm.group_count": 1, "attention.head_count_kv": [0, 2]},
+    ),
+    "granitehybrid without a bias": Spec(
+        "granitehybrid", keys=OF_MAMBA | {"ssm.time_step_rank": 2, "attention.head_count_kv": [2, 0]}
+    ),
+    "granitehybrid of experts": Spec(
+        "granitehybrid",
+        n_layer=3,
+        biases=("ssm_conv1d",),
+        n_expert=6,
+        n_expert_used=2,
+        keys=OF_MAMBA | SCALES | {"attention.head_count_kv": [0, 2, 0], "expert_shared_feed_forward_length": 64},
+    ),
+    "nemotron_h": Spec(
+        "nemotron_h",
+        n_layer=5,
+        head_dim=32,
+        untied=True,
+        biases=("ssm_conv1d",),
+        keys=NEMOTRON_KEYS,
+    ),
+    "nemotron_h that attends last": Spec(
+        "nemotron_h",
+        n_layer=4,
+        untied=True,
+        biases=("ssm_conv1d",),
+        keys=NEMOTRON_KEYS | {"attention.head_count_kv": [0, 0, 0, 2], "feed_forward_length": [0, 96, 0, 0]},
+    ),
+    **{
+        f"nemotron_h_moe{name}": Spec(
+            "nemotron_h_moe",
+            n_layer=5,
+            head_dim=32,
+            n_ff=32,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            biases=("ssm_conv1d",),
+            keys=NEMOTRON_KEYS | {"expert_weights_scale": 2.5, "expert_shared_feed_forward_length": 64} | keys,
+        )
+        for name, keys in {
+            "": {"expert_weights_norm": True},
+            " of shorter rows": {"expert_weights_norm": False, "moe_latent_size": 32},
+        }.items()
+    },
+    "falcon-h1": Spec("falcon-h1", n_layer=3, head_dim=32, untied=True, biases=("ssm_conv1d",), keys=OF_MAMBA),
+    "falcon-h1 without a norm": Spec("falcon-h1", traits=("no ssm norm",), biases=("ssm_conv1d",), keys=OF_MAMBA),
+    "mamba2": Spec(
+        "mamba2",
+        n_layer=3,
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA | {"attention.head_count": 0, "attention.head_count_kv": None, "feed_forward_length": 0},
     ),
     **LATENT,
     "hunyuan-dense": Spec("hunyuan-dense"),

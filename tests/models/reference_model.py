@@ -16,12 +16,13 @@ from models.quantize import quantize
 from models.synth_vocab import vocabulary
 from tests.models import gemma_layers
 from tests.models.random_blocks import random_blocks
-from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, keeps_state, of_state, state_shapes
+from tests.models.reference_experts import mixture
+from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, attends, feeds, keeps_state, of_state, state_shapes
 
 Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
-    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
+    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm", "granitehybrid"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
@@ -32,8 +33,9 @@ LAYER_NORM = (
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
 ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
-UNGATED = (*LEARNED_POSITIONS, "plm", "apertus", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
-SQUARED = ("arcee", "nemotron", "plm")  # relu
+NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # whose layers have one sublayer each
+UNGATED = (*LEARNED_POSITIONS, *NEMOTRON_H, "plm", "apertus", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
+SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm")  # relu
 GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
 HUNYUAN = ("hunyuan-dense", "hunyuan-moe")  # whose heads are normalised when they are turned
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
@@ -41,11 +43,13 @@ HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
     *(*HUNYUAN, *QWEN35, *LFM2, "apertus"),
 )
-BALANCED = ("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe")  # by a bias on the choice
+BALANCED = (  # by a bias on the choice
+    *("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe"),
+)
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
-    *("lfm2moe", "qwen35moe", "qwen3next"),
+    *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe"),
 )
 FUSED_QKV = ("bailingmoe2",)  # and nothing else
 LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
@@ -121,12 +125,17 @@ class Spec:
         return self.fused and self.arch not in (*UNGATED, *FUSED_QKV)
 
     @property
+    def joined(self) -> tuple[str, ...]:
+        """What a feed-forward block is made of, but for what it ends with."""
+        return ("up",) if self.arch in UNGATED else ("gate", "up")
+
+    @property
     def output_norm(self) -> str:
         return "token_embd_norm" if self.arch in LFM2 else "output_norm"
 
     @property
     def one_norm(self) -> bool:
-        return self.arch in ONE_NORM or (self.arch == "stablelm" and "one norm" in self.traits)
+        return self.arch in (*ONE_NORM, *NEMOTRON_H) or (self.arch == "stablelm" and "one norm" in self.traits)
 
 
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
@@ -153,6 +162,8 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
         if keeps_state(s, i):
             layer |= state_shapes(s)
+        if not attends(s, i):
+            pass
         elif s.arch in LATENT:
             layer |= of_latent(s)
         elif s.fused:
@@ -161,16 +172,21 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
             if s.arch in QWEN35:
                 layer["attn_q"] = (2 * q, s.n_embd)
-        if not keeps_state(s, i):
+        if attends(s, i):
             layer |= {"attn_output": (s.n_embd, s.n_head * (s.latent[-1] if s.arch in LATENT else s.d))}
-        if not s.dense(i):
+        if not feeds(s, i):
+            layer.pop("ffn_norm", None)
+        elif not s.dense(i):
+            latent = s.keys.get("moe_latent_size")
             layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
-            layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, s.n_embd) for name in ("gate", "up")}
-            layer |= {"ffn_down_exps": (s.n_expert, s.n_embd, s.n_ff)}
+            layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, latent or s.n_embd) for name in s.joined}
+            layer |= {"ffn_down_exps": (s.n_expert, latent or s.n_embd, s.n_ff)}
+            if latent:
+                layer |= {"ffn_latent_down": (latent, s.n_embd), "ffn_latent_up": (s.n_embd, latent)}
             if s.arch in BALANCED or "balanced" in s.traits:
                 layer |= {"exp_probs_b": (s.n_expert,)}
             if n := s.n_ff_shared:
-                layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in ("gate", "up")}
+                layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in s.joined}
                 layer |= {"ffn_down_shexp": (s.n_embd, n)}
                 if s.arch in ("qwen2moe", "qwen35moe", "qwen3next"):
                     layer |= {"ffn_gate_inp_shexp": (s.n_embd,) if "vectors" in s.traits else (1, s.n_embd)}
@@ -263,7 +279,8 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         elif short == "exp_probs_b":
             put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1 or short.endswith("_norm"):
-            put(name if short == "scale" else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
+            bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")  # its converter drops it
+            put(name if bare else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
             put(
@@ -344,6 +361,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
 
     def normed(name: str, x: Array) -> Array:
+        if name in t:
+            return norm(x, t[name])
         if s.arch in LAYER_NORM:
             return norm(x - x.mean(-1, keepdims=True), t[f"{name}.weight"]) + t.get(f"{name}.bias", 0.0)
         return norm(x, t[f"{name}.weight"])
@@ -353,8 +372,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if not s.dense(layer):
             y = mixture(s, t, b, h)
             if s.n_ff_shared:
-                gate, up = product(b + "ffn_gate_shexp", h), product(b + "ffn_up_shexp", h)
-                shared = product(b + "ffn_down_shexp", gate / (1 + np.exp(-gate)) * up)
+                inner = activated(s, product(f"{b}ffn_{s.joined[0]}_shexp", h))
+                inner = inner if s.arch in UNGATED else inner * product(b + "ffn_up_shexp", h)
+                shared = product(b + "ffn_down_shexp", inner)
                 if b + "ffn_gate_inp_shexp.weight" in t:
                     shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"].reshape(-1, 1)))
                 y = y + shared
@@ -384,9 +404,12 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         b = f"blk.{i}."
         h = normed(b + "attn_norm", x) if b + "attn_norm.weight" in t else x
         frequency, magnitude = rope(i)
-        if keeps_state(s, i):
-            x = x + of_state(s, t, b, h)
-            x = x + fed(i, normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), x))
+        recalled = of_state(s, t, b, h) if keeps_state(s, i) else 0.0
+        if not attends(s, i):
+            x = x + of_blocks * recalled
+            if feeds(s, i):
+                ffn_norm = b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm")
+                x = x + of_blocks * fed(i, h if s.arch in NEMOTRON_H else normed(ffn_norm, x))
             continue
         if s.arch in LATENT:
             parts = latent_heads(s, t, b, h)
@@ -409,7 +432,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         elif b + "attn_q_norm.weight" in t and s.arch not in (*ROW_NORM, *HUNYUAN):
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
-        if not far and s.arch not in LEARNED_POSITIONS and (s.arch != "smollm3" or i % 4 != 3):
+        turned = s.arch not in (*LEARNED_POSITIONS, *NEMOTRON_H) and s.keys.get("rope.scaling.finetuned", True)
+        if not far and turned and (s.arch != "smollm3" or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
         if s.arch in HUNYUAN:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
@@ -426,7 +450,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         p = np.exp(score - top)
         sinks = np.exp(t[b + "attn_sinks.weight"][:, None, None] - top) if s.arch == "gpt-oss" else 0
         p /= p.sum(-1, keepdims=True) + sinks
-        y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1) * gates)
+        y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1) * gates) + recalled
         before = x
         x = x + (normed(b + "post_attention_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
         if s.arch in NO_NORM_BEFORE:
@@ -434,6 +458,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         elif not s.one_norm:
             aside = s.arch == "gptneox" and s.keys["use_parallel_residual"]
             h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
+        if not feeds(s, i):
+            continue
         y = fed(i, h)
         x = x + (normed(b + "post_ffw_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
     if s.arch in OF_VECTORS:
@@ -462,31 +488,3 @@ def latent_heads(s: Spec, t: dict[str, Array], b: str, h: Array) -> list[Array]:
         v = np.einsum("tr,hdr->thd", row, t[b + "attn_v_b.weight"])
     k = np.concatenate([np.repeat(shared, s.n_head, 1), k], -1)
     return [np.concatenate([q[..., plain:], q[..., :plain]], -1), k, v]
-
-
-def mixture(s: Spec, t: dict[str, Array], b: str, h: Array) -> Array:
-    """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
-    out, none = np.zeros_like(h), np.zeros(s.n_expert)
-    oss = s.arch == "gpt-oss"
-    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2") else 1) == 2
-    norm = s.arch not in ("olmoe", "qwen2moe", "deepseek") and s.keys.get("expert_weights_norm", True)
-    times = s.keys.get("expert_weights_scale") or 1
-    for row, y in zip(h, out, strict=True):
-        odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
-        odds /= odds + 1 if sigmoid else odds.sum()
-        liked = odds + t.get(b + "exp_probs_b.bias", 0.0)
-        if (n_groups := s.keys.get("expert_group_count", 1)) > 1:
-            groups = np.split(np.arange(s.n_expert), n_groups)
-            groups.sort(key=lambda group: -np.sort(liked[group])[-2:].sum())
-            liked[np.concatenate(groups[s.keys["expert_group_used_count"] :])] = -np.inf
-        best = np.argsort(liked)[: -s.n_expert_used - 1 : -1]
-        whole = odds[best].sum() if norm else 1
-        for expert in best:
-            gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
-            of_gate, of_up, of_down = (t.get(f"{b}ffn_{n}_exps.bias", none)[expert] for n in ("gate", "up", "down"))
-            gated, upper = gate @ row + of_gate, up @ row + of_up
-            if oss:  # OpenAI's gpt_oss/torch/model.py: swiglu
-                gated, upper = np.minimum(gated, 7), np.clip(upper, -7, 7) + 1
-            gated = gated / (1 + np.exp(-gated * (1.702 if oss else 1)))
-            y += odds[expert] / whole * times * (down @ (gated * upper) + of_down)
-    return out

@@ -19,11 +19,13 @@ from models.tool_calls import (
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
+    GEMMA4,
     GENERIC,
     GPT_OSS,
     HERMES,
     LLAMA3,
     MISTRAL,
+    NEMOTRON,
     QWEN3_CODER,
     CallFormat,
     Message,
@@ -31,6 +33,7 @@ from models.tool_calls import (
     Style,
 )
 from models.tool_calls.families import MISTRAL_NAMED
+from models.tool_calls.gemma_schema import SHARED, argument_rules
 from models.tool_calls.grammar import answer_grammar, call_grammar
 
 THINK = ("<think>", "</think>")
@@ -47,7 +50,7 @@ ADD = {
 NOW = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
 FAMILIES = [
     HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, GENERIC, GPT_OSS, DEEPSEEK, DEEPSEEK_V31, COMMAND_R, COMMAND_R_ACTION,
-    QWEN3_CODER,
+    QWEN3_CODER, NEMOTRON, GEMMA4,
 ]  # fmt: skip
 WRITTEN = {
     HERMES.name: '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "C"}}\n</tool_call>',
@@ -63,8 +66,10 @@ WRITTEN = {
     '{"a": 1, "unit": "C"}\n    }\n]```',
     COMMAND_R.name: '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": '
     '{"a": 1, "unit": "C"}}\n]<|END_ACTION|>',
+    NEMOTRON.name: '<TOOLCALL>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]</TOOLCALL>',
     QWEN3_CODER.name: "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=unit>\n"
     '"C"\n</parameter>\n</function>\n</tool_call>',
+    GEMMA4.name: '<|tool_call>call:add{a:1,unit:<|"|>C<|"|>}<tool_call|>',
     GENERIC.name: '{"tool_call": {"name": "add", "arguments": {"a": 1, "unit": "C"}}}',
 }
 
@@ -129,7 +134,7 @@ def test_calls_as_models_write_them(vocabulary: Tokenizer, calls: CallFormat) ->
         text = WRITTEN[calls.name]
         assert allows(grammar, text)
         assert parsed(calls, text).calls[0].arguments == '{"a": 1, "unit": "C"}'
-        assert not allows(grammar, text.replace('"C"', '"K"'))
+        assert not allows(grammar, text.replace('"C"', '"K"').replace(">C<", ">K<"))
         assert not allows(grammar, text.replace("add", "sub"))
         assert made.lazy == (not required and calls is not GENERIC)
         assert bool(made.words or made.patterns) == made.lazy
@@ -164,6 +169,109 @@ def test_parameters_that_are_texts_are_written_without_quotes(vocabulary: Tokeni
     assert not allows(grammar, text % "w" + number % "a")
     (call,) = parsed(QWEN3_CODER, text % "w" + number % "12", texts=texts).calls
     assert json.loads(call.arguments) == {"path": 'a "b"\n<x>', "mode": "w", "n": 12}
+
+
+DEEP: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "when": {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]},
+        "Tags": {"type": "array", "items": {"enum": ["a", "b c", 3]}, "minItems": 1, "maxItems": 2},
+        "tree": {"$ref": "#/$defs/node"},
+        "any": {},
+        "a:b": {"type": ["boolean", "number"]},
+        "both": {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {"y": {"const": {"k": [1]}}}, "required": ["y"]}]},
+        "more": {"type": "object", "properties": {"z": {"type": "integer"}}, "additionalProperties": {"type": "null"}},
+        "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+    },
+    "required": ["when"],
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"sub": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            "additionalProperties": False,
+        },
+        "x": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    },
+}
+
+
+def as_json(vocabulary: Tokenizer) -> Grammar:
+    """What llguidance makes of the schema, whose properties it wants in their order."""
+    properties = {name: DEEP["properties"][name] for name in sorted(DEEP["properties"], key=str.lower)}
+    return Grammar.compile("json_schema", json.dumps({**DEEP, "properties": properties}), vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("inner", "fits"),
+    [
+        ('when:<|"|>now<|"|>', True),
+        ("when:null", True),
+        ("", False),
+        ("Tags:[3]", False),
+        ('when:<|"|>for ever<|"|>', False),
+        ('Tags:[3,<|"|>b c<|"|>],when:null', True),
+        ("Tags:[],when:null", False),
+        ("Tags:[3,3,3],when:null", False),
+        ("when:null,Tags:[3]", False),  # the template sorts them
+        ("tree:{sub:[{sub:[]},{}]},when:null", True),
+        ("tree:{sub:[{sub:[1]}]},when:null", False),
+        ('any:{x:[1,{y z:<|"|>é<|"|>}]},when:null', False),
+        ('any:{x:[1,{y_z:<|"|>é }<<|"|>},true,null,-1e5]},when:null', True),
+        ('<|"|>a:b<|"|>:true,when:null', True),
+        ('<|"|>a:b<|"|>:1.5,any:1,when:null', True),
+        ("both:{x:1,y:{k:[1]}},when:null", True),
+        ("both:{x:1},when:null", False),
+        ("both:{x:1,y:{k:[2]}},when:null", False),
+        ("more:{z:1,other:null,else:null},when:null", True),
+        ("more:{other:null},when:null", True),
+        ("more:{z:null},when:null", False),
+        ("more:{z:1,other:1},when:null", False),
+        ('pair:[1,<|"|><|"|>],when:null', True),
+        ("pair:[1],when:null", False),
+        ('pair:[1,<|"|><|"|>,2],when:null', False),
+        ("other:1,when:null", False),
+    ],
+)
+def test_gemma4_dictionaries_that_fit_a_schema(vocabulary: Tokenizer, inner: str, fits: bool) -> None:
+    made = call_grammar(GEMMA4, [{"name": "add", "parameters": DEEP}], required=True, parallel=False)
+    text = f"<|tool_call>call:add{{{inner}}}<tool_call|>"
+    assert allows(Grammar.compile("lark", made.lark, vocabulary), text) == fits
+    if fits:
+        (call,) = parsed(GEMMA4, text).calls
+        assert allows(as_json(vocabulary), call.arguments)
+
+
+def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
+    short = {name: DEEP["properties"][name] for name in ("when", "Tags", "tree", "a:b", "both", "more")}
+    schema = {**DEEP, "properties": short}
+    made = call_grammar(GEMMA4, [{"name": "add", "parameters": schema}], required=True, parallel=True)
+    grammar, fits = Grammar.compile("lark", made.lark, vocabulary), as_json(vocabulary)
+    for seed in range(12):
+        message = parsed(GEMMA4, written(grammar, seed, 20_000))
+        assert (message.content, message.reasoning) == ("", "")
+        for call in message.calls:
+            assert allows(fits, call.arguments), call.arguments
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"x": {"$ref": "#/$defs/none"}}},
+        {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "object"}]}}, "$ref": "#/$defs/a"},
+        {"properties": {"x": 3, "y": {"enum": 3, "type": 3}, "": {"allOf": 3}}},
+    ],
+)
+def test_gemma4_schemas_that_turn_in_circles(vocabulary: Tokenizer, parameters: dict[str, Any]) -> None:
+    rules = ["start: f", *SHARED, *argument_rules(parameters, "f")]
+    assert allows(Grammar.compile("lark", "\n".join(rules), vocabulary), "{}")
+
+
+def test_gemma4_schemas_that_multiply_are_cut() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(60):
+        schema = {"properties": {"x": schema}, "anyOf": [{"required": ["x"]}, {}]}
+    assert len(argument_rules(schema, "f")) < 100_000
 
 
 @pytest.mark.parametrize("wrong", [3, "x", [1], None])
@@ -211,6 +319,7 @@ def test_triggers() -> None:
     assert begins(GPT_OSS, "<|channel|>commentary<|message|>Hm") == -1
     assert begins(DEEPSEEK, "Hm. <｜tool▁calls▁begin｜>") == 4
     assert begins(COMMAND_R, "<|START_ACTION|>") == 0
+    assert begins(GEMMA4, "Hm. <|tool_call>call:") == 4
     assert begins(QWEN3_CODER, "<tool_call>") == -1
     assert begins(QWEN3_CODER, "<tool_call>\n<function=") == 0
     assert begins(LLAMA3, '<|python_tag|>{"name": "add"') == 14

@@ -257,6 +257,20 @@ def test_arguments_stay_text_where_the_template_adds_them_to_text() -> None:
     assert chat.render([CALLED | {"tool_calls": calls}]) == 'add{"a": 1}é{"x": "é"}'
 
 
+def test_arguments_are_objects_where_the_template_goes_through_them() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}<function={{ c.function.name }}>"
+        "{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    chat = template(source)
+    assert chat.caps["supports_object_arguments"]
+    assert chat.render([CALLED]) == "<function=add><a>1"
+    words = "[ARGS]{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    as_text = template(words + "{{ c.function.arguments }}{% endfor %}{% endfor %}")
+    assert not as_text.caps["supports_object_arguments"]
+    assert as_text.render([CALLED]) == '[ARGS]add{"a": 1}'
+
+
 def test_invalid_arguments_are_left_to_the_template(real: Any) -> None:
     call = {"id": "abcdefghi", "function": {"name": "add", "arguments": "{oops"}}
     assert '"arguments": {oops}' in real(QWEN).render([USER, CALLED | {"tool_calls": [call]}])

@@ -31,6 +31,15 @@ from tests.models.reference_model import write
         ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, "is not one number for all layers that attend"),
         ("lfm2", {"attention.head_count_kv": [0, 2, 1, 0]}, "is not one number for all layers that attend"),
         ("lfm2", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
+        ("granitehybrid", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
+        ("granitehybrid", {"attention.head_count_kv": [2, 2, 2, 2]}, "leaves no layer that keeps a state"),
+        ("granitehybrid", {"ssm.inner_size": 130}, "ssm.inner_size' is 130, not a multiple of 4 heads"),
+        ("granitehybrid", {"ssm.group_count": 3}, "so many heads cannot share 3 of keys"),
+        ("nemotron_h", {"feed_forward_length": [0, 96, 96, 0, 96]}, "is set for a layer that attends"),
+        ("nemotron_h", {"feed_forward_length": [0, 96]}, "must be a number or 5 whole numbers"),
+        ("nemotron_h", {"attention.head_count_kv": [0, 0, 0, 0, 0]}, "is not one number for all layers that attend"),
+        ("mamba2", {"ssm.conv_kernel": 65}, "key 'mamba2.ssm.conv_kernel' is 65; supported are 2 to 64"),
+        ("falcon-h1", {"ssm.state_size": None}, "key 'falcon-h1.ssm.state_size' is missing"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(arch: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def adapter_of(path: Path, *, convs: bool) -> Adapter:
     rng, pairs = np.random.default_rng(3), {}
     with GGUFFile.open(path) as base:
         for name, info in base.tensors.items():
-            if len(info.shape) == 2 and name.startswith("blk.") and name.endswith(CONVS) == convs:
+            matrix = len(info.shape) == 2 and name.startswith("blk.") and name.endswith(".weight")
+            if matrix and not name.endswith("ssm_norm.weight") and name.endswith(CONVS) == convs:
                 n_out, n_in = matrix_shape(info.shape)
                 a, b = (rng.standard_normal(shape).astype(np.float32) / 8 for shape in ((2, n_in), (n_out, 2)))
                 pairs[name] = Pair(a, b)
@@ -51,7 +52,7 @@ def logits(path: Path, adapter: Adapter | None = None) -> Array:
     return found
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "nemotron_h_moe", "falcon-h1", "mamba2"])
 def test_an_adapter_beside_its_model_is_one_within(arch: str, tmp_path: Path) -> None:
     write(path := tmp_path / "m.gguf", replace(PLAIN[arch], vocabulary=True, n_vocab=512))
     with GGUFFile.open(path) as base:
@@ -64,7 +65,7 @@ def test_an_adapter_beside_its_model_is_one_within(arch: str, tmp_path: Path) ->
     assert np.abs(beside - plain).max() > 0.1
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "nemotron_h_moe", "falcon-h1", "mamba2"])
 def test_convolutions_take_none(arch: str, tmp_path: Path) -> None:
     write(path := tmp_path / "m.gguf", PLAIN[arch])
     with GGUFFile.open(path) as base:

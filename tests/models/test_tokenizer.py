@@ -176,6 +176,22 @@ def test_tokens_that_end_a_generation_by_their_text() -> None:
     assert plain.is_control(1)  # though the file calls it normal
 
 
+def test_tokens_that_must_never_be_sampled() -> None:
+    assert bpe(["a", "b"], []).suppressed_ids == ()
+    for ids in ([2, 0, 2], np.array([2, 0], np.int32)):
+        assert bpe(["a", "b", "c"], [], suppress_tokens=ids).suppressed_ids == (0, 2)
+    for wrong, told in (
+        ([0, 3], "suppress_tokens: there is no token 3, ids end at 2"),
+        ([-1], "suppress_tokens: there is no token -1, ids end at 2"),
+        ([0, 1, 2], "suppress_tokens leaves no token"),
+        ([0.5], "suppress_tokens is not an array of integers"),
+        (["a"], "suppress_tokens is not an array of integers"),
+        (7, "suppress_tokens is not an array of integers"),
+    ):
+        with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{told}$"):
+            bpe(["a", "b", "c"], [], suppress_tokens=wrong)
+
+
 def test_fill_in_the_middle_ids_are_found() -> None:
     tokenizer = bpe(["a", "<fim_prefix>", "<|fim_suffix|>", "x"], [], fim_mid_token_id=3)
     assert (tokenizer.fim_pre_id, tokenizer.fim_suf_id, tokenizer.fim_mid_id) == (1, 2, 3)

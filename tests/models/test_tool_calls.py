@@ -14,11 +14,13 @@ from models.tool_calls import (
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
+    GEMMA4,
     GENERIC,
     GPT_OSS,
     HERMES,
     LLAMA3,
     MISTRAL,
+    NEMOTRON,
     QWEN3_CODER,
     CallFormat,
     Message,
@@ -28,34 +30,21 @@ from models.tool_calls import (
     reasoning_tags,
 )
 from models.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan
+from tests.models.call_texts import (
+    ADD,
+    ANALYSIS,
+    CALL,
+    NAMES,
+    THINK,
+    TO_ADD,
+    called,
+    content,
+    deepseek,
+    parse,
+    told,
+)
 
 QUIET = settings(max_examples=150)
-THINK = ("<think>", "</think>")
-NAMES = frozenset({"add", "get_weather"})
-CALL = '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}\\""}]}}'
-ARGUMENTS = '{"a": 1, "b": [2, {"c": "}\\""}]}'
-
-
-def parse(
-    text: str, calls: CallFormat | None = HERMES, reasoning: tuple[str, str] | None = None, **kw: object
-) -> Message:
-    parser = Parser(Style(calls, NAMES, reasoning, **kw))  # type: ignore[arg-type]
-    return Message().add(parser.push(text)).add(parser.finish())
-
-
-def told(message: Message) -> tuple[str, str, list[tuple[str, str]]]:
-    return message.content, message.reasoning, [(call.name, call.arguments) for call in message.calls]
-
-
-def content(text: str) -> tuple[str, str, list[tuple[str, str]]]:
-    return text, "", []
-
-
-def called(*calls: tuple[str, str], text: str = "") -> tuple[str, str, list[tuple[str, str]]]:
-    return text, "", list(calls)
-
-
-ADD = ("add", ARGUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +104,24 @@ def test_llama3(text: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ('<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}]</TOOLCALL>', called(("f", '{"x": 1}'))),
+        ('Well.\n<TOOLCALL> [\n{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}\n]\n</TOOLCALL>',
+         called(("f", "{}"), ("g", "{}"), text="Well.")),
+        ('<TOOLCALL>[{"name": "f", "arguments": {"x"', called(("f", '{"x"'))),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}', called(("f", "{}"))),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}, oh', called(("f", "{}"), text=", oh")),
+        ("<TOOLCALL> what?", content("<TOOLCALL> what?")),
+        ("<TOOLCALL>[]</TOOLCALL>", content("<TOOLCALL>[]</TOOLCALL>")),
+        ("<TOOL", content("<TOOL")),
+    ],
+)  # fmt: skip
+def test_nemotron(text: str, expected: object) -> None:
+    assert told(parse(text, NEMOTRON)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
         ('[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}, "id": "abcdefghi"}]', called(("f", '{"x": 1}'))),
         ('[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
          called(("f", "{}"), ("g", "{}"))),
@@ -151,143 +158,6 @@ def test_generic(text: str, expected: object) -> None:
     assert told(parse(text, GENERIC)) == expected
 
 
-ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
-TO_ADD = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<|channel|>final<|message|>Two.<|return|>", content("Two.")),
-        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|> Two.",
-         (" Two.", "Hm.", [])),
-        ("<|channel|>analysis<|message|>Hm", ("", "Hm", [])),
-        (f'<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{TO_ADD}{{"a": 1}}<|call|>',
-         ("", "Hm.", [("add", '{"a": 1}')])),
-        ('<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}',
-         called(("add", '{"a": 1}'))),
-        (f'{TO_ADD}{{"a": "cut', called(("add", '{"a": "cut'))),
-        (f"<|channel|>commentary<|message|>I will add.<|end|><|start|>assistant{TO_ADD}{{}}",
-         called(("add", "{}"), text="I will add.")),
-        ("<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B<|end|>"
-         "<|start|>assistant<|channel|>final<|message|>C", ("C", "AB", [])),
-        ("<|channel|>commentary to=browser.search<|message|>x",
-         content("<|channel|>commentary to=browser.search<|message|>x")),
-        ("<|channel|>final<|message|>a <|b| c<|return|>", content("a <|b| c")),
-        ("<|channel|>what", content("<|channel|>what")),
-        ("Plain.", content("Plain.")),
-    ],
-)  # fmt: skip
-def test_gpt_oss(text: str, expected: object) -> None:
-    assert told(parse(text, GPT_OSS, ANALYSIS)) == expected
-
-
-def deepseek(*calls: tuple[str, str]) -> str:
-    """As the templates of R1 and V3 write them."""
-    written = [
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
-        for name, arguments in calls
-    ]
-    return f"<｜tool▁calls▁begin｜>{chr(10).join(written)}<｜tool▁calls▁end｜>"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (deepseek(ADD), called(ADD)),
-        (f"Sure.\n{deepseek(ADD, ('f', '{}'))}\n", called(ADD, ("f", "{}"), text="Sure.")),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"
-         "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-         called(("add", '{"a": 1}'), ("f", "{}"))),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{}", called(("function", "{}"))),
-        (deepseek(("f", '{"x": "cut')).partition("cut")[0], called(("f", '{"x": "'))),
-        ("<｜tool▁calls▁begin｜> none", content("<｜tool▁calls▁begin｜> none")),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\nno block",
-         content("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\nno block")),
-    ],
-)  # fmt: skip
-def test_deepseek(text: str, expected: object) -> None:
-    for calls in (DEEPSEEK, DEEPSEEK_V31):
-        assert told(parse(text, calls)) == expected
-    message = parse(f"Hm.\n</think>\n\n{deepseek(ADD)}", DEEPSEEK, THINK, primer="<think>\n")
-    assert told(message) == ("", "Hm.", [ADD])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}\n]<|END_ACTION|>',
-         called(("f", '{"x": 1}'))),
-        ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}, '
-         '{"tool_call_id": "1", "tool_name": "g", "parameters": {"y": []}}]<|END_ACTION|>',
-         called(("f", "{}"), ("g", '{"y": []}'))),
-        ("<|START_RESPONSE|>Two.<|END_RESPONSE|>", content("Two.")),
-        ("<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Two.", ("Two.", "Hm.", [])),
-        ("<|START_ACTION|>what", content("<|START_ACTION|>what")),
-        ('<|START_ACTION|>[{"tool_name": "f", "parameters": {"x": "cu', called(("f", '{"x": "cu'))),
-    ],
-)  # fmt: skip
-def test_command_r(text: str, expected: object) -> None:
-    assert told(parse(text, COMMAND_R, ("<|START_THINKING|>", "<|END_THINKING|>"))) == expected
-
-
-CODER = """<tool_call>
-<function=write>
-<parameter=path>
-a "b".py
-</parameter>
-<parameter=text>
-if x < 3:
-    print("</p>")
-
-</parameter>
-<parameter=n>
-[1, 2]
-</parameter>
-<parameter=deep>
-True
-</parameter>
-</function>
-</tool_call>"""
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('Action: ```json\n[\n    {\n        "tool_name": "add",\n        "parameters": {"a": 1}\n    }\n]```',
-         called(("add", '{"a": 1}'))),
-        ('Plan: add.\nAction:```json\n[{"tool_name": "add", "parameters": {}}, {"tool_name": "get_weather"}]\n```\n',
-         called(("add", "{}"), ("get_weather", "{}"), text="Plan: add.")),
-        ('Action: [{"tool_name": "add", "parameters": {"a": "cut', called(("add", '{"a": "cut'))),
-        ('Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]```',
-         content('Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]```')),
-        ("Action: run away! Reaction: none", content("Action: run away! Reaction: none")),
-        ("Action", content("Action")),
-    ],
-)  # fmt: skip
-def test_command_r_action(text: str, expected: object) -> None:
-    assert told(parse(text, COMMAND_R_ACTION)) == expected
-
-
-def test_qwen3_coder() -> None:
-    texts = frozenset({("write", "path"), ("write", "text")})
-    message = parse(f"I write.\n{CODER}\n{CODER}", QWEN3_CODER, texts=texts)
-    assert message.content == "I write."
-    for call in message.calls:
-        assert call.name == "write"
-        found = {"path": 'a "b".py', "text": 'if x < 3:\n    print("</p>")\n', "n": [1, 2], "deep": True}
-        assert json.loads(call.arguments) == found
-    assert len(message.calls) == 2
-    for cut in range(len(CODER)):  # what is told never changes, and is there while it is written
-        (call,) = parse(CODER[:cut], QWEN3_CODER, texts=texts).calls or [message.calls[0]]
-        assert message.calls[0].arguments.startswith(call.arguments)
-    assert told(parse("<function=f>\n</function>", QWEN3_CODER)) == called(("f", "{}"))
-    untyped = "<tool_call>\n<function=f>\n<parameter=x>\nNaN it is\n</parameter>\n</function>\n</tool_call>"
-    assert told(parse(untyped, QWEN3_CODER)) == called(("f", '{"x": "NaN it is"}'))
-    for none in ("<tool_call>\nno", "<function=\n>", "<tool_call> <function=f"):
-        assert told(parse(none, QWEN3_CODER)) == content(none)
-
-
 def test_reasoning() -> None:
     def told_of(text: str, **kw: object) -> tuple[str, str]:
         message = parse(text, None, THINK, **kw)
@@ -315,11 +185,13 @@ def test_what_the_prompt_began_is_not_told_again() -> None:
 
 
 PIECES = [
+    "<TOOLCALL>", "</TOOLCALL>",
     "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", CALL, "{", "}",
     "[", "]", '"', ":", ",", '{"name": "add", "parameters": {"x": "\\u12', '"response"', '"tool_calls": [', "\\",
     "\\ud83d", " ", "\n", "é", "1", ";", "name", "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant",
     TO_ADD, deepseek(ADD), "<｜tool▁call▁end｜>", "<|START_ACTION|>[", "<function=f>", "<parameter=x>",
     "\n</parameter>", "Action:", "```json\n[", "```", '{"tool_name": "add", "parameters": {',
+    "<|tool_call>call:add{", '<|"|>', "<tool_call|>", "x:", "true", "}<tool_call|>",
 ]  # fmt: skip
 
 
@@ -328,7 +200,20 @@ PIECES = [
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join),
     st.lists(st.integers(0, 120), max_size=12),
     st.sampled_from(
-        [HERMES, LLAMA3, MISTRAL, GENERIC, GPT_OSS, DEEPSEEK, COMMAND_R, COMMAND_R_ACTION, QWEN3_CODER, None]
+        [
+            HERMES,
+            LLAMA3,
+            MISTRAL,
+            GENERIC,
+            GPT_OSS,
+            DEEPSEEK,
+            COMMAND_R,
+            COMMAND_R_ACTION,
+            QWEN3_CODER,
+            NEMOTRON,
+            GEMMA4,
+            None,
+        ]
     ),
     st.booleans(),
     st.booleans(),
@@ -360,7 +245,7 @@ def _untagged(text: str) -> str:
 @QUIET
 @given(st.text(max_size=60))
 def test_text_without_calls_is_left_alone(text: str) -> None:
-    for calls in (HERMES, MISTRAL, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, None):
+    for calls in (HERMES, MISTRAL, NEMOTRON, GPT_OSS, DEEPSEEK, COMMAND_R, QWEN3_CODER, GEMMA4, None):
         if calls is None or not calls.around or not any(trigger in text for trigger in calls.triggers):
             assert parse(text, calls).content == text
 
@@ -410,6 +295,8 @@ def test_families_by_what_their_templates_write() -> None:
         (DEEPSEEK_V31, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ n }}<｜tool▁sep｜>{{ a }}"),
         (COMMAND_R, "<|START_ACTION|>[{{ c }}]<|END_ACTION|>"),
         (COMMAND_R_ACTION, 'Write "Action:" followed by a list of actions, each with its "tool_name"'),
+        (GEMMA4, "{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}"),
+        (NEMOTRON, "<TOOLCALL>[{{ calls }}]</TOOLCALL><SPECIAL_11>Assistant <think>"),
         (QWEN3_CODER, "<tool_call>\\n<function={{ n }}>\\n<parameter={{ k }}>"),
     ):
         assert family_of(source) is calls

@@ -41,6 +41,7 @@ class FakeTokenizer:
 
     n_vocab, bos_id, eos_id, add_bos, add_space_prefix = 259, BOS, EOS, True, False
     eog_ids = frozenset({EOS})
+    suppressed_ids: tuple[int, ...] = ()
     fim_pre_id = fim_suf_id = fim_mid_id = fim_rep_id = fim_sep_id = None
     special: ClassVar = {BOS: b"<s>", EOS: b"</s>"}
 

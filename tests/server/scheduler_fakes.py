@@ -32,6 +32,7 @@ SPECULATION = SpeculationSettings(
 
 class FakeVocab:
     eog_ids = frozenset({EOG})
+    suppressed_ids: tuple[int, ...] = ()
     n_vocab = N_VOCAB
     add_bos = False
 

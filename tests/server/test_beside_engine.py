@@ -22,6 +22,7 @@ from tests.models.reference_model import write
 from tests.models.test_gemma_layers import GEMMA3N, SMALL
 
 STATES = ["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"]
+STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2"]
 WINDOWS = {
     "gpt-oss": replace(PLAIN["gpt-oss"], keys={"attention.sliding_window": 20}),
     "gemma4": SMALL,

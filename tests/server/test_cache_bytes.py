@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from models.gguf_file import GGUFFile
 from models.model import hparams_of
 from server.cli.cache_bytes import cache_bytes
 from server.engine import Engine, EngineOptions
+from server.host_cache import HostCache
+from server.kv_cache import KvCache
+from tests.models.plain_specs import PLAIN
+from tests.models.reference_model import write
 
 
 @pytest.mark.parametrize("name", ["arch-gemma3-F32", "arch-gemma2-F32", "arch-llama-gqa-F32"])
@@ -33,3 +38,20 @@ def test_most_is_what_there_is_room_for(shared_data: Path, swa_full: bool) -> No
         counted = cache_bytes(hparams_of(gguf), "f16", "q8_0", n_slots=2, n_ubatch=32, n_kept=2, swa_full=swa_full)
     for room in (counted.of(10), counted.of(500) - 1, counted.of(100_000)):
         assert counted.of(counted.most(room)) <= room < counted.of(counted.most(room) + 1)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "falcon-h1"])
+def test_only_layers_that_attend_have_cells(name: str, tmp_path: Path) -> None:
+    """Of three to five layers none, one and all; what is taken ahead of use and host memory's share can be nothing."""
+    write(path := tmp_path / "m.gguf", replace(PLAIN[name], n_vocab=512, vocabulary=True))
+    engine = Engine(path, EngineOptions(256, n_slots=2, n_ubatch=32, threads=1))
+    engine.load()
+    engine.prepare_ahead()
+    attending = {"mamba2": 0, "nemotron_h": 1, "falcon-h1": 3}[name]
+    assert engine.far.nbytes == attending * 2 * 2 * 2 * 32 * 16  # keys and values, heads, f16, elements, positions
+    cache = KvCache(engine.far.n, engine.far, HostCache(1 << 20), n_slots=2, states=engine.states)
+    cache.prepare_ahead(lambda: False)
+    counted = cache_bytes(engine.hparams, "f16", "f16", n_slots=2, n_ubatch=32, n_kept=2, swa_full=False)
+    assert counted.of(256) == 16 * engine.far.nbytes
+    assert counted.most(1 << 20) >= (1 << 20) // max(1, counted.cell)
+    engine.close()

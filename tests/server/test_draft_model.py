@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class Twins(Bench):
         self.scheduler.make_sampler = with_rows
 
 
-NO_VOCAB: Any = None
+NO_VOCAB: Any = SimpleNamespace(suppressed_ids=())
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["pages", "states"])

@@ -62,6 +62,32 @@ async def test_deltas_add_up_to_the_message(server: Running, text: str):
     assert ("tool_calls.function.arguments.delta" in kinds) == bool(calls)
 
 
+GEMMA4 = (
+    "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name }}"
+    "{{ '{' }}"
+    "{% for k, v in c.function.arguments | dictsort %}{{ k }}:{{ v }}{% endfor %}{{ '}<tool_call|>' }}{% endfor %}"
+    "{% for r in m.tool_responses or [] %}response:{{ r.name }}{value:{{ r.response }}}{% endfor %}"
+    "{{ m.content }}{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+)
+
+
+async def test_gemma4_calls_and_results():
+    async with chatting(GEMMA4) as server:
+        says(server, '<|tool_call>call:add{a:1,b:<|"|>"<|"|>}<tool_call|>')
+        asked = {"messages": ASK, "tools": [TOOL], "tool_choice": "required", "verbose": True}
+        _, body = await server.post("/v1/chat/completions", asked)
+        (choice,) = body["choices"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "add", "arguments": '{"a": 1, "b": "\\""}'}
+        settings = body["__verbose"]["generation_settings"]
+        assert settings["chat_format"] == "Gemma 4"
+        again = [*ASK, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "2"}]
+        says(server, "2.")
+        await server.post("/v1/chat/completions", {"messages": again, "tools": [TOOL]})
+        assert prompt(server).endswith('[assistant]<|tool_call>call:add{a:1b:"}<tool_call|>response:add{value:2}add')
+
+
 async def test_the_shape_of_deltas(server: Running):
     says(server, CALL)
     chunks = await events(server, "/v1/chat/completions", {"messages": ASK, "tools": [TOOL], "stream": True})

@@ -23,6 +23,7 @@ def texts(eot: int | None = EOT, eos: int | None = END) -> Any:
         eot_id=eot,
         eos_id=eos,
         eog_ids=frozenset({END, EOT}),
+        suppressed_ids=(),
         n_vocab=len(PIECES),
         piece=lambda id, special=True: PIECES[id].encode(),
     )
@@ -54,7 +55,9 @@ def test_what_is_unlikely_goes_unless_all_are_alike() -> None:
 
 def test_where_nothing_is_likely_the_text_ends() -> None:
     """With the end of a turn, or of a text where turns have none."""
-    wide = SimpleNamespace(eot_id=None, eos_id=3, eog_ids=frozenset({3}), piece=lambda id, special=True: b"%d." % id)
+    wide = SimpleNamespace(
+        eot_id=None, eos_id=3, eog_ids=frozenset({3}), suppressed_ids=(), piece=lambda id, special=True: b"%d." % id
+    )
     for eot, eos, expected in ((2, 3, 2), (None, 3, 3), (None, None, 10)):
         wide.eot_id, wide.eos_id = eot, eos
         c = candidates([10, 11, 12, 13, 14, 15], np.full(6, 1 / 6, np.float32))

@@ -31,6 +31,8 @@ from server.sampling import (
 class Words:
     """A vocabulary of given pieces; encodes greedily, longest piece first."""
 
+    suppressed_ids: tuple[int, ...] = ()
+
     def __init__(self, *pieces: str) -> None:
         self.pieces = pieces
 

@@ -32,7 +32,7 @@ def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
         n_head=4,
         sizes=lambda layer: LayerSizes(0, 2, 8, 8),
         keeper=lambda layer: layer,
-        recurrent_of=lambda layer: None,
+        attends=lambda layer: True,
         recurrent=None,
         latent=None,
         window=window,

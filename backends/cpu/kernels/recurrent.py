@@ -1,4 +1,4 @@
-"""Layers with a state (graph/ops/recurrent.py): short convolutions, the gated delta rule.
+"""Layers with a state (graph/ops/recurrent.py): short convolutions, linear attention.
 
 Which state row t begins with says `begin` (i32; -1: what is left of the row before), where it is kept `end` (address 0:
 nowhere).
@@ -14,7 +14,7 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
 
 COLUMNS = 64  # of a unit of a convolution
-WIDTH = 32  # elements of a head's values that a unit of the delta rule has
+WIDTH = 32  # elements of a head's values that a unit of linear attention has
 HALVES = range(WIDTH // 16)
 AT_ONCE = 4  # rows of a state that one turn of its loops takes, each with sums of its own
 
@@ -167,48 +167,66 @@ def _recall(typingctx, s, k, known, size):
     return types.void(*[types.int64] * 4), codegen
 
 
-@intrinsic
-def _advance(typingctx, s, k, q, v, y, known, k_next, size, decay, beta, scale):
+def _advancing(delta):
     """One token of WIDTH columns of a head: its state s (D, WIDTH), which knows `known` of k, goes on; y (WIDTH,) is
-    what q finds there, and `known` then what there is of the next token's key."""
+    what q finds there, and `known` then what there is of the next token's key. Without `delta` nobody asks for that."""
 
-    def codegen(ctx, b, sig, a):
-        state, key, query, value, out, held, following = (b.inttoptr(x, e.I8P) for x in a[:7])
-        faded, learned, scaled = (e.splat(b, x) for x in a[8:])
+    def advance(typingctx, s, k, q, v, y, known, k_next, size, decay, beta, scale):
+        def codegen(ctx, b, sig, a):
+            state, key, query, value, out, held, following = (b.inttoptr(x, e.I8P) for x in a[:7])
+            faded, learned, scaled = (e.splat(b, x) for x in a[8:])
 
-        def half(base, h):
-            return e.load(b, e.at(b, base, 64 * h), e.V16F, 4)
+            def half(base, h):
+                return e.load(b, e.at(b, base, 64 * h), e.V16F, 4)
 
-        missing = [b.fmul(learned, b.fsub(half(value, h), b.fmul(faded, half(held, h)))) for h in HALVES]
+            missing = [half(value, h) for h in HALVES]
+            if delta:
+                missing = [b.fsub(x, b.fmul(faded, half(held, h))) for h, x in zip(HALVES, missing, strict=True)]
+            missing = [b.fmul(learned, x) for x in missing]
+            seeking = [query, following] if delta else [query]
 
-        def body(i, sums):
-            numbers = [_number(b, base, i) for base in (key, query, following)]
-            found = [[], []]
-            for h, p in zip(HALVES, _row(b, state, i), strict=True):
-                new = e.fma(b, numbers[0], missing[h], b.fmul(faded, e.load(b, p, e.V16F, 4)))
-                e.store(b, new, p, 4)
-                for which in range(2):
-                    found[which].append(e.fma(b, new, numbers[1 + which], sums[which * len(HALVES) + h]))
-            return found[0] + found[1]
+            def body(i, sums):
+                numbers = [_number(b, base, i) for base in (key, *seeking)]
+                found = [[] for _ in seeking]
+                for h, p in zip(HALVES, _row(b, state, i), strict=True):
+                    new = e.fma(b, numbers[0], missing[h], b.fmul(faded, e.load(b, p, e.V16F, 4)))
+                    e.store(b, new, p, 4)
+                    for which, of in enumerate(found):
+                        of.append(e.fma(b, new, numbers[1 + which], sums[which * len(HALVES) + h]))
+                return [total for of in found for total in of]
 
-        sums = _turn(b, a[7], 2 * len(HALVES), body)
-        for h in HALVES:
-            e.store(b, b.fmul(scaled, sums[h]), e.at(b, out, 64 * h), 4)
-            e.store(b, sums[len(HALVES) + h], e.at(b, held, 64 * h), 4)
-        return ctx.get_dummy_value()
+            sums = _turn(b, a[7], len(seeking) * len(HALVES), body)
+            for h in HALVES:
+                e.store(b, b.fmul(scaled, sums[h]), e.at(b, out, 64 * h), 4)
+                if delta:
+                    e.store(b, sums[len(HALVES) + h], e.at(b, held, 64 * h), 4)
+            return ctx.get_dummy_value()
 
-    return types.void(*[types.int64] * 8, *[types.float32] * 3), codegen
+        return types.void(*[types.int64] * 8, *[types.float32] * 3), codegen
+
+    return intrinsic(advance)
 
 
-@kernel("gated_delta_rule")
-def gated_delta_rule():
-    """a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits. A unit is WIDTH columns of a head.
+_advance, _advance_delta = _advancing(False), _advancing(True)
+
+
+@njit(forceinline=True)
+def key_head(h, heads, k_heads, grouped):
+    """Whose keys and queries head h has."""
+    return h // (heads // k_heads) if grouped else h % k_heads
+
+
+@kernel("linear_attention")
+def linear_attention():
+    """a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits, delta, grouped. A unit is WIDTH
+    columns of a head.
 
     Scratch: its state, and a row each of v, y and what is known of a key.
     """
 
     def run(a, begin, end, scratch):
         rows, heads, k_heads, size, width, scale = a[9], a[10], a[11], a[12], a[13], bits_f32(a[14])
+        delta = a[15] != 0
         decay, beta, begins, ends = f32p(a[3]), f32p(a[4]), i32p(a[6]), i32p(a[7])
         parts = (width + WIDTH - 1) // WIDTH
         v_row = scratch + size * WIDTH * 4
@@ -218,18 +236,23 @@ def gated_delta_rule():
             f32p(scratch)[i] = np.float32(0)
         for unit in range(begin, end):
             h, c0 = unit // parts, unit % parts * WIDTH
-            n, k_head = min(WIDTH, width - c0), h % k_heads
+            n, k_head = min(WIDTH, width - c0), key_head(h, heads, k_heads, a[16])
             place = a[5] + (h * size * width + c0) * 4  # of this unit's part of the first state
             for t in range(rows):
                 if begins[t] >= 0:
                     copy_rows(place + np.int64(begins[t]) * heads * size * width * 4, width, scratch, WIDTH, size, n)
-                    _recall(scratch, a[1] + (t * k_heads + k_head) * size * 4, known, size)
+                    if delta:
+                        _recall(scratch, a[1] + (t * k_heads + k_head) * size * 4, known, size)
                 at, k_at = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
                 copy_rows(a[2] + at * 4, 0, v_row, 0, 1, n)
                 i = t * heads + h
                 k = a[1] + k_at
                 following = k + (k_heads * size * 4 if t + 1 < rows else 0)
-                _advance(scratch, k, a[0] + k_at, v_row, y_row, known, following, size, decay[i], beta[i], scale)
+                q, fades, learns = a[0] + k_at, decay[i], beta[i]
+                if delta:
+                    _advance_delta(scratch, k, q, v_row, y_row, known, following, size, fades, learns, scale)
+                else:
+                    _advance(scratch, k, q, v_row, y_row, known, following, size, fades, learns, scale)
                 copy_rows(y_row, 0, a[8] + at * 4, 0, 1, n)
                 if a[7] != 0 and ends[t] >= 0:
                     copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels.recurrent import COLUMNS, copy_rows, seen_row
+from backends.cpu.kernels.recurrent import COLUMNS, copy_rows, key_head, seen_row
 from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
 
 SAVED = 16  # rows from one state to the next that a gradient keeps
@@ -50,7 +50,7 @@ def causal_conv_back():
 
 
 @njit(forceinline=True)
-def _forward(s, k, v, decay, beta, missing, size, width):
+def _forward(s, k, v, decay, beta, missing, size, width, delta):
     """One token of a whole head: its state s (D, E) goes on, `missing` (E,) is what it did not know of v."""
     state, key, value, miss = f32p(s), f32p(k), f32p(v), f32p(missing)
     for c in range(width):
@@ -58,16 +58,17 @@ def _forward(s, k, v, decay, beta, missing, size, width):
     for d in range(size):
         for c in range(width):
             state[d * width + c] *= decay
-            miss[c] -= state[d * width + c] * key[d]
+            if delta:
+                miss[c] -= state[d * width + c] * key[d]
     for d in range(size):
         for c in range(width):
             state[d * width + c] += key[d] * beta * miss[c]
 
 
-@kernel("gated_delta_rule_back")
-def gated_delta_rule_back():
-    """a: g, q, k, v, decay, beta, states, begin, y (of q, k, v, decay, beta), T, H, H_k, D, E, scale bits. A unit is a
-    head of keys.
+@kernel("linear_attention_back")
+def linear_attention_back():
+    """a: g, q, k, v, decay, beta, states, begin, y (of q, k, v, decay, beta), T, H, H_k, D, E, scale bits,
+    delta, grouped. A unit is a head of keys.
 
     Scratch: states before each SAVED-th row, then before each row of such a stretch, the last state, its gradient; what
     was missing in rows of a stretch, and two rows.
@@ -75,7 +76,7 @@ def gated_delta_rule_back():
 
     def run(a, begin, end, scratch):
         rows, heads, k_heads, size, width, scale = a[9], a[10], a[11], a[12], a[13], bits_f32(a[14])
-        begins = i32p(a[7])
+        begins, delta, grouped = i32p(a[7]), a[15] != 0, a[16] != 0
         of_q = a[8]
         of_k = of_q + rows * k_heads * size * 4
         of_v = of_k + rows * k_heads * size * 4
@@ -94,7 +95,9 @@ def gated_delta_rule_back():
                 for d in range(size):
                     dq[d] = np.float32(0)
                     dk[d] = np.float32(0)
-            for h in range(k_head, heads, k_heads):
+            for h in range(heads):
+                if key_head(h, heads, k_heads, grouped) != k_head:
+                    continue
                 place = a[6] + h * whole * 4
                 for t in range(rows):
                     if begins[t] >= 0:
@@ -102,7 +105,7 @@ def gated_delta_rule_back():
                     if t % SAVED == 0:
                         copy_rows(s, 0, scratch + t // SAVED * whole * 4, 0, 1, whole)
                     i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
-                    _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], missed, size, width)
+                    _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], missed, size, width, delta)
                 for j in range(whole):
                     ds[j] = np.float32(0)
                 for stretch in range(stretches - 1, -1, -1):
@@ -115,7 +118,7 @@ def gated_delta_rule_back():
                         copy_rows(s, 0, olds + (t - t0) * whole * 4, 0, 1, whole)
                         i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
                         miss = missed + (t - t0) * width * 4
-                        _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], miss, size, width)
+                        _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], miss, size, width, delta)
                     for t in range(stop - 1, t0 - 1, -1):
                         i, at = t * heads + h, (t * k_heads + k_head) * size * 4
                         g, dv = f32p(a[0] + i * width * 4), f32p(of_v + i * width * 4)
@@ -143,8 +146,9 @@ def gated_delta_rule_back():
                         for d in range(size):
                             own = np.float32(0)
                             for c in range(width):
-                                own += old[d * width + c] * dv[c]
-                                ds[d * width + c] -= k[d] * dv[c]
+                                if delta:
+                                    own += old[d * width + c] * dv[c]
+                                    ds[d * width + c] -= k[d] * dv[c]
                                 total += ds[d * width + c] * old[d * width + c]
                                 ds[d * width + c] *= decay
                             dk[d] -= decay * own

@@ -1,0 +1,55 @@
+"""Mixtures of experts of made-up models, in float64, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
+    """Row by row, in llama.cpp's order: probabilities of all experts, the best of them, these divided by their sum."""
+    if s.arch == "nemotron_h_moe":
+        return _squared_experts(s, t, b, h)
+    out, none = np.zeros_like(h), np.zeros(s.n_expert)
+    oss = s.arch == "gpt-oss"
+    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2") else 1) == 2
+    norm = s.arch not in ("olmoe", "qwen2moe", "deepseek") and s.keys.get("expert_weights_norm", True)
+    times = s.keys.get("expert_weights_scale") or 1
+    for row, y in zip(h, out, strict=True):
+        odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
+        odds /= odds + 1 if sigmoid else odds.sum()
+        liked = odds + t.get(b + "exp_probs_b.bias", 0.0)
+        if (n_groups := s.keys.get("expert_group_count", 1)) > 1:
+            groups = np.split(np.arange(s.n_expert), n_groups)
+            groups.sort(key=lambda group: -np.sort(liked[group])[-2:].sum())
+            liked[np.concatenate(groups[s.keys["expert_group_used_count"] :])] = -np.inf
+        best = np.argsort(liked)[: -s.n_expert_used - 1 : -1]
+        whole = odds[best].sum() if norm else 1
+        for expert in best:
+            gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
+            of_gate, of_up, of_down = (t.get(f"{b}ffn_{n}_exps.bias", none)[expert] for n in ("gate", "up", "down"))
+            gated, upper = gate @ row + of_gate, up @ row + of_up
+            if oss:  # OpenAI's gpt_oss/torch/model.py: swiglu
+                gated, upper = np.minimum(gated, 7), np.clip(upper, -7, 7) + 1
+            gated = gated / (1 + np.exp(-gated * (1.702 if oss else 1)))
+            y += odds[expert] / whole * times * (down @ (gated * upper) + of_down)
+    return out
+
+
+def _squared_experts(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
+    """As transformers' modeling_nemotron_h.py has them: sigmoids, a bias on the choice, experts without gates, which
+    may be given shorter rows."""
+    odds = 1 / (1 + np.exp(-h @ t[b + "ffn_gate_inp.weight"].T))
+    rows = h @ t[b + "ffn_latent_down.weight"].T if b + "ffn_latent_down.weight" in t else h
+    out = np.zeros_like(rows)
+    for own, row, y in zip(odds, rows, out, strict=True):
+        best = np.argsort(own + t[b + "exp_probs_b.bias"])[: -s.n_expert_used - 1 : -1]
+        whole = own[best].sum() if s.keys.get("expert_weights_norm") else 1
+        for expert in best:
+            inner = np.maximum(t[b + "ffn_up_exps.weight"][expert] @ row, 0) ** 2
+            share = own[expert] / whole * (s.keys.get("expert_weights_scale") or 1)
+            y += share * (t[b + "ffn_down_exps.weight"][expert] @ inner)
+    return out @ t[b + "ffn_latent_up.weight"].T if b + "ffn_latent_up.weight" in t else out

@@ -1,0 +1,165 @@
+"""Results of tools in the prompts of Gemma 4, whose first templates want them within the turn that calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from models.chat_template import ChatTemplate
+from models.tool_calls import GEMMA4, Message, Parser, Style
+
+# What the public templates write of calls and results, without tools, media and thoughts.
+_FORM = """
+{%- macro written(a) -%}
+  {%- if a is string -%}<|"|>{{ a }}<|"|>
+  {%- elif a is boolean -%}{{ 'true' if a else 'false' }}
+  {%- elif a is mapping -%}
+    { {%- for k, v in a | dictsort %}{{ k }}:{{ written(v) }}{{ ',' if not loop.last }}{% endfor -%} }
+  {%- elif a is sequence -%}[{% for v in a %}{{ written(v) }}{{ ',' if not loop.last }}{% endfor %}]
+  {%- else -%}{{ a }}{%- endif -%}
+{%- endmacro -%}
+{%- macro result(name, r) -%}
+  <|tool_response>response:{{ name }}{{ written(r) if r is mapping else '{value:' + written(r) + '}' }}<tool_response|>
+{%- endmacro -%}
+{%- macro calls(m) -%}
+  {%- for c in m.tool_calls -%}
+    {{ '<|tool_call>call:' + c.function.name + '{' }}
+    {%- if c.function.arguments is mapping -%}
+      {%- for k, v in c.function.arguments | dictsort %}{{ k }}:{{ written(v) }}{{ ',' if not loop.last }}{% endfor -%}
+    {%- else -%}{{ c.function.arguments }}{%- endif -%}
+    {{ '}<tool_call|>' }}
+  {%- endfor -%}
+{%- endmacro -%}
+"""
+FIRST = (
+    _FORM
+    + """
+{%- set ns = namespace(open=false) -%}
+{%- for m in messages -%}
+  {%- set role = 'model' if m.role == 'assistant' else m.role -%}
+  {%- if not (ns.open and m.tool_calls) %}{{ '<|turn>' + role + '\n' }}{% endif -%}
+  {%- if m.tool_calls %}{{ calls(m) }}{% endif -%}
+  {%- for r in m.tool_responses or [] %}{{ result(r.name, r.response) }}{% endfor -%}
+  {{- m.content | trim -}}
+  {%- set ns.open = m.tool_responses and not m.content -%}
+  {%- if not ns.open %}{{ '<turn|>\n' }}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not ns.open %}{{ '<|turn>model\n' }}{% endif -%}
+"""
+)
+LATER = (
+    _FORM
+    + """
+{%- for m in messages if m.role != 'tool' -%}
+  {{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}
+  {%- if m.tool_responses %}{{ m.tool_responses }}
+  {%- elif m.tool_calls -%}
+    {{ calls(m) }}
+    {%- for r in messages if r.role == 'tool' -%}
+      {%- for c in m.tool_calls if c.id == r.tool_call_id %}{{ result(c.function.name, r.content) }}{% endfor -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- m.content | trim }}{{ '<turn|>\n' }}
+{%- endfor -%}
+"""
+)
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def call(id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def called(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+
+
+def result(id: str | None, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": content, **({"tool_call_id": id} if id else {}), **more}
+
+
+def rendered(source: str, *messages: dict[str, Any]) -> str:
+    return (
+        ChatTemplate(source, bos_token="", eos_token="")
+        .render([USER, *messages])
+        .removeprefix("<|turn>user\nHi<turn|>\n")
+    )
+
+
+ADD = call("1", "add", {"b": [2, {"x": True}], "a": "one"})
+ADDED = '<|turn>model\n<|tool_call>call:add{a:<|"|>one<|"|>,b:[2,{x:true}]}<tool_call|>'
+
+
+def test_what_the_template_can_do() -> None:
+    for source in (FIRST, LATER):
+        template = ChatTemplate(source, bos_token="", eos_token="")
+        assert template.calls is GEMMA4
+        for cap in ("tool_calls", "parallel_tool_calls", "object_arguments"):
+            assert template.caps[f"supports_{cap}"]
+
+
+def test_the_turn_stays_open_behind_results() -> None:
+    assert rendered(FIRST, called(ADD), result("1", "sunny")) == (
+        ADDED + '<|tool_response>response:add{value:<|"|>sunny<|"|>}<tool_response|>'
+    )
+    assert rendered(FIRST, called(ADD)) == ADDED + "<turn|>\n<|turn>model\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "written"),
+    [
+        ('{"b": 1, "a": "x"}', '{a:<|"|>x<|"|>,b:1}'),
+        ("[1, false]", "{value:[1,false]}"),
+        ("18", "{value:18}"),
+        ("null", '{value:<|"|>null<|"|>}'),
+        ("", '{value:<|"|><|"|>}'),
+        (None, '{value:<|"|><|"|>}'),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], '{value:<|"|>a\nb<|"|>}'),
+        ("[" * 100_000, '{value:<|"|>' + "[" * 100_000 + '<|"|>}'),
+    ],
+)
+def test_results_are_the_values_that_they_spell(content: Any, written: str) -> None:
+    text = rendered(FIRST, called(ADD), result("1", content))
+    assert text == f"{ADDED}<|tool_response>response:add{written}<tool_response|>"
+
+
+def test_several_calls_and_what_is_said_before_and_after() -> None:
+    now = call("2", "now", {})
+    turn = [
+        called(ADD, now, content="I look."),
+        result("2", "9"),
+        result("1", "3"),
+        {"role": "assistant", "content": "So."},
+    ]
+    assert rendered(FIRST, *turn, USER) == (
+        f"<|turn>model\nI look.<turn|>\n{ADDED}<|tool_call>call:now{{}}<tool_call|>"
+        "<|tool_response>response:now{value:9}<tool_response|><|tool_response>response:add{value:3}<tool_response|>"
+        "So.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n"
+    )
+    again = rendered(FIRST, called(ADD), result("1", "3"), called(now), result("2", "9"))
+    assert again == (
+        ADDED + "<|tool_response>response:add{value:3}<tool_response|><|tool_call>call:now{}<tool_call|>"
+        "<|tool_response>response:now{value:9}<tool_response|>"
+    )
+
+
+def test_results_without_ids() -> None:
+    calls = called(ADD, call("2", "now", {}))
+    text = rendered(FIRST, calls, result(None, "1"), result(None, "2"), result(None, "3"), result(None, "4", name="f"))
+    assert [part.partition("{")[0] for part in text.split("response:")[1:]] == ["add", "now", "unknown", "f"]
+
+
+def test_templates_that_look_for_results_themselves_keep_them() -> None:
+    assert rendered(LATER, called(ADD), result("1", "3")) == (
+        ADDED + '<|tool_response>response:add{value:<|"|>3<|"|>}<tool_response|><turn|>\n'
+    )
+
+
+def test_the_prompts_calls_read_as_calls() -> None:
+    parser = Parser(Style(GEMMA4, frozenset({"add"})))
+    text = rendered(FIRST, called(ADD)).removeprefix("<|turn>model\n").partition("<turn|>")[0]
+    (read,) = Message().add(parser.push(text)).add(parser.finish()).calls
+    assert json.loads(read.arguments) == {"a": "one", "b": [2, {"x": True}]}
