@@ -20,6 +20,7 @@ class Architecture:
     after: bool = False  # what they give is
     parallel: bool = False  # without a norm of its own the feed-forward block gets what attention gets
     may_be_parallel: bool = False  # with one it may begin with the same rows: the file must say
+    second_norm: bool = False  # the file may have a norm of attention's own, and the first is the feed-forward block's
     ffn_norm: str = "ffn_norm"  # the norm before the feed-forward block, as the file calls it
     gated: bool = True  # the feed-forward block multiplies what is activated by a second product
     activation: str = "silu"  # silu, gelu, relu2 (the square of what is positive) or xielu (Hparams.xielu)
@@ -39,6 +40,7 @@ class Architecture:
     local_base: float | None = None  # sliding-window layers turn unscaled, by this base; 0: that of the others
     local_rope_only: bool = False  # layers that see everything do without rotary embedding, if others do not
     nope_period: int = 0  # every so many-th layer does without
+    base_by_alpha: bool = False  # the base grows by what the file calls alpha
     yarn_softmax: bool = False  # YaRN does not make longer what it turns: what is weighed grows instead
     latent: bool = False  # keys and values of all heads are made of one short row a token (models/latent.py)
     attention_temperature: bool = False  # beyond the original context queries may grow with their position
@@ -52,6 +54,7 @@ class Architecture:
     sinks: bool = False  # attention has sinks
     unscaled: bool = False  # queries times keys are weighed as they are
     value_norm: bool = False  # each head's values are normalised, without a weight
+    skips: bool = False  # layers may do without attention, or have a matrix in its place, or do nothing
     keys_as_values: bool = False  # layers may do without a matrix of values: these are the keys, before their norm
     shares_keys: bool = False  # the last layers may see the keys and values of earlier ones
     inputs_of_layers: bool = False  # each layer may be given an embedding of its own of the tokens
@@ -61,6 +64,7 @@ class Architecture:
     head_of_mean: bool = False  # a head that ranks gets the mean of a text's rows, and activates it as blocks do
     head_softmax: bool = False  # what it says of a pair are the chances of its classes
     gated_attention: bool = False  # each query has a gate behind it, by whose sigmoid what its head gets is multiplied
+    gate_of_input: bool = False  # that gate is a product of its own (attn_gate)
     heads_by_group: bool = False  # of the delta rule: those that share keys stand side by side (models/recurrent.py)
     recurrent: str = ""  # layers that keep a state (models/recurrent.py): conv, delta or mamba
     all_recurrent: bool = False  # all layers do; else those that the file says
@@ -89,11 +93,15 @@ _GEMMA3N = replace(
     shares_keys=True,
     inputs_of_layers=True,
 )
+_EXAONE4 = _A(head_norm=True, window_period=4, local_rope_only=True)
 _COHERE = _A(interleaved=True, layer_norm=True, norm_for_head=True, parallel=True, multiplied_logits=True)
 _HUNYUAN = _A(head_norm=True, norm_after_rope=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
 _GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
 _QWEN35 = _A(ffn_norm="post_attention_norm", head_norm=True, gated_attention=True, recurrent="delta")
+_DEEPSEEK2 = _A(
+    interleaved=True, latent=True, experts=True, weights_norm=None, attention_temperature=True, yarn_softmax=True
+)
 _GRANITE = _A(interleaved=True, scales=True, may_do_without_rotary=True)
 _NEMOTRON_H = _A(gated=False, activation="relu2", recurrent="mamba", sublayers_apart=True, rotary=False)
 _LFM2 = _A(head_norm=True, recurrent="conv", output_norm="token_embd_norm")
@@ -101,6 +109,7 @@ _NOMIC = _A(layer_norm=True, head_norm=False, after_sum=True, causal=False)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _A(interleaved=True, experts=False, n_ff_of_expert=False),
+    "deci": _A(interleaved=True, skips=True),
     "mistral3": _A(interleaved=True, experts=False, n_ff_of_expert=False, attention_temperature=True),
     "granite": _GRANITE,
     "granitemoe": replace(_GRANITE, experts=True, n_ff_of_expert=False),
@@ -109,10 +118,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": _A(interleaved=True, nope_period=4),
     "ernie4_5": _LLAMA,
     "internlm2": _LLAMA,
+    "xverse": _LLAMA,
+    "chatglm": _LLAMA,
     "arcee": _A(interleaved=True, gated=False, activation="relu2"),
     "glm4": _A(interleaved=True, after=True),
     "qwen2": _A(),
     "qwen2vl": _A(),  # of vl the part that reads text
+    "paddleocr": _A(),
+    "pangu-embedded": _A(),
     "qwen3": _A(head_norm=True, head_softmax=True),
     "qwen3vl": _A(head_norm=True, head_softmax=True),
     "qwen3moe": _A(head_norm=True, experts=True),
@@ -130,25 +143,37 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": _A(row_norm=True, experts=True, n_ff_of_expert=False, weights_norm=False),
     "ernie4_5-moe": _A(interleaved=True, experts=True),
     "deepseek": _A(interleaved=True, experts=True, weights_norm=False),
-    "deepseek2": _A(
-        interleaved=True,
-        latent=True,
-        experts=True,
-        weights_norm=None,
-        attention_temperature=True,
-        yarn_softmax=True,
-    ),
+    "deepseek2": _DEEPSEEK2,
+    "mistral4": _DEEPSEEK2,
     "minicpm3": _A(latent=True, scales=True),
     "plm": _A(interleaved=True, latent=True, gated=False, activation="relu2"),
     "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),
     "bailingmoe2": _A(head_norm=True, experts=True, several_shared=True, gating=None, weights_norm=None),
     "dots1": _A(head_norm=True, experts=True, gating=None, weights_norm=None),
     "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None),
+    "hy_v3": _A(head_norm=True, experts=True, gating="sigmoid", weights_norm=None),
+    "mellum": _A(head_norm=True, experts=True, window=0, window_period=4, local_base=0),
     "minimax-m2": _A(row_norm=True, experts=True, n_ff_of_expert=False, gating="sigmoid"),
     "phi3": _A(),
     "exaone": _A(),
-    "exaone4": _A(before=False, after=True, head_norm=True, window=0, window_period=4, local_rope_only=True),
+    "exaone4": replace(_EXAONE4, before=False, after=True, window=0),
+    "exaone-moe": replace(_EXAONE4, window=128, experts=True, gating=None, weights_norm=None),
+    "afmoe": _A(
+        after=True,
+        head_norm=True,
+        gated_attention=True,
+        gate_of_input=True,
+        embedding_by_root=True,
+        window=0,
+        window_period=4,
+        nope_period=4,
+        experts=True,
+        gating="sigmoid",
+        weights_norm=None,
+    ),
     "hunyuan-dense": _HUNYUAN,
+    "hunyuan_vl": replace(_HUNYUAN, base_by_alpha=True),  # of vl the part that reads text, as of the others
+    "maincoder": replace(_HUNYUAN, interleaved=True),
     "hunyuan-moe": replace(_HUNYUAN, experts=True, n_ff_of_expert=False),
     "apertus": _A(head_norm=True, gated=False, activation="xielu"),
     "seed_oss": _A(ffn_norm="post_attention_norm"),
@@ -166,11 +191,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "orion": _A(layer_norm=True),
     "starcoder2": _GELU,
     "nemotron": _A(layer_norm=True, gated=False, activation="relu2"),
+    "jais2": _A(layer_norm=True, gated=False, activation="relu2"),
+    "codeshell": _GELU,
+    "falcon": replace(_GELU, parallel=True, second_norm=True),
     "phi2": replace(_GELU, parallel=True),
     "gptneox": replace(_GELU, may_be_parallel=True),
     "gpt2": _GPT2,
     "starcoder": _GPT2,
     "bert": replace(_GPT2, after_sum=True, causal=False),
+    "jina-bert-v3": replace(_GELU, head_norm=False, after_sum=True, causal=False),
+    "eurobert": _A(causal=False),
+    "llama-embed": replace(_LLAMA, causal=False),
     "nomic-bert": _NOMIC,
     "nomic-bert-moe": replace(
         _NOMIC, gated=False, activation="gelu", experts=True, n_ff_of_expert=False, weights_norm=False

@@ -47,7 +47,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         x = add(x, get_rows(w["position_embd"], rows.pos))
     inputs = layer_inputs(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rows.pos)
-    of_queries = rotary.of_queries(rows.pos, angles)
+    times = rotary.times(rows.pos)
     keys_of, attention = (latent_row, latent_attention) if h.latent else (keys_values, self_attention)
     seen: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
@@ -61,13 +61,15 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         if layer == h.n_kept - 1 and rows.out is not None:  # what the others would ask from here on, nobody needs
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
-            of_queries = rotary.of_queries(rows.out.pos, rotary.angles(rows.out.pos))
+            angles, times = rotary.angles(rows.out.pos), rotary.times(rows.out.pos)
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             recalled = None if recalled is None else get_rows(recalled, rows.out.ids)
         mixed = None
         if attends:
-            mixed = attention(Side(b, y, of_queries[local]), seen[h.keeper(layer)], h, memory, layer)
+            mixed = attention(Side(b, y, angles[local], times), seen[h.keeper(layer)], h, memory, layer)
+        elif "attn_output" in b:  # one matrix in its place
+            mixed = b.linear("attn_output", y)
         if recalled is not None:
             recalled = b.linear(OUTPUT[h.kind.recurrent], recalled)
             mixed = recalled if mixed is None else add(mixed, recalled)
@@ -77,7 +79,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         if not h.feeds(layer):
             x = attended
         else:
-            if mixed is None or (h.kind.parallel and "ffn_norm" not in b):
+            if "ffn_norm" not in b and (mixed is None or h.kind.parallel):
                 fed = y
             else:
                 fed = b.norm("ffn_norm", x if h.parallel else attended, h)

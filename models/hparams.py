@@ -69,9 +69,10 @@ class Hparams:
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are multiplied
     xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/decoder.py
-    temperature: float = 0.0  # queries grow by this times the logarithm of how often the context has passed
+    temperature: float = 0.0  # queries grow by this times the logarithm of how often `temperature_length` has passed
+    temperature_length: int = 0  # in positions
     interleaved: bool = False  # rotary pairs are neighbours
-    n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`
+    n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`, or none
     n_embd_per_layer: int = 0  # of the embedding that each layer is given besides; 0: none is
     n_streams: int = 1  # of the residual stream and those beside it
     sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
@@ -99,7 +100,7 @@ class Hparams:
         return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
 
     def attends(self, layer: int) -> bool:
-        return self.recurrent is None or self.recurrent.attending[layer]
+        return self.sizes(layer).n_head_kv > 0 and (self.recurrent is None or self.recurrent.attending[layer])
 
     def feeds(self, layer: int) -> bool:
         """Whether it has a feed-forward block, or experts."""
@@ -150,7 +151,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
     n_embd = keys.count("embedding_length")
-    n_head = keys.count("attention.head_count") if kind.attends else 0
+    n_head = keys.count_of_some("attention.head_count") if kind.attends else 0
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
@@ -166,8 +167,6 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     latent = read_latent(keys, n_embd // n_head) if kind.latent else None
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local, latent)
     temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
-    if temperature and most.rope_dim != most.head_dim:
-        raise keys.error("attention.temperature_scale", "is set, with heads that are turned in part only")
     eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))
     if eps < 0:
@@ -176,6 +175,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if pooling not in range(len(POOLINGS)):
         raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
     rope_base = keys.positive("rope.freq_base", 10000.0)
+    if kind.base_by_alpha and most.head_dim > 2:  # as if positions were turned in a longer context
+        rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
     scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
         arch=arch,
@@ -208,13 +209,14 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         latent=latent,
         n_unused=n_unused,
         temperature=temperature,
+        temperature_length=keys.count("attention.temperature_length", scaling.original_context),
         xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
-        n_shared=_n_shared(keys, local) if kind.shares_keys else 0,
+        n_shared=_n_idle(keys, layers or (most,)) if kind.skips else _n_shared(keys, local) if kind.shares_keys else 0,
         n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input") if kind.inputs_of_layers else 0,
         n_streams=_n_streams(keys) if kind.altup else 1,
         sparsity=_sparsity(keys, n_layer) if kind.altup else (),
         layers=layers,
-        parallel=kind.may_be_parallel and keys.flag("use_parallel_residual"),
+        parallel=kind.second_norm or (kind.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=kind.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd),
         rotary=kind.rotary and not (kind.may_do_without_rotary and not keys.flag("rope.scaling.finetuned", True)),
@@ -280,6 +282,14 @@ def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
     if n and not set(local) == set(local[:-n]):
         raise keys.error(key, f"is {n}: {len(local)} layers with as many shared have none of a kind that keeps some")
     return n
+
+
+def _n_idle(keys: Keys, layers: Sequence[LayerSizes]) -> int:
+    """How many of the last layers do not attend."""
+    attend = [layer.n_head_kv > 0 for layer in reversed(layers)]
+    if True not in attend:
+        raise keys.error("attention.head_count_kv", "is 0: no layer attends")
+    return attend.index(True)
 
 
 def _n_streams(keys: Keys) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from models.architectures import ARCHITECTURES
 from models.errors import ModelFileError
 
 
@@ -60,6 +61,13 @@ class Keys:
         if not ((value >= (0 if or_none else 1)) & (value < 1 << 31)).all():
             raise self.error(key, "has a number that is not a possible size")
         return tuple(value.tolist())
+
+    def count_of_some(self, key: str) -> int:
+        """One number for all layers, but for those of an architecture that may skip them, which have 0."""
+        value = self.get(key)
+        if ARCHITECTURES[self.arch].skips and isinstance(value, np.ndarray) and value.any():
+            return replace(self, metadata={f"{self.arch}.{key}": value[value != 0]}).count(key)
+        return self.count(key)
 
     def count_or_none(self, key: str, default: int | None = 0) -> int:
         """0, too, which is what a file without the key has if nothing else is its default."""

@@ -34,7 +34,7 @@ def latent_attention(asking: Side, seen: KeysValues, h: Hparams, memory: Memory,
     assert h.latent is not None
     heads = Heads(asking, h.latent, h.n_head)
     q = rope(heads.queries(h.eps), asking.angles, interleaved=h.interleaved)
-    rows = memory.attend(layer, q, *seen, Weighing(h.attention_scale))  # (T, n_head, width)
+    rows = memory.attend(layer, asking.weighed(q), *seen, Weighing(h.attention_scale))  # (T, n_head, width)
     return asking.b.linear("attn_output", heads.values(rows))
 
 

@@ -16,7 +16,7 @@ from models.latent_params import Latent
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
     n_ff: int  # of the block for all rows; 0: the layer has no feed-forward block
-    n_head_kv: int
+    n_head_kv: int  # 0: it does not attend
     head_dim: int
     rope_dim: int  # elements of a head that turn
 
@@ -33,14 +33,16 @@ def read_layer_sizes(
     kind = ARCHITECTURES[keys.arch]
     if not kind.attends:
         return LayerSizes(0, 0, 0, 0), ()
-    n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
-    widths = keys.counts("feed_forward_length", n_blocks, n_ff, or_none=kind.sublayers_apart)
+    n_embd, n_head = keys.count("embedding_length"), keys.count_of_some("attention.head_count")
+    widths = keys.counts("feed_forward_length", n_blocks, n_ff, or_none=kind.sublayers_apart or kind.skips)
     if latent is not None:
         layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
     n_head_kv = _n_head_kv(keys, n_blocks, n_head)
+    if kind.skips and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
+        raise keys.error("feed_forward_length", "is 0 where a layer attends")
     for n in n_head_kv:
-        if n_head % n:
+        if n and n_head % n:
             raise ModelFileError(keys.file, f"{n_head} heads cannot share {n} key/value heads")
     if "attention.key_length" not in keys and n_embd % n_head:
         raise ModelFileError(keys.file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
@@ -60,7 +62,7 @@ def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
         if len(some) != 1 or not 0 < (n := int(some.pop())) < 1 << 31:
             raise keys.error(key, "is not one number for all layers that attend")
         return (n,) * n_blocks
-    return keys.counts(key, n_blocks, n_head)
+    return keys.counts(key, n_blocks, n_head, or_none=ARCHITECTURES[keys.arch].skips)
 
 
 def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph.ops.elementwise import mul
 from graph.ops.rope import rope_angles
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape
@@ -36,14 +35,9 @@ class Rotary:
             return far, far
         return far, rope_angles(pos, self.local_frequency, magnitude=1.0)
 
-    def of_queries(self, pos: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The same turns, which may make longer besides."""
-        if self.temperature is None:
-            return angles
-        times = reshape(get_rows(self.temperature, pos), shape=(-1, 1, 1))
-        far, near = angles
-        longer = mul(far, times)
-        return longer, longer if near is far else mul(near, times)
+    def times(self, pos: Tensor) -> Tensor | None:
+        """(T, 1, 1): what makes queries of these positions longer, where something does."""
+        return None if self.temperature is None else reshape(get_rows(self.temperature, pos), shape=(-1, 1, 1))
 
     def turns(self, n: Tensor, *, local: bool = False) -> Tensor:
         """Angles that move what was rotated already, magnitude and all, by n (T,) positions more."""
@@ -64,9 +58,8 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
     local, temperature = None, None
     if h.rope_base_local:
         local = define("rope.local_frequency", frequencies(h, local=True)[0])
-    original = h.rope_scaling.original_context
-    if h.temperature and n_ctx > original:
-        passed = np.log(np.arange(n_ctx) // original + 1)  # Llama 4's, by which Ministral 3 is trained
+    if h.temperature and n_ctx > h.temperature_length:
+        passed = np.log(np.arange(n_ctx) // h.temperature_length + 1)  # Llama 4's, by which Ministral 3 is trained
         temperature = define("attention.temperature", (1 + h.temperature * passed).astype(np.float32)[:, None])
     return Rotary(define("rope.frequency", frequency), magnitude, local, temperature)
 

@@ -25,6 +25,11 @@ class Side(NamedTuple):
     b: Weights  # the layer's, for these rows
     x: Tensor  # (T, n_embd), normalised
     angles: Tensor  # (T, 2, n/2); not used by a layer without rotary embedding
+    times: Tensor | None = None  # (T, 1, 1): by which queries are multiplied
+
+    def weighed(self, q: Tensor) -> Tensor:
+        """Queries (T, H, D) as they are to meet keys."""
+        return q if self.times is None else mul(q, self.times)
 
 
 KeysValues = tuple[Tensor, Tensor | None]  # (T, H_kv, D) each; None: values are the keys
@@ -44,14 +49,16 @@ def keys_values(seen: Side, h: Hparams, layer: int) -> KeysValues:
 def self_attention(asking: Side, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """(T, n_embd) for the rows that ask."""
     x, gate = asking.b.linear("attn_q", asking.x), None
-    if h.kind.gated_attention:
+    if h.kind.gate_of_input:
+        gate = asking.b.linear("attn_gate", asking.x)
+    elif h.kind.gated_attention:
         x, gate = _taken_apart(x, h)
     q = _turned(asking, "attn_q", x, h, layer)
     if h.kind.norm_after_rope:  # both weights are the queries', so that keys may be turned further
         q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
     window = h.window if h.is_local(layer) else 0
     how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
-    y = memory.attend(layer, q, *seen, how)
+    y = memory.attend(layer, asking.weighed(q), *seen, how)
     y = reshape(y, shape=(y.shape[0], -1))
     return asking.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
 

@@ -98,20 +98,26 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         yield f"altup_unembd_proj.{i}.weight", part
     for i in range(h.n_layer):
         b = f"blk.{i}."
+        second = h.kind.second_norm and b + "attn_norm_2.weight" in present
         if h.kind.before:
-            yield from _norm(b + "attn_norm", h, required=i > 0 or not h.kind.embedding_norm)
+            source = b + "attn_norm_2" if second else ""
+            required = h.attends(i) or not h.kind.skips
+            yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.kind.embedding_norm))
         recurrent = h.recurrent_of(i)
         if recurrent:
             yield from _recurrent_parts(h, b, recurrent)
         if h.attends(i):
             yield from _attention_parts(h, i, present)
+        elif h.kind.skips:
+            yield from _one(b + "attn_output.weight", h.n_embd, h.n_embd, required=False)
         if h.kind.after:
             yield from _norm(b + "post_attention_norm", h)
-        if h.kind.before and h.feeds(i) and (recurrent or h.attends(i)):
+        if h.kind.before and h.feeds(i) and (recurrent or h.attends(i) or not h.kind.sublayers_apart):
             if b + "ffn_norm" in present:  # as Falcon H1's files have it
                 yield b + "ffn_norm.weight", Part(b + "ffn_norm", (h.n_embd,))
             else:
-                yield from _norm(b + "ffn_norm", h, b + h.kind.ffn_norm, required=not h.kind.parallel)
+                source = b + ("attn_norm" if second else h.kind.ffn_norm)
+                yield from _norm(b + "ffn_norm", h, source, required=not h.kind.parallel)
         if h.kind.after:
             yield from _norm(b + "post_ffw_norm", h)
         if h.feeds(i):
@@ -165,8 +171,9 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
         return
     attn, kv = h.n_head * size.head_dim, size.n_head_kv * size.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
+    n_query = attn * 2 if h.kind.gated_attention and not h.kind.gate_of_input else attn
     heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if layer < h.n_kept else 1]
-    for name, rows in (("attn_q", attn * (1 + h.kind.gated_attention)), *heads[1:]):
+    for name, rows in (("attn_q", n_query), *heads[1:]):
         source = b + ("attn_qkv" if fused else name)
         required = name != "attn_v" or not h.kind.keys_as_values
         yield f"{b}{name}.weight", Part(f"{source}.weight", (rows, h.n_embd), start, required)
@@ -179,6 +186,8 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
         yield source, Part(source, (rows if of_all else size.head_dim,), required=must, in_file=in_file)
     yield from _one(b + "attn_output.weight", h.n_embd, attn)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
+    if h.kind.gate_of_input:
+        yield from _one(b + "attn_gate.weight", attn, h.n_embd)
     if h.kind.sinks:
         yield from _one(b + "attn_sinks.weight", h.n_head)
 
@@ -225,7 +234,7 @@ def _feed_forward_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_parts(h, b, experts, present)
-    if not experts or h.kind.experts_beside:
+    if n_ff and (not experts or h.kind.experts_beside):
         yield from _dense_parts(h, b, n_ff, present)
     if experts and h.kind.experts_beside:
         for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
@@ -246,7 +255,8 @@ def _dense_parts(h: Hparams, b: str, n_ff: int, present: Mapping[str, TensorInfo
 def _expert_parts(h: Hparams, b: str, e: Experts, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
     yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
-    yield from _one(b + "exp_probs_b.bias", e.n, required=False)
+    balance = b + "exp_probs_b"
+    yield balance + ".bias", Part(balance if balance in present else balance + ".bias", (e.n,), required=False)
     if h.kind.experts_beside:
         yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
         yield from _one(b + "ffn_down_exps.scale", e.n, required=False)

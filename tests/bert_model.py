@@ -19,10 +19,10 @@ N_VOCAB = len(TOKENS)
 Tensors = dict[str, Array]
 
 
-def tensors(head: bool = True, nomic: bool = False, experts: bool = False) -> Tensors:
+def tensors(head: bool = True, nomic: bool = False, experts: bool = False, jina: bool = False) -> Tensors:
     r = np.random.default_rng(7)
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, N_EMBD)}
-    if not nomic and not experts:
+    if not (nomic or experts or jina):
         shapes["position_embd.weight"] = N_CTX, N_EMBD
     shapes["token_types.weight"] = 2, N_EMBD
 
@@ -31,10 +31,10 @@ def tensors(head: bool = True, nomic: bool = False, experts: bool = False) -> Te
 
     pair("token_embd_norm", N_EMBD)
     for i in range(N_LAYER):
-        if experts:  # of every second layer
+        if experts or jina:
             pair(f"blk.{i}.attn_qkv", 3 * N_EMBD, N_EMBD)
             pair(f"blk.{i}.attn_output", N_EMBD, N_EMBD)
-            if i % 2:
+            if experts and i % 2:  # of every second layer
                 shapes[f"blk.{i}.ffn_gate_inp.weight"] = N_EXPERT, N_EMBD
                 shapes[f"blk.{i}.ffn_up_exps.weight"] = N_EXPERT, N_FF, N_EMBD
                 shapes[f"blk.{i}.ffn_down_exps.weight"] = N_EXPERT, N_EMBD, N_FF
@@ -76,7 +76,9 @@ def word_pieces(writer: GGUFWriter) -> None:
 
 def write(path: Path, values: Tensors, **keys: Any) -> Path:
     rotary, experts = "blk.0.attn_qkv.weight" in values, "blk.1.ffn_gate_inp.weight" in values
-    writer = GGUFWriter(path, "nomic-bert-moe" if experts else "nomic-bert" if rotary else "bert")
+    jina = rotary and not experts and "blk.0.ffn_gate.weight" not in values
+    kind = "nomic-bert-moe" if experts else "jina-bert-v3" if jina else "nomic-bert" if rotary else "bert"
+    writer = GGUFWriter(path, kind)
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(N_LAYER)

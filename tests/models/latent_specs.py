@@ -34,6 +34,7 @@ LATENT = {
         traits=("balanced",),
         keys=DEEPSEEK.keys | {"expert_gating_func": 2, "expert_weights_norm": True},
     ),
+    "mistral4": replace(DEEPSEEK, arch="mistral4"),
     "deepseek2 together": replace(DEEPSEEK, keys=DENSE_FIRST | TOGETHER | {"attention.q_lora_rank": 32}),
     "deepseek2 lite": replace(DEEPSEEK, n_layer=26, keys=DENSE_FIRST | APART),
     "deepseek2 lite, together": replace(DEEPSEEK, n_layer=26, keys=DENSE_FIRST | TOGETHER),

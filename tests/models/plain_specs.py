@@ -30,6 +30,12 @@ OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn
 OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
 QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
+OF_FALCON = ("attn_norm", "attn_norm_2", "output_norm")
+OF_DECI = {  # the second layer has one matrix, the third and the last no attention, the fourth nothing
+    "attention.head_count": [4, 4, 0, 0, 4, 0],
+    "attention.head_count_kv": [2, 0, 0, 0, 2, 0],
+    "feed_forward_length": [96, 96, 96, 0, 96, 96],
+}
 NEMOTRON_KEYS = OF_MAMBA | {  # keeps a state, feeds forward, attends, keeps a state, feeds forward
     "attention.head_count_kv": [0, 0, 2, 0, 0],
     "feed_forward_length": [0, 96, 0, 0, 96],
@@ -59,6 +65,10 @@ OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
     "dots1": DENSE_FIRST | {"expert_gating_func": 1, "expert_weights_norm": False},
     "glm4moe": DENSE_FIRST | {"expert_weights_norm": True, "rope.dimension_count": 8},
     "glm4moe unnormed": DENSE_FIRST | {"expert_gating_func": 2, "expert_weights_norm": False},
+    "exaone-moe": DENSE_FIRST
+    | {"expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_norm": True, "attention.sliding_window": 64},
+    "afmoe": DENSE_FIRST | {"expert_weights_norm": True, "attention.sliding_window": 64},
+    "hy_v3": {"leading_dense_block_count": 1, "expert_weights_norm": True, "expert_shared_feed_forward_length": 64},
     "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
 }
 OF_HUNYUAN = {"expert_shared_feed_forward_length": 64, "expert_feed_forward_length": 96}
@@ -111,6 +121,17 @@ PLAIN = {
     "glm4": Spec("glm4", fused=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
     "glm4 of pictures": Spec("glm4", fused=True, untied=True, keys=SECTIONS),
     "arcee": Spec("arcee"),
+    "deci": Spec("deci", n_layer=6, untied=True, keys=OF_DECI),
+    "xverse": Spec("xverse", untied=True),
+    "chatglm": Spec("chatglm", fused=True, untied=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
+    "maincoder": Spec("maincoder", head_dim=32),
+    "paddleocr": Spec("paddleocr", keys=SECTIONS),
+    "pangu-embedded": Spec("pangu-embedded", biases=(*QKV, "attn_output")),
+    "jais2": Spec("jais2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
+    "codeshell": Spec("codeshell", fused=True, untied=True, biases=OF_NEOX),
+    "falcon": Spec("falcon", n_head_kv=1, fused=True, biases=OF_FALCON),
+    "falcon 40B": Spec("falcon", fused=True, untied=True, biases=OF_FALCON, traits=("two norms",)),
+    "mellum": Spec("mellum", n_ff=32, n_expert=6, n_expert_used=2, untied=True),
     "gemma": Spec("gemma", head_dim=32),
     "command-r": Spec("command-r", keys={"logit_scale": 0.0625}),
     "stablelm": Spec(  # the converter writes the second key, which says nothing
@@ -236,6 +257,7 @@ PLAIN = {
     ),
     **LATENT,
     "hunyuan-dense": Spec("hunyuan-dense"),
+    "hunyuan_vl": Spec("hunyuan_vl", keys=SECTIONS),
     "hunyuan-moe": Spec("hunyuan-moe", n_expert=6, n_expert_used=2, keys=OF_HUNYUAN),
     "apertus": Spec("apertus", untied=True, keys=OF_XIELU),
     "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),

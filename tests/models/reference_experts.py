@@ -15,13 +15,13 @@ def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
         return _squared_experts(s, t, b, h)
     out, none = np.zeros_like(h), np.zeros(s.n_expert)
     oss = s.arch == "gpt-oss"
-    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2") else 1) == 2
+    sigmoid = s.keys.get("expert_gating_func", 2 if s.arch in ("glm4moe", "minimax-m2", "afmoe", "hy_v3") else 1) == 2
     norm = s.arch not in ("olmoe", "qwen2moe", "deepseek") and s.keys.get("expert_weights_norm", True)
     times = s.keys.get("expert_weights_scale") or 1
     for row, y in zip(h, out, strict=True):
         odds = np.exp(t[b + "ffn_gate_inp.weight"] @ row + t.get(b + "ffn_gate_inp.bias", 0.0))
         odds /= odds + 1 if sigmoid else odds.sum()
-        liked = odds + t.get(b + "exp_probs_b.bias", 0.0)
+        liked = odds + t.get(b + ("exp_probs_b" if s.arch == "hy_v3" else "exp_probs_b.bias"), 0.0)
         if (n_groups := s.keys.get("expert_group_count", 1)) > 1:
             groups = np.split(np.arange(s.n_expert), n_groups)
             groups.sort(key=lambda group: -np.sort(liked[group])[-2:].sum())

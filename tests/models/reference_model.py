@@ -22,37 +22,41 @@ from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, attends, feeds,
 Array = np.ndarray[Any, Any]
 INTERLEAVED = (
     *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
-    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm", "granitehybrid"),
+    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
+    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid"),
 )
 LEARNED_POSITIONS = ("gpt2", "starcoder")
 OF_VECTORS = ("gemma-embedding", "modern-bert")
 LAYER_NORM = (
     *LEARNED_POSITIONS,
     *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
+    *("jais2", "codeshell", "falcon"),
 )
-NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4")  # of what a sublayer gives
+NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")  # of what a sublayer gives
 NO_NORM_BEFORE = ("olmo2", "exaone4")
-ONE_NORM = ("command-r", "cohere2", "phi2")  # for attention and the feed-forward block
+ONE_NORM = ("command-r", "cohere2", "phi2", "falcon")  # for attention and the feed-forward block
 NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # whose layers have one sublayer each
-UNGATED = (*LEARNED_POSITIONS, *NEMOTRON_H, "plm", "apertus", "arcee", "nemotron", "starcoder2", "phi2", "gptneox")
-SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm")  # relu
-GELU = (*LEARNED_POSITIONS, *OF_VECTORS, "gemma", "gemma2", "gemma3", "starcoder2", "phi2", "gptneox")
-HUNYUAN = ("hunyuan-dense", "hunyuan-moe")  # whose heads are normalised when they are turned
+SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm", "jais2")  # relu
+SIMPLE_GELU = (*LEARNED_POSITIONS, "starcoder2", "phi2", "gptneox", "codeshell", "falcon")
+UNGATED = (*SIMPLE_GELU, *SQUARED, "apertus")
+GELU = (*SIMPLE_GELU, *OF_VECTORS, "gemma", "gemma2", "gemma3")
+HUNYUAN = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder")  # whose heads are normalised when they are turned
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
 HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
-    *(*HUNYUAN, *QWEN35, *LFM2, "apertus"),
+    *(*HUNYUAN, *QWEN35, *LFM2, "apertus", "exaone-moe", "afmoe", "hy_v3", "mellum"),
 )
 BALANCED = (  # by a bias on the choice
     *("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe"),
+    *("exaone-moe", "afmoe", "hy_v3"),
 )
 WIDTH_OF_EXPERTS = (  # has a key of its own
     *BALANCED[:3],
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
-    *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe"),
+    *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
 )
 FUSED_QKV = ("bailingmoe2",)  # and nothing else
-LATENT = ("deepseek2", "minicpm3", "plm")  # keys and values are made of one short row a token
+LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")  # keys and values are made of one short row a token
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)  # post_attention_norm stands before the feed-forward block
 
 # keys of Apertus
@@ -106,6 +110,14 @@ class Spec:
     @property
     def gemma(self) -> bool:
         return self.arch.startswith("gemma")
+
+    def kv_heads(self, layer: int) -> int:
+        """0: the layer does not attend (deci)."""
+        given = self.keys.get("attention.head_count_kv")
+        return given[layer] if self.arch == "deci" else self.n_head_kv
+
+    def nothing(self, layer: int) -> bool:
+        return self.arch == "deci" and not self.keys["feed_forward_length"][layer]
 
     def dense(self, layer: int) -> bool:
         return not self.n_expert or layer < self.keys.get("leading_dense_block_count", 0)
@@ -198,8 +210,19 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
                 layer |= {"ffn_gate": (s.n_ff_dense, s.n_embd), "ffn_up": (s.n_ff_dense, s.n_embd)}
         if s.arch in OTHER_NAME:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
+        if not s.kv_heads(i):  # attention's norm and one matrix, or neither
+            linear = s.arch == "deci" and s.keys["attention.head_count"][i]
+            layer = {name: shape for name, shape in layer.items() if name.startswith("ffn")} | (
+                {"attn_norm": (s.n_embd,), "attn_output": (s.n_embd, s.n_embd)} if linear else {}
+            )
+        if s.nothing(i):
+            layer = {}
         if s.arch == "gpt-oss":
             layer["attn_sinks"] = (s.n_head,)
+        if s.arch == "afmoe":
+            layer["attn_gate"] = (q, s.n_embd)
+        if "two norms" in s.traits:
+            layer["attn_norm_2"] = (s.n_embd,)
         if s.arch in HEAD_NORM and not keeps_state(s, i):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
         if "norm for head" in s.traits:
@@ -277,7 +300,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         if name.endswith(FLAT):
             put(name, -rng.uniform(0.2, 2, shape) if short == "ssm_a" else rng.standard_normal(shape), "f32")
         elif short == "exp_probs_b":
-            put(f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
+            put(name if s.arch == "hy_v3" else f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1 or short.endswith("_norm"):
             bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")  # its converter drops it
             put(name if bare else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
@@ -394,7 +417,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         of_input, of_blocks, of_logits = 12, 1.4 / math.sqrt(s.n_layer), s.n_embd / 256
     if s.arch in ("command-r", "cohere2"):
         of_logits = 1 / of_logits
-    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma else of_input)
+    x = t["token_embd.weight"][ids] * (math.sqrt(s.n_embd) if s.gemma or s.arch == "afmoe" else of_input)
     pos = np.arange(len(ids))
     if s.arch == "modern-bert":
         x = normed("token_embd_norm", x)
@@ -403,6 +426,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     for i in range(s.n_layer):
         b = f"blk.{i}."
         h = normed(b + "attn_norm", x) if b + "attn_norm.weight" in t else x
+        of_block = h
+        if "two norms" in s.traits:
+            h = normed(b + "attn_norm_2", x)
         frequency, magnitude = rope(i)
         recalled = of_state(s, t, b, h) if keeps_state(s, i) else 0.0
         if not attends(s, i):
@@ -411,13 +437,19 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
                 ffn_norm = b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm")
                 x = x + of_blocks * fed(i, h if s.arch in NEMOTRON_H else normed(ffn_norm, x))
             continue
+        if s.nothing(i):
+            continue
+        if not s.kv_heads(i):
+            x = x + (product(b + "attn_output", h) if b + "attn_output.weight" in t else 0)
+            x = x + fed(i, normed(b + "ffn_norm", x))
+            continue
         if s.arch in LATENT:
             parts = latent_heads(s, t, b, h)
         elif b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
-        gates = np.ones(1)
+        gates = 1 / (1 + np.exp(-product(b + "attn_gate", h))) if s.arch == "afmoe" else np.ones(1)
         if s.arch in QWEN35:
             both = parts[0].reshape(len(ids), s.n_head, 2, s.d)
             parts[0], gates = both[:, :, 0], 1 / (1 + np.exp(-both[:, :, 1].reshape(len(ids), -1)))
@@ -431,9 +463,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             )
         elif b + "attn_q_norm.weight" in t and s.arch not in (*ROW_NORM, *HUNYUAN):
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
-        far = s.arch in ("cohere2", "exaone4") and not window(i) and any(map(window, range(s.n_layer)))
+        far = s.arch in ("cohere2", "exaone4", "exaone-moe") and not window(i) and any(map(window, range(s.n_layer)))
         turned = s.arch not in (*LEARNED_POSITIONS, *NEMOTRON_H) and s.keys.get("rope.scaling.finetuned", True)
-        if not far and turned and (s.arch != "smollm3" or i % 4 != 3):
+        if not far and turned and (s.arch not in ("smollm3", "afmoe") or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
         if s.arch in HUNYUAN:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
@@ -455,7 +487,9 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         x = x + (normed(b + "post_attention_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
         if s.arch in NO_NORM_BEFORE:
             h = x
-        elif not s.one_norm:
+        elif s.one_norm:
+            h = of_block
+        else:
             aside = s.arch == "gptneox" and s.keys["use_parallel_residual"]
             h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
         if not feeds(s, i):

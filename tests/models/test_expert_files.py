@@ -75,10 +75,6 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
             replace(DEEPSEEK, keys=DEEPSEEK.keys | {"attention.value_length_mla": 24}),
             "tensor 'blk.0.attn_v_b.weight': 24 rows of a head, not a multiple of 16",
         ),
-        (
-            replace(DEEPSEEK, keys=DEEPSEEK.keys | {"attention.temperature_scale": 0.5}),
-            "key 'deepseek2.attention.temperature_scale' is set, with heads that are turned in part only",
-        ),
         (Spec("qwen2", n_expert=2, n_expert_used=1), "key 'qwen2.expert_count' is 2: experts are supported in llama, "),
     ],
 )

@@ -16,6 +16,7 @@ from graph.tensor import Tensor, toposort
 from models.batch import Batch, PagedMemory
 from models.gguf_file import GGUFFile
 from models.model import define_model, hparams_of
+from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
 from tests.models.test_gemma_layers import GEMMA3N, SMALL
 
@@ -26,8 +27,17 @@ SLOT = np.array([0] * 20 + [1] * 9, np.int32)
 TOKENS = np.random.default_rng(5).integers(3, 400, len(POS)).astype(np.int32)
 CELLS = TABLES[SLOT, POS // 16] * 16 + POS % 16
 SEEN = {"tokens": TOKENS, "pos": POS, "slot": SLOT, "cells": CELLS}
-ARCHITECTURES = ("llama-gqa-F32", "llama-gqa-Q4_K_M", "gemma2-F32", "gemma3-F32", "qwen3-F32", "gemma4", "gemma3n")
-GEMMAS = {"gemma4": SMALL, "gemma3n": GEMMA3N["gemma3n"]}
+ARCHITECTURES = (
+    "llama-gqa-F32",
+    "llama-gqa-Q4_K_M",
+    "gemma2-F32",
+    "gemma3-F32",
+    "qwen3-F32",
+    "gemma4",
+    "gemma3n",
+    "deci",
+)
+MADE_UP = {"gemma4": SMALL, "gemma3n": GEMMA3N["gemma3n"], "deci": PLAIN["deci"]}
 
 
 class Tiny:
@@ -49,8 +59,8 @@ class Tiny:
 @pytest.fixture(params=ARCHITECTURES)
 def tiny(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path) -> Any:
     path = shared_data / "models" / f"arch-{request.param}.gguf"
-    if request.param in GEMMAS:  # whose last layers keep nothing
-        write(path := tmp_path / "m.gguf", replace(GEMMAS[request.param], n_vocab=400))
+    if request.param in MADE_UP:  # whose last layers keep nothing
+        write(path := tmp_path / "m.gguf", replace(MADE_UP[request.param], n_vocab=400))
     made = Tiny(path)
     yield made
     made.close()

@@ -185,6 +185,9 @@ def _rms(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
 
 
 PATTERN = {"attention.sliding_window": 4, "attention.sliding_window_pattern": 2}
+TEMPERATURE = {"attention.temperature_length": 3, "rope.scaling.yarn_log_multiplier": 0.1}
+WINDOW = {"attention.sliding_window": 4}
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 YARN = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 16.0,
@@ -212,6 +215,11 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "command-r, per head": replace(PLAIN["command-r plus"], n_layer=64, n_ff=32),
     "mistral3, yarn": Spec("mistral3", keys=YARN),
     "deepseek2, yarn": replace(DEEPSEEK, keys=DEEPSEEK.keys | YARN | {"attention.temperature_scale": None}),
+    "mistral4": replace(PLAIN["mistral4"], keys=DEEPSEEK.keys | YARN | TEMPERATURE),
+    "exaone-moe": replace(PLAIN["exaone-moe"], n_layer=4, keys=PLAIN["exaone-moe"].keys | WINDOW),
+    "afmoe": replace(PLAIN["afmoe"], n_layer=4, keys=PLAIN["afmoe"].keys | WINDOW),
+    "mellum": replace(PLAIN["mellum"], n_layer=4, keys=WINDOW | LINEAR),
+    "hunyuan_vl": Spec("hunyuan_vl", keys={"rope.scaling.alpha": 40.0}),
     "minicpm without scales": Spec("minicpm"),
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
@@ -254,11 +262,18 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
         bert_model.write(tmp_path / "bert.gguf", bert_model.tensors(head=False), pooling=1),
         bert_model.write(tmp_path / "nomic.gguf", bert_model.tensors(head=False, nomic=True), pooling=1),
         bert_model.write(tmp_path / "moe.gguf", bert_model.tensors(head=False, experts=True), pooling=1),
+        bert_model.write(tmp_path / "jina.gguf", bert_model.tensors(head=False, jina=True), pooling=1),
         bert_model.write(tmp_path / "xlmr.gguf", xlmr, pooling=2, vocabulary=add_unigrams),
     ]
     write(tmp_path / "gemma.gguf", replace(GEMMA, n_vocab=512, vocabulary=True))
     write(tmp_path / "modern.gguf", replace(MODERN, n_vocab=512, vocabulary=True))
     paths += [tmp_path / "gemma.gguf", tmp_path / "modern.gguf"]
+    for name in ("eurobert", "llama-embed"):
+        spec = Spec(
+            name, n_vocab=512, vocabulary=True, n_ctx_train=128, keys={"pooling_type": 1, "attention.causal": False}
+        )
+        write(tmp_path / f"{name}.gguf", spec)
+        paths.append(tmp_path / f"{name}.gguf")
     for path, line in zip(paths, answers(VECTORS, json.dumps([(str(path), texts) for path in paths])), strict=True):
         with GGUFFile.open(path) as gguf:
             tokenizer = from_metadata(gguf.metadata)

@@ -153,7 +153,8 @@ def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data:
 
 
 @pytest.mark.parametrize(
-    "arch", ["llama-gqa", "phi3", "gemma3", "gptneox", "deepseek2", "deepseek2 together", "gemma4", "gemma3n"]
+    "arch",
+    ["llama-gqa", "phi3", "gemma3", "gptneox", "deepseek2", "deepseek2 together", "gemma4", "gemma3n", "deci", "afmoe"],
 )
 def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> None:
     path = shared_data / "models" / f"arch-{arch}-F32.gguf"
