@@ -1,7 +1,7 @@
 """JSON schemas as Lark rules of the dictionaries that Gemma 4 writes: bare keys in the order in which its template
 sorts them, texts between their marks, no blanks.
 
-Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor what exceeds `_MAX_PARTS` or `_MAX_DEPTH`.
+Patterns, formats and conditions (`if`, `not`, …) are not enforced, nor what exceeds a limit below.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from models.tool_calls.gemma import QUOTE
 Schema = Mapping[str, Any]
 
 _MAX_DEPTH = 64
+_MAX_COUNT = 100_000  # characters or elements
 _MAX_PARTS = 5_000  # of one tool's schema, as often as they are used
 _MARK = quoted(QUOTE)
 _INSIDE = rf"/(?s:.*)/ & ~/(?s:.*){in_regex(QUOTE)}(?s:.*)/"  # the first: what is no UTF-8 is in every complement
@@ -203,7 +204,11 @@ def _times(part: str, least: int, most: int | None) -> str:
 
 def _count(schema: Schema, key: str) -> int | None:
     found = schema.get(key)
-    return int(found) if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < 1e9 else None
+    return (
+        int(found)
+        if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= _MAX_COUNT
+        else None
+    )
 
 
 def _literals(values: Sequence[Any]) -> str:

@@ -26,8 +26,9 @@ from models.gguf_file import GGUFFile
 from models.model import Model, define_model, hparams_of
 from models.weights import Weights
 from tests.models.latent_specs import LATENT
-from tests.models.reference_model import OF_XIELU, Spec, write
+from tests.models.reference_model import Spec, write
 from tests.models.reference_recurrent import DELTA, OF_MAMBA
+from tests.models.reference_traits import OF_XIELU
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}

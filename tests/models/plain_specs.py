@@ -6,8 +6,9 @@ from typing import Any
 
 from models.held import HELD
 from tests.models.latent_specs import DENSE_FIRST, GROUPS, LATENT
-from tests.models.reference_model import OF_XIELU, Spec
+from tests.models.reference_model import Spec
 from tests.models.reference_recurrent import DELTA, OF_MAMBA
+from tests.models.reference_traits import OF_XIELU
 
 OF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 GPT_OSS = Spec(

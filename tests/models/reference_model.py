@@ -15,68 +15,12 @@ from models.held import HELD
 from models.quantize import quantize
 from models.synth_vocab import vocabulary
 from tests.models import gemma_layers
+from tests.models import reference_traits as traits
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_experts import mixture
 from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, attends, feeds, keeps_state, of_state, state_shapes
 
 Array = np.ndarray[Any, Any]
-INTERLEAVED = (
-    *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
-    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
-    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid", "cohere2moe"),
-)
-LEARNED_POSITIONS = ("gpt2", "starcoder")
-OF_VECTORS = ("gemma-embedding", "modern-bert")
-LAYER_NORM = (
-    *LEARNED_POSITIONS,
-    *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
-    *("jais2", "codeshell", "falcon", "cohere2moe"),
-)
-NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")  # of what a sublayer gives
-NO_NORM_BEFORE = ("olmo2", "exaone4")
-ONE_NORM = ("command-r", "cohere2", "cohere2moe", "phi2", "falcon")  # for attention and the feed-forward block
-NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # whose layers have one sublayer each
-SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm", "jais2")  # relu
-SIMPLE_GELU = (*LEARNED_POSITIONS, "starcoder2", "phi2", "gptneox", "codeshell", "falcon")
-UNGATED = (*SIMPLE_GELU, *SQUARED, "apertus")
-GELU = (*SIMPLE_GELU, *OF_VECTORS, "gemma", "gemma2", "gemma3")
-HUNYUAN = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder")  # whose heads are normalised when they are turned
-ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
-HEAD_NORM = (
-    *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
-    *(*HUNYUAN, *QWEN35, *LFM2, "apertus", "exaone-moe", "afmoe", "hy_v3", "mellum"),
-)
-BALANCED = (  # by a bias on the choice
-    *("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe"),
-    *("exaone-moe", "afmoe", "hy_v3"),
-)
-WIDTH_OF_EXPERTS = (  # has a key of its own
-    *BALANCED[:3],
-    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
-    *(
-        "lfm2moe",
-        "qwen35moe",
-        "qwen3next",
-        "nemotron_h_moe",
-        "mistral4",
-        "exaone-moe",
-        "afmoe",
-        "hy_v3",
-        "mellum",
-        "cohere2moe",
-    ),
-)
-FUSED_QKV = ("bailingmoe2",)  # and nothing else
-LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")  # keys and values are made of one short row a token
-OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)  # post_attention_norm stands before the feed-forward block
-
-# keys of Apertus
-OF_XIELU = {
-    "xielu.alpha_p": [0.8, 0.3],
-    "xielu.alpha_n": [0.5, 1.1],
-    "xielu.beta": 0.5,
-    "xielu.eps": -1e-6,
-}
 
 
 @dataclass
@@ -135,7 +79,7 @@ class Spec:
 
     @property
     def n_ff_dense(self) -> int:
-        return 7 * self.n_ff if self.n_expert and self.arch in WIDTH_OF_EXPERTS else self.n_ff
+        return 7 * self.n_ff if self.n_expert and self.arch in traits.WIDTH_OF_EXPERTS else self.n_ff
 
     @property
     def n_ff_shared(self) -> int:
@@ -145,12 +89,12 @@ class Spec:
 
     @property
     def fused_ffn(self) -> bool:
-        return self.fused and self.arch not in (*UNGATED, *FUSED_QKV)
+        return self.fused and self.arch not in (*traits.UNGATED, *traits.FUSED_QKV)
 
     @property
     def joined(self) -> tuple[str, ...]:
         """What a feed-forward block is made of, but for what it ends with."""
-        return ("up",) if self.arch in UNGATED else ("gate", "up")
+        return ("up",) if self.arch in traits.UNGATED else ("gate", "up")
 
     @property
     def output_norm(self) -> str:
@@ -158,7 +102,9 @@ class Spec:
 
     @property
     def one_norm(self) -> bool:
-        return self.arch in (*ONE_NORM, *NEMOTRON_H) or (self.arch == "stablelm" and "one norm" in self.traits)
+        return self.arch in (*traits.ONE_NORM, *traits.NEMOTRON_H) or (
+            self.arch == "stablelm" and "one norm" in self.traits
+        )
 
 
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
@@ -168,7 +114,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), s.output_norm: (s.n_embd,)}
     if s.untied:
         out["output"] = (s.n_vocab, s.n_embd)
-    if s.arch in LEARNED_POSITIONS:
+    if s.arch in traits.LEARNED_POSITIONS:
         out["position_embd"] = (s.n_ctx_train, s.n_embd)
     if "ranks" in s.traits and s.arch == "modern-bert":
         out |= {"cls": (s.n_embd, s.n_embd), "cls.norm": (s.n_embd,), "cls.output": (1, s.n_embd)}
@@ -181,13 +127,13 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         if s.arch == "modern-bert":
             out["token_embd_norm"] = (s.n_embd,)
             layer |= {"ffn_norm": (s.n_embd,)} | ({"attn_norm": (s.n_embd,)} if i else {})
-        elif s.arch not in NO_NORM_BEFORE:
+        elif s.arch not in traits.NO_NORM_BEFORE:
             layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
         if keeps_state(s, i):
             layer |= state_shapes(s)
         if not attends(s, i):
             pass
-        elif s.arch in LATENT:
+        elif s.arch in traits.LATENT:
             layer |= of_latent(s)
         elif s.fused:
             layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | ({"ffn_up": (2 * s.n_ff, s.n_embd)} if s.fused_ffn else {})
@@ -196,7 +142,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             if s.arch in QWEN35:
                 layer["attn_q"] = (2 * q, s.n_embd)
         if attends(s, i):
-            layer |= {"attn_output": (s.n_embd, s.n_head * (s.latent[-1] if s.arch in LATENT else s.d))}
+            layer |= {"attn_output": (s.n_embd, s.n_head * (s.latent[-1] if s.arch in traits.LATENT else s.d))}
         if not feeds(s, i):
             layer.pop("ffn_norm", None)
         elif not s.dense(i):
@@ -206,7 +152,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_down_exps": (s.n_expert, latent or s.n_embd, s.n_ff)}
             if latent:
                 layer |= {"ffn_latent_down": (latent, s.n_embd), "ffn_latent_up": (s.n_embd, latent)}
-            if s.arch in BALANCED or "balanced" in s.traits:
+            if s.arch in traits.BALANCED or "balanced" in s.traits:
                 layer |= {"exp_probs_b": (s.n_expert,)}
             if n := s.n_ff_shared:
                 layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in s.joined}
@@ -215,11 +161,11 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
                     layer |= {"ffn_gate_inp_shexp": (s.n_embd,) if "vectors" in s.traits else (1, s.n_embd)}
         else:
             layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}
-            if s.arch in UNGATED:
+            if s.arch in traits.UNGATED:
                 layer |= {"ffn_up": (s.n_ff_dense, s.n_embd)}
             elif not s.fused_ffn:
                 layer |= {"ffn_gate": (s.n_ff_dense, s.n_embd), "ffn_up": (s.n_ff_dense, s.n_embd)}
-        if s.arch in OTHER_NAME:
+        if s.arch in traits.OTHER_NAME:
             layer["post_attention_norm"] = layer.pop("ffn_norm")
         if not s.kv_heads(i):  # attention's norm and one matrix, or neither
             linear = s.arch == "deci" and s.keys["attention.head_count"][i]
@@ -234,13 +180,13 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer["attn_gate"] = (q, s.n_embd)
         if "two norms" in s.traits:
             layer["attn_norm_2"] = (s.n_embd,)
-        if s.arch in HEAD_NORM and not keeps_state(s, i):
+        if s.arch in traits.HEAD_NORM and not keeps_state(s, i):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
         if "norm for head" in s.traits:
             layer |= {"attn_q_norm": (s.n_head, s.d), "attn_k_norm": (s.n_head_kv, s.d)}
-        if s.arch in ROW_NORM:
+        if s.arch in traits.ROW_NORM:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
-        if s.arch in NORM_AFTER:
+        if s.arch in traits.NORM_AFTER:
             layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
@@ -270,11 +216,11 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         "feed_forward_length": s.n_ff_dense,
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
-        f"attention.layer_norm_{'' if s.arch in LAYER_NORM else 'rms_'}epsilon": 1e-5,
+        f"attention.layer_norm_{'' if s.arch in traits.LAYER_NORM else 'rms_'}epsilon": 1e-5,
     }
     if s.n_expert:
         keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
-        if s.arch in WIDTH_OF_EXPERTS:
+        if s.arch in traits.WIDTH_OF_EXPERTS:
             keys |= {"expert_feed_forward_length": s.n_ff}
     if s.head_dim:
         keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
@@ -359,9 +305,9 @@ def normed_by(x: Array, w: Array) -> Array:
 
 
 def activated(s: Spec, x: Array) -> Array:
-    if s.arch in SQUARED:
+    if s.arch in traits.SQUARED:
         return np.maximum(x, 0) ** 2
-    if s.arch in GELU:
+    if s.arch in traits.GELU:
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return x / (1 + np.exp(-x))
 
@@ -397,7 +343,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     def normed(name: str, x: Array) -> Array:
         if name in t:
             return norm(x, t[name])
-        if s.arch in LAYER_NORM:
+        if s.arch in traits.LAYER_NORM:
             return norm(x - x.mean(-1, keepdims=True), t[f"{name}.weight"]) + t.get(f"{name}.bias", 0.0)
         return norm(x, t[f"{name}.weight"])
 
@@ -407,14 +353,14 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             y = mixture(s, t, b, h)
             if s.n_ff_shared:
                 inner = activated(s, product(f"{b}ffn_{s.joined[0]}_shexp", h))
-                inner = inner if s.arch in UNGATED else inner * product(b + "ffn_up_shexp", h)
+                inner = inner if s.arch in traits.UNGATED else inner * product(b + "ffn_up_shexp", h)
                 shared = product(b + "ffn_down_shexp", inner)
                 if b + "ffn_gate_inp_shexp.weight" in t:
                     shared = shared / (1 + np.exp(-h @ t[b + "ffn_gate_inp_shexp.weight"].reshape(-1, 1)))
                 y = y + shared
                 y = y / 2 if s.arch == "cohere2moe" else y
             return y
-        if s.arch in UNGATED:
+        if s.arch in traits.UNGATED:
             up = product(b + "ffn_up", h)
             return product(b + "ffn_down", xielu(s, up, layer) if s.arch == "apertus" else activated(s, up))
         if s.fused_ffn:
@@ -423,7 +369,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
         return product(b + "ffn_down", activated(s, gate) * up)
 
-    neighbours = s.arch in INTERLEAVED and "rope.dimension_sections" not in s.keys
+    neighbours = s.arch in traits.INTERLEAVED and "rope.dimension_sections" not in s.keys
     of_input, of_blocks, of_logits = (s.keys.get(f"{key}_scale") or 1 for key in ("embedding", "residual", "logit"))
     if s.arch == "minicpm3":  # whose files say nothing
         of_input, of_blocks, of_logits = 12, 1.4 / math.sqrt(s.n_layer), s.n_embd / 256
@@ -433,7 +379,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
     pos = np.arange(len(ids))
     if s.arch == "modern-bert":
         x = normed("token_embd_norm", x)
-    if s.arch in LEARNED_POSITIONS:
+    if s.arch in traits.LEARNED_POSITIONS:
         x = x + t["position_embd.weight"][pos]
     for i in range(s.n_layer):
         b = f"blk.{i}."
@@ -446,8 +392,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if not attends(s, i):
             x = x + of_blocks * recalled
             if feeds(s, i):
-                ffn_norm = b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm")
-                x = x + of_blocks * fed(i, h if s.arch in NEMOTRON_H else normed(ffn_norm, x))
+                ffn_norm = b + ("post_attention_norm" if s.arch in traits.OTHER_NAME else "ffn_norm")
+                x = x + of_blocks * fed(i, h if s.arch in traits.NEMOTRON_H else normed(ffn_norm, x))
             continue
         if s.nothing(i):
             continue
@@ -455,7 +401,7 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             x = x + (product(b + "attn_output", h) if b + "attn_output.weight" in t else 0)
             x = x + fed(i, normed(b + "ffn_norm", x))
             continue
-        if s.arch in LATENT:
+        if s.arch in traits.LATENT:
             parts = latent_heads(s, t, b, h)
         elif b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
@@ -465,34 +411,31 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         if s.arch in QWEN35:
             both = parts[0].reshape(len(ids), s.n_head, 2, s.d)
             parts[0], gates = both[:, :, 0], 1 / (1 + np.exp(-both[:, :, 1].reshape(len(ids), -1)))
-        if s.arch in ROW_NORM:
+        if s.arch in traits.ROW_NORM:
             parts[:2] = (norm(y, t[f"{b}attn_{which}_norm.weight"]) for y, which in zip(parts[:2], "qk", strict=True))
-        q, k, v = (p if s.arch in LATENT else p.reshape(len(ids), -1, s.d) for p in parts)
+        q, k, v = (p if s.arch in traits.LATENT else p.reshape(len(ids), -1, s.d) for p in parts)
         if "norm for head" in s.traits:
             q, k = (
                 np.stack([normed_by(x[:, i], t[f"{b}attn_{which}_norm.weight"][i]) for i in range(x.shape[1])], 1)
                 for x, which in ((q, "q"), (k, "k"))
             )
-        elif b + "attn_q_norm.weight" in t and s.arch not in (*ROW_NORM, *HUNYUAN):
+        elif b + "attn_q_norm.weight" in t and s.arch not in (*traits.ROW_NORM, *traits.HUNYUAN):
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
-        dense_turns = s.arch == "cohere2moe" and s.dense(i)
-        far = (
-            not dense_turns
-            and s.arch in ("cohere2", "cohere2moe", "exaone4", "exaone-moe")
-            and not window(i)
-            and any(map(window, range(s.n_layer)))
+        only_near = s.arch in traits.NO_ROPE_FAR and not (s.arch == "cohere2moe" and s.dense(i))
+        far = only_near and not window(i) and any(map(window, range(s.n_layer)))
+        turned = s.arch not in (*traits.LEARNED_POSITIONS, *traits.NEMOTRON_H) and s.keys.get(
+            "rope.scaling.finetuned", True
         )
-        turned = s.arch not in (*LEARNED_POSITIONS, *NEMOTRON_H) and s.keys.get("rope.scaling.finetuned", True)
         if not far and turned and (s.arch not in ("smollm3", "afmoe") or i % 4 != 3):
             q, k = (turn(y, pos[:, None] * frequency, magnitude, neighbours) for y in (q, k))
-        if s.arch in HUNYUAN:
+        if s.arch in traits.HUNYUAN:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         k, v = (np.repeat(y, s.n_head // y.shape[1], 1) for y in (k, v))
         score = np.einsum("qhd,khd->hqk", q, k) * scale
         if caps[0]:
             score = caps[0] * np.tanh(score / caps[0])
         ago = pos[:, None] - pos
-        if s.arch in OF_VECTORS:
+        if s.arch in traits.OF_VECTORS:
             score[:, np.abs(ago) > (window(i) // 2 or 10**9)] = -np.inf
         else:
             score[:, (ago < 0) | (ago >= (window(i) or 10**9))] = -np.inf
@@ -502,19 +445,21 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         p /= p.sum(-1, keepdims=True) + sinks
         y = product(b + "attn_output", np.einsum("hqk,khd->qhd", p, v).reshape(len(ids), -1) * gates) + recalled
         before = x
-        x = x + (normed(b + "post_attention_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
-        if s.arch in NO_NORM_BEFORE:
+        x = x + (normed(b + "post_attention_norm", y) if s.arch in traits.NORM_AFTER else of_blocks * y)
+        if s.arch in traits.NO_NORM_BEFORE:
             h = x
         elif s.one_norm:
             h = of_block
         else:
             aside = s.arch == "gptneox" and s.keys["use_parallel_residual"]
-            h = normed(b + ("post_attention_norm" if s.arch in OTHER_NAME else "ffn_norm"), before if aside else x)
+            h = normed(
+                b + ("post_attention_norm" if s.arch in traits.OTHER_NAME else "ffn_norm"), before if aside else x
+            )
         if not feeds(s, i):
             continue
         y = fed(i, h)
-        x = x + (normed(b + "post_ffw_norm", y) if s.arch in NORM_AFTER else of_blocks * y)
-    if s.arch in OF_VECTORS:
+        x = x + (normed(b + "post_ffw_norm", y) if s.arch in traits.NORM_AFTER else of_blocks * y)
+    if s.arch in traits.OF_VECTORS:
         return normed("output_norm", x)
     z = product("output" if s.untied else "token_embd", normed(s.output_norm, x)) / of_logits
     return caps[1] * np.tanh(z / caps[1]) if caps[1] else z

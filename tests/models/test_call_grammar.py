@@ -33,7 +33,6 @@ from models.tool_calls import (
     Style,
 )
 from models.tool_calls.families import MISTRAL_NAMED
-from models.tool_calls.gemma_schema import SHARED, argument_rules
 from models.tool_calls.grammar import answer_grammar, call_grammar
 
 THINK = ("<think>", "</think>")
@@ -169,109 +168,6 @@ def test_parameters_that_are_texts_are_written_without_quotes(vocabulary: Tokeni
     assert not allows(grammar, text % "w" + number % "a")
     (call,) = parsed(QWEN3_CODER, text % "w" + number % "12", texts=texts).calls
     assert json.loads(call.arguments) == {"path": 'a "b"\n<x>', "mode": "w", "n": 12}
-
-
-DEEP: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "when": {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]},
-        "Tags": {"type": "array", "items": {"enum": ["a", "b c", 3]}, "minItems": 1, "maxItems": 2},
-        "tree": {"$ref": "#/$defs/node"},
-        "any": {},
-        "a:b": {"type": ["boolean", "number"]},
-        "both": {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {"y": {"const": {"k": [1]}}}, "required": ["y"]}]},
-        "more": {"type": "object", "properties": {"z": {"type": "integer"}}, "additionalProperties": {"type": "null"}},
-        "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
-    },
-    "required": ["when"],
-    "$defs": {
-        "node": {
-            "type": "object",
-            "properties": {"sub": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
-            "additionalProperties": False,
-        },
-        "x": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
-    },
-}
-
-
-def as_json(vocabulary: Tokenizer) -> Grammar:
-    """What llguidance makes of the schema, whose properties it wants in their order."""
-    properties = {name: DEEP["properties"][name] for name in sorted(DEEP["properties"], key=str.lower)}
-    return Grammar.compile("json_schema", json.dumps({**DEEP, "properties": properties}), vocabulary)
-
-
-@pytest.mark.parametrize(
-    ("inner", "fits"),
-    [
-        ('when:<|"|>now<|"|>', True),
-        ("when:null", True),
-        ("", False),
-        ("Tags:[3]", False),
-        ('when:<|"|>for ever<|"|>', False),
-        ('Tags:[3,<|"|>b c<|"|>],when:null', True),
-        ("Tags:[],when:null", False),
-        ("Tags:[3,3,3],when:null", False),
-        ("when:null,Tags:[3]", False),  # the template sorts them
-        ("tree:{sub:[{sub:[]},{}]},when:null", True),
-        ("tree:{sub:[{sub:[1]}]},when:null", False),
-        ('any:{x:[1,{y z:<|"|>é<|"|>}]},when:null', False),
-        ('any:{x:[1,{y_z:<|"|>é }<<|"|>},true,null,-1e5]},when:null', True),
-        ('<|"|>a:b<|"|>:true,when:null', True),
-        ('<|"|>a:b<|"|>:1.5,any:1,when:null', True),
-        ("both:{x:1,y:{k:[1]}},when:null", True),
-        ("both:{x:1},when:null", False),
-        ("both:{x:1,y:{k:[2]}},when:null", False),
-        ("more:{z:1,other:null,else:null},when:null", True),
-        ("more:{other:null},when:null", True),
-        ("more:{z:null},when:null", False),
-        ("more:{z:1,other:1},when:null", False),
-        ('pair:[1,<|"|><|"|>],when:null', True),
-        ("pair:[1],when:null", False),
-        ('pair:[1,<|"|><|"|>,2],when:null', False),
-        ("other:1,when:null", False),
-    ],
-)
-def test_gemma4_dictionaries_that_fit_a_schema(vocabulary: Tokenizer, inner: str, fits: bool) -> None:
-    made = call_grammar(GEMMA4, [{"name": "add", "parameters": DEEP}], required=True, parallel=False)
-    text = f"<|tool_call>call:add{{{inner}}}<tool_call|>"
-    assert allows(Grammar.compile("lark", made.lark, vocabulary), text) == fits
-    if fits:
-        (call,) = parsed(GEMMA4, text).calls
-        assert allows(as_json(vocabulary), call.arguments)
-
-
-def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
-    short = {name: DEEP["properties"][name] for name in ("when", "Tags", "tree", "a:b", "both", "more")}
-    schema = {**DEEP, "properties": short}
-    made = call_grammar(GEMMA4, [{"name": "add", "parameters": schema}], required=True, parallel=True)
-    grammar, fits = Grammar.compile("lark", made.lark, vocabulary), as_json(vocabulary)
-    for seed in range(12):
-        message = parsed(GEMMA4, written(grammar, seed, 20_000))
-        assert (message.content, message.reasoning) == ("", "")
-        for call in message.calls:
-            assert allows(fits, call.arguments), call.arguments
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"properties": {"x": {"$ref": "#/$defs/none"}}},
-        {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
-        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "object"}]}}, "$ref": "#/$defs/a"},
-        {"properties": {"x": 3, "y": {"enum": 3, "type": 3}, "": {"allOf": 3}}},
-    ],
-)
-def test_gemma4_schemas_that_turn_in_circles(vocabulary: Tokenizer, parameters: dict[str, Any]) -> None:
-    rules = ["start: f", *SHARED, *argument_rules(parameters, "f")]
-    assert allows(Grammar.compile("lark", "\n".join(rules), vocabulary), "{}")
-
-
-def test_gemma4_schemas_that_multiply_are_cut() -> None:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(60):
-        schema = {"properties": {"x": schema}, "anyOf": [{"required": ["x"]}, {}]}
-    assert len(argument_rules(schema, "f")) < 100_000
 
 
 @pytest.mark.parametrize("wrong", [3, "x", [1], None])

@@ -185,18 +185,25 @@ def test_weights_of_held_types_are_in_memory_once(tmp_path: Path, dtype: str) ->
     import tracemalloc
 
     write(path := tmp_path / "m.gguf", Spec(n_embd=512, n_ff=1024, n_vocab=2048, dtype=dtype))
-    session = Session([CPUBackend(1)])
-    with GGUFFile.open(path) as gguf:
-        model = define_model(session, gguf, hparams_of(gguf), 64)
-        nbytes = sum(session.backends[0].constant_nbytes(t) for t in model.weights.tensors.values())
-        tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
-        session.plan(lambda: [model.forward(*two_windows())])
-        grown = tracemalloc.get_traced_memory()[0] - before
-        tracemalloc.stop()
-    session.close()
+
+    def grown() -> tuple[int, int]:
+        """Bytes of Python's memory that a plan takes, and of the model's weights."""
+        session = Session([CPUBackend(1)])
+        with GGUFFile.open(path) as gguf:
+            model = define_model(session, gguf, hparams_of(gguf), 64)
+            nbytes = sum(session.backends[0].constant_nbytes(t) for t in model.weights.tensors.values())
+            tracemalloc.start()
+            before = tracemalloc.get_traced_memory()[0]
+            session.plan(lambda: [model.forward(*two_windows())])
+            after = tracemalloc.get_traced_memory()[0]
+            tracemalloc.stop()
+        session.close()
+        return after - before, nbytes
+
+    grown()  # kernels may have to be compiled, which takes memory, too
+    n, nbytes = grown()
     assert nbytes > 4 << 20
-    assert grown < nbytes // 4  # packed weights are in slabs that are mapped, which are not counted
+    assert n < nbytes // 4  # packed weights are in slabs that are mapped, which are not counted
 
 
 def two_windows() -> tuple[Any, Any]:

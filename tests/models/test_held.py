@@ -87,7 +87,7 @@ def test_iq4_xs_scales_beyond_f16() -> None:
         held(blocks.reshape(-1), "iq4_xs")
 
 
-@pytest.mark.parametrize("dtype", ["q2_k", "iq1_m", "iq4_xs", "tq2_0"])
+@pytest.mark.parametrize("dtype", ["q2_k", "iq1_m", "iq4_xs", "tq2_0", "iq4_nl", "mxfp4"])
 def test_merged_matrices_get_the_type_that_they_are_held_as(dtype: str, tmp_path: Path) -> None:
     spec = Spec(n_embd=256, n_ff=256, dtype=dtype)
     write(base_path := tmp_path / "base.gguf", spec)
@@ -104,7 +104,7 @@ def test_merged_matrices_get_the_type_that_they_are_held_as(dtype: str, tmp_path
         assert merged.bytes_of(other).tobytes() == untouched
         found = dequantized(merged.tensors[name], merged.bytes_of(name))
     greatest = np.abs(expected).max()
-    levels = {"q8_0": 127, "q6_k": 31, "q4_0": 7, "iq4_nl": 7}[held_as(dtype)]
+    levels = {"q8_0": 127, "q6_k": 31, "q4_0": 7, "iq4_nl": 7, "mxfp4": 4}[held_as(dtype)]
     assert np.abs(found - expected).max() < greatest / levels
 
 

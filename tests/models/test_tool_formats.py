@@ -11,7 +11,6 @@ from models.tool_calls import (
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
-    GEMMA4,
     GPT_OSS,
     QWEN3_CODER,
 )
@@ -150,58 +149,3 @@ def test_qwen3_coder() -> None:
     assert told(parse(untyped, QWEN3_CODER)) == called(("f", '{"x": "NaN it is"}'))
     for none in ("<tool_call>\nno", "<function=\n>", "<tool_call> <function=f"):
         assert told(parse(none, QWEN3_CODER)) == content(none)
-
-
-GEMMA = (
-    '<|tool_call>call:write{n:-1.5e3,path:<|"|>a "b"\\\n{x}<|"|>,'
-    'tree:{deep:[1,{x y:null},[]],<|"|>k:1<|"|>:<|"|><|"|>},yes:true}<tool_call|>'
-)
-GEMMA_ARGUMENTS = {
-    "n": -1500.0,
-    "path": 'a "b"\\\n{x}',
-    "tree": {"deep": [1, {"x y": None}, []], "k:1": ""},
-    "yes": True,
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('<|tool_call>call:add{a:1,b:<|"|>x<|"|>}<tool_call|>', called(("add", '{"a": 1, "b": "x"}'))),
-        ("I add.\n<|tool_call>call:add{}<tool_call|><|tool_call>call:f{a:[]}<tool_call|>",
-         called(("add", "{}"), ("f", '{"a": []}'), text="I add.")),
-        ("<|tool_call> call:add{ a : 1 , b: True }\n<tool_call|>\n", called(("add", '{"a": 1, "b": true}'))),
-        ('<|tool_call>call:f{"x": "a\\n", y: two words}<tool_call|>',
-         called(("f", '{"x": "a\\n", "y": "two words"}'))),
-        ("<|tool_call>call:f{x:a<b}", called(("f", '{"x": '), text="a<b}")),
-        ('<|tool_call>call:f{x:<|"|>a <| b<|"|>,<|"|>k', called(("f", '{"x": "a <| b"'))),
-        ('<|tool_call>call:f{x:<|"|>a<|"', called(("f", '{"x": "a'))),
-        ('<|tool_call>call:f{x:<|"|>cut <|', called(("f", '{"x": "cut '))),
-        ("<|tool_call>call:f{x:12", called(("f", '{"x": 12'))),
-        ("<|tool_call>call:f{x:<|", called(("f", '{"x": '))),
-        ("<|tool_call>call:f{x:1", called(("f", '{"x": 1'))),
-        ("<|tool_call>call:f{x:1}", called(("f", '{"x": 1}'))),
-        ("<|tool_call>call:f{x:1}<tool", called(("f", '{"x": 1}'))),
-        ("<|tool_call>call:f{x:1} well", called(("f", '{"x": 1}'), text=" well")),
-        ("<|tool_call>call:f{x:}<tool_call|>", called(("f", '{"x": '), text="}<tool_call|>")),
-        ("<|tool_call>f{}<tool_call|>", content("<|tool_call>f{}<tool_call|>")),
-        ("<|tool_call>call:{}", content("<|tool_call>call:{}")),
-        ("<|tool_call>call:f", content("<|tool_call>call:f")),
-        ("<|tool_call> hm", content("<|tool_call> hm")),
-    ],
-)  # fmt: skip
-def test_gemma4(text: str, expected: object) -> None:
-    assert told(parse(text, GEMMA4)) == expected
-
-
-def test_gemma4_while_it_is_written() -> None:
-    tags = ("<|channel>thought\n", "<channel|>")
-    message = parse(f"<|channel>thought\nHm.\n<channel|>{GEMMA}", GEMMA4, tags)
-    (call,) = message.calls
-    assert (message.content, message.reasoning, call.name) == ("", "Hm.", "write")
-    assert json.loads(call.arguments) == GEMMA_ARGUMENTS
-    for cut in range(GEMMA.index("{") + 1, len(GEMMA)):  # what is told never changes, and is there at once
-        (begun,) = parse(GEMMA[:cut], GEMMA4).calls
-        assert call.arguments.startswith(begun.arguments)
-        assert len(begun.arguments) > cut - GEMMA.index("{") - 30
-    assert len(parse("<|tool_call>call:f{x:" + "[" * 5000, GEMMA4).calls[0].arguments) < 100

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFValueType
+from gguf import GGUFReader
 
 from graph.ops import samplers as s
 from models import tokenizer as tokenizers
 from models.gguf_file import GGUFFile
+from models.gguf_types import ValueType
 from models.gguf_write import Key, copied_keys, tensor, write_gguf
 from models.grammar import Grammar
 from models.tokenizer import Tokenizer
@@ -114,7 +115,7 @@ def test_llama_cpp_takes_the_same(engine: Engine, tmp_path: Path) -> None:
     likely = [id for id, _ in first(engine, vocabulary(engine)).top]
     path, held = tmp_path / "m.gguf", GGUFReader(engine.gguf.path).tensors
     keys = copied_keys(engine.gguf.metadata)
-    numbers = Key([likely[0], likely[2]], GGUFValueType.ARRAY, GGUFValueType.INT32)
+    numbers = Key([likely[0], likely[2]], ValueType.ARRAY, ValueType.INT32)
     tensors = ((t.name, tensor(t.data.reshape(t.shape[::-1]))) for t in held)
     write_gguf(path, "llama", keys | {"tokenizer.ggml.suppress_tokens": numbers}, tensors)
     with GGUFFile.open(path) as gguf:
