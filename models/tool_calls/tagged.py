@@ -72,7 +72,11 @@ def _value(p: Parser, is_text: bool) -> Step[bool]:
     text = ""
     while not (yield from _ended(p)):
         c = yield from p.next()
-        if not c or (p.rest is not None and _END.startswith(("\n" if c == "<" else "") + c + p.rest)):
+        if not c:
+            return False
+        if p.rest is not None and _END.startswith(("\n" if c == "<" else "") + c + p.rest):
+            while (yield from p.next()):  # a piece of the closing tag
+                pass
             return False
         text += c
         if is_text:

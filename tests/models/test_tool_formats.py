@@ -132,6 +132,17 @@ def test_command_r_action(text: str, expected: object) -> None:
     assert told(parse(text, COMMAND_R_ACTION)) == expected
 
 
+def test_qwen3_coder_cut_short() -> None:
+    """Wherever an answer ends, no piece of a tag is told as text, and what is told of the call never changes."""
+    text = "<tool_call>\n<function=add>\n<parameter=a>\nsome <b>\n</parameter>\n<parameter=n>\n12\n</parameter>\n"
+    text += "</function>\n</tool_call>"
+    whole = '{"a": "some <b>", "n": 12}'
+    for cut in range(text.index("add>") + 4, len(text)):
+        (call,) = parse(f"Hi\n{text[:cut]}", QWEN3_CODER).calls
+        assert told(parse(f"Hi\n{text[:cut]}", QWEN3_CODER)) == called(("add", call.arguments), text="Hi")
+        assert whole.startswith(call.arguments)
+
+
 def test_qwen3_coder() -> None:
     texts = frozenset({("write", "path"), ("write", "text")})
     message = parse(f"I write.\n{CODER}\n{CODER}", QWEN3_CODER, texts=texts)
