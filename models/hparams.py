@@ -13,7 +13,7 @@ from models.errors import ModelFileError
 from models.expert_params import Experts, read_experts
 from models.keys import Keys
 from models.latent_params import Latent, read_latent
-from models.layer_sizes import LayerSizes, read_layer_sizes
+from models.layer_sizes import LayerSizes, read_layer_sizes, read_n_head
 from models.recurrent_params import Recurrent, read_recurrent
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -152,8 +152,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
     kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
-    n_embd = keys.count("embedding_length")
-    n_head = keys.count_of_some("attention.head_count") if kind.attends else 0
+    n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")

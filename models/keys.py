@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from models.architectures import ARCHITECTURES
 from models.errors import ModelFileError
 
 
@@ -63,9 +62,9 @@ class Keys:
         return tuple(value.tolist())
 
     def count_of_some(self, key: str) -> int:
-        """One number for all layers, but for those of an architecture that may skip them, which have 0."""
+        """One number for all layers but those that have 0."""
         value = self.get(key)
-        if ARCHITECTURES[self.arch].skips and isinstance(value, np.ndarray) and value.any():
+        if isinstance(value, np.ndarray) and value.any():
             return replace(self, metadata={f"{self.arch}.{key}": value[value != 0]}).count(key)
         return self.count(key)
 

@@ -21,6 +21,14 @@ class LayerSizes:
     rope_dim: int  # elements of a head that turn
 
 
+def read_n_head(keys: Keys) -> int:
+    """Heads of queries, in all layers that attend; 0: none does."""
+    kind, key = ARCHITECTURES[keys.arch], "attention.head_count"
+    if not kind.attends:
+        return 0
+    return keys.count_of_some(key) if kind.skips else keys.count(key)
+
+
 def read_layer_sizes(
     keys: Keys, n_blocks: int, n_ff: int | None, is_local: Sequence[bool], latent: Latent | None = None
 ) -> tuple[LayerSizes, tuple[LayerSizes, ...]]:
@@ -33,7 +41,7 @@ def read_layer_sizes(
     kind = ARCHITECTURES[keys.arch]
     if not kind.attends:
         return LayerSizes(0, 0, 0, 0), ()
-    n_embd, n_head = keys.count("embedding_length"), keys.count_of_some("attention.head_count")
+    n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
     widths = keys.counts("feed_forward_length", n_blocks, n_ff, or_none=kind.sublayers_apart or kind.skips)
     if latent is not None:
         layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)

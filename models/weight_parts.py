@@ -30,10 +30,9 @@ class Part:
     n_experts: int = 0
     stacked: bool = False  # the file has several such matrices (n, K, K), which are one after the other here
     in_file: tuple[int, ...] = ()  # its shape there, if it is another
+    in_graph: tuple[int, ...] = ()  # and its shape here
     turned: bool = False  # of each head it has columns as rows
     loose: bool = False  # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
-
-    in_graph: tuple[int, ...] = ()  # and its shape here
 
     @property
     def held_shape(self) -> tuple[int, ...]:

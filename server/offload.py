@@ -89,17 +89,11 @@ class Offload:
     def restore(self, root: Node, tokens: list[int], limit: int, n_found: int, owner: int, *, inexact: bool) -> bool:
         """Make those pages of tokens[:limit] known again that host memory has, as long as there is room; whether one
         may go on from more than n_found tokens now."""
-        prefixes, n_more = self.prefixes, 0
+        prefixes = self.prefixes
         known = self._known(root, tokens, limit, inexact=inexact)
-        if self.beside is not None:
-            end, n_end = self._end(root, known, tokens[:limit]) if prefixes.by_ends else (None, 0)
-            here = [self._has_beside(page) for page in known]
-            n, n_more = reach(self.beside.seen, here, n_end, more_here=end is not None)
-            del known[n:]
-            if end is not None and n_more:
-                known.append(end)
-        n_full = len(known) - (n_more > 0)
-        if n_full * PAGE + n_more <= n_found:
+        end = self._end(root, known, tokens[:limit]) if prefixes.by_ends else (None, 0)
+        known, n_tokens = self._reached(known, *end)
+        if n_tokens <= n_found:
             return False
         nodes: list[Node] = []  # nothing of this path may be evicted meanwhile
         for name, key, node in known:
@@ -151,18 +145,21 @@ class Offload:
         what it takes beside them."""
         root, owner = self.prefixes.root_of(choice), 1 << slot.id
         known = self._known(root, tokens, len(tokens))
-        end, n_more = self._end(root, known, tokens)
-        if self.beside is not None:
-            here = [self._has_beside(page) for page in known]
-            n, n_more = reach(self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end))
-            del known[n:]
-        n_tokens = len(known) * PAGE + n_more
-        if end is not None and n_more:
-            known.append(end)
+        known, n_tokens = self._reached(known, *self._end(root, known, tokens))
         others: list[Bytes] = []
         if self.beside is not None:
             others = [self._read_beside(known[i], owner) for i in self.beside.seen(n_tokens)]
         return tokens[:n_tokens], [self._read(page, owner) for page in known], others
+
+    def _reached(self, known: list[Known], end: Known | None, n_more: int) -> tuple[list[Known], int]:
+        """Of known pages, and one that the n_more tokens after them begin: those that one can go on from, and after how
+        many tokens."""
+        n = len(known)
+        if self.beside is not None:
+            here = [self._has_beside(page) for page in known]
+            n, n_more = reach(self.beside.seen, here, n_more, more_here=end is not None and self._has_beside(end))
+        last = [end] if end is not None and n_more else []
+        return [*known[:n], *last], n * PAGE + n_more
 
     def _end(self, root: Node, known: list[Known], tokens: list[int]) -> tuple[Known | None, int]:
         """A page that begins with tokens which follow known ones, and how many of them. Best one that ends with the

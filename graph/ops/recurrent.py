@@ -8,7 +8,7 @@ there before can be gone on from again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -129,22 +129,13 @@ def linear_attention(
     S ← decay · S, then S ← S + k (beta · v)ᵀ, or with `delta` S + k (beta · (v − Sᵀk))ᵀ; y = scale · Sᵀq. Head i has
     the queries and keys of head i mod H_k; `grouped`: of head i / (H / H_k), those that share them side by side.
     """
-    return _recalled(q, k, v, decay, beta, states, begin, np.full(len(v), -1), scale, delta, grouped)
+    src = q, k, v, decay, beta, states, begin
+    return _recalled(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
 
 
-def _recalled(
-    q: Array,
-    k: Array,
-    v: Array,
-    decay: Array,
-    beta: Array,
-    states: Array,
-    begin: Array,
-    end: Array,
-    scale: float,
-    delta: bool,
-    grouped: bool,
-) -> Array:
+def _recalled(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grouped: bool) -> Array:
+    """`src`: q to begin; what is left of row t is kept in row end[t] of the states, if that is not -1."""
+    q, k, v, decay, beta, states, begin = src
     y = np.zeros_like(v)
     for first, stop, state in _spans(begin):
         s = states[state].copy()
@@ -172,7 +163,7 @@ def linear_attention_kept(
     grouped: bool,
 ) -> Array:
     """`linear_attention`, which keeps S in states."""
-    return _recalled(q, k, v, decay, beta, states, begin, end, scale, delta, grouped)
+    return _recalled((q, k, v, decay, beta, states, begin), end, scale=scale, delta=delta, grouped=grouped)
 
 
 def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
@@ -198,20 +189,9 @@ def _check(name: str, *src: Tensor) -> None:
 
 
 @linear_attention.shape
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    states: Tensor,
-    begin: Tensor,
-    *end: Tensor,
-    scale: float,
-    delta: bool,
-    grouped: bool,
-) -> tuple[Shape, str]:
-    _check("linear_attention", q, k, v, decay, beta, begin, *end)
+def _(*src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, str]:
+    q, _, v, _, _, states, *rows = src
+    _check("linear_attention", *src[:5], *rows)
     ok = states.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
     require(ok, "linear_attention", "states must be (N, H, D, E)", q, v, states)
     return v.shape, v.dtype

@@ -8,7 +8,20 @@ from models.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan, parsed
 from models.tool_calls.parser import NotACall, Parser, Step
 
 ARGUMENTS = ("arguments", "parameters")
+MAX_NAME = 256  # characters of a name that is not between quotes, or of a tag
 _MAX_NESTED = 4
+
+
+def name_before(p: Parser, end: str, without: str) -> Step[str]:
+    """A name up to and with the character that ends it; NotACall where it has one of those that it is without."""
+    name = ""
+    while (c := (yield from p.next())) != end:
+        if not c or c in without or len(name) > MAX_NAME:
+            raise NotACall
+        name += c
+    if not name.strip():
+        raise NotACall
+    return name.strip()
 
 
 def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 
-from models.tool_calls.call_object import closing, text_value, value
+from models.tool_calls.call_object import MAX_NAME, closing, name_before, text_value, value
 from models.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, Step
 from models.tool_calls.tagged import as_json
 
 BEGIN, END = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'
-_MAX_NAME = 256  # characters of a key or of a tool's name
 _MAX_DEPTH = 64
 
 
@@ -23,21 +22,9 @@ def _gemma4(p: Parser, trigger: str) -> Step[None]:
     p.back(c)
     if not (yield from p.literal("call:")):
         raise NotACall
-    p.begin((yield from _name(p, "{")))
+    p.begin((yield from name_before(p, "{", "{}[],<\n")))
     if (yield from _members(p, 1)):
         yield from closing(p, END)
-
-
-def _name(p: Parser, end: str) -> Step[str]:
-    """A name up to and with what ends it."""
-    name = ""
-    while (c := (yield from p.next())) != end:
-        if not c or c in "{}[],<\n" or len(name) > _MAX_NAME:
-            raise NotACall
-        name += c
-    if not name.strip():
-        raise NotACall
-    return name.strip()
 
 
 def _members(p: Parser, depth: int) -> Step[bool]:
@@ -81,7 +68,7 @@ def _key(p: Parser, between: str) -> Step[bool]:
     if (yield from p.literal(QUOTE)):
         while not (yield from p.literal(QUOTE)):
             c = yield from p.next()
-            if not c or len(key) > _MAX_NAME:
+            if not c or len(key) > MAX_NAME:
                 return _ended(c)
             key += c
         c = yield from p.after_blanks()
@@ -95,7 +82,7 @@ def _key(p: Parser, between: str) -> Step[bool]:
         key = found
     else:
         while (c := (yield from p.next())) != ":":
-            if not c or c in '{}[],<"\n' or len(key) > _MAX_NAME:
+            if not c or c in '{}[],<"\n' or len(key) > MAX_NAME:
                 return _ended(c)
             key += c
         key = key.strip()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import NoReturn
 
-from models.tool_calls.call_object import closing
+from models.tool_calls.call_object import MAX_NAME, closing, name_before
 from models.tool_calls.parser import CallFormat, NotACall, Parser, Step
 
-_MAX_TAG = 256  # characters
 _END = "\n</parameter>"
 
 
@@ -20,7 +19,7 @@ def _qwen3_coder(p: Parser, trigger: str) -> Step[None]:
         p.back(c)
         if not (yield from p.literal("<function=")):
             raise NotACall
-    name = yield from _name(p)
+    name = yield from name_before(p, ">", "<\n")
     p.begin(name)
     p.argument("{")
     n_given = 0
@@ -47,20 +46,9 @@ def _tag(p: Parser) -> Step[str]:
     while c and c != ">":
         c = yield from p.next()
         tag += c
-        if len(tag) > _MAX_TAG:
+        if len(tag) > MAX_NAME:
             raise NotACall
     return tag if c else ""
-
-
-def _name(p: Parser) -> Step[str]:
-    name = ""
-    while (c := (yield from p.next())) != ">":
-        if not c or c in "<\n" or len(name) > _MAX_TAG:
-            raise NotACall
-        name += c
-    if not name.strip():
-        raise NotACall
-    return name.strip()
 
 
 def _value(p: Parser, is_text: bool) -> Step[bool]:
