@@ -228,7 +228,8 @@ class Offload:
                 page.node.owners |= owner
             elif self.host is not None:
                 self.host.add_owners(page.key, owner)
-                self.host.add_owners(_beside(page.key), owner)
+            if self.host is not None:  # what is beside a page may be there without it
+                self.host.add_owners(_beside_key(page), owner)
 
     def _known(self, root: Node, tokens: list[int], limit: int, *, inexact: bool = False) -> list[Known]:
         """The leading full pages of tokens[:limit] that are on the device or in host memory; `inexact`: such too, where

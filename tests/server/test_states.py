@@ -10,7 +10,7 @@ from scheduler_fakes import N_VOCAB, POISON, Bench, asked, oracle, prompt
 
 from server.prefix import PrefixCache
 from server.requests import CompletionRequest
-from server.slot_actions import install, snapshot
+from server.slot_actions import erase, fork, install, snapshot
 from server.slot_files import load, save
 from server.speculation.settings import SpeculationParams
 from server.ubatch import PAGE
@@ -243,6 +243,20 @@ def test_slots_are_saved_and_restored(tmp_path: Path) -> None:
     install(other.scheduler, 1, again)
     other.step()
     assert asked(other, [*prompt(70), *answer, 3, 4]) == 74
+
+
+def test_a_fork_has_the_states_that_are_in_host_memory() -> None:
+    """While their pages are still on the device: both slots have had them."""
+    b = bench(n_checkpoints=1, n_slots=2, cache_ram=None)
+    b.run(prompt(70), n_predict=5, ignore_eos=True, id_slot=0)
+    states, offload = b.scheduler.cache.states, b.scheduler.cache.offload
+    assert states is not None
+    for node in list(states._kept):  # as if others had needed the rows
+        offload.save_beside(node)
+        states.forget(node)
+    fork(b.scheduler, 0, 1)
+    erase(b.scheduler, 0)
+    assert len(snapshot(b.scheduler, 1).tokens) == 74
 
 
 def test_a_snapshot_ends_where_one_can_go_on() -> None:
