@@ -75,6 +75,8 @@ class Architecture:
     rotary: bool = True  # layers that attend turn queries and keys, unless the positions are learned
     may_do_without_rotary: bool = False  # the file may say that they do not
     output_norm: str = "output_norm"  # the norm of what the last layer gives, as the file calls it
+    nextn: bool = False  # files may have a block that predicts one token more (models/nextn.py), with what a layer has
+    nextn_layer_norm: bool = False  # the norm behind it takes the mean away
     causal: bool = True  # false: a text's rows see all of it; the model makes vectors, not texts
 
 
@@ -101,9 +103,15 @@ _COHERE2 = replace(_COHERE, window=MUST, window_period=4, local_rope_only=True)
 _HUNYUAN = _A(head_norm=True, norm_after_rope=True)
 _GELU = _A(layer_norm=True, gated=False, activation="gelu")
 _GPT2 = replace(_GELU, head_norm=False, learned_positions=True)
-_QWEN35 = _A(ffn_norm="post_attention_norm", head_norm=True, gated_attention=True, recurrent="delta")
+_QWEN35 = _A(ffn_norm="post_attention_norm", head_norm=True, gated_attention=True, recurrent="delta", nextn=True)
 _DEEPSEEK2 = _A(
-    interleaved=True, latent=True, experts=True, weights_norm=None, attention_temperature=True, yarn_softmax=True
+    interleaved=True,
+    latent=True,
+    experts=True,
+    weights_norm=None,
+    attention_temperature=True,
+    yarn_softmax=True,
+    nextn=True,
 )
 _GRANITE = _A(interleaved=True, scales=True, may_do_without_rotary=True)
 _NEMOTRON_H = _A(gated=False, activation="relu2", recurrent="mamba", sublayers_apart=True, rotary=False)
@@ -139,7 +147,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2": _LFM2,
     "lfm2moe": replace(_LFM2, experts=True, gating=None),
     "nemotron_h": _NEMOTRON_H,
-    "nemotron_h_moe": replace(_NEMOTRON_H, experts=True, gating="sigmoid", weights_norm=None),
+    "nemotron_h_moe": replace(
+        _NEMOTRON_H, experts=True, gating="sigmoid", weights_norm=None, nextn=True, nextn_layer_norm=True
+    ),
     "falcon-h1": _A(recurrent="mamba", all_recurrent=True),
     "mamba2": _A(recurrent="mamba", all_recurrent=True, attends=False),
     "qwen2moe": _A(experts=True, weights_norm=False),
@@ -153,8 +163,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),
     "bailingmoe2": _A(head_norm=True, experts=True, several_shared=True, gating=None, weights_norm=None),
     "dots1": _A(head_norm=True, experts=True, gating=None, weights_norm=None),
-    "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None),
-    "hy_v3": _A(head_norm=True, experts=True, gating="sigmoid", weights_norm=None),
+    "glm4moe": _A(ffn_norm="post_attention_norm", experts=True, gating="sigmoid", weights_norm=None, nextn=True),
+    "hy_v3": _A(head_norm=True, experts=True, gating="sigmoid", weights_norm=None, nextn=True),
     "mellum": _A(head_norm=True, experts=True, window=0, window_period=4, local_base=0),
     "minimax-m2": _A(row_norm=True, experts=True, n_ff_of_expert=False, gating="sigmoid"),
     "phi3": _A(),
@@ -198,6 +208,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating="sigmoid",
         weights_norm=None,
         mean_with_shared=True,
+        nextn=True,
     ),
     "stablelm": _A(layer_norm=True, norm_for_head=True, parallel=True),
     "orion": _A(layer_norm=True),

@@ -138,12 +138,14 @@ class PagedMemory:
         type_v: str,
         n_states: int = 0,
         n_near: int = 0,
+        nextn: bool = False,
     ) -> PagedMemory:
-        """`n_near`: pages of layers with a window; 0: as many as all."""
+        """`n_near`: pages of layers with a window; 0: as many as all. `nextn`: with those of the block that predicts
+        one token more."""
         convs, recalled = {}, {}
         far: dict[int, list[Tensor]] = {}
         near: dict[int, list[Tensor]] = {}
-        for i in range(h.n_kept):
+        for i in (*range(h.n_kept), *((h.n_layer,) if nextn else ())):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
                 convs[i] = session.define(f"conv.{i}", (n_states, *r.conv_shape))
@@ -162,7 +164,7 @@ class PagedMemory:
         return cls(
             PagePool(far, n_pages, tables),
             pool,
-            tuple(h.keeper(i) for i in range(h.n_layer)),
+            tuple(h.keeper(i) for i in range(h.n_layer + nextn)),
             convs,
             recalled,
         )
@@ -195,15 +197,9 @@ class Cached:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, how: Weighing) -> Tensor:
         batch, memory = self.batch, self.memory
         keeper = memory.keepers[layer]
-        pool, cells = memory.far, batch.cells
-        if memory.near is not None and keeper in memory.near.layers:
-            pool, cells = memory.near, batch.near
+        pool, _ = self._room(keeper)
         if keeper == layer:
-            self.stored[layer] = [
-                store(cache, new, cells)
-                for store, cache, new in zip((store_k, store_v), pool.layers[layer], (k, v), strict=False)
-                if new is not None
-            ]
+            self.store(layer, k, v)
         asking = batch.out or batch if layer >= memory.n_kept - 1 else batch
         seen = *self.stored[keeper], pool.tables, asking.slot, asking.pos
         if v is None:
@@ -211,6 +207,23 @@ class Cached:
         if how.sinks is not None:
             return attention_sinks(q, *seen, how.sinks, scale=how.scale, window=how.window)
         return attention(q, *seen, scale=how.scale, window=how.window, cap=how.cap)
+
+    def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
+        """A layer's keys and values of these rows, where they are from now on."""
+        pool, cells = self._room(layer)
+        self.stored[layer] = [
+            store(cache, new, cells)
+            for store, cache, new in zip((store_k, store_v), pool.layers[layer], (k, v), strict=False)
+            if new is not None
+        ]
+        return self.stored[layer]
+
+    def _room(self, layer: int) -> tuple[PagePool, Tensor]:
+        """The pages of a layer's keys and values, and the rows' cells in them."""
+        memory, batch = self.memory, self.batch
+        if memory.near is not None and layer in memory.near.layers:
+            return memory.near, batch.near
+        return memory.far, batch.cells
 
     def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         y = causal_conv_kept(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)

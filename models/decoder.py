@@ -6,6 +6,7 @@ the file holds a weight: biases, norms of queries and keys, fused matrices (whic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scale, scaled, silu, sub, sum_to
@@ -34,6 +35,8 @@ from models.rope import Rotary
 from models.self_attention import KeysValues, Side, keys_values, self_attention
 from models.weights import Weights
 
+KeysOf = Callable[[Side, Hparams, int], KeysValues]
+Attention = Callable[[Side, KeysValues, Hparams, Memory, int], Tensor]
 ALPHA = 1.702  # of gpt-oss's sigmoid
 AWAY = 1e9  # chances and what balances them are small
 
@@ -48,7 +51,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     inputs = layer_inputs(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rows.pos)
     times = rotary.times(rows.pos)
-    keys_of, attention = (latent_row, latent_attention) if h.latent else (keys_values, self_attention)
+    keys_of, attention = attending(h)
     seen: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
         b, local = w.block(layer), h.is_local(layer)
@@ -73,24 +76,34 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         if recalled is not None:
             recalled = b.linear(OUTPUT[h.kind.recurrent], recalled)
             mixed = recalled if mixed is None else add(mixed, recalled)
-        attended = x
-        if mixed is not None:
-            attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
-        if not h.feeds(layer):
-            x = attended
-        else:
-            if "ffn_norm" not in b and (mixed is None or h.kind.parallel):
-                fed = y
-            else:
-                fed = b.norm("ffn_norm", x if h.parallel else attended, h)
-            y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed, attended), h)
-            x = add(attended, scaled(y, h.residual_scale))
+        x = added(b, h, layer, x, y, mixed)
         if inputs is not None:
             x = add(x, layer_input(b, h, layer, inputs, x))
         if "layer_output_scale" in b:
             x = mul(x, b["layer_output_scale"])
         x = replace(x, name=f"blk.{layer}")
     return w.norm("output_norm", x, h)
+
+
+def attending(h: Hparams) -> tuple[KeysOf, Attention]:
+    """What makes keys and values, and what attends."""
+    return (latent_row, latent_attention) if h.latent else (keys_values, self_attention)
+
+
+def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tensor | None) -> Tensor:
+    """x (T, n_embd) and what a layer adds to it: `mixed`, what attention or what stands in its place gives, and what
+    its feed-forward block does; y: x as attention was given it."""
+    attended = x
+    if mixed is not None:
+        attended = add(x, scaled(b.norm("post_attention_norm", mixed, h), h.residual_scale))
+    if not h.feeds(layer):
+        return attended
+    if "ffn_norm" not in b and (mixed is None or h.kind.parallel):
+        fed = y
+    else:
+        fed = b.norm("ffn_norm", x if h.parallel else attended, h)
+    y = b.norm("post_ffw_norm", feed_forward(b, h, layer, fed, attended), h)
+    return add(attended, scaled(y, h.residual_scale))
 
 
 def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ class Hparams:
     pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
     experts: Experts | None = None
     latent: Latent | None = None  # then head_dim and n_head_kv are those of the rows that are kept
-    n_unused: int = 0  # blocks that the file has besides, to predict more tokens at once: nobody runs them
+    n_nextn: int = 0  # blocks that the file has besides, to predict more tokens at once: models/nextn.py runs the first
+    nextn_eps: float = 0.0  # of the norm behind it
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0  # by which logits are multiplied
     xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/decoder.py
@@ -91,7 +92,11 @@ class Hparams:
 
     def has_rope(self, layer: int) -> bool:
         period = self.kind.nope_period
-        if self.kind.learned_positions or not self.rotary or (period and (layer + 1) % period == 0):
+        if self.kind.learned_positions or not self.rotary:
+            return False
+        if layer >= self.n_layer:
+            return True
+        if period and (layer + 1) % period == 0:
             return False
         if self.kind.dense_turn and self.experts_of(layer) is None:
             return True
@@ -114,7 +119,11 @@ class Hparams:
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer attends to the sliding window only."""
-        return self.window > 0 and is_local(self.kind, self.window_period, layer)
+        return self.window > 0 and layer < self.n_layer and is_local(self.kind, self.window_period, layer)
+
+    def keeps(self, layer: int) -> bool:
+        """Whether the keys and values that it sees are its own."""
+        return layer < self.n_kept or layer >= self.n_layer
 
     @property
     def has_windows(self) -> bool:
@@ -134,7 +143,7 @@ class Hparams:
 
     def keeper(self, layer: int) -> int:
         """The layer whose keys and values this one sees: itself, or the last like it that keeps some."""
-        if layer < self.n_kept:
+        if self.keeps(layer):
             return layer
         return max(i for i in range(self.n_kept) if self.is_local(i) == self.is_local(layer))
 
@@ -156,17 +165,18 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
-    n_unused = keys.count_or_none("nextn_predict_layers")
-    if n_unused >= n_blocks:
-        raise keys.error("nextn_predict_layers", f"is {n_unused}, of {n_blocks} blocks")
-    n_layer = n_blocks - n_unused
+    n_nextn = keys.count_or_none("nextn_predict_layers")
+    if n_nextn >= n_blocks:
+        raise keys.error("nextn_predict_layers", f"is {n_nextn}, of {n_blocks} blocks")
+    n_layer = n_blocks - n_nextn
     window = 0
     if kind.window is not None:
         window = keys.count_or_none("attention.sliding_window", None if kind.window == MUST else kind.window)
     period = _window_period(keys, n_layer) if window else 0
     local = [window > 0 and is_local(kind, period, layer) for layer in range(n_layer)]
     latent = read_latent(keys, n_embd // n_head) if kind.latent else None
-    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local, latent)
+    near = [*local, *[False] * n_nextn]
+    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, near, latent)
     temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
     eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
     eps = float(keys.number(eps_key))
@@ -208,7 +218,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         pooling=POOLINGS[int(pooling)],
         experts=experts,
         latent=latent,
-        n_unused=n_unused,
+        n_nextn=n_nextn,
+        nextn_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if kind.nextn_layer_norm else eps,
         temperature=temperature,
         temperature_length=keys.count("attention.temperature_length", scaling.original_context),
         xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
@@ -219,7 +230,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         layers=layers,
         parallel=kind.second_norm or (kind.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=kind.interleaved and not _of_several_positions(keys),
-        recurrent=read_recurrent(keys, n_layer, n_embd),
+        recurrent=read_recurrent(keys, n_layer, n_embd, n_nextn),
         rotary=kind.rotary and not (kind.may_do_without_rotary and not keys.flag("rope.scaling.finetuned", True)),
     )
     return _with_scales(h, keys) if kind.scales else h

@@ -110,8 +110,10 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
     return hparams
 
 
-def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int) -> Model:
-    """Define the weights on a session (bytes are read at first use). ModelFileError names what is wrong."""
+def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, nextn: bool = False) -> Model:
+    """Define the weights on a session (bytes are read at first use), with `nextn` those of models/nextn.py, too.
+    ModelFileError names what is wrong."""
     if hparams.kind.learned_positions and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
-    return Model(hparams, load_weights(session, gguf, hparams), define_rotary(session, gguf, hparams, n_ctx))
+    weights = load_weights(session, gguf, hparams, nextn=nextn)
+    return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from models.keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """`layers`: which ones; `attending`: which layers attend. A convolution of `n_taps` runs over `n_columns`; heads
+    """`layers`: which ones; `attending`: which layers attend, as blocks that predict more tokens do, which come after
+    them. A convolution of `n_taps` runs over `n_columns`; heads
     that recall, if there are any, hold `size` × `width` numbers each."""
 
     layers: tuple[bool, ...]
@@ -42,11 +43,16 @@ class Recurrent:
         return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.recalled_shape))
 
 
-def read_recurrent(keys: Keys, n_layer: int, n_embd: int) -> Recurrent | None:
+def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> Recurrent | None:
     """None where no layer keeps a state. ModelFileError names the key at fault."""
     kind = ARCHITECTURES[keys.arch].recurrent
-    if not kind:
+    found = _read(keys, n_layer, n_embd, kind) if kind else None
+    if found is None:
         return None
+    return replace(found, layers=found.layers + (False,) * n_nextn, attending=found.attending + (True,) * n_nextn)
+
+
+def _read(keys: Keys, n_layer: int, n_embd: int, kind: str) -> Recurrent | None:
     if kind == "mamba":
         return _mamba(keys, n_layer)
     layers = _without_heads(keys, n_layer) if kind == "conv" else _but_every(keys, n_layer)

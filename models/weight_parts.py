@@ -96,39 +96,56 @@ def parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, 
         part = Part("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
         yield f"altup_unembd_proj.{i}.weight", part
     for i in range(h.n_layer):
-        b = f"blk.{i}."
-        second = h.kind.second_norm and b + "attn_norm_2.weight" in present
-        if h.kind.before:
-            source = b + "attn_norm_2" if second else ""
-            required = h.attends(i) or not h.kind.skips
-            yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.kind.embedding_norm))
-        recurrent = h.recurrent_of(i)
-        if recurrent:
-            yield from _recurrent_parts(h, b, recurrent)
-        if h.attends(i):
-            yield from _attention_parts(h, i, present)
-        elif h.kind.skips:
-            yield from _one(b + "attn_output.weight", h.n_embd, h.n_embd, required=False)
-        if h.kind.after:
-            yield from _norm(b + "post_attention_norm", h)
-        if h.kind.before and h.feeds(i) and (recurrent or h.attends(i) or not h.kind.sublayers_apart):
-            if b + "ffn_norm" in present:  # as Falcon H1's files have it
-                yield b + "ffn_norm.weight", Part(b + "ffn_norm", (h.n_embd,))
-            else:
-                source = b + ("attn_norm" if second else h.kind.ffn_norm)
-                yield from _norm(b + "ffn_norm", h, source, required=not h.kind.parallel)
-        if h.kind.after:
-            yield from _norm(b + "post_ffw_norm", h)
-        if h.feeds(i):
-            yield from _feed_forward_parts(h, i, present)
-        if n := h.n_embd_per_layer:
-            yield from _one(b + "inp_gate.weight", n, h.n_embd)
-            yield from _one(b + "proj.weight", h.n_embd, n)
-            yield from _norm(b + "post_norm", h)
-        if h.kind.altup:
-            yield from _altup_parts(h, b, present)
-        elif h.kind.inputs_of_layers:
-            yield from _one(b + "layer_output_scale.weight", 1, required=False)
+        yield from _layer_parts(h, i, present)
+
+
+def nextn_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    """Those of the first block that predicts one token more: models/nextn.py."""
+    yield from _layer_parts(h, h.n_layer, present)
+    b = f"blk.{h.n_layer}.nextn."
+    yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
+    yield from _norm(b + "enorm", h)
+    yield from _norm(b + "hnorm", h)
+    yield from _norm(b + "shared_head_norm", h, required=h.kind.nextn_layer_norm)
+    yield from _one(b + "embed_tokens.weight", h.n_vocab, h.n_embd, required=False)
+    yield from _one(b + "shared_head_head.weight", h.n_vocab, h.n_embd, required=False)
+
+
+def _layer_parts(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Part]]:
+    b = f"blk.{i}."
+    second = h.kind.second_norm and b + "attn_norm_2.weight" in present
+    if h.kind.before:
+        source = b + "attn_norm_2" if second else ""
+        required = h.attends(i) or not h.kind.skips
+        yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.kind.embedding_norm))
+    recurrent = h.recurrent_of(i)
+    if recurrent:
+        yield from _recurrent_parts(h, b, recurrent)
+    if h.attends(i):
+        yield from _attention_parts(h, i, present)
+    elif h.kind.skips:
+        yield from _one(b + "attn_output.weight", h.n_embd, h.n_embd, required=False)
+    if h.kind.after:
+        yield from _norm(b + "post_attention_norm", h)
+    if h.kind.before and h.feeds(i) and (recurrent or h.attends(i) or not h.kind.sublayers_apart):
+        if b + "ffn_norm" in present:  # as Falcon H1's files have it
+            yield b + "ffn_norm.weight", Part(b + "ffn_norm", (h.n_embd,))
+        else:
+            name = "post_attention_norm" if h.kind.sublayers_apart else h.kind.ffn_norm
+            source = b + ("attn_norm" if second else name)
+            yield from _norm(b + "ffn_norm", h, source, required=not h.kind.parallel)
+    if h.kind.after:
+        yield from _norm(b + "post_ffw_norm", h)
+    if h.feeds(i):
+        yield from _feed_forward_parts(h, i, present)
+    if n := h.n_embd_per_layer:
+        yield from _one(b + "inp_gate.weight", n, h.n_embd)
+        yield from _one(b + "proj.weight", h.n_embd, n)
+        yield from _norm(b + "post_norm", h)
+    if h.kind.altup:
+        yield from _altup_parts(h, b, present)
+    elif h.kind.inputs_of_layers:
+        yield from _one(b + "layer_output_scale.weight", 1, required=False)
 
 
 def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, Part]]:
@@ -171,7 +188,7 @@ def _attention_parts(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) 
     attn, kv = h.n_head * size.head_dim, size.n_head_kv * size.head_dim
     start, fused = 0, b + "attn_qkv.weight" in present
     n_query = attn * 2 if h.kind.gated_attention and not h.kind.gate_of_input else attn
-    heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if layer < h.n_kept else 1]
+    heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if h.keeps(layer) else 1]
     for name, rows in (("attn_q", n_query), *heads[1:]):
         source = b + ("attn_qkv" if fused else name)
         required = name != "attn_v" or not h.kind.keys_as_values
@@ -331,6 +348,6 @@ def _bert_parts(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
 
 def is_unused(h: Hparams, name: str) -> bool:
     """Whether a file has this tensor for what nobody runs, or for keys and values that a layer does not make."""
-    blocks = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_unused))
+    blocks = tuple(f"blk.{h.n_layer + i}." for i in range(h.n_nextn))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_kept, h.n_layer) for which in ("k", "v", "k_norm"))
     return name.startswith(blocks) or name.removesuffix(".weight") in shared

@@ -24,7 +24,7 @@ from models.gguf_file import GGUFFile, TensorInfo
 from models.held import HELD, held, held_as
 from models.hparams import Hparams
 from models.low_rank import LowRank
-from models.weight_parts import Part, is_unused, parts
+from models.weight_parts import Part, is_unused, nextn_parts, parts
 
 FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
 MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *HELD)
@@ -99,9 +99,12 @@ class Weights:
         return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
 
 
-def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
-    """The parts that the file holds. ModelFileError names a tensor that is missing, unknown, or not as it must be."""
+def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[str, Part]:
+    """The parts that the file holds, with `nextn` those of the block that predicts one token more, too. ModelFileError
+    names a tensor that is missing, unknown, or not as it must be."""
     declared = dict(parts(h, gguf.tensors))
+    if nextn:
+        declared |= nextn_parts(h, gguf.tensors)
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.n_rows)
@@ -135,9 +138,9 @@ def check_weights(gguf: GGUFFile, h: Hparams) -> dict[str, Part]:
     return {name: part for name, part in declared.items() if part.source in gguf.tensors}
 
 
-def load_weights(session: Session, gguf: GGUFFile, h: Hparams) -> Weights:
-    """Define every weight as a constant state. ModelFileError as in `check_weights`."""
-    found = check_weights(gguf, h)
+def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> Weights:
+    """Define every weight as a constant state. `nextn`, ModelFileError: as in `check_weights`."""
+    found = check_weights(gguf, h, nextn=nextn)
     for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & HELD.keys()):
         _, _, before, after, _ = HELD[dtype]
         log.warning(

@@ -36,7 +36,7 @@ class ServerConfig:
     reverse_prompts: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
-    has_draft_model: bool = False
+    models_that_draft: tuple[str, ...] = ()  # kinds (server.speculation.settings: MODELS)
     api_keys: tuple[str, ...] = ()
     api_key_file: str = ""  # more of them; read again when it changes
     admin_api_key: str = ""  # what changes of the server need, where it is set

@@ -23,18 +23,18 @@ from backends.errors import DeviceError, DeviceLost
 from graph.backend import Backend
 from graph.ops import samplers
 from graph.ops.attention import PAGE
-from graph.ops.select import log_probs, sample
 from graph.partition import Placement
 from graph.plan import Plan
 from graph.session import DeviceBytes, Measured, Session
 from graph.tensor import Tensor, feed
 from models.adapter_bank import AdapterBank, Choice
-from models.batch import KV_TYPES, Batch, PagedMemory
+from models.batch import KV_TYPES, PagedMemory
 from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
 from models.grammar import GrammarError
 from models.low_rank import LowRank
 from models.model import Model, define_model, hparams_of
+from models.nextn import Hidden
 from models.overrides import NONE, Overrides
 from models.placement import Places
 from models.tuned import Tuned
@@ -43,12 +43,14 @@ from models.weights import check_weights
 from server.cells import Cells
 from server.device_store import DevicePages, DeviceStore
 from server.embedder import Embedder
+from server.hidden_rows import HiddenRows
 from server.pages import near_pool_size, pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
 from server.plan_shapes import Shape, shape_of, usual
 from server.sampling import split_log_probs, split_probs
 from server.slot_files import CacheKind
-from server.step_feeds import StepFeeds, sampling_feeds
+from server.step_feeds import StepFeeds
+from server.step_graph import StepGraph
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch
 
 log = logging.getLogger("logitless.engine")
@@ -75,6 +77,7 @@ class EngineOptions:
     n_checkpoints: int = 2  # of each slot: states that are kept to go on from, where layers have such
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
     swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
+    nextn: bool = False  # with the block that guesses one token more (models/nextn.py), which the file must have
 
 
 def n_state_rows(n_slots: int, n_checkpoints: int) -> int:
@@ -151,6 +154,7 @@ class Engine:
         self.near = DevicePages(n_near, h.window) if n_near else None
         n_states = n_state_rows(options.n_slots, options.n_checkpoints)
         self.states = DeviceStore(n_states) if h.recurrent else None
+        self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.nextn else None
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
@@ -169,7 +173,7 @@ class Engine:
         backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
         self.session: Session = Session(backends)
         self._placed = False
-        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot)
+        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.nextn)
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
         types = options.type_k, options.type_v
@@ -182,13 +186,16 @@ class Engine:
             *types,
             n_states=self.states.n if self.states is not None else 0,
             n_near=n_near,
+            nextn=options.nextn,
         )
         if self.states is not None:
             self.states.open(self.session, self.memory.states)
         for pages, pool in zip(self._pages, self.memory.pools, strict=True):
             pages.open_pages(self.session, pool)
         self.cells = Cells(self.session, self.model, self.memory)
-        self.sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
+        sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
+        rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
+        self._graph = StepGraph(self.memory, sampler_state, rows)
 
     @property
     def _pages(self) -> list[DevicePages]:
@@ -207,8 +214,9 @@ class Engine:
             self.embedder.load()
             self.gguf.release()
             return
-        self._examine(self._everything(), self.cells.copied())
-        prepare(self._on_cpu(self.session.placed(self._everything())))
+        self._examine(*self._everything(), self.cells.copied())
+        for graph in self._everything():
+            prepare(self._on_cpu(self.session.placed(graph)))
         self.session.reserve(self._reserved)
         for pages in self._pages:
             pages.write_table(self.options.n_slots, [pages.n] * self.table_pages)
@@ -221,7 +229,7 @@ class Engine:
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
         self.gguf.release()
-        self._ahead = usual(self.options.n_slots, self.options.n_ubatch)[::-1]
+        self._ahead = usual(self.options.n_slots, self.options.n_ubatch, guesses=self.options.nextn)[::-1]
 
     def prepare_ahead(self, wanted: Callable[[], bool] = lambda: False) -> bool:
         """Have memory for more of the cache, and make the plan of one more usual size (a few streams, a prompt), so
@@ -315,16 +323,8 @@ class Engine:
 
     def _build(self, shape: Shape) -> list[Tensor]:
         model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
-        if not shape.n_out:
-            return list(model.remembered(Batch.feeds(shape.n_tokens), self.memory))
-        batch = Batch.feeds(shape.n_tokens, None if shape.whole else shape.n_out)
-        logits = model.logits(batch, self.memory)
-        sampling = sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
-        ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
-        fetches = [ids]
-        if shape.n_top:
-            fetches.append(log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1))
-        return fetches
+        kept, fetched = self._graph.nodes(model, shape)
+        return kept + fetched
 
     def tuned(self, choice: Choice) -> Tuned:
         """The model with weights and adapters, for graphs that are no steps of requests."""
@@ -360,14 +360,18 @@ class Engine:
         from backends.cpu.warm import prepare
 
         self._place()
-        prepare(self._on_cpu(self.session.placed(self._everything())))
-        shapes = usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots)
+        for graph in self._everything():
+            prepare(self._on_cpu(self.session.placed(graph)))
+        shapes = usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots, self.options.nextn)
         steps = [partial(self._build, shape) for shape in shapes]
         return self.session.planned_bytes([self._reserved, self.cells.copied, *steps])
 
-    def _everything(self) -> list[Tensor]:
-        """A graph with every op of a step."""
-        return self._build(Shape(self.options.n_ubatch, 64, n_top=1))
+    def _everything(self) -> list[list[Tensor]]:
+        """Graphs with every op of a step, and of guesses."""
+        shapes = [Shape(self.options.n_ubatch, 64, n_top=1)]
+        if self.options.nextn:
+            shapes.append(Shape(self.options.n_slots, self.options.n_slots, whole=True, n_probs=1, guesses=True))
+        return [self._build(shape) for shape in shapes]
 
     def _reserved(self) -> list[Tensor]:
         """The graph whose memory all steps share: one with as many rows as a step may have."""
@@ -422,7 +426,8 @@ class Engine:
         if not shape.n_out:
             plan.run(None, (0,) * plan.n_fetches)
             return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
-        fetched = plan.run(None, (n_out, n_out) if shape.n_top else (n_out,), late)
+        n_kept = plan.n_fetches - (2 if shape.n_top else 1)  # what only has to run
+        fetched = plan.run(None, (0,) * n_kept + (n_out,) * (plan.n_fetches - n_kept), late)[n_kept:]
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
         logprobs = top_ids = None
         if shape.n_top:
@@ -440,7 +445,9 @@ class Engine:
 
     def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:
         """What writes batches to these feeds of a step. Tokens that fill it up are a sequence on the spare page."""
-        return StepFeeds(room, self.options.n_slots, *(pages.n * PAGE for pages in self._pages))
+        spare_near = self.near.n * PAGE if self.near is not None else 0
+        spare_hidden = self.hidden.spare if self.hidden is not None else 0
+        return StepFeeds(room, self.options.n_slots, self.far.n * PAGE, spare_near, spare_hidden)
 
     def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
         """The late feeds. Rows whose mask is not there yet when the device wants it are not sampled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.hidden_rows import HiddenRows
 from server.sequence import Sequence
 from server.ubatch import PAGE, UBatch
 
@@ -32,7 +33,7 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
     return group, others
 
 
-def fill(group: Plan) -> UBatch:
+def fill(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
     """The next n tokens of each sequence, drafts included. Their pages are in the tables already."""
     batch = UBatch(weights=group[0][0].choice.weights)
     tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
@@ -69,6 +70,10 @@ def fill(group: Plan) -> UBatch:
         if seq.ends:
             batch.begin += [seq.state, *[-1] * (n - 1)]
             batch.end += [seq.ends.get(p, -1) for p in range(start + 1, start + n + 1)]
+        if hidden is not None:
+            before, to = hidden.place(seq, n)
+            batch.hidden_before += before
+            batch.hidden_to += to
         if seq.request.prompt_logprobs is not None:
             _ask_for_prompt(batch, seq, n)
         if start + n >= len(seq.tokens) and seq.samples:

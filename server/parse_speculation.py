@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from models.tokenizer import Tokenizer
 from server.config import ServerConfig
 from server.fields import Fields, article, as_integer, as_text, refuse, unsupported
-from server.speculation.settings import KINDS, MAX_DRAFT, MODEL, MODEL_ONLY, SpeculationParams
+from server.speculation.settings import KINDS, MAX_DRAFT, MODEL, MODEL_ONLY, NEXTN, SpeculationParams
 
 MOST_CHARACTERS = 64  # of a prediction's token: what lies beyond n_ctx of these could never be verified
 CONTEXT_TOKENS = 16  # of the prompt's end, that decide where a prediction's first token begins
@@ -35,7 +35,7 @@ def parse_speculation(fields: Fields, config: ServerConfig, tokenizer: Tokenizer
     default = config.speculation
     kinds = default.kinds
     if (text := fields.body.get("speculative.type")) is not None:
-        kinds = parse_kinds("speculative.type", as_text("speculative.type", text), config.has_draft_model)
+        kinds = parse_kinds("speculative.type", as_text("speculative.type", text), config.models_that_draft)
     n_max = None
     if fields.body.get("speculative.n_max") is not None:
         n_max = fields.integer("speculative.n_max", default=0, low=0, high=MAX_DRAFT, hard=True)
@@ -55,19 +55,20 @@ def parse_speculation(fields: Fields, config: ServerConfig, tokenizer: Tokenizer
     return Wishes(params, prediction[: n_ctx * MOST_CHARACTERS])
 
 
+_NEEDED = {MODEL: "with a draft model (--model-draft)", NEXTN: "started with --spec-type draft-mtp"}
 _NAMES = frozenset({"speculative.type", "speculative.n_max", "speculative.n_min", "speculative.p_min"})
 
 
-def parse_kinds(name: str, text: str, has_model: bool) -> tuple[str, ...]:
-    """The kinds of a comma-separated list; "none" and "" are no kinds."""
+def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]:
+    """The kinds of a comma-separated list; "none" and "" are no kinds. `models`: kinds of those that draft here."""
     kinds: list[str] = []
     for kind in filter(None, (part.strip() for part in text.split(","))):
         if kind in MODEL_ONLY:
             unsupported(name, f"{kind} is not supported; this server has {', '.join(KINDS)}")
         if kind != "none" and kind not in KINDS:
             refuse(name, f"{kind[:32]!r} is not one of none, {', '.join(KINDS)}")
-        if kind == MODEL and not has_model:
-            refuse(name, f"{MODEL} needs a server with a draft model (--model-draft)")
+        if kind in _NEEDED and kind not in models:
+            refuse(name, f"{kind} needs a server {_NEEDED[kind]}")
         if kind != "none" and kind not in kinds:
             kinds.append(kind)
     return tuple(kinds)

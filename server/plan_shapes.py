@@ -26,6 +26,7 @@ class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     lora: int = 0  # the generation of the adapters' stack; 0: no row has an adapter
     n_masks: int = 0  # rows of the grammars' masks
     weights: int = 0  # whose: see models.weight_sets
+    guesses: bool = False  # of the block that guesses (models/nextn.py)
 
 
 def shape_of(batch: UBatch, lora: int = 0) -> Shape:
@@ -46,6 +47,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
         lora,
         power_of_two(n_masks, 1) if n_masks else 0,
         batch.weights,
+        batch.guesses,
     )
 
 
@@ -62,14 +64,17 @@ def _rows(n: int) -> int:
     return power_of_two(n, 2) if n <= 2 * USUAL_STREAMS else bucket(n)
 
 
-def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS) -> list[Shape]:
-    """What most servers will need, first what is likelier: up to `most` streams, these with prompts, prompts alone."""
+def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, guesses: bool = False) -> list[Shape]:
+    """What most servers will need, first what is likelier: up to `most` streams, these with prompts, prompts alone.
+    `guesses`: with what guesses need for these streams."""
     n_streams = min(n_slots, most)
     beside = [n for n in range(LEAST_BESIDE, 1 + min(n_ubatch, MOST_BESIDE)) if size_beside(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
+    streams = [Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})]
     return [
-        *(Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})),
+        *streams,
+        *(shape._replace(guesses=True) for shape in streams if guesses),
         *(Shape(n, min(n, r)) for r in rows for n in beside),
         *(Shape(n, 1) for n in alone),
     ]

@@ -14,6 +14,7 @@ from server.commit import Committer, Stop, failure, finished
 from server.decoder import Decoder
 from server.errors import ExceedsContext, InvalidRequest, NotSupported
 from server.fill import Plan, bucket_floor, fill, split
+from server.hidden_rows import HiddenRows
 from server.host_cache import HostCache, Store
 from server.kv_cache import KvCache
 from server.pace import Pace
@@ -57,6 +58,10 @@ class Engine(Protocol):
     @property
     def states(self) -> Store | None:
         """Rows of such, where layers keep them."""
+
+    @property
+    def hidden(self) -> HiddenRows | None:
+        """Where it keeps what was said of tokens, if it guesses."""
 
     @property
     def moves_cells(self) -> bool:
@@ -192,6 +197,8 @@ class Scheduler:
             return []
         events: Events = []
         self._n_steps += 1
+        if self.engine.hidden is not None:
+            self.engine.hidden.begin()
         admit(self, events)
         if self.context_shift:
             shift_full(self)
@@ -202,7 +209,7 @@ class Scheduler:
             try:
                 if self.cache.beside is not None:
                     self.cache.beside.prepare(group)
-                batch = fill(group)
+                batch = fill(group, self.engine.hidden)
                 result = self.engine.step(batch)
             except DeviceFailed as error:
                 self._device_failed(error, events)
@@ -292,7 +299,7 @@ class Scheduler:
                 wanted.append((seq, min(room, n_left - 1) if n == seq.owed else 0))
         if not wanted:
             return plan
-        self.speculator.propose(wanted)
+        self.speculator.propose(wanted, self.cache.grow)
         drafting = sorted((seq for seq, _ in wanted if seq.draft), key=lambda seq: len(seq.draft))
         for i, seq in enumerate(drafting):  # equal shares, and who needs less than his leaves the rest to the others
             seq.draft = seq.draft[: room // (len(drafting) - i)]

@@ -64,6 +64,7 @@ class Sequence:
         "drafts",
         "ends",
         "has_new_line",
+        "hidden",
         "id",
         "inexact",
         "late",
@@ -129,6 +130,7 @@ class Sequence:
         # Speculation.
         self.drafts: Drafts | None = None  # its drafters, where it has some
         self.draft: list[int] = []  # guesses of what follows its tokens, to be verified in this step
+        self.hidden = (0, 0, range(0))  # where what was said of its last tokens is (server/hidden_rows.py)
         # The cache.
         self.table: list[int] = []
         self.table_sent = False  # the engine knows the table as it is

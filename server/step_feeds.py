@@ -48,16 +48,20 @@ def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
 
 
 class StepFeeds:
-    """`room`: the plan's arrays by name. `spare_slot`, `spare_cell` and `spare_near` (a cell of layers with a window)
-    are whose the tokens are that fill it up."""
+    """`room`: the plan's arrays by name. `spare_slot`, `spare_cell`, `spare_near` (a cell of layers with a window) and
+    `spare_hidden` (a row of server.hidden_rows) are whose the tokens are that fill it up."""
 
-    def __init__(self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0) -> None:
+    def __init__(
+        self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0, spare_hidden: int = 0
+    ) -> None:
         self.nbytes = sum(array.nbytes for array in room.values())
         self._tokens, self._out = room["tokens"], room.get("out")
         self._pos, self._slot, self._cells = room.get("pos"), room.get("slot"), room.get("cells")
         self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
         self._near, self._spare_near = room.get("near"), spare_near
         self._begin, self._end = room.get("begin"), room.get("end")
+        self._before, self._to = room.get("hidden.before"), room.get("hidden.to")
+        self._spare_hidden = spare_hidden
         self._targets, self.gates = room.get("targets"), room.get("gates")
         self._spare_slot, self._spare_cell = spare_slot, spare_cell
         self._sampling = SamplingFeeds(room) if "sample.params" in room else None
@@ -82,6 +86,9 @@ class StepFeeds:
         if self._begin is not None and self._end is not None:  # what fills it up begins with nothing, and keeps nothing
             self._begin[:n], self._begin[n:] = batch.begin, 0
             self._end[:n], self._end[n:] = batch.end, -1
+        if self._before is not None and self._to is not None:
+            self._before[:n], self._before[n:] = batch.hidden_before, self._spare_hidden
+            self._to[:n], self._to[n:] = batch.hidden_to, self._spare_hidden
         if self._sampling is None:  # nobody wants logits
             return
         slots = [slot[i] for i in out]

@@ -43,6 +43,9 @@ class UBatch:
     near: list[int] = field(default_factory=list)  # where layers with a window have other pages: cells in these,
     near_copies: list[tuple[int, int]] = field(default_factory=list)  # pages,
     near_tables: dict[int, list[int]] = field(default_factory=dict)  # and tables
+    hidden_before: list[int] = field(default_factory=list)  # of models that guess (models/nextn.py): rows of what was
+    hidden_to: list[int] = field(default_factory=list)  # said of the tokens before, and of these
+    guesses: bool = False  # not the model runs, but the block that guesses
 
 
 @dataclass(frozen=True, slots=True)

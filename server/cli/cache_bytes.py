@@ -33,17 +33,27 @@ class CacheBytes:
 
 
 def cache_bytes(
-    h: Hparams, type_k: str, type_v: str, *, n_slots: int, n_ubatch: int, n_kept: int, swa_full: bool
+    h: Hparams,
+    type_k: str,
+    type_v: str,
+    *,
+    n_slots: int,
+    n_ubatch: int,
+    n_kept: int,
+    swa_full: bool,
+    nextn: bool = False,
 ) -> CacheBytes:
-    """`n_kept`: windows that are kept beside those of the slots (server.pages.near_pool_size)."""
+    """`n_kept`: windows that are kept beside those of the slots (server.pages.near_pool_size); `nextn`: with the block
+    that guesses."""
     types = cache_types(h, type_k, type_v)
+    layers = (*range(h.n_kept), *((h.n_layer,) if nextn else ()))
 
     def of_cell(layers: Iterable[int]) -> int:
         rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
         return sum(nbytes(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
 
-    cell = of_cell(range(h.n_kept))
+    cell = of_cell(layers)
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
-    far = of_cell(i for i in range(h.n_kept) if not h.is_local(i))
+    far = of_cell(i for i in layers if not h.is_local(i))
     return CacheBytes(cell, near_pool_size(h.window, n_slots, n_ubatch, n_kept) * PAGE * (cell - far), far)

@@ -127,7 +127,9 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     """The engine's options; a context that does not fit into memory is refused, or made smaller if none was named."""
     from server.cli.cache_bytes import cache_bytes
     from server.cli.devices import total_memory
+    from server.cli.speculation import models
     from server.engine import EngineOptions, n_state_rows
+    from server.speculation.settings import NEXTN
 
     devices, places = placement(options)
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
@@ -144,7 +146,8 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     types = {"type_k": options.cache_type_k, "type_v": options.cache_type_v}
     sizes = {"n_slots": n_slots(options), "n_ubatch": min(options.ubatch_size, options.batch_size)}
     swa_full = getattr(options, "swa_full", True) or bool(moves_for(options))
-    cache = cache_bytes(hparams, **types, **sizes, n_kept=n_checkpoints, swa_full=swa_full)
+    nextn = NEXTN in models(options)
+    cache = cache_bytes(hparams, **types, **sizes, n_kept=n_checkpoints, swa_full=swa_full, nextn=nextn)
     n_ctx = options.ctx_size
     if cache.of(n_ctx) > max(room, 0) and n_ctx > 4096:
         needed, has = cache.of(n_ctx) / 2**30, max(room, 0) / 2**30
@@ -166,6 +169,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         n_checkpoints=n_checkpoints,
         moves=moves_for(options),
         swa_full=swa_full,
+        nextn=nextn,
         devices=devices,
         placement=places,
         embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),

@@ -73,6 +73,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         template = chat_template(options, gguf, vocabulary)
         config = server_config(options, path, vocabulary)
         hparams = hparams_of(gguf)
+        speculation.check_nextn(options, gguf, hparams)
         wanted = load.engine_options(options, hparams, load.weights_nbytes(gguf))
         given = lora.given(options, gguf, hparams)
         speculation.check_draft_model(options, gguf)
@@ -96,10 +97,9 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         info = model_info(engine, vocabulary)
         sleep = None
         if options.sleep_idle_seconds > 0:
-            from server.sleep import Sleep
+            from server.sleep import Sleep, Sleeper
 
-            draft = speculator.model
-            parts = (engine, *(() if draft is None else (draft,)), scheduler.cache)
+            parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
             sleep = Sleep(options.sleep_idle_seconds, parts, scheduler.stats)
         tuning = None
         if store is not None:
@@ -183,7 +183,7 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         reverse_prompts=tuple(options.reverse_prompt),
         defaults=load.sampling_defaults(options, vocabulary),
         speculation=speculation.defaults(options),
-        has_draft_model=options.model_draft is not None,
+        models_that_draft=speculation.models(options),
         metrics=options.metrics,
         slots=options.slots,
         slot_save_path=slot_folder(options.slot_save_path),

@@ -13,15 +13,16 @@ from server.errors import RequestError
 
 if TYPE_CHECKING:
     from models.gguf_file import GGUFFile
+    from models.hparams import Hparams
     from models.tokenizer import Tokenizer
     from server.engine import Engine
     from server.speculation.settings import NgramSizes, SpeculationParams, SpeculationSettings
-    from server.speculation.speculator import Speculator
+    from server.speculation.speculator import BatchDrafter, Speculator
 
 MOST_DIFFERENCE = 128  # between the sizes of two vocabularies; like the next, llama.cpp's rule
 FIRST_COMMON = 5  # the token from which on two vocabularies must agree
 
-KINDS = "draft-simple, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
+KINDS = "draft-simple, draft-mtp, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
 
 
 def _sizes(kind: str) -> tuple[Flag, ...]:
@@ -69,7 +70,7 @@ def speculation_group(kv_types: tuple[str, ...]) -> Group:
             ),
             Flag(
                 "--spec-draft-n-max --draft --draft-n --draft-max",
-                "draft-simple: most tokens to draft",
+                "draft-simple, draft-mtp: most tokens to draft",
                 whole(0, 1024),
                 3,
                 env="LLAMA_ARG_SPEC_DRAFT_N_MAX LLAMA_ARG_DRAFT_MAX",
@@ -83,7 +84,7 @@ def speculation_group(kv_types: tuple[str, ...]) -> Group:
             ),
             Flag(
                 "--spec-draft-p-min --draft-p-min",
-                "draft-simple: stop where the draft model's choice has less probability",
+                "draft-simple, draft-mtp: stop where a choice has less probability",
                 number(0, 1),
                 0.0,
                 "X",
@@ -146,7 +147,7 @@ def defaults(options: SimpleNamespace) -> SpeculationParams:
     from server.speculation.settings import MODEL, SpeculationParams
 
     try:
-        kinds = parse_kinds("spec-type", options.spec_type, options.model_draft is not None)
+        kinds = parse_kinds("spec-type", options.spec_type, models(options))
     except RequestError as error:
         line = error.message.replace("field 'spec-type'", "--spec-type")
         if "needs a server" in line:
@@ -155,6 +156,31 @@ def defaults(options: SimpleNamespace) -> SpeculationParams:
     if options.spec_default and "ngram-mod" not in kinds:
         kinds = (*kinds, "ngram-mod")
     return SpeculationParams(kinds, n_min=options.spec_draft_n_min, p_min=options.spec_draft_p_min)
+
+
+def models(options: SimpleNamespace) -> tuple[str, ...]:
+    """The kinds of models that draft."""
+    from server.speculation.settings import MODEL, NEXTN
+
+    named = [kind.strip() for kind in getattr(options, "spec_type", "").split(",")]
+    return ((MODEL,) if getattr(options, "model_draft", None) else ()) + ((NEXTN,) if NEXTN in named else ())
+
+
+def check_nextn(options: SimpleNamespace, gguf: GGUFFile, hparams: Hparams) -> None:
+    """Refuse draft-mtp where the file has no block that guesses."""
+    from models.architectures import ARCHITECTURES
+    from models.nextn import can_guess
+    from models.weights import check_weights
+    from server.speculation.settings import NEXTN
+
+    if NEXTN not in models(options):
+        return
+    if not can_guess(gguf, hparams):
+        known = ", ".join(name for name, kind in ARCHITECTURES.items() if kind.nextn)
+        raise CliError(
+            f"--spec-type {NEXTN}: the model has no block that predicts one token more (files of {known} may)"
+        )
+    check_weights(gguf, hparams, nextn=True)
 
 
 def find_draft_model(options: SimpleNamespace) -> None:
@@ -202,10 +228,14 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
     from server.cli.load import load_weights, make_engine
     from server.placement import PlacementOptions
     from server.speculation.model import ModelDrafter
+    from server.speculation.nextn import NextnDrafter
     from server.speculation.places import N_ROWS
+    from server.speculation.settings import MODEL, NEXTN
     from server.speculation.speculator import Speculator
 
-    model = None
+    drafting: dict[str, BatchDrafter] = {}
+    if engine.hidden is not None:
+        drafting[NEXTN] = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab, tokenizer.eog_ids)
     if options.model_draft is not None:
         devices = tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices
         wanted = replace(
@@ -217,11 +247,12 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
             swa_full=True,  # it goes back whenever it was wrong
             n_checkpoints=N_ROWS - 2,
+            nextn=False,
         )
         together = engine if devices == engine.options.devices else None
         draft = make_engine(options.model_draft, wanted, beside=together)
         load_weights(draft)
-        model = ModelDrafter(
+        drafting[MODEL] = ModelDrafter(
             draft,
             n_pages=draft.n_pages,
             n_vocab=min(draft.hparams.n_vocab, engine.hparams.n_vocab),
@@ -229,4 +260,4 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             eog_ids=tokenizer.eog_ids,
             has_states=draft.states is not None,
         )
-    return Speculator(settings(options), model)
+    return Speculator(settings(options), drafting)

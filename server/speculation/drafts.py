@@ -53,27 +53,27 @@ class Pace:
 
 
 class Drafts:
-    """The drafters of one sequence in order of precedence; a draft model comes after them (`wants_model`)."""
+    """The drafters of one sequence in order of precedence; a model that drafts comes after them (`model`: its kind)."""
 
     __slots__ = (
         "_client",
         "_paces",
         "_source",
         "drafters",
+        "model",
         "n_accepted",
         "n_drafted",
         "n_prediction_accepted",
         "n_prediction_drafted",
         "params",
-        "wants_model",
     )
 
     def __init__(
-        self, params: SpeculationParams, client: Drafter | None, others: Sequence[Drafter], wants_model: bool
+        self, params: SpeculationParams, client: Drafter | None, others: Sequence[Drafter], model: str = ""
     ) -> None:
         self.params = params
         self.drafters = [client, *others] if client is not None else list(others)
-        self.wants_model = wants_model
+        self.model = model
         self.n_drafted = self.n_accepted = 0  # tokens, of all drafters
         self.n_prediction_drafted = self.n_prediction_accepted = 0  # of these, the client's
         self._client = client
@@ -82,7 +82,7 @@ class Drafts:
         self._source: tuple[Drafter, Pace] | None = None  # whose draft is out
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
-        """The draft of the first drafter that has one; empty: the draft model's turn, if there is one."""
+        """The draft of the first drafter that has one; empty: the turn of a model, if one drafts."""
         self._source = None
         if self.params.n_max is not None:
             n_most = min(n_most, self.params.n_max)

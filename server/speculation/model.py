@@ -1,22 +1,17 @@
-"""draft-simple: a smaller model guesses for several sequences at once, with a KV cache of its own.
-
-Its choices are sampled as the target will sample its own: by the sequence's settings, history and the very random
-numbers of each position. Two models that agree on the probabilities then agree on the token, at any temperature.
-"""
+"""draft-simple: a smaller model guesses for several sequences at once, with a KV cache of its own."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from graph.ops import samplers as s
 from server.kv_cache import NEAR_END
 from server.pages import n_pages_for
 from server.prefix import common_prefix
-from server.sampling import Row
 from server.sequence import Sequence
+from server.speculation.guess import Grow, Guess
 from server.speculation.places import N_ROWS, Places
 from server.ubatch import PAGE, StepResult, UBatch
 
@@ -48,28 +43,11 @@ class _Mirror:
 
 
 @dataclass(slots=True)
-class _Guess:
-    """One sequence's draft in the making."""
+class _Guess(Guess):
+    """One sequence's draft, and where its model is."""
 
-    seq: Sequence
-    mirror: _Mirror
-    n_most: int
-    n_now: int  # tokens that the next batch takes in
-    draft: list[int] = field(default_factory=list)
-    n_dist: int = 0  # uniforms that the draft's tokens have used
-    n_xtc: int = 0
-
-    def row(self, n_vocab: int) -> Row:
-        """How the target will sample after what is drafted so far."""
-        rows = self.seq.sampler.draft_feeds(self.draft)
-        row = rows[-1]
-        low, high = rows[self.n_dist].draws[:2]
-        row = replace(row, draws=(low, high, rows[self.n_xtc].draws[2], 0))
-        if all(id < n_vocab for id in row.ids):
-            return row
-        entries = [entry for entry in zip(row.kinds, row.ids, row.values, strict=True) if entry[1] < n_vocab]
-        kinds, ids, values = zip(*entries, strict=True) if entries else ((), (), ())
-        return replace(row, kinds=kinds, ids=ids, values=values)
+    mirror: _Mirror = field(default_factory=lambda: _Mirror())
+    n_now: int = 0  # tokens that the next batch takes in
 
 
 class ModelDrafter:
@@ -96,8 +74,8 @@ class ModelDrafter:
         self._mirrors: dict[int, _Mirror] = {}  # by slot, the one used longest ago first
         self._active: set[int] = set()  # slots that this step drafts for
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[Sequence, list[int]]:
-        """Drafts for (sequence, most tokens); with 0 it only keeps up."""
+    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
+        """Drafts for (sequence, most tokens); with 0 it only keeps up. Its pages are its own."""
         guesses = self._catch_up(wanted)
         drafts: dict[Sequence, list[int]] = {}
         while guesses:
@@ -112,18 +90,11 @@ class ModelDrafter:
             for guess in guesses:
                 if guess.n_most == 0 or len(guess.mirror.tokens) < len(guess.seq.tokens):
                     continue
-                word = int(result.ids[row])
-                sure = result.probs is None or float(result.probs[1][row]) >= _p_min(guess.seq)
+                more = guess.take(result, row, self._n_vocab, self._eog_ids)
                 row += 1
-                id = word & s.ID
-                if not sure or id >= self._n_vocab:
-                    continue
-                guess.draft.append(id)
-                drafts[guess.seq] = guess.draft
-                n_dist, n_xtc = s.used(word)
-                guess.n_dist += n_dist
-                guess.n_xtc += n_xtc
-                if len(guess.draft) < guess.n_most and id not in self._eog_ids and self._has_room(guess.mirror, 1):
+                if guess.draft:
+                    drafts[guess.seq] = guess.draft
+                if more and self._has_room(guess.mirror, 1):
                     guess.n_now = 1
                     going_on.append(guess)
             guesses = going_on
@@ -142,7 +113,7 @@ class ModelDrafter:
             known = self._forget(mirror, min(common_prefix(mirror.tokens, seq.tokens), len(seq.tokens) - 1))
             n = min(left, len(seq.tokens) - known)
             if n > 0 and max(seq.tokens[known : known + n]) < self._n_vocab and self._has_room(mirror, n):
-                guesses.append(_Guess(seq, mirror, max(0, n_most), n))
+                guesses.append(_Guess(seq, max(0, n_most), mirror=mirror, n_now=n))
                 left -= n
         return guesses
 
@@ -210,9 +181,5 @@ class ModelDrafter:
                 batch.out.append(len(batch.tokens) - 1)
                 batch.rows.append(guess.row(self._n_vocab))
                 batch.targets.append(-1)
-                batch.n_probs = max(batch.n_probs, int(_p_min(seq) > 0))
+                batch.n_probs = max(batch.n_probs, int(guess.p_min > 0))
         return self._engine.step(batch)
-
-
-def _p_min(seq: Sequence) -> float:
-    return seq.request.speculation.p_min

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL = "draft-simple"
+MODEL, NEXTN = "draft-simple", "draft-mtp"
+MODELS = (MODEL, NEXTN)
 NGRAM_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-KINDS = (MODEL, *NGRAM_KINDS)
-MODEL_ONLY = ("draft-eagle3", "draft-mtp", "draft-dflash")  # llama-server has them; they need models made for them
+KINDS = (*MODELS, *NGRAM_KINDS)
+MODEL_ONLY = ("draft-eagle3", "draft-dflash")  # llama-server has them; they need models made for them
 CLIENT_N_MAX = 64  # tokens of a client's draft verified at once, unless the request says otherwise
 MAX_DRAFT = 4096  # tokens: the longest `speculative.n_max`
 
@@ -25,7 +26,7 @@ class NgramSizes:
 class SpeculationSettings:
     """What the command line says of each kind."""
 
-    draft_n_max: int = 3  # of the draft model
+    draft_n_max: int = 3  # of a draft model, or of the model's own block
     simple: NgramSizes = NgramSizes()
     map_k: NgramSizes = NgramSizes()
     map_k4v: NgramSizes = NgramSizes()
@@ -42,5 +43,5 @@ class SpeculationParams:
     kinds: tuple[str, ...] = ()
     n_max: int | None = None  # tokens drafted at once; None: as many as the kind does by itself
     n_min: int = 0  # a shorter draft is not worth a try
-    p_min: float = 0.0  # the draft model stops where it gives its choice less than this
+    p_min: float = 0.0  # a model's draft stops where it gives its choice less than this
     draft: tuple[int, ...] = ()  # the client's guess of what follows the prompt

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from server.sequence import Sequence
 from server.speculation.client import ClientDrafter
 from server.speculation.drafts import Drafter, Drafts
+from server.speculation.guess import Grow
 from server.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
 from server.speculation.ngram_cache import CacheDrafter
 from server.speculation.ngram_mod import ModDrafter, ModTable
-from server.speculation.settings import CLIENT_N_MAX, MODEL, SpeculationParams, SpeculationSettings
+from server.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationParams, SpeculationSettings
 
 
 class BatchDrafter(Protocol):
-    """A draft model: guesses for many sequences together."""
+    """A model that drafts: it guesses for many sequences together."""
 
-    def propose(self, wanted: list[tuple[Sequence, int]], /) -> dict[Sequence, list[int]]:
+    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow, /) -> dict[Sequence, list[int]]:
         """Drafts for (sequence, most tokens); 0: only keep up with its prompt."""
 
     def sleep(self) -> None:
@@ -29,9 +31,12 @@ class BatchDrafter(Protocol):
 class Speculator:
     """The drafters of all sequences. With nothing wanted it does nothing."""
 
-    def __init__(self, settings: SpeculationSettings | None = None, model: BatchDrafter | None = None) -> None:
+    def __init__(
+        self, settings: SpeculationSettings | None = None, models: Mapping[str, BatchDrafter] | None = None
+    ) -> None:
+        """`models`: by their kind (MODELS)."""
         self.settings = settings or SpeculationSettings()
-        self.model = model
+        self.models = dict(models or {})
         self._table = ModTable(self.settings.mod_n_match)
 
     def begin(self, seq: Sequence) -> None:
@@ -45,23 +50,23 @@ class Speculator:
         client = None
         if params.draft:
             client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
-        others = [self._make(kind, params) for kind in params.kinds if kind != MODEL]
-        # The draft model knows no masks, and what it would guess without them a grammar mostly forbids.
-        wants_model = MODEL in params.kinds and self.model is not None and seq.request.sampling.grammar is None
-        seq.drafts = Drafts(params, client, others, wants_model)
+        others = [self._make(kind, params) for kind in params.kinds if kind not in MODELS]
+        model = next((kind for kind in params.kinds if kind in self.models), "")
+        # Models know no masks, and what they would guess without them a grammar mostly forbids.
+        seq.drafts = Drafts(params, client, others, model if seq.request.sampling.grammar is None else "")
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> None:
-        """Set `draft` of each (sequence, most tokens)."""
-        for_model: list[tuple[Sequence, int]] = []
+    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> None:
+        """Set `draft` of each (sequence, most tokens). `grow`: as KvCache.grow."""
+        for_models: dict[str, list[tuple[Sequence, int]]] = {}
         for seq, n_most in wanted:
             assert seq.drafts is not None
             seq.draft = seq.drafts.propose(seq.tokens, n_most)
-            if seq.drafts.wants_model:
+            if kind := seq.drafts.model:
                 n_max = seq.drafts.params.n_max
                 n_max = self.settings.draft_n_max if n_max is None else n_max
-                for_model.append((seq, 0 if seq.draft else min(n_most, n_max)))
-        if self.model is not None and for_model:
-            for seq, draft in self.model.propose(for_model).items():
+                for_models.setdefault(kind, []).append((seq, 0 if seq.draft else min(n_most, n_max)))
+        for kind, part in for_models.items():
+            for seq, draft in self.models[kind].propose(part, grow).items():
                 assert seq.drafts is not None
                 if not seq.draft and len(draft) >= seq.drafts.params.n_min:
                     seq.draft = draft

@@ -56,7 +56,7 @@ class Server:
             n_ctx=self.engine.n_ctx,
             n_ubatch=256,
             make_sampler=lambda params, _: RowSampler(params, self.vocab, 512),
-            speculator=Speculator(SETTINGS, model),
+            speculator=Speculator(SETTINGS, {"draft-simple": model}),
         )
         for seed in seeds:
             sampling = SamplingParams(seed=seed, **HOT)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ class Spec:
     arch: str = "llama"
     n_embd: int = 64
     n_layer: int = 2
+    n_nextn: int = 0  # blocks behind the layers that predict one token more
     n_head: int = 4
     n_head_kv: int = 2
     head_dim: int = 0
@@ -122,7 +123,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
         out["cls.output"] = (2, s.n_embd)
     if n := s.keys.get("dense_2_feat_out"):
         out |= {"dense_2": (n, s.n_embd), "dense_3": (s.n_embd, n)}
-    for i in range(s.n_layer):
+    for i in range(s.n_layer + s.n_nextn):
         layer: dict[str, tuple[int, ...]] = {}
         if s.arch == "modern-bert":
             out["token_embd_norm"] = (s.n_embd,)
@@ -188,8 +189,30 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
         if s.arch in traits.NORM_AFTER:
             layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
+        if i >= s.n_layer:
+            layer |= of_nextn(s)
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
+
+
+def agreeing(name: str, values: Array) -> Array:
+    """Weights of a model whose next token depends on the last one most of all, as what the block behind its layers
+    guesses does."""
+    if name == "eh_proj":
+        return np.concatenate([np.eye(len(values)), 0.3 * values[:, len(values) :]], 1)
+    if name == "token_embd":
+        return values * math.sqrt(values.shape[1])
+    return values * (0.3 if name in ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "ssm_out") else 1)
+
+
+def of_nextn(s: Spec) -> dict[str, tuple[int, ...]]:
+    out: dict[str, tuple[int, ...]] = {"nextn.eh_proj": (s.n_embd, 2 * s.n_embd)}
+    names = ["nextn.enorm", "nextn.hnorm", *([] if "no norm behind" in s.traits else ["nextn.shared_head_norm"])]
+    if s.arch in traits.NEMOTRON_H:
+        names.append("post_attention_norm")
+    if "head of its own" in s.traits:
+        out |= {f"nextn.{name}": (s.n_vocab, s.n_embd) for name in ("embed_tokens", "shared_head_head")}
+    return out | dict.fromkeys(names, (s.n_embd,))
 
 
 def of_latent(s: Spec) -> dict[str, tuple[int, ...]]:
@@ -212,12 +235,14 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
     keys = {
         "context_length": s.n_ctx_train,
         "embedding_length": s.n_embd,
-        "block_count": s.n_layer,
+        "block_count": s.n_layer + s.n_nextn,
         "feed_forward_length": s.n_ff_dense,
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
         f"attention.layer_norm_{'' if s.arch in traits.LAYER_NORM else 'rms_'}epsilon": 1e-5,
     }
+    if s.n_nextn:
+        keys["nextn_predict_layers"] = s.n_nextn
     if s.n_expert:
         keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
         if s.arch in traits.WIDTH_OF_EXPERTS:
@@ -263,9 +288,12 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             put(name if bare else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
+            values = size * rng.standard_normal(shape) / math.sqrt(shape[-1])
+            if "agrees" in s.traits:
+                values = agreeing(short, values)
             put(
                 f"{name}.weight",
-                size * rng.standard_normal(shape) / math.sqrt(shape[-1]),
+                values,
                 "f32" if short in ("ssm_conv1d", "conv") else s.types.get(short, s.dtype),
             )
         if short in s.biases:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scheduler_checks import chain, check_all
 
+from server.hidden_rows import HiddenRows
 from server.pages import near_pool_size
 from server.requests import CompletionRequest, Event, Failed, Finished, Token
 from server.sampling import SamplingParams
@@ -158,6 +159,7 @@ class FakeEngine:
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
         self.lost = False  # the next step loses the device and all that it held
         self.rerouted: Mapping[str, str] = {}
+        self.hidden: HiddenRows | None = None
 
     def step(self, batch: UBatch) -> StepResult:
         try:

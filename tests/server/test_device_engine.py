@@ -262,9 +262,8 @@ def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Pat
     n_vocab = engine.hparams.n_vocab
     vocab = tokenizer.from_metadata(engine.gguf.metadata, path=model)
     drafter = ModelDrafter(draft, n_pages=draft.n_pages, n_vocab=n_vocab, n_ubatch=16)
-    scheduler = Scheduler(
-        engine, vocab, n_slots=1, n_ctx=64, n_ubatch=16, speculator=Speculator(SpeculationSettings(), drafter)
-    )
+    speculator = Speculator(SpeculationSettings(), {"draft-simple": drafter})
+    scheduler = Scheduler(engine, vocab, n_slots=1, n_ctx=64, n_ubatch=16, speculator=speculator)
 
     def run(n_before_it_is_lost: int = 99) -> tuple[list[int], Any]:
         wish = SpeculationParams(("draft-simple",))

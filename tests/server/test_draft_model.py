@@ -60,7 +60,7 @@ class Twins(Bench):
             eog_ids=[EOG],
             has_states=self.has_states,
         )
-        self.scheduler.speculator = Speculator(SPECULATION, self.drafter)
+        self.scheduler.speculator = Speculator(SPECULATION, {"draft-simple": self.drafter})
         make = self.scheduler.make_sampler
 
         def with_rows(params: SamplingParams, n_ctx: int) -> Any:

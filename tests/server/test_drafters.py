@@ -177,7 +177,7 @@ def test_a_prediction_goes_on_after_a_difference() -> None:
 
 def test_a_useless_prediction_costs_less_and_less() -> None:
     draft = (1, 2, 3, 4) * 30
-    drafts = Drafts(SpeculationParams(draft=draft), ClientDrafter(draft, 0, 64), [], False)
+    drafts = Drafts(SpeculationParams(draft=draft), ClientDrafter(draft, 0, 64), [])
     lengths = []
     tokens: list[int] = []
     for _ in range(24):

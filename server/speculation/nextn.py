@@ -1,0 +1,80 @@
+"""draft-mtp: the model's own block that predicts one token more guesses for several sequences at once, each guess from
+what it said of the one before (models/nextn.py). Its keys and values are in the model's pages, so there is nothing to
+catch up with, and nothing that the next step does not write again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from server.hidden_rows import NOTHING, HiddenRows
+from server.sequence import Sequence
+from server.speculation.guess import Grow, Guess
+from server.ubatch import PAGE, StepResult, UBatch
+
+log = logging.getLogger("logitless.speculation")
+
+
+class StepEngine(Protocol):
+    """What runs the model (server.engine.Engine)."""
+
+    def step(self, batch: UBatch, /) -> StepResult:
+        """Run one batch."""
+
+
+class NextnDrafter:
+    """Drafts by the model's own block."""
+
+    def __init__(self, engine: StepEngine, hidden: HiddenRows, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
+        self._engine = engine
+        self._hidden = hidden
+        self._n_vocab = n_vocab
+        self._eog_ids = frozenset(eog_ids)
+
+    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
+        """Drafts for (sequence, most tokens) of those whose last step left what a guess begins with. `grow`: as
+        KvCache.grow."""
+        guesses = []
+        for seq, n_most in wanted:
+            # Cells for the last token, which is owed, and for all of the draft but its last.
+            n_most = min(n_most, grow(seq, n_most)) if n_most > 0 else 0
+            if n_most and self._hidden.of(seq, len(seq.tokens) - 2) != NOTHING:
+                guesses.append(Guess(seq, n_most))
+        drafts = {guess.seq: guess.draft for guess in guesses}
+        while guesses:
+            try:
+                result = self._engine.step(self._batch(guesses))
+            except Exception as error:  # no reason for the target to fail: it goes on without these drafts
+                log.warning("guessing failed: %s", " ".join(str(error).split()))
+                break
+            guesses = [g for i, g in enumerate(guesses) if g.take(result, i, self._n_vocab, self._eog_ids)]
+        return {seq: draft for seq, draft in drafts.items() if draft}
+
+    def _batch(self, guesses: list[Guess]) -> UBatch:
+        """The last token of each."""
+        batch = UBatch(guesses=True)
+        for i, guess in enumerate(guesses):
+            seq = guess.seq
+            assert seq.slot is not None
+            id, pos = seq.slot.id, len(seq.tokens) - 1 + len(guess.draft)
+            batch.tokens.append(guess.draft[-1] if guess.draft else seq.tokens[-1])
+            batch.pos.append(pos)
+            batch.slot.append(id)
+            batch.cells.append(seq.table[pos // PAGE] * PAGE + pos % PAGE)
+            own = self._hidden.guess(id)
+            batch.hidden_before.append(own if guess.draft else self._hidden.of(seq, pos - 1))
+            batch.hidden_to.append(own)
+            if not seq.table_sent and not guess.draft:
+                batch.tables[id] = seq.table
+            batch.out.append(i)
+            batch.rows.append(guess.row(self._n_vocab))
+            batch.targets.append(-1)
+            batch.n_probs = max(batch.n_probs, int(guess.p_min > 0))
+        return batch
+
+    def sleep(self) -> None:
+        """Its memory is the model's."""
+
+    def wake(self) -> None:
+        """Its memory is the model's."""
