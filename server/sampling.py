@@ -273,15 +273,30 @@ class RowSampler:
             rows.append(self._row(i + 1, penalties, dry, masks[i + 1]))
         return rows
 
-    def _draw(self, i: int) -> tuple[int, int, int, int]:
-        """The i-th draw that has not been used."""
+    def guess_feeds(self, draft: Sequence[int], n_dist: int, n_xtc: int) -> Row:
+        """The row of what follows a draft whose tokens have used so many draws, as it would be if no grammar ruled
+        anything out. Not for `stateful` samplers."""
+        penalties = self._penalties.copy() if self._penalties and draft else self._penalties
+        dry = self._dry.copy() if self._dry and draft else self._dry
+        for token in draft:
+            if penalties:
+                penalties.push(token)
+            if dry:
+                dry.push(token)
+        return self._drawn(self._draw(n_dist, n_xtc), penalties, dry, None)
+
+    def _draw(self, i: int, of_xtc: int | None = None) -> tuple[int, int, int, int]:
+        """The i-th draw that has not been used, of XTC's generator the same or another."""
         low, high = self._dist.peek(2, 2 * i) if self._dist else (0, 0)
-        return low, high, self._xtc.peek(1, i)[0] if self._xtc else 0, 0
+        return low, high, self._xtc.peek(1, i if of_xtc is None else of_xtc)[0] if self._xtc else 0, 0
 
     def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None, mask: Mask | None) -> Row:
         draws: tuple[int, ...] = self._draw(skip)
         if self._masks:
             draws = (*self._draw(2 * skip), *self._draw(2 * skip + 1))
+        return self._drawn(draws, penalties, dry, mask)
+
+    def _drawn(self, draws: tuple[int, ...], penalties: Penalties | None, dry: Dry | None, mask: Mask | None) -> Row:
         vector = self._vector if self._started else self._first
         kinds, ids, values = self._bias_kinds, self._bias_ids, self._bias_values
         if not (penalties or dry):

@@ -197,8 +197,6 @@ class Scheduler:
             return []
         events: Events = []
         self._n_steps += 1
-        if self.engine.hidden is not None:
-            self.engine.hidden.begin()
         admit(self, events)
         if self.context_shift:
             shift_full(self)

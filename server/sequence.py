@@ -37,6 +37,8 @@ class Sampler(Protocol):
 
     def draft_feeds(self, draft: list[int], /) -> list[Row]: ...
 
+    def guess_feeds(self, draft: list[int], n_dist: int, n_xtc: int, /) -> Row: ...
+
     n_candidates: int  # that `choose` is told of a row; 0: `accept` it is
     left: tuple[list[int], list[float], float] | None  # by `choose`
 
@@ -130,7 +132,7 @@ class Sequence:
         # Speculation.
         self.drafts: Drafts | None = None  # its drafters, where it has some
         self.draft: list[int] = []  # guesses of what follows its tokens, to be verified in this step
-        self.hidden = (0, 0, range(0))  # where what was said of its last tokens is (server/hidden_rows.py)
+        self.hidden: list[tuple[int, range]] = []  # where what was said of its last tokens is (server/hidden_rows.py)
         # The cache.
         self.table: list[int] = []
         self.table_sent = False  # the engine knows the table as it is

@@ -57,6 +57,7 @@ class Drafts:
 
     __slots__ = (
         "_client",
+        "_model_pace",
         "_paces",
         "_source",
         "drafters",
@@ -69,8 +70,15 @@ class Drafts:
     )
 
     def __init__(
-        self, params: SpeculationParams, client: Drafter | None, others: Sequence[Drafter], model: str = ""
+        self,
+        params: SpeculationParams,
+        client: Drafter | None,
+        others: Sequence[Drafter],
+        model: str = "",
+        *,
+        paced: bool = False,
     ) -> None:
+        """`paced`: what the model guesses may be ruled out so often that it is of no use."""
         self.params = params
         self.drafters = [client, *others] if client is not None else list(others)
         self.model = model
@@ -79,7 +87,8 @@ class Drafts:
         self._client = client
         known = params.n_max or CLIENT_N_MAX  # a client knows what it sends
         self._paces = [Pace(known if d is client else FIRST_GUESS, params.n_min) for d in self.drafters]
-        self._source: tuple[Drafter, Pace] | None = None  # whose draft is out
+        self._model_pace = Pace(FIRST_GUESS, params.n_min) if paced else None
+        self._source: tuple[Drafter | None, Pace] | None = None  # whose draft is out; of a model: its pace
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         """The draft of the first drafter that has one; empty: the turn of a model, if one drafts."""
@@ -96,6 +105,13 @@ class Drafts:
                 return draft
         return []
 
+    def of_model(self, n_most: int) -> int:
+        """How many tokens the model's draft may have."""
+        if self._model_pace is None:
+            return n_most
+        self._source = None, self._model_pace
+        return min(n_most, self._model_pace.next())
+
     def judged(self, n_drafted: int, n_accepted: int) -> None:
         """Count what became of the last draft, and tell the drafter that it came from."""
         self.n_drafted += n_drafted
@@ -103,8 +119,9 @@ class Drafts:
         if self._source is None:
             return
         drafter, pace = self._source
-        if drafter is self._client:
+        if drafter is not None and drafter is self._client:
             self.n_prediction_drafted += n_drafted
             self.n_prediction_accepted += n_accepted
-        drafter.judged(n_drafted, n_accepted)
+        if drafter is not None:
+            drafter.judged(n_drafted, n_accepted)
         pace.judged(n_drafted, n_accepted)

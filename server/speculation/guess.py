@@ -35,10 +35,7 @@ class Guess:
 
     def row(self, n_vocab: int) -> Row:
         """How the target will sample after what is drafted so far; ids below n_vocab mean the same to both."""
-        rows = self.seq.sampler.draft_feeds(self.draft)
-        row = rows[-1]
-        low, high = rows[self.n_dist].draws[:2]
-        row = replace(row, draws=(low, high, rows[self.n_xtc].draws[2], 0))
+        row = self.seq.sampler.guess_feeds(self.draft, self.n_dist, self.n_xtc)
         if all(id < n_vocab for id in row.ids):
             return row
         entries = [entry for entry in zip(row.kinds, row.ids, row.values, strict=True) if entry[1] < n_vocab]

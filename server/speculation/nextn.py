@@ -37,9 +37,10 @@ class NextnDrafter:
         KvCache.grow."""
         guesses = []
         for seq, n_most in wanted:
-            # Cells for the last token, which is owed, and for all of the draft but its last.
-            n_most = min(n_most, grow(seq, n_most)) if n_most > 0 else 0
-            if n_most and self._hidden.of(seq, len(seq.tokens) - 2) != NOTHING:
+            if seq.owed != 1 or n_most <= 0 or self._hidden.of(seq, seq.n_computed - 1) == NOTHING:
+                continue
+            n_most = grow(seq, n_most)  # cells for the token that it owes, and for all of the draft but its last
+            if n_most > 0:
                 guesses.append(Guess(seq, n_most))
         drafts = {guess.seq: guess.draft for guess in guesses}
         while guesses:

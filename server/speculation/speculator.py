@@ -52,8 +52,8 @@ class Speculator:
             client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
         others = [self._make(kind, params) for kind in params.kinds if kind not in MODELS]
         model = next((kind for kind in params.kinds if kind in self.models), "")
-        # Models know no masks, and what they would guess without them a grammar mostly forbids.
-        seq.drafts = Drafts(params, client, others, model if seq.request.sampling.grammar is None else "")
+        # Models know no masks, and what they guess without them a grammar may forbid.
+        seq.drafts = Drafts(params, client, others, model, paced=seq.request.sampling.grammar is not None)
 
     def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> None:
         """Set `draft` of each (sequence, most tokens). `grow`: as KvCache.grow."""
@@ -64,7 +64,8 @@ class Speculator:
             if kind := seq.drafts.model:
                 n_max = seq.drafts.params.n_max
                 n_max = self.settings.draft_n_max if n_max is None else n_max
-                for_models.setdefault(kind, []).append((seq, 0 if seq.draft else min(n_most, n_max)))
+                n = 0 if seq.draft or n_most <= 0 else seq.drafts.of_model(min(n_most, n_max))
+                for_models.setdefault(kind, []).append((seq, n))
         for kind, part in for_models.items():
             for seq, draft in self.models[kind].propose(part, grow).items():
                 assert seq.drafts is not None

@@ -72,6 +72,11 @@ class FakeSampler:
     def draft_feeds(self, draft: list[int]) -> list[Any]:
         return [self] * (1 + len(draft))
 
+    def guess_feeds(self, draft: list[int], n_dist: int, n_xtc: int) -> Any:
+        return self
+
+    ids = ()  # of what a row of a guess says besides
+
     def accept(self, word: int) -> int:
         self.history.append(word)
         return word
@@ -152,8 +157,10 @@ class FakeStates:
 class FakeEngine:
     """Runs batches on a cache of (position, content) and checks that every sequence sees its own history."""
 
+    pages_kind = FakePages
+
     def __init__(self, n_pages: int, states: FakeStates | None = None, near: FakePages | None = None) -> None:
-        self.far, self.states, self.near = FakePages(n_pages), states, near
+        self.far, self.states, self.near = self.pages_kind(n_pages), states, near
         self.batches: list[UBatch] = []
         self.broken: AssertionError | None = None
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
@@ -357,6 +364,7 @@ class Bench:
         n_ctx: int = 1024,
         n_states: int = 0,
         window: tuple[int, int] | None = None,
+        engine: type[FakeEngine] = FakeEngine,
         **options: Any,
     ) -> None:
         """`window`: of a model with layers that see so many positions, and how many such windows may be kept."""
@@ -364,7 +372,7 @@ class Bench:
         near = None
         if window is not None:
             near = FakePages(near_pool_size(window[0], n_slots, options.get("n_ubatch", 512), window[1]), window[0])
-        self.engine = FakeEngine(0, FakeStates(n_states) if n_states else None, near)
+        self.engine = engine(0, FakeStates(n_states) if n_states else None, near)
         self.scheduler = Scheduler(
             self.engine,
             FakeVocab(),  # type: ignore[arg-type]

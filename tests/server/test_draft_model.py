@@ -66,7 +66,7 @@ class Twins(Bench):
         def with_rows(params: SamplingParams, n_ctx: int) -> Any:
             sampler = make(params, n_ctx)
             rows = RowSampler(SamplingParams(seed=1, logit_bias=((3, 1.0), (N_VOCAB - 1, 1.0))), NO_VOCAB, 64)
-            sampler.draft_feeds = rows.draft_feeds  # type: ignore[method-assign]
+            sampler.guess_feeds = rows.guess_feeds
             return sampler
 
         self.scheduler.make_sampler = with_rows

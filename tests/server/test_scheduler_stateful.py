@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+from guess_fakes import GuessingEngine, let_guess
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_checks import check_cells, check_pages
-from scheduler_fakes import N_VOCAB, POISON, Bench, oracle
+from scheduler_fakes import N_VOCAB, POISON, Bench, FakeEngine, oracle
 
 from server.errors import Unavailable
 from server.requests import CompletionRequest, Failed
@@ -26,7 +27,7 @@ STOPS = ["", "\n", "ab", "é", "fgh", "a b", "bc\n  x"]
 @st.composite
 def speculations(draw: st.DrawFn) -> tuple[SpeculationParams, int, int]:
     """Drafters, and of the client's draft (0: none) how many tokens are right and what comes in place of the next."""
-    kinds = tuple(draw(st.lists(st.sampled_from(NGRAM_KINDS), max_size=2, unique=True)))
+    kinds = tuple(draw(st.lists(st.sampled_from([*NGRAM_KINDS, "draft-mtp"]), max_size=2, unique=True)))
     params = SpeculationParams(kinds, n_max=draw(st.sampled_from([None, 1, 7])), n_min=draw(st.sampled_from([0, 0, 2])))
     return params, draw(st.sampled_from([0, 0, 1, 3, 30])), draw(st.sampled_from([0, 1, N_VOCAB - 1, POISON]))
 
@@ -46,6 +47,7 @@ class Life(RuleBasedStateMachine):
         host=st.tuples(st.sampled_from([0, 256 * 3, 256 * 20, None]), st.booleans()),
         checkpoints=st.sampled_from([None, None, 0, 1, 4]),
         window=st.sampled_from([0, 0, 1, 2, 16, 17, 18, 40]),
+        wrong=st.sampled_from([None, None, 0, 3]),
     )
     def begin(
         self,
@@ -58,9 +60,10 @@ class Life(RuleBasedStateMachine):
         host: tuple[int | None, bool],
         checkpoints: int | None,
         window: int,
+        wrong: int | None,
     ) -> None:
         """`checkpoints`: of a model whose layers keep states, or some of whose layers see a `window`: such forget no
-        tokens."""
+        tokens. `wrong`: it has a block that guesses, wrongly every so many-th time."""
         has_states = checkpoints is not None and not window
         self.forgets = checkpoints is None
         self.shift = shift = shift and self.forgets
@@ -77,7 +80,10 @@ class Life(RuleBasedStateMachine):
             cache_idle_slots=host[1],
             n_states=1 + n_slots * (2 + (checkpoints or 0)) if has_states else 0,
             window=(window, checkpoints or 0) if not self.forgets and window else None,
+            engine=FakeEngine if wrong is None else GuessingEngine,
         )
+        if wrong is not None:
+            let_guess(self.bench, wrong)
         self.bench.engine.moves_cells = self.forgets
         self.n_ctx = self.bench.scheduler.slots[0].n_ctx
         self.cancelled: set[Sequence] = set()
