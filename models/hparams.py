@@ -331,7 +331,7 @@ def _window_period(keys: Keys, n_layer: int) -> int:
     if isinstance(value, np.ndarray) and value.shape == (n_layer,):
         local = value.astype(bool)
         index = np.arange(n_layer) + (not ARCHITECTURES[keys.arch].first_sees_all)
-        periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index > 0))
+        periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index >= 0))
         value = next(periods, None)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise keys.error(key, f"is neither a period nor a regular pattern of {n_layer} layers")

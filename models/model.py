@@ -54,8 +54,12 @@ class Model:
 
     def head(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """(R, n_vocab) f32 of hidden states (R, n_embd); `out`: their rows in the batch, where not all."""
-        h, w = self.hparams, self.weights if out is None else self.weights.of_rows(out)
-        logits = w.linear("output" if "output" in w else "token_embd", x)
+        w = self.weights if out is None else self.weights.of_rows(out)
+        return self.scaled(w.linear("output" if "output" in w else "token_embd", x))
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """What a matrix made, as it counts."""
+        h = self.hparams
         logits = scaled(logits, h.logit_scale)
         return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
 

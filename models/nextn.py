@@ -78,7 +78,8 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
     x = added(b, h, layer, y, side.x, attention(side, seen, h, Cached(memory, batch), layer))
     x = _normed(w, b, h, x)
     head = "nextn.shared_head_head"
-    return model.head(x) if head not in b else b.linear(head, x), hidden.kept(x)
+    logits = model.head(x) if head not in b else model.scaled(b.linear(head, x))
+    return logits, hidden.kept(x)
 
 
 def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Side]:

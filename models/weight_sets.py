@@ -45,7 +45,8 @@ class WeightSets:
     def _define(self, handle: int, gguf: GGUFFile, h: Hparams) -> tuple[Model, list[str]]:
         tensors = dict(self._base.weights.tensors)
         names = []
-        for name, part in check_weights(gguf, h).items():
+        nextn = f"blk.{h.n_layer}.nextn.eh_proj.weight" in tensors  # models/nextn.py: then a file's own block guesses
+        for name, part in check_weights(gguf, h, nextn=nextn).items():
             ours, theirs = gguf.tensors[part.source], self._gguf.tensors[part.source]
             same = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             if same and np.array_equal(gguf.bytes_of(part.source), self._gguf.bytes_of(part.source)):

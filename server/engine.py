@@ -46,7 +46,7 @@ from server.embedder import Embedder
 from server.hidden_rows import HiddenRows
 from server.pages import near_pool_size, pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
-from server.plan_shapes import Shape, shape_of, usual
+from server.plan_shapes import USUAL_STREAMS, Shape, shape_of, usual
 from server.sampling import split_log_probs, split_probs
 from server.slot_files import CacheKind
 from server.step_feeds import StepFeeds
@@ -77,12 +77,13 @@ class EngineOptions:
     n_checkpoints: int = 2  # of each slot: states that are kept to go on from, where layers have such
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
     swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
-    nextn: bool = False  # with the block that guesses one token more (models/nextn.py), which the file must have
+    n_guesses: int = 0  # tokens that the block of models/nextn.py may guess at once; 0: it is left out
 
 
-def n_state_rows(n_slots: int, n_checkpoints: int) -> int:
-    """Rows of states: nothing's, one before and one after a step for each slot, and those that are kept."""
-    return 1 + n_slots * (2 + n_checkpoints)
+def n_state_rows(n_slots: int, n_checkpoints: int, n_guesses: int = 0) -> int:
+    """Rows of states: nothing's, for each slot one before a step, one after it and after each guess, and those that are
+    kept."""
+    return 1 + n_slots * (2 + n_checkpoints + n_guesses)
 
 
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
@@ -152,9 +153,9 @@ class Engine:
             n_near = 0
         self.far = DevicePages(self.n_pages)
         self.near = DevicePages(n_near, h.window) if n_near else None
-        n_states = n_state_rows(options.n_slots, options.n_checkpoints)
+        n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_guesses)
         self.states = DeviceStore(n_states) if h.recurrent else None
-        self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.nextn else None
+        self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_guesses else None
         self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
         self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
@@ -173,7 +174,7 @@ class Engine:
         backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
         self.session: Session = Session(backends)
         self._placed = False
-        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.nextn)
+        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.n_guesses > 0)
         tables = (options.n_slots + 1, self.table_pages)
         # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
         types = options.type_k, options.type_v
@@ -186,7 +187,7 @@ class Engine:
             *types,
             n_states=self.states.n if self.states is not None else 0,
             n_near=n_near,
-            nextn=options.nextn,
+            nextn=options.n_guesses > 0,
         )
         if self.states is not None:
             self.states.open(self.session, self.memory.states)
@@ -229,7 +230,7 @@ class Engine:
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
         self.gguf.release()
-        self._ahead = usual(self.options.n_slots, self.options.n_ubatch, guesses=self.options.nextn)[::-1]
+        self._ahead = self._usual()[::-1]
 
     def prepare_ahead(self, wanted: Callable[[], bool] = lambda: False) -> bool:
         """Have memory for more of the cache, and make the plan of one more usual size (a few streams, a prompt), so
@@ -362,16 +363,20 @@ class Engine:
         self._place()
         for graph in self._everything():
             prepare(self._on_cpu(self.session.placed(graph)))
-        shapes = usual(self.options.n_slots, self.options.n_ubatch, 2 * self.options.n_slots, self.options.nextn)
-        steps = [partial(self._build, shape) for shape in shapes]
+        steps = [partial(self._build, shape) for shape in self._usual(2 * self.options.n_slots)]
         return self.session.planned_bytes([self._reserved, self.cells.copied, *steps])
 
     def _everything(self) -> list[list[Tensor]]:
         """Graphs with every op of a step, and of guesses."""
         shapes = [Shape(self.options.n_ubatch, 64, n_top=1)]
-        if self.options.nextn:
+        if self.options.n_guesses:
             shapes.append(Shape(self.options.n_slots, self.options.n_slots, whole=True, n_probs=1, guesses=True))
         return [self._build(shape) for shape in shapes]
+
+    def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
+        """Of steps that most servers will need, with up to so many streams."""
+        options = self.options
+        return usual(options.n_slots, options.n_ubatch, most, guesses=options.n_guesses > 0)
 
     def _reserved(self) -> list[Tensor]:
         """The graph whose memory all steps share: one with as many rows as a step may have."""

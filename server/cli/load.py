@@ -135,19 +135,18 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)
     room = int(0.9 * total_memory()) - nbytes
     n_checkpoints = getattr(options, "ctx_checkpoints", 2)
+    n_guesses = max(1, getattr(options, "spec_draft_n_max", 3)) if NEXTN in models(options) else 0
     if hparams.recurrent:
-        states = n_state_rows(n_slots(options), n_checkpoints) * hparams.recurrent.nbytes
-        if states > max(room, 0) and n_checkpoints > 2:
+        states = n_state_rows(n_slots(options), n_checkpoints, n_guesses) * hparams.recurrent.nbytes
+        if states > max(room, 0) and (n_checkpoints > 2 or n_guesses):
             needed, has = states / 2**30, max(room, 0) / 2**30
-            raise CliError(
-                f"--ctx-checkpoints {n_checkpoints}: would need {needed:.1f} GiB, there is room for {has:.1f}"
-            )
+            flag = f"--ctx-checkpoints {n_checkpoints}" if n_checkpoints > 2 else f"--spec-type {NEXTN}"
+            raise CliError(f"{flag}: would need {needed:.1f} GiB, there is room for {has:.1f}")
         room -= states
     types = {"type_k": options.cache_type_k, "type_v": options.cache_type_v}
     sizes = {"n_slots": n_slots(options), "n_ubatch": min(options.ubatch_size, options.batch_size)}
     swa_full = getattr(options, "swa_full", True) or bool(moves_for(options))
-    nextn = NEXTN in models(options)
-    cache = cache_bytes(hparams, **types, **sizes, n_kept=n_checkpoints, swa_full=swa_full, nextn=nextn)
+    cache = cache_bytes(hparams, **types, **sizes, n_kept=n_checkpoints, swa_full=swa_full, nextn=n_guesses > 0)
     n_ctx = options.ctx_size
     if cache.of(n_ctx) > max(room, 0) and n_ctx > 4096:
         needed, has = cache.of(n_ctx) / 2**30, max(room, 0) / 2**30
@@ -169,7 +168,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         n_checkpoints=n_checkpoints,
         moves=moves_for(options),
         swa_full=swa_full,
-        nextn=nextn,
+        n_guesses=n_guesses,
         devices=devices,
         placement=places,
         embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),

@@ -247,7 +247,7 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
             swa_full=True,  # it goes back whenever it was wrong
             n_checkpoints=N_ROWS - 2,
-            nextn=False,
+            n_guesses=0,
         )
         together = engine if devices == engine.options.devices else None
         draft = make_engine(options.model_draft, wanted, beside=together)

@@ -17,7 +17,8 @@ from server.requests import CompletionRequest, Token
 from server.sampling import RowSampler, SamplingParams
 from server.scheduler import Scheduler
 from server.speculation.model import ModelDrafter
-from server.speculation.settings import KINDS, NgramSizes, SpeculationParams, SpeculationSettings
+from server.speculation.settings import MODEL as DRAFTING
+from server.speculation.settings import NGRAM_KINDS, NgramSizes, SpeculationParams, SpeculationSettings
 from server.speculation.speculator import Speculator
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
@@ -28,6 +29,7 @@ SETTINGS = SpeculationSettings(
     draft_n_max=5, simple=SIZES, map_k=SIZES, map_k4v=NgramSizes(2, 3), mod_n_match=3, mod_n_min=1, mod_n_max=8
 )
 HOT = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+KINDS = (DRAFTING, *NGRAM_KINDS)
 Texts = dict[int, list[int]]
 Wish = Callable[[int], SpeculationParams]
 

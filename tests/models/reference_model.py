@@ -18,6 +18,7 @@ from tests.models import gemma_layers
 from tests.models import reference_traits as traits
 from tests.models.random_blocks import random_blocks
 from tests.models.reference_experts import mixture
+from tests.models.reference_nextn import agreeing, of_nextn
 from tests.models.reference_recurrent import FLAT, LFM2, QWEN35, attends, feeds, keeps_state, of_state, state_shapes
 
 Array = np.ndarray[Any, Any]
@@ -181,7 +182,7 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer["attn_gate"] = (q, s.n_embd)
         if "two norms" in s.traits:
             layer["attn_norm_2"] = (s.n_embd,)
-        if s.arch in traits.HEAD_NORM and not keeps_state(s, i):
+        if (s.arch in traits.HEAD_NORM or "head norms" in s.traits) and not keeps_state(s, i):
             layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
         if "norm for head" in s.traits:
             layer |= {"attn_q_norm": (s.n_head, s.d), "attn_k_norm": (s.n_head_kv, s.d)}
@@ -193,26 +194,6 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= of_nextn(s)
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return out
-
-
-def agreeing(name: str, values: Array) -> Array:
-    """Weights of a model whose next token depends on the last one most of all, as what the block behind its layers
-    guesses does."""
-    if name == "eh_proj":
-        return np.concatenate([np.eye(len(values)), 0.3 * values[:, len(values) :]], 1)
-    if name == "token_embd":
-        return values * math.sqrt(values.shape[1])
-    return values * (0.3 if name in ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "ssm_out") else 1)
-
-
-def of_nextn(s: Spec) -> dict[str, tuple[int, ...]]:
-    out: dict[str, tuple[int, ...]] = {"nextn.eh_proj": (s.n_embd, 2 * s.n_embd)}
-    names = ["nextn.enorm", "nextn.hnorm", *([] if "no norm behind" in s.traits else ["nextn.shared_head_norm"])]
-    if s.arch in traits.NEMOTRON_H:
-        names.append("post_attention_norm")
-    if "head of its own" in s.traits:
-        out |= {f"nextn.{name}": (s.n_vocab, s.n_embd) for name in ("embed_tokens", "shared_head_head")}
-    return out | dict.fromkeys(names, (s.n_embd,))
 
 
 def of_latent(s: Spec) -> dict[str, tuple[int, ...]]:
@@ -290,7 +271,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
             values = size * rng.standard_normal(shape) / math.sqrt(shape[-1])
             if "agrees" in s.traits:
-                values = agreeing(short, values)
+                values = agreeing(short, values, seen, "much" in s.traits)
             put(
                 f"{name}.weight",
                 values,
@@ -487,6 +468,8 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
             continue
         y = fed(i, h)
         x = x + (normed(b + "post_ffw_norm", y) if s.arch in traits.NORM_AFTER else of_blocks * y)
+    if "bare" in s.traits:  # what the last layer gives is wanted
+        return x
     if s.arch in traits.OF_VECTORS:
         return normed("output_norm", x)
     z = product("output" if s.untied else "token_embd", normed(s.output_norm, x)) / of_logits

@@ -37,7 +37,7 @@ def keeps_state(s: Any, layer: int) -> bool:
     if s.arch in MAMBA:
         return not attends(s, layer)
     if s.arch in QWEN35:
-        return bool((layer + 1) % s.keys["full_attention_interval"])
+        return layer < s.n_layer and bool((layer + 1) % s.keys["full_attention_interval"])
     return s.arch in LFM2 and not s.keys["attention.head_count_kv"][layer]
 
 
