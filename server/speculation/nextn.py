@@ -37,24 +37,29 @@ class NextnDrafter:
         KvCache.grow."""
         guesses = []
         for seq, n_most in wanted:
-            if seq.owed != 1 or n_most <= 0 or self._hidden.of(seq, seq.n_computed - 1) == NOTHING:
+            begins = seq.owed == 1 and seq.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
+            if n_most <= 0 or not begins:  # a page that is still to be copied comes with the next step
                 continue
             n_most = grow(seq, n_most)  # cells for the token that it owes, and for all of the draft but its last
             if n_most > 0:
                 guesses.append(Guess(seq, n_most))
-        drafts = {guess.seq: guess.draft for guess in guesses}
+        for weights in {guess.seq.choice.weights for guess in guesses}:
+            self._draft([guess for guess in guesses if guess.seq.choice.weights == weights], weights)
+        return {guess.seq: guess.draft for guess in guesses if guess.draft}
+
+    def _draft(self, guesses: list[Guess], weights: int) -> None:
+        """Make the drafts of sequences with the same weights, a token of each at a time."""
         while guesses:
             try:
-                result = self._engine.step(self._batch(guesses))
+                result = self._engine.step(self._batch(guesses, weights))
             except Exception as error:  # no reason for the target to fail: it goes on without these drafts
                 log.warning("guessing failed: %s", " ".join(str(error).split()))
-                break
+                return
             guesses = [g for i, g in enumerate(guesses) if g.take(result, i, self._n_vocab, self._eog_ids)]
-        return {seq: draft for seq, draft in drafts.items() if draft}
 
-    def _batch(self, guesses: list[Guess]) -> UBatch:
+    def _batch(self, guesses: list[Guess], weights: int) -> UBatch:
         """The last token of each."""
-        batch = UBatch(guesses=True)
+        batch = UBatch(weights=weights, guesses=True)
         for i, guess in enumerate(guesses):
             seq = guess.seq
             assert seq.slot is not None

@@ -174,7 +174,8 @@ def test_a_client_that_speculates_itself(server: Any) -> None:
     [
         (["--spec-type", "draft-simple"], 1, ["--model-draft"]),
         (["--spec-type", "telepathy"], 2, ["telepathy", "--spec-type"]),
-        (["--spec-type", "draft-mtp"], 2, ["draft-mtp"]),
+        (["--spec-type", "draft-mtp"], 1, ["draft-mtp", "no block that predicts"]),
+        (["--spec-type", "draft-eagle3"], 2, ["draft-eagle3"]),
         (
             ["-md", str(DATA / "prometheus-shakespeare-2.3M-F32.gguf")],
             1,

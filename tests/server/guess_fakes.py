@@ -69,6 +69,11 @@ class GuessingEngine(FakeEngine):
             self.n_blind += rows[before] != self.far.content(slot, pos - 1)
         return result
 
+    def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
+        super().move_cells(moves)
+        for _, to, _ in moves:
+            self.pages.own[to] = -1, 0
+
     def _guess(self, batch: UBatch) -> StepResult:
         if self.no_guesses:
             raise StepFailed("out of memory")
