@@ -157,7 +157,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5-moe": _A(interleaved=True, experts=True),
     "deepseek": _A(interleaved=True, experts=True, weights_norm=False),
     "deepseek2": _DEEPSEEK2,
-    "mistral4": _DEEPSEEK2,
+    "mistral4": replace(_DEEPSEEK2, nextn=False),  # which llama.cpp does not know either
     "minicpm3": _A(latent=True, scales=True),
     "plm": _A(interleaved=True, latent=True, gated=False, activation="relu2"),
     "bailingmoe": _A(interleaved=True, experts=True, weights_norm=None),

@@ -29,6 +29,7 @@ class Model:
     hparams: Hparams
     weights: Weights
     rotary: Rotary
+    nextn: Weights | None = None  # of the block behind the layers that guesses (models/nextn.py), where it is loaded
 
     def adapted(self, low_rank: LowRank) -> Model:
         """The same model with low-rank adapters."""
@@ -119,5 +120,5 @@ def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int,
     ModelFileError names what is wrong."""
     if hparams.kind.learned_positions and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
-    weights = load_weights(session, gguf, hparams, nextn=nextn)
-    return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx))
+    weights, block = load_weights(session, gguf, hparams, nextn=nextn).apart(hparams.n_layer)
+    return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx), block if nextn else None)

@@ -69,14 +69,14 @@ def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: T
 def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tuple[Tensor, Tensor]:
     """Logits (T, n_vocab) of the tokens after these, one of each sequence, and the rows, where what was said of these
     is now."""
-    h, w = model.hparams, model.weights
-    layer, b = h.n_layer, w.block(h.n_layer)
+    h, layer = model.hparams, model.hparams.n_layer
     y, side = _begun(model, batch, load_v(hidden.rows, hidden.before))
+    b = side.b
     keys_of, attention = attending(h)
     seen = keys_of(side, h, layer)
     side = side._replace(times=model.rotary.times(batch.pos))
     x = added(b, h, layer, y, side.x, attention(side, seen, h, Cached(memory, batch), layer))
-    x = _normed(w, b, h, x)
+    x = _normed(model, b, x)
     head = "nextn.shared_head_head"
     logits = model.head(x) if head not in b else model.scaled(b.linear(head, x))
     return logits, hidden.kept(x)
@@ -85,18 +85,18 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
 def _begun(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Side]:
     """What the block begins with, (T, n_embd), and that as attention is given it; before (T, 1, n_embd): what was said
     of the tokens before."""
-    h, w = model.hparams, model.weights
-    b = w.block(h.n_layer)
+    h, b = model.hparams, model.nextn
+    assert b is not None
     own = b.get("nextn.embed_tokens")
-    x = w.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
+    x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
     before = b.norm("nextn.hnorm", reshape(before, shape=x.shape), h)
     y = b.linear("nextn.eh_proj", joined(b.norm("nextn.enorm", x, h), before))
     far, _ = model.rotary.angles(batch.pos)
     return y, Side(b, b.norm("attn_norm", y, h), far)
 
 
-def _normed(w: Weights, b: Weights, h: Hparams, x: Tensor) -> Tensor:
-    name = "nextn.shared_head_norm"
+def _normed(model: Model, b: Weights, x: Tensor) -> Tensor:
+    name, h = "nextn.shared_head_norm", model.hparams
     if h.kind.nextn_layer_norm:
         return rms_norm(centred(x), b[name], eps=h.nextn_eps)
-    return b.norm(name, x, h) if name in b else w.norm("output_norm", x, h)
+    return b.norm(name, x, h) if name in b else model.weights.norm("output_norm", x, h)

@@ -43,17 +43,19 @@ class WeightSets:
         return handle
 
     def _define(self, handle: int, gguf: GGUFFile, h: Hparams) -> tuple[Model, list[str]]:
-        tensors = dict(self._base.weights.tensors)
+        tensors, block = dict(self._base.weights.tensors), self._base.nextn
+        if block is not None:
+            tensors |= block.tensors
         names = []
-        nextn = f"blk.{h.n_layer}.nextn.eh_proj.weight" in tensors  # models/nextn.py: then a file's own block guesses
-        for name, part in check_weights(gguf, h, nextn=nextn).items():
+        for name, part in check_weights(gguf, h, nextn=block is not None).items():
             ours, theirs = gguf.tensors[part.source], self._gguf.tensors[part.source]
             same = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             if same and np.array_equal(gguf.bytes_of(part.source), self._gguf.bytes_of(part.source)):
                 continue
             tensors[name] = define_weight(self._session, gguf, name, part, f"weights.{handle}.{name}")
             names.append(tensors[name].name)
-        return replace(self._base, weights=Weights(tensors)), names
+        weights, own = Weights(tensors).apart(h.n_layer)
+        return replace(self._base, weights=weights, nextn=own if block is not None else None), names
 
     def digest(self, handle: int) -> str:
         """What its weights hash to, in any process."""

@@ -46,6 +46,13 @@ class Weights:
     def block(self, i: int) -> Weights:
         return replace(self, prefix=f"{self.prefix}blk.{i}.")
 
+    def apart(self, i: int) -> tuple[Weights, Weights]:
+        """Those of all other blocks, and those of block i."""
+        b = f"{self.prefix}blk.{i}."
+        own = {name: t for name, t in self.tensors.items() if name.startswith(b)}
+        rest = {name: t for name, t in self.tensors.items() if name not in own}
+        return replace(self, tensors=rest), Weights(own, b)
+
     def of_rows(self, ids: Tensor) -> Weights:
         """The same weights for these rows of a batch, whose adapters they have."""
         return self if self.low_rank is None else replace(self, low_rank=self.low_rank.of_rows(ids))

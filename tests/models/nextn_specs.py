@@ -42,7 +42,6 @@ NEXTN = {
     "deepseek2 together": _with(LATENT["deepseek2 together"], n_layer=2, untied=False),
     "deepseek2 lite": _with(replace(DEEPSEEK, keys=LITE), n_layer=2),
     "deepseek2 in groups": _with(LATENT["deepseek2 in groups"], n_layer=2, traits=("balanced", "head of its own")),
-    "mistral4": _with(LATENT["mistral4"], n_layer=2),
     "glm4moe": _with(PLAIN["glm4moe"]),
     "glm4moe 355B": _with(PLAIN["glm4moe"], n_layer=2, biases=QKV, traits=("head norms", "head of its own")),
     "glm4moe, two blocks": _with(PLAIN["glm4moe unnormed"], n_layer=2, n_nextn=2, untied=False),
