@@ -200,7 +200,9 @@ class Scheduler:
         admit(self, events)
         if self.context_shift:
             shift_full(self)
+        started = self.clock()
         plan = self._plan()
+        streams = all(seq.owed == 1 for seq, _ in plan)
         while plan:  # once, unless the device fails: then the same work in smaller batches
             group, plan = split(plan, self._limit)
             began = self.clock()
@@ -223,6 +225,7 @@ class Scheduler:
             self._limit = min(self.n_ubatch, 2 * self._limit)
             if self.on_step is not None:
                 self.on_step(batch, result, now - began)
+        self.speculator.observe(self.clock() - started, counts=streams)
         events += self._broken
         self._broken = []
         self.claims.settle()

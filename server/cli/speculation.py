@@ -76,6 +76,12 @@ def speculation_group(kv_types: tuple[str, ...]) -> Group:
                 env="LLAMA_ARG_SPEC_DRAFT_N_MAX LLAMA_ARG_DRAFT_MAX",
             ),
             Flag(
+                "--spec-draft-adapt",
+                "draft-simple, draft-mtp: drafts are as long as pays, as it turns out; else as long as they may be",
+                default=True,
+                off="--no-spec-draft-adapt",
+            ),
+            Flag(
                 "--spec-draft-n-min --draft-min --draft-n-min",
                 "a shorter draft is not verified",
                 whole(0, 1024),
@@ -232,6 +238,7 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
     from server.speculation.places import N_ROWS
     from server.speculation.settings import MODEL, NEXTN
     from server.speculation.speculator import Speculator
+    from server.speculation.worth import Worth
 
     drafting: dict[str, BatchDrafter] = {}
     if engine.hidden is not None:
@@ -260,4 +267,5 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             eog_ids=tokenizer.eog_ids,
             has_states=draft.states is not None,
         )
-    return Speculator(settings(options), drafting)
+    worth = Worth() if drafting and options.spec_draft_adapt else None
+    return Speculator(settings(options), drafting, worth)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from server.speculation.settings import CLIENT_N_MAX, MAX_DRAFT, SpeculationParams
+from server.speculation.worth import Chances
 
 FIRST_GUESS = 8  # tokens of the first draft that nobody has vouched for
 MAX_PAUSE = 63  # steps
@@ -56,10 +57,12 @@ class Drafts:
     """The drafters of one sequence in order of precedence; a model that drafts comes after them (`model`: its kind)."""
 
     __slots__ = (
+        "_by_model",
         "_client",
         "_model_pace",
         "_paces",
         "_source",
+        "chances",
         "drafters",
         "model",
         "n_accepted",
@@ -75,13 +78,17 @@ class Drafts:
         client: Drafter | None,
         others: Sequence[Drafter],
         model: str = "",
+        chances: Chances | None = None,
         *,
         paced: bool = False,
     ) -> None:
-        """`paced`: what the model guesses may be ruled out so often that it is of no use."""
+        """`chances`: are told what becomes of the model's guesses. `paced`: these may be ruled out so often that they
+        are of no use."""
         self.params = params
         self.drafters = [client, *others] if client is not None else list(others)
         self.model = model
+        self.chances = chances or Chances()
+        self._by_model = False  # the draft that is out is the model's
         self.n_drafted = self.n_accepted = 0  # tokens, of all drafters
         self.n_prediction_drafted = self.n_prediction_accepted = 0  # of these, the client's
         self._client = client
@@ -92,7 +99,7 @@ class Drafts:
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         """The draft of the first drafter that has one; empty: the turn of a model, if one drafts."""
-        self._source = None
+        self._source, self._by_model = None, False
         if self.params.n_max is not None:
             n_most = min(n_most, self.params.n_max)
         if n_most < max(1, self.params.n_min):
@@ -106,7 +113,8 @@ class Drafts:
         return []
 
     def of_model(self, n_most: int) -> int:
-        """How many tokens the model's draft may have."""
+        """How many tokens the draft may have, which is now the model's to make."""
+        self._by_model = True
         if self._model_pace is None:
             return n_most
         self._source = None, self._model_pace
@@ -116,6 +124,8 @@ class Drafts:
         """Count what became of the last draft, and tell the drafter that it came from."""
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
+        if self._by_model:
+            self.chances.judged(n_drafted, n_accepted)
         if self._source is None:
             return
         drafter, pace = self._source

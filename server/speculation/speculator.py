@@ -13,6 +13,9 @@ from server.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
 from server.speculation.ngram_cache import CacheDrafter
 from server.speculation.ngram_mod import ModDrafter, ModTable
 from server.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationParams, SpeculationSettings
+from server.speculation.worth import Chances, Worth
+
+Wanted = dict[str, list[tuple[Sequence, int]]]  # by the kind of the model that drafts, how many tokens at most
 
 
 class BatchDrafter(Protocol):
@@ -32,11 +35,15 @@ class Speculator:
     """The drafters of all sequences. With nothing wanted it does nothing."""
 
     def __init__(
-        self, settings: SpeculationSettings | None = None, models: Mapping[str, BatchDrafter] | None = None
+        self,
+        settings: SpeculationSettings | None = None,
+        models: Mapping[str, BatchDrafter] | None = None,
+        worth: Worth | None = None,
     ) -> None:
-        """`models`: by their kind (MODELS)."""
+        """`models`: by their kind (MODELS). `worth` says how long their drafts are; None: as long as they may be."""
         self.settings = settings or SpeculationSettings()
         self.models = dict(models or {})
+        self._worth = worth
         self._table = ModTable(self.settings.mod_n_match)
 
     def begin(self, seq: Sequence) -> None:
@@ -53,11 +60,12 @@ class Speculator:
         others = [self._make(kind, params) for kind in params.kinds if kind not in MODELS]
         model = next((kind for kind in params.kinds if kind in self.models), "")
         # Models know no masks, and what they guess without them a grammar may forbid.
-        seq.drafts = Drafts(params, client, others, model, paced=seq.request.sampling.grammar is not None)
+        chances = Chances(self._worth.chances if self._worth is not None else None)
+        seq.drafts = Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
 
     def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> None:
         """Set `draft` of each (sequence, most tokens). `grow`: as KvCache.grow."""
-        for_models: dict[str, list[tuple[Sequence, int]]] = {}
+        for_models: Wanted = {}
         for seq, n_most in wanted:
             assert seq.drafts is not None
             seq.draft = seq.drafts.propose(seq.tokens, n_most)
@@ -66,11 +74,26 @@ class Speculator:
                 n_max = self.settings.draft_n_max if n_max is None else n_max
                 n = 0 if seq.draft or n_most <= 0 else seq.drafts.of_model(min(n_most, n_max))
                 for_models.setdefault(kind, []).append((seq, n))
+        if self._worth is not None:
+            for_models = self._shortened(for_models, self._worth)
         for kind, part in for_models.items():
             for seq, draft in self.models[kind].propose(part, grow).items():
                 assert seq.drafts is not None
                 if not seq.draft and len(draft) >= seq.drafts.params.n_min:
                     seq.draft = draft
+
+    def _shortened(self, for_models: Wanted, worth: Worth) -> Wanted:
+        """As far as it is worth it."""
+        drafting = {seq.drafts: n for part in for_models.values() for seq, n in part if n and seq.drafts is not None}
+        if not drafting:
+            return for_models
+        length = worth.choose([drafts.chances for drafts in drafting], max(drafting.values()))
+        return {kind: [(seq, min(n, length)) for seq, n in part] for kind, part in for_models.items()}
+
+    def observe(self, seconds: float, *, counts: bool) -> None:
+        """How long the step took for which drafts were made, with them. `counts`: it had nothing else to do."""
+        if self._worth is not None:
+            self._worth.observe(seconds, counts=counts)
 
     def _make(self, kind: str, params: SpeculationParams) -> Drafter:
         s, n_max = self.settings, params.n_max

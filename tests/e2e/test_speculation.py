@@ -32,7 +32,8 @@ SAMPLERS: list[dict[str, Any]] = [
 def server(serve_module: Any) -> Any:
     if not (MODEL.exists() and DRAFT.exists()):
         pytest.skip(f"no {MODEL.name} beside the checkout")
-    return serve_module(MODEL, "-c", "2048", "-md", str(DRAFT), "--draft-max", "5", "--metrics", *SIZES)
+    flags = ("-c", "2048", "-md", str(DRAFT), "--draft-max", "5", "--no-spec-draft-adapt", "--metrics")
+    return serve_module(MODEL, *flags, *SIZES)
 
 
 def ask(server: Any, **fields: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.models.reference_model import write
 PROMPT = "Rivers and rain, and rivers. " * 5
 BODY: dict[str, Any] = {"prompt": PROMPT, "n_predict": 60, "ignore_eos": True, "return_tokens": True}
 OFF = {"speculative.type": "none"}
-FLAGS = ("-c", "2048", "-np", "3", "--spec-type", "draft-mtp", "--metrics")
+FLAGS = ("-c", "2048", "-np", "3", "--spec-type", "draft-mtp", "--metrics", "--no-spec-draft-adapt")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1, 22, 333]}}}, "required": ["a"]}
 
 
@@ -51,6 +51,16 @@ def test_texts_are_the_same_and_steps_fewer(serve: Any, connect: Any, path: Path
     assert n_steps <= sum(len(got["tokens"]) for got in guessed) - n_accepted + len(wishes)
     usage = connect(f"{server.url}/v1").completions.create(model="m", prompt=PROMPT, max_tokens=20, temperature=0).usage
     assert usage.completion_tokens == 20
+
+
+def test_drafts_as_long_as_pays_change_no_text(serve: Any, path: Path) -> None:
+    server = serve(path, "-c", "2048", "-np", "3", "--spec-type", "draft-mtp")
+    bodies = [{**BODY, "seed": seed, "n_predict": 100} for seed in range(6)]
+    want = [server.post("/completion", {**body, **OFF})["tokens"] for body in bodies]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda body: server.post("/completion", body), bodies))
+    assert [got["tokens"] for got in found] == want
+    assert sum(got["timings"]["draft_n"] for got in found) > 10  # as long as may be at first
 
 
 def steps(server: Any) -> int:

@@ -1,0 +1,113 @@
+"""How long models' drafts are: on made-up machines, of which it is known what pays."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from server.speculation.worth import Chances, Worth
+
+Cost = Callable[[int, int], float]  # of a step of so many sequences, with drafts of so many tokens: seconds
+
+
+def reads(n_sequences: int, length: int) -> float:
+    """One stream: rows cost little, each guess a tenth of a step."""
+    return 1.0 + 0.1 * length + 0.02 * n_sequences * (1 + length)
+
+
+def computes(n_sequences: int, length: int) -> float:
+    """Rows are what costs."""
+    return 0.1 + 0.2 * length + n_sequences * (1 + length)
+
+
+def live(worth: Worth, cost: Cost, chance: float, n_steps: int, n_sequences: int = 1, seed: int = 0) -> Counter[int]:
+    """How often drafts had which length, each of whose guesses comes true with this chance."""
+    rng, chosen = random.Random(seed), Counter[int]()
+    texts = [Chances(worth.chances) for _ in range(n_sequences)]
+    for _ in range(n_steps):
+        length = worth.choose(texts, 4)
+        for text in texts:
+            right = next((i for i in range(length) if rng.random() > chance), length)
+            if length:
+                text.judged(length, right)
+        worth.observe(cost(n_sequences, length), counts=True)
+        chosen[length] += 1
+    return chosen
+
+
+def best(cost: Cost, chance: float, n_sequences: int) -> int:
+    """By what is expected."""
+
+    def rate(length: int) -> float:
+        return n_sequences * sum(chance**i for i in range(length + 1)) / cost(n_sequences, length)
+
+    return max(range(5), key=rate)
+
+
+@pytest.mark.parametrize("n_sequences", [1, 3])
+@pytest.mark.parametrize(("cost", "chance"), [(reads, 0.95), (reads, 0.02), (computes, 0.5), (computes, 0.8)])
+def test_most_drafts_are_as_long_as_pays(cost: Cost, chance: float, n_sequences: int) -> None:
+    right = best(cost, chance, n_sequences)
+    assert right == (4 if chance == 0.95 else 0)
+    chosen = live(Worth(), cost, chance, 600, n_sequences)
+    assert chosen[right] > 500
+    assert all(chosen[length] >= 4 for length in range(5))  # each was tried
+
+
+def test_another_text_is_noticed() -> None:
+    """Soon, although drafts were not worth it."""
+    worth = Worth()
+    assert live(worth, reads, 0.95, 400)[4] > 350
+    assert live(worth, reads, 0.02, 300, seed=2)[0] > 200
+    live(worth, reads, 0.02, 2000, seed=1)
+    assert live(worth, reads, 0.95, 300, seed=4)[4] > 200
+
+
+def test_so_many_sequences_are_judged_by_themselves() -> None:
+    worth = Worth()
+    for i in range(20):
+        live(worth, reads, 0.95, 40, 1, seed=i)
+        live(worth, computes, 0.5, 40, 8, seed=i)
+    assert live(worth, reads, 0.95, 100, 1)[4] > 80
+    assert live(worth, computes, 0.5, 100, 8)[0] > 80
+
+
+def test_pauses_and_first_steps_say_nothing_of_a_length() -> None:
+    """Its first step made a plan, and every tenth one was interrupted for twenty times as long."""
+    worth, n = Worth(), Counter[int]()
+
+    def cost(n_sequences: int, length: int) -> float:
+        n[length] += 1
+        pause = 50.0 if n[length] == 1 else 20.0 if n[length] % 10 == 5 else 0.0
+        return pause + reads(n_sequences, length)
+
+    assert live(worth, cost, 0.95, 600)[4] > 500
+
+
+def test_steps_that_say_nothing_change_nothing() -> None:
+    worth = Worth()
+    for _ in range(50):
+        assert worth.choose([Chances()], 4) == 4  # nothing is known yet
+        worth.observe(1.0, counts=False)
+    worth.observe(1.0, counts=True)  # no drafts were chosen for it
+    assert worth.choose([Chances()], 4) == 4
+    assert worth.choose([Chances()], 0) == 0
+
+
+def test_places_in_a_draft_have_chances_of_their_own() -> None:
+    chances = Chances()
+    for _ in range(200):
+        chances.judged(3, 1)  # the second is always wrong, and the third never tried
+    assert chances.of(0) > 0.95
+    assert chances.of(1) < 0.05
+    assert chances.of(2) == 0.7
+    assert chances.tokens(2) == pytest.approx([1, 2, 2], abs=0.1)
+    other = Chances(chances)
+    assert other.of(1) == chances.of(1)
+    for _ in range(30):
+        other.judged(2, 2)
+    assert other.of(1) > 0.8
+    assert chances.of(1) > 0.3  # it is told, too
