@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from models.block_file import read_block
 from models.errors import ModelFileError
 from models.gguf_metadata import Metadata
 from models.gguf_parse import Part, TensorInfo, close_buffer, read_part
@@ -47,9 +48,9 @@ class GGUFFile:
         self._versions = [_version(part.path) for part in parts]
 
     @classmethod
-    def open(cls, path: str | Path, overrides: Overrides = NONE) -> GGUFFile:
-        """Map a model and read its header. Raises ModelFileError for whatever is wrong with the file, and for overrides
-        that do not suit it."""
+    def open(cls, path: str | Path, overrides: Overrides = NONE, *, block: str = "") -> GGUFFile:
+        """Map a model and read its header; `block`: the file of models/block_file.py, for one that has no block itself.
+        Raises ModelFileError for whatever is wrong with the files, and for overrides that do not suit them."""
         path = Path(path)
         parts = [read_part(path)]
         try:
@@ -61,6 +62,11 @@ class GGUFFile:
                 raise ModelFileError(
                     path, f"key 'split.tensors.count' is {claim} but the parts have {n_tensors} tensors"
                 )
+            if block:
+                part, metadata = read_block(Path(block), len(parts), file._parts[0])
+                parts.append(part)
+                file = cls(parts)
+                file.metadata = metadata
             if overrides:
                 try:
                     file.metadata = file.metadata.replaced(overrides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,13 @@ class Metadata(Mapping[str, Any]):
         new = overrides.values(self)
         types = {**self.types, **{key: type_of(value, self.types.get(key)) for key, value in new.items()}}
         return Metadata(self._path, self._buffer, {**self._values, **new}, types)
+
+    def joined(self, other: Metadata, keys: Iterable[str]) -> Metadata:
+        """The same with values of another file."""
+        values, types = {**self._values}, {**self.types}
+        for key in keys:
+            values[key], types[key] = other[key], other.types[key]
+        return Metadata(self._path, self._buffer, values, types)
 
     def _decode(self, key: str, array: LazyArray) -> Any:
         if self._buffer.closed:

@@ -78,6 +78,7 @@ class EngineOptions:
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
     swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
     n_guesses: int = 0  # tokens that the block of models/nextn.py may guess at once; 0: it is left out
+    block: str = ""  # the file that has it, where the model's has not
 
 
 def n_state_rows(n_slots: int, n_checkpoints: int, n_guesses: int = 0) -> int:
@@ -128,7 +129,7 @@ class Engine:
     def __init__(self, path: str | Path, options: EngineOptions | None = None, *, beside: Engine | None = None) -> None:
         """`beside`: another engine, whose devices and threads this one uses too; it must be closed later than this."""
         self.options = options = options or EngineOptions()
-        self.gguf = GGUFFile.open(path, options.overrides)
+        self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
         for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
             if kind not in KV_TYPES:

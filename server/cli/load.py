@@ -127,7 +127,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     """The engine's options; a context that does not fit into memory is refused, or made smaller if none was named."""
     from server.cli.cache_bytes import cache_bytes
     from server.cli.devices import total_memory
-    from server.cli.speculation import models
+    from server.cli.speculation import block_file, models
     from server.engine import EngineOptions, n_state_rows
     from server.speculation.settings import NEXTN
 
@@ -169,6 +169,7 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
         moves=moves_for(options),
         swa_full=swa_full,
         n_guesses=n_guesses,
+        block=block_file(options),
         devices=devices,
         placement=places,
         embeddings=getattr(options, "embedding", False) or getattr(options, "rerank", False),

@@ -49,7 +49,7 @@ def speculation_group(kv_types: tuple[str, ...]) -> Group:
             Flag("--spec-default", "the same as --spec-type ngram-mod"),
             Flag(
                 "-md --model-draft --spec-draft-model",
-                "a smaller model with the same vocabulary, for draft-simple",
+                "a smaller model with the same vocabulary, for draft-simple; or a file with the block of draft-mtp",
                 file_name,
                 metavar="FILE",
                 env="LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_MODEL_DRAFT",
@@ -168,8 +168,20 @@ def models(options: SimpleNamespace) -> tuple[str, ...]:
     """The kinds of models that draft."""
     from server.speculation.settings import MODEL, NEXTN
 
-    named = [kind.strip() for kind in getattr(options, "spec_type", "").split(",")]
-    return ((MODEL,) if getattr(options, "model_draft", None) else ()) + ((NEXTN,) if NEXTN in named else ())
+    smaller = getattr(options, "model_draft", None) and not block_file(options)
+    return ((MODEL,) if smaller else ()) + ((NEXTN,) if NEXTN in _named(options) else ())
+
+
+def block_file(options: SimpleNamespace) -> str:
+    """The draft model's file, where it is that of the model's own block: draft-mtp is wanted, and draft-simple not."""
+    from server.speculation.settings import MODEL, NEXTN
+
+    kinds = _named(options)
+    return str(getattr(options, "model_draft", None) or "") if NEXTN in kinds and MODEL not in kinds else ""
+
+
+def _named(options: SimpleNamespace) -> list[str]:
+    return [kind.strip() for kind in getattr(options, "spec_type", "").split(",")]
 
 
 def check_nextn(options: SimpleNamespace, gguf: GGUFFile, hparams: Hparams) -> None:
@@ -205,7 +217,7 @@ def check_draft_model(options: SimpleNamespace, target: GGUFFile) -> None:
     from models.gguf_file import GGUFFile
     from models.model import hparams_of
 
-    if options.model_draft is None:
+    if options.model_draft is None or block_file(options):
         return
     with GGUFFile.open(options.model_draft, overrides(options)) as draft:
         hparams_of(draft)
@@ -243,7 +255,7 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
     drafting: dict[str, BatchDrafter] = {}
     if engine.hidden is not None:
         drafting[NEXTN] = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab, tokenizer.eog_ids)
-    if options.model_draft is not None:
+    if options.model_draft is not None and not block_file(options):
         devices = tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices
         wanted = replace(
             engine.options,
@@ -255,6 +267,7 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
             swa_full=True,  # it goes back whenever it was wrong
             n_checkpoints=N_ROWS - 2,
             n_guesses=0,
+            block="",
         )
         together = engine if devices == engine.options.devices else None
         draft = make_engine(options.model_draft, wanted, beside=together)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.models.nextn_specs import NEXTN
 from tests.models.reference_model import write
+from tests.models.test_block_file import three_files
 
 PROMPT = "Rivers and rain, and rivers. " * 5
 BODY: dict[str, Any] = {"prompt": PROMPT, "n_predict": 60, "ignore_eos": True, "return_tokens": True}
@@ -107,6 +108,20 @@ def test_it_sleeps_and_wakes(serve: Any, path: Path) -> None:
     got = server.post("/completion", {**BODY, "temperature": 0})
     assert got["tokens"] == want["tokens"]
     assert got["timings"]["draft_n_accepted"] > 10
+
+
+def test_the_block_may_have_a_file_of_its_own(serve: Any, tmp_path: Path) -> None:
+    s = replace(NEXTN["glm4moe 355B"], n_vocab=512, n_ctx_train=2048, vocabulary=True, untied=True)
+    both, layers, block = three_files(tmp_path, replace(s, traits=(*s.traits, "agrees", "much")))
+    want = serve(both, *FLAGS).post("/completion", {**BODY, "temperature": 0})
+    server = serve(layers, *FLAGS, "-md", str(block))
+    got = server.post("/completion", {**BODY, "temperature": 0})
+    assert got["tokens"] == want["tokens"]
+    counts = [(r["timings"]["draft_n"], r["timings"]["draft_n_accepted"]) for r in (got, want)]
+    assert counts[0] == counts[1]
+    assert counts[0][1] > 10
+    with pytest.raises(Exception, match="400"):
+        server.post("/completion", {**BODY, "speculative.type": "draft-simple"})
 
 
 def test_a_model_without_such_a_block(path: Path, serve: Any, tmp_path: Path) -> None:
