@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from server.cli import load, lora
+from server.cli import load, lora, speculation
 from server.cli.flags import CliError, UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +24,17 @@ def run(options: SimpleNamespace) -> int:
     from models import tokenizer
     from server.requests import CompletionRequest
 
+    speculation.find_draft_model(options)
+    drafting = speculation.defaults(options)
     engine = load.open_engine(path, options)
+    speculation.check_draft_model(options, engine.gguf)
     adapters = lora.given(options, engine.gguf, engine.hparams)
     vocabulary = tokenizer.from_metadata(engine.gguf.metadata, path=path)
     sampling = load.sampling_defaults(options, vocabulary)
     ids = prompt_ids(vocabulary, prompt)
     load.load_weights(engine)
-    scheduler = load.make_scheduler(engine, vocabulary, options)
+    speculator = speculation.make_speculator(options, engine, vocabulary)
+    scheduler = load.make_scheduler(engine, vocabulary, options, speculator)
     lora.connect(engine, scheduler, adapters)
     request = CompletionRequest(
         tuple(ids),
@@ -39,6 +43,7 @@ def run(options: SimpleNamespace) -> int:
         stop=tuple(options.reverse_prompt),
         ignore_eos=options.ignore_eos,
         special=options.special,
+        speculation=drafting,
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
@@ -89,4 +94,5 @@ def summary(t: Timings) -> str:
     def part(n: int, ms: float) -> str:
         return f"{n} tokens in {ms:.0f} ms" + (f" ({n / ms * 1000:.1f} per second)" if ms > 0 else "")
 
-    return f"prompt: {part(t.prompt_n, t.prompt_ms)}; generated: {part(t.predicted_n, t.predicted_ms)}"
+    drafts = f"; of {t.draft_n} drafted {t.draft_n_accepted} came true" if t.draft_n else ""
+    return f"prompt: {part(t.prompt_n, t.prompt_ms)}; generated: {part(t.predicted_n, t.predicted_ms)}{drafts}"

@@ -186,9 +186,12 @@ def moves_for(options: SimpleNamespace) -> str:
 def open_engine(path: str | Path, options: SimpleNamespace) -> Engine:
     """The engine of a model, with nothing allocated yet. Wrong options are told in one line."""
     from models.gguf_file import GGUFFile
+    from server.cli import speculation
 
-    with GGUFFile.open(path, overrides(options)) as gguf:
-        wanted = engine_options(options, hparams_of_writer(gguf, path), weights_nbytes(gguf))
+    with GGUFFile.open(path, overrides(options), block=speculation.block_file(options)) as gguf:
+        hparams = hparams_of_writer(gguf, path)
+        speculation.check_nextn(options, gguf, hparams)
+        wanted = engine_options(options, hparams, weights_nbytes(gguf))
     return make_engine(path, wanted)
 
 

@@ -388,6 +388,7 @@ GENERATE = (
     ),
     Group(LORA.title, LORA.flags[:2]),
     SAMPLING,
+    speculation_group(KV_TYPES),
     MODEL_KEYS,
     PLACE,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +123,18 @@ def test_the_block_may_have_a_file_of_its_own(serve: Any, tmp_path: Path) -> Non
     assert counts[0][1] > 10
     with pytest.raises(Exception, match="400"):
         server.post("/completion", {**BODY, "speculative.type": "draft-simple"})
+
+
+def test_on_the_terminal(path: Path) -> None:
+    command = [sys.executable, "-m", "server.cli", "generate", "-m", str(path), "-p", PROMPT, "-n", "40", "-c", "512"]
+    command += ["--seed", "3", "--ignore-eos", "-t", "1"]
+    plain, drafted = (
+        subprocess.run([*command, *flags], capture_output=True, timeout=300, check=True)
+        for flags in ((), ("--spec-type", "draft-mtp"))
+    )
+    assert drafted.stdout == plain.stdout
+    assert b"drafted" not in plain.stderr
+    assert re.search(rb"of \d+ drafted \d+ came true", drafted.stderr)
 
 
 def test_a_model_without_such_a_block(path: Path, serve: Any, tmp_path: Path) -> None:
