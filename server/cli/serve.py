@@ -68,9 +68,8 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     from models.model import hparams_of
     from server.service import Served, Service
 
-    with GGUFFile.open(
-        path, overrides(options), block=speculation.block_file(options)
-    ) as gguf:  # what is wrong with it is said before the port is taken
+    # What is wrong with the file is said before the port is taken.
+    with GGUFFile.open(path, overrides(options), block=speculation.block_file(options)) as gguf:
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         template = chat_template(options, gguf, vocabulary)
         config = server_config(options, path, vocabulary)
