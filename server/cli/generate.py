@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def run(options: SimpleNamespace) -> int:
-    path = load.model_path(options, "generate")
+    path = Path(load.model_path(options, "generate"))
     if (options.prompt is None) == (options.file is None):
         raise UsageError("generate: one of -p TEXT and -f FILE is required")
     prompt = options.prompt if options.file is None else load.text_file(options.file)
     from models import tokenizer
     from server.requests import CompletionRequest
 
-    speculation.find_draft_model(options)
+    speculation.find_draft_model(options, path)
     drafting = speculation.defaults(options)
     engine = load.open_engine(path, options)
     speculation.check_draft_model(options, engine.gguf)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from server.cli.download import ProgressOf, fetch
 from server.cli.flags import CliError
 from server.cli.model_options import Repo
-from server.cli.repository import Cached, choose
+from server.cli.repository import Cached, choose, choose_block
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -66,6 +66,20 @@ class Hub:
             if found is None:
                 raise CliError(f"{repo}: {error}") from None
             return here.path(found)
+
+    def block(self, repo: Repo, model: Path | None = None) -> Path | None:
+        """The file with the block that guesses (models/block_file.py), for this model of the repository; None where it
+        has none."""
+        here = Cached(self._cache, repo)
+        like = "" if model is None else model.name
+        if not self._offline:
+            try:
+                found = choose_block(self._names(repo), like)
+                return self._download(repo, found) if found else None
+            except _NoAnswerError:
+                pass
+        found = choose_block(here.names(), like)
+        return here.path(found) if found else None
 
     def _names(self, repo: Repo) -> list[str]:
         from huggingface_hub import HfApi

@@ -15,13 +15,15 @@ from server.cli.model_options import Repo
 DEFAULT = "Q4_K_M"  # llama-server's
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
+_BLOCK = re.compile(r"(?:.*/)?mtp-[^/]*\.gguf", re.IGNORECASE)  # as llama.cpp's converter calls them
 _FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
 
 
 def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
     """The file that is meant, or all parts of it; CliError: there is none, and what there is."""
     models = sorted(n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
-    whole = [n for n in models if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]
+    own = [n for n in models if not _BLOCK.match(n)]
+    whole = [n for n in own if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]
     if file:
         chosen = file if file in models else ""
         if not chosen:
@@ -43,6 +45,14 @@ def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
     if missing:
         raise CliError(f"--hf-repo: {repo.id} has {chosen} but not its part {missing[0]}")
     return wanted
+
+
+def choose_block(names: Iterable[str], like: str) -> str:
+    """The file with the block that guesses beside a repository's models, of the same type as this one, or any; "" where
+    there is none."""
+    blocks = sorted(n for n in names if _BLOCK.match(n))
+    quant = _QUANT.search(like)
+    return (_first_with(blocks, quant[1]) if quant else "") or next(iter(blocks), "")
 
 
 def _first_with(names: list[str], quant: str) -> str:

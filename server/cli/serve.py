@@ -47,7 +47,7 @@ def run(options: SimpleNamespace) -> int:
         options.alias = options.alias or [path.stem]  # where the package lies tells a client nothing
     if options.hf_repo is not None and not options.alias:
         options.alias = [str(options.hf_repo)]
-    speculation.find_draft_model(options)
+    speculation.find_draft_model(options, path)
     try:
         asyncio.run(_serve(options, path))
     except OSError as error:

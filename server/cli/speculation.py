@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -173,11 +174,16 @@ def models(options: SimpleNamespace) -> tuple[str, ...]:
 
 
 def block_file(options: SimpleNamespace) -> str:
-    """The draft model's file, where it is that of the model's own block: draft-mtp is wanted, and draft-simple not."""
+    """The draft model's file, where it is that of the model's own block."""
+    return str(getattr(options, "model_draft", None) or "") if _wants_block(options) else ""
+
+
+def _wants_block(options: SimpleNamespace) -> bool:
+    """draft-mtp, and no smaller model."""
     from server.speculation.settings import MODEL, NEXTN
 
     kinds = _named(options)
-    return str(getattr(options, "model_draft", None) or "") if NEXTN in kinds and MODEL not in kinds else ""
+    return NEXTN in kinds and MODEL not in kinds
 
 
 def _named(options: SimpleNamespace) -> list[str]:
@@ -201,15 +207,31 @@ def check_nextn(options: SimpleNamespace, gguf: GGUFFile, hparams: Hparams) -> N
     check_weights(gguf, hparams, nextn=True)
 
 
-def find_draft_model(options: SimpleNamespace) -> None:
-    """Download the draft model, if it is the hub's."""
-    if options.hf_repo_draft is None:
-        return
-    if options.model_draft:
+def find_draft_model(options: SimpleNamespace, path: Path) -> None:
+    """Download the draft model, or the block that draft-mtp wants, if it is the hub's; `path`: the model's file."""
+    if options.hf_repo_draft is not None and options.model_draft:
         raise UsageError("--hf-repo-draft and --model-draft: give one of them")
+    repo, wants_block = options.hf_repo_draft, _wants_block(options)
+    if repo is None and wants_block and not options.model_draft and not _has_block(path):
+        repo = options.hf_repo
+    if repo is None:
+        return
     from server.cli.hub import Hub
 
-    options.model_draft = str(Hub(options.hf_token, offline=options.offline).model(options.hf_repo_draft))
+    hub = Hub(options.hf_token, offline=options.offline)
+    found = hub.block(repo, path) if wants_block else None
+    if found is None and options.hf_repo_draft is not None:
+        found = hub.model(repo)
+    options.model_draft = None if found is None else str(found)
+
+
+def _has_block(path: Path) -> bool:
+    from models.gguf_file import GGUFFile
+    from models.model import hparams_of
+    from models.nextn import can_guess
+
+    with GGUFFile.open(path) as gguf:
+        return can_guess(gguf, hparams_of(gguf))
 
 
 def check_draft_model(options: SimpleNamespace, target: GGUFFile) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from server.cli import download, model_source
 from server.cli.flags import CliError
 from server.cli.hub import Hub
 from server.cli.model_options import Repo, url
-from server.cli.repository import choose
+from server.cli.repository import choose, choose_block
+from server.cli.speculation import find_draft_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONTENT = bytes(range(256)) * 40
@@ -142,6 +144,30 @@ SPLIT = [f"Q2_K/big-Q2_K-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
 )
 def test_which_file_is_meant(text: str, file: str, chosen: list[str]) -> None:
     assert choose([*NAMES, *SPLIT], Repo.parse(text), file) == chosen
+
+
+BLOCKS = ["mtp-m-BF16.gguf", "mtp-m-Q8_0.gguf"]
+
+
+def test_a_block_is_no_model() -> None:
+    """But for who names its file."""
+    assert choose([*BLOCKS, "z-Q8_0.gguf"], Repo.parse("u/r:Q8_0")) == ["z-Q8_0.gguf"]
+    assert choose([*BLOCKS, "z-Q8_0.gguf"], Repo("u/r"), BLOCKS[1]) == [BLOCKS[1]]
+    with pytest.raises(CliError, match="has no GGUF file"):
+        choose(BLOCKS, Repo("u/r"))
+
+
+@pytest.mark.parametrize(
+    ("names", "like", "chosen"),
+    [
+        (BLOCKS, "m-Q8_0.gguf", "mtp-m-Q8_0.gguf"),
+        (BLOCKS, "m-Q4_K_M.gguf", "mtp-m-BF16.gguf"),
+        (["sub/MTP-x.gguf"], "m.gguf", "sub/MTP-x.gguf"),
+        ([*NAMES, "empty-1.gguf", "mtp-x.txt"], "m-Q8_0.gguf", ""),
+    ],
+)
+def test_which_block_is_beside_a_model(names: list[str], like: str, chosen: str) -> None:
+    assert choose_block(names, like) == chosen
 
 
 def test_without_the_default_the_first_counts() -> None:
@@ -357,3 +383,50 @@ def test_a_file_of_the_users_own_is_never_overwritten(hub: FakeHub, tmp_path: Pa
     with pytest.raises(CliError, match="is there already"):
         model_source.of_url(f"{hub.url}/x/resolve/main/m.gguf", mine)
     assert mine.read_bytes() == b"precious"
+
+
+# --- a block beside a model
+
+
+def test_a_block_is_brought_and_known_again(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT, "mtp-m-Q8_0.gguf": CONTENT[::-1]}
+    model = of(hub, tmp_path, "u/r:Q8_0")
+    block = Hub(cache=tmp_path).block(Repo("u/r"), model)
+    assert block is not None
+    assert (block.name, block.read_bytes()) == ("mtp-m-Q8_0.gguf", CONTENT[::-1])
+    assert of(hub, tmp_path, "u/r", offline=True).name == "m-Q8_0.gguf"
+    assert Hub(cache=tmp_path, offline=True).block(Repo("u/r"), model) == block
+    hub.refusals["u/r"] = 503, ""
+    assert Hub(cache=tmp_path).block(Repo("u/r"), model) == block
+
+
+def test_most_repositories_have_no_block(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT}
+    assert Hub(cache=tmp_path).block(Repo("u/r"), of(hub, tmp_path, "u/r")) is None
+    assert Hub(cache=tmp_path, offline=True).block(Repo("u/r")) is None
+
+
+@pytest.mark.parametrize("has_block", [True, False])
+@pytest.mark.parametrize("flag", ["hf_repo", "hf_repo_draft"])
+def test_draft_mtp_looks_for_one(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_block: bool, flag: str
+) -> None:
+    """Not where the model has a block itself, unless another repository is named."""
+    monkeypatch.setattr("server.cli.hub.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("server.cli.speculation._has_block", lambda _: has_block)
+    hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT, "mtp-m-Q8_0.gguf": CONTENT[::-1]}
+    given = {"hf_repo": None, "hf_repo_draft": None} | {flag: Repo("u/r")}
+    options = SimpleNamespace(**given, model_draft=None, spec_type="draft-mtp", hf_token=None, offline=False)
+    find_draft_model(options, Path("m-Q8_0.gguf"))
+    if has_block and flag == "hf_repo":
+        assert options.model_draft is None
+    else:
+        assert Path(options.model_draft).name == "mtp-m-Q8_0.gguf"
+
+
+def test_nothing_else_does(hub: FakeHub, tmp_path: Path) -> None:
+    for kinds in ("none", "draft-simple", "draft-mtp,draft-simple"):
+        options = SimpleNamespace(hf_repo=Repo("u/r"), hf_repo_draft=None, model_draft=None, spec_type=kinds)
+        find_draft_model(options, tmp_path / "m.gguf")
+        assert options.model_draft is None
+    assert hub.log == []
