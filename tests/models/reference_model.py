@@ -31,7 +31,6 @@ class Spec:
     arch: str = "llama"
     n_embd: int = 64
     n_layer: int = 2
-    n_nextn: int = 0  # blocks behind the layers that predict one token more
     n_head: int = 4
     n_head_kv: int = 2
     head_dim: int = 0
@@ -51,6 +50,7 @@ class Spec:
     n_expert_used: int = 0
     traits: tuple[str, ...] = ()
     vocabulary: bool = False  # in the file
+    n_nextn: int = 0  # blocks behind the layers that predict one token more
 
     @property
     def d(self) -> int:
