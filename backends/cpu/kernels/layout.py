@@ -154,6 +154,7 @@ NARROW_TILES = {  # 16 registers of half the width
 }
 MAX_TILE = 16  # rows, and outputs
 AT_ONCE = 8  # rows whose integer dots are in registers at once; more meet a block of weights in turns
+BESIDE_HELD = 2  # where a block's quants stay in registers for all of them
 WHOLE_TILES = 12  # rows that are whole tiles of those for many rows
 ACT_BYTES = 8 << 20  # rounded activations that stay in the third-level cache while weights stream past them
 MOST_ROWS = 516  # of these

@@ -17,7 +17,16 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanding, Packed
 from backends.cpu.kernels.emit_dot import Dot, added, less_zeros, times
 from backends.cpu.kernels.emit_math import STRICT
-from backends.cpu.kernels.layout import ACT_BLOCK, ACT_HALF, ACT_OFFSET, ACT_SCALE, ACT_SUM, AT_ONCE, LAYOUTS
+from backends.cpu.kernels.layout import (
+    ACT_BLOCK,
+    ACT_HALF,
+    ACT_OFFSET,
+    ACT_SCALE,
+    ACT_SUM,
+    AT_ONCE,
+    BESIDE_HELD,
+    LAYOUTS,
+)
 
 
 def quant_tile(dtype, mt, nt, form):
@@ -32,34 +41,43 @@ def quant_tile(dtype, mt, nt, form):
     shared = layout.shared
     # LLVM moves what is asked for to a block's end, all at once; of few rows in wide registers it leaves more apart
     in_order = form is Packed and (mt >= AT_ONCE or not compiled_for().has_512_bits)
-    halves = [range(first, min(mt, first + AT_ONCE)) for first in range(0, mt, AT_ONCE)]
-    turns = [(rows, part) for rows in halves for part in range(layout.parts)]
+    # Quants of halves with scales of their own cost most to unpack: there they are kept for all rows instead
+    holds = form is Packed and mt > AT_ONCE and layout.parts > 1 and compiled_for().has_512_bits
+    at_once = BESIDE_HELD if holds else AT_ONCE
+    some = [range(first, min(mt, first + at_once)) for first in range(0, mt, at_once)]
+    parts = range(layout.parts)
+    turns = [(rows, part) for part in parts for rows in some] if holds else list(itertools.product(some, parts))
 
     def block_of(b, i, acc, w, x, ahead, wide, asked):
         """`acc`: the sums, and where blocks share a scale of activations, so far without it, the groups' scales."""
         sums, zeros = list(acc[: mt * nt]), list(acc[mt * nt :])
-        asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead, asked(i)), 8 * len(halves)))
+        asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead, asked(i)), 8 * len(some)))
         for rows, part in turns:
+            steps = range(8 // layout.parts * part, 8 // layout.parts * (part + 1))
             if (rows, part) != turns[0]:
                 e.keep_order(b)
-            if part == 0:
+            if part == 0 and (not holds or rows[0] == 0):
                 blocks = blocks_of(b, i, w, wide)
+            if holds and rows[0] == 0:
+                held = {step: [block.quants(step) for block in blocks] for step in steps}
+                scales = [block.scale(part) for block in blocks]
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
             starts = [e.load(b, e.at(b, row, offset), e.I32, 4) for row in xs]
             dots = [Dot(b, layout, start) for start in starts for _ in blocks]
-            for step in range(8 // layout.parts * part, 8 // layout.parts * (part + 1)):
+            for step in steps:
                 for line, near in next(asks):
                     e.prefetch(b, line, near=near)
-                if in_order:
+                if in_order and not holds:
                     e.keep_order(b)
-                u = [block.quants(step) for block in blocks]
+                u = held[step] if holds else [block.quants(step) for block in blocks]
                 for j, row in enumerate(xs):
                     x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
                     for n in range(nt):
                         dots[j * nt + n].add(u[n], x4)
             values = [dot.value() for dot in dots]
-            scales = [block.scale(part) for block in blocks]
+            if not holds:
+                scales = [block.scale(part) for block in blocks]
             places = range(rows[0] * nt, rows[0] * nt + len(dots))
             if shared > 1:
                 terms = [added(b, sums[k], dot, scales[k % nt]) for k, dot in zip(places, values, strict=True)]
