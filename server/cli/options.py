@@ -332,6 +332,7 @@ LORA = Group(
     ),
 )
 
+SPECULATION = speculation_group(KV_TYPES)
 GENERAL = (HELP, Flag("--version", "show the version and leave"))
 SERVE = (
     Group(
@@ -357,7 +358,7 @@ SERVE = (
     SAMPLING,
     LORA,
     TUNING,
-    speculation_group(KV_TYPES),
+    SPECULATION,
     Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
     COMPATIBLE,
 )
@@ -388,7 +389,7 @@ GENERATE = (
     ),
     Group(LORA.title, LORA.flags[:2]),
     SAMPLING,
-    speculation_group(KV_TYPES),
+    SPECULATION,
     MODEL_KEYS,
     PLACE,
 )
@@ -414,6 +415,10 @@ BENCH = (
         ),
     ),
 )
+GUESSING = Group(
+    "Speculation (draft-mtp takes memory; a smaller model has a plan of its own)",
+    tuple(f for f in SPECULATION.flags if f.dest in ("spec_type", "model_draft", "spec_draft_n_max")),
+)
 PLAN = (
     Group(
         "Plan",
@@ -434,6 +439,7 @@ PLAN = (
     ),
     CONTEXT,
     CACHE,
+    GUESSING,
     MODEL_KEYS,
     PLACE,
 )

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from server.cli import load
+from server.cli import load, speculation
+from server.cli.flags import CliError
 from server.cli.progress import COMPILING
+from server.speculation.settings import MODEL
 
 if TYPE_CHECKING:
     from graph.partition import Placement
@@ -55,6 +57,9 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     from server.cli.devices import total_memory
 
     path = load.model_path(options, "plan")
+    speculation.defaults(options)
+    if MODEL in speculation.models(options):
+        raise CliError("plan: --model-draft: a smaller model's memory is told by a plan of its own")
     engine = load.open_engine(path, options)
     engine.session.eval_order = options.eval_order
     sizes, process = rehearse(options, engine, path)

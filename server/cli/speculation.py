@@ -160,9 +160,10 @@ def defaults(options: SimpleNamespace) -> SpeculationParams:
         if "needs a server" in line:
             raise CliError(f"--spec-type {MODEL} needs --model-draft FILE") from None
         raise UsageError(line) from None
-    if options.spec_default and "ngram-mod" not in kinds:
+    if getattr(options, "spec_default", False) and "ngram-mod" not in kinds:
         kinds = (*kinds, "ngram-mod")
-    return SpeculationParams(kinds, n_min=options.spec_draft_n_min, p_min=options.spec_draft_p_min)
+    n_min, p_min = (getattr(options, f"spec_draft_{name}", 0) for name in ("n_min", "p_min"))
+    return SpeculationParams(kinds, n_min=n_min, p_min=p_min)
 
 
 def models(options: SimpleNamespace) -> tuple[str, ...]:

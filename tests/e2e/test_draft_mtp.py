@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -135,6 +136,20 @@ def test_on_the_terminal(path: Path) -> None:
     assert drafted.stdout == plain.stdout
     assert b"drafted" not in plain.stderr
     assert re.search(rb"of \d+ drafted \d+ came true", drafted.stderr)
+
+
+def test_its_memory_is_planned(path: Path) -> None:
+    command = [sys.executable, "-m", "server.cli", "plan", "-m", str(path), "-c", "512", "--json"]
+    plain, guessing = (
+        json.loads(subprocess.run([*command, *flags], capture_output=True, timeout=300, check=True).stdout)
+        for flags in ((), ("--spec-type", "draft-mtp"))
+    )
+    for part in ("weights", "kv"):
+        assert plain["devices"][0][part] < guessing["devices"][0][part]
+    assert len(plain["devices"][0]["parts"]) == len(guessing["devices"][0]["parts"])
+    said = subprocess.run([*command, "-md", str(path)], capture_output=True, text=True, timeout=300)
+    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+    assert "by a plan of its own" in said.stderr
 
 
 def test_a_model_without_such_a_block(path: Path, serve: Any, tmp_path: Path) -> None:
