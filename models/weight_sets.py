@@ -14,6 +14,7 @@ from models.fingerprint import fingerprint
 from models.gguf_file import GGUFFile
 from models.hparams import Hparams
 from models.model import Model, hparams_of
+from models.nextn import can_guess
 from models.weights import Weights, check_weights, define_weight
 
 
@@ -21,8 +22,9 @@ class WeightSets:
     """Weights by handle; 0 is the model's own. Handles are never used again. What a file has byte for byte as the
     model's is not held twice."""
 
-    def __init__(self, session: Session, base: Model, gguf: GGUFFile) -> None:
-        self._session, self._base, self._gguf = session, base, gguf
+    def __init__(self, session: Session, base: Model, gguf: GGUFFile, block: str = "") -> None:
+        """`block`: the model's file of models/block_file.py, for finetunes that were made before it came."""
+        self._session, self._base, self._gguf, self._block = session, base, gguf, block
         self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}  # the names are of its own states
         self._digests: dict[int, str] = {}  # of those that are here or remembered
         self._next = 1
@@ -31,6 +33,9 @@ class WeightSets:
         """Make a file's weights known; they are read at first use. ModelFileError for one of another model."""
         gguf = GGUFFile.open(path)
         try:
+            if self._block and not can_guess(gguf, hparams_of(gguf)):
+                gguf.close()
+                gguf = GGUFFile.open(path, block=self._block)
             h = hparams_of(gguf)
             if h != self._base.hparams or gguf.tensors.keys() != self._gguf.tensors.keys():
                 raise ModelFileError(path, "is a model of other sizes than the one that is served")

@@ -46,9 +46,10 @@ from server.embedder import Embedder
 from server.hidden_rows import HiddenRows
 from server.pages import near_pool_size, pool_size
 from server.placement import ANYWHERE, PlacementOptions, chosen, fit
-from server.plan_shapes import USUAL_STREAMS, Shape, shape_of, usual
+from server.plan_shapes import GUESS, USUAL_STREAMS, Shape, shape_of, usual
 from server.sampling import split_log_probs, split_probs
 from server.slot_files import CacheKind
+from server.states import n_state_rows
 from server.step_feeds import StepFeeds
 from server.step_graph import StepGraph
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch
@@ -79,12 +80,6 @@ class EngineOptions:
     swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
     n_guesses: int = 0  # tokens that the block of models/nextn.py may guess at once; 0: it is left out
     block: str = ""  # the file that has it, where the model's has not
-
-
-def n_state_rows(n_slots: int, n_checkpoints: int, n_guesses: int = 0) -> int:
-    """Rows of states: nothing's, for each slot one before a step, one after it and after each guess, and those that are
-    kept."""
-    return 1 + n_slots * (2 + n_checkpoints + n_guesses)
 
 
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
@@ -163,7 +158,7 @@ class Engine:
         self._beside = beside
         self._open(options.devices)
         self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
-        self.weight_sets = WeightSets(self.session, self.model, self.gguf)
+        self.weight_sets = WeightSets(self.session, self.model, self.gguf, options.block)
         template = str(self.gguf.metadata.get("tokenizer.chat_template.rerank", ""))
         self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template)
 
@@ -225,6 +220,8 @@ class Engine:
         largest = Shape(self.options.n_ubatch, 0)
         self.session.prepare(largest, lambda: self._build(largest))
         self._run(Shape(1, 1, whole=True), UBatch())
+        if self.options.n_guesses:  # what only guesses need is loaded by their first plan
+            self.session.prepare(GUESS, lambda: self._build(GUESS))
         self.cells.prepare_copies()
         if not self.hparams.recurrent and self.near is None:  # states and windows cannot forget tokens
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
@@ -290,8 +287,8 @@ class Engine:
     def _fits(self, places: Places | None) -> bool:
         """Whether the devices' memory is enough for layers in these places."""
         self.session.prefer = places
-        sizes = self.session.device_bytes([self.session.measure(self._largest)])
-        return fit(sizes, self.session.backends)
+        measured = [self.session.measure(build) for build in (self._largest, *self._guesses)]
+        return fit(self.session.device_bytes(measured), self.session.backends)
 
     def _fall_back(self, error: DeviceLost) -> None:
         """Go on without the device that was lost; what was in its memory is gone."""
@@ -369,10 +366,13 @@ class Engine:
 
     def _everything(self) -> list[list[Tensor]]:
         """Graphs with every op of a step, and of guesses."""
-        shapes = [Shape(self.options.n_ubatch, 64, n_top=1)]
-        if self.options.n_guesses:
-            shapes.append(Shape(self.options.n_slots, self.options.n_slots, whole=True, n_probs=1, guesses=True))
-        return [self._build(shape) for shape in shapes]
+        return [self._build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._guesses)]
+
+    @property
+    def _guesses(self) -> list[Callable[[], list[Tensor]]]:
+        n = self.options.n_slots
+        shape = GUESS._replace(n_tokens=n, n_out=n, n_probs=1)
+        return [partial(self._build, shape)] if self.options.n_guesses else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
         """Of steps that most servers will need, with up to so many streams."""

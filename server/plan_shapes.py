@@ -29,6 +29,9 @@ class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     guesses: bool = False  # of the block that guesses (models/nextn.py)
 
 
+GUESS = Shape(1, 1, whole=True, guesses=True)
+
+
 def shape_of(batch: UBatch, lora: int = 0) -> Shape:
     """`lora`: the generation of the adapters' stack, if the batch needs it."""
     n_list = n_masks = 0

@@ -300,7 +300,7 @@ class Scheduler:
                 wanted.append((seq, min(room, n_left - 1) if n == seq.owed else 0))
         if not wanted:
             return plan
-        self.speculator.propose(wanted, self.cache.grow)
+        self.speculator.propose(wanted, room, self.cache.grow)
         drafting = sorted((seq for seq, _ in wanted if seq.draft), key=lambda seq: len(seq.draft))
         for i, seq in enumerate(drafting):  # equal shares, and who needs less than his leaves the rest to the others
             seq.draft = seq.draft[: room // (len(drafting) - i)]

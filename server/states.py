@@ -19,6 +19,12 @@ from server.ubatch import PAGE
 NOTHING = 0  # the row of a sequence without tokens, which nobody writes
 
 
+def n_state_rows(n_slots: int, n_checkpoints: int, n_guesses: int = 0) -> int:
+    """Rows of states: nothing's, for each slot one before a step, one after it and after each guess, and those that are
+    kept."""
+    return 1 + n_slots * (2 + n_checkpoints + n_guesses)
+
+
 class States:
     """Rows of the device, NOTHING's included; `n_slots` of them and as many again are never kept from sequences."""
 

@@ -128,8 +128,9 @@ def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> E
     from server.cli.cache_bytes import cache_bytes
     from server.cli.devices import total_memory
     from server.cli.speculation import block_file, models
-    from server.engine import EngineOptions, n_state_rows
+    from server.engine import EngineOptions
     from server.speculation.settings import NEXTN
+    from server.states import n_state_rows
 
     devices, places = placement(options)
     unified, per_slot = getattr(options, "kv_unified", True), getattr(options, "kv_unified_per_slot", 0)

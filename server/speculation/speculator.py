@@ -63,8 +63,9 @@ class Speculator:
         chances = Chances(self._worth.chances if self._worth is not None else None)
         seq.drafts = Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
 
-    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> None:
-        """Set `draft` of each (sequence, most tokens). `grow`: as KvCache.grow."""
+    def propose(self, wanted: list[tuple[Sequence, int]], room: int, grow: Grow) -> None:
+        """Set `draft` of each (sequence, most tokens). `room`: tokens that models may draft for all of them together;
+        `grow`: as KvCache.grow."""
         for_models: Wanted = {}
         for seq, n_most in wanted:
             assert seq.drafts is not None
@@ -74,21 +75,28 @@ class Speculator:
                 n_max = self.settings.draft_n_max if n_max is None else n_max
                 n = 0 if seq.draft or n_most <= 0 else seq.drafts.of_model(min(n_most, n_max))
                 for_models.setdefault(kind, []).append((seq, n))
-        if self._worth is not None:
-            for_models = self._shortened(for_models, self._worth)
+            room -= len(seq.draft)
+        for_models = self._shortened(for_models, room)
         for kind, part in for_models.items():
             for seq, draft in self.models[kind].propose(part, grow).items():
                 assert seq.drafts is not None
                 if not seq.draft and len(draft) >= seq.drafts.params.n_min:
                     seq.draft = draft
 
-    def _shortened(self, for_models: Wanted, worth: Worth) -> Wanted:
-        """As far as it is worth it."""
+    def _shortened(self, for_models: Wanted, room: int) -> Wanted:
+        """As far as there is room, in equal shares, and as it is worth it."""
         drafting = {seq.drafts: n for part in for_models.values() for seq, n in part if n and seq.drafts is not None}
         if not drafting:
             return for_models
-        length = worth.choose([drafts.chances for drafts in drafting], max(drafting.values()))
-        return {kind: [(seq, min(n, length)) for seq, n in part] for kind, part in for_models.items()}
+        length = min(max(drafting.values()), max(0, -(-room // len(drafting))))
+        if self._worth is not None and length:
+            length = self._worth.choose([drafts.chances for drafts in drafting], length)
+
+        def of(drafts: Drafts | None, n: int) -> int:
+            n = min(n, length)
+            return n if drafts is not None and n >= drafts.params.n_min else 0
+
+        return {kind: [(seq, of(seq.drafts, n)) for seq, n in part] for kind, part in for_models.items()}
 
     def observe(self, seconds: float, *, counts: bool) -> None:
         """How long the step took for which drafts were made, with them. `counts`: it had nothing else to do."""

@@ -165,3 +165,28 @@ def test_layers_with_states_guess_as_well() -> None:
         assert bench.answers[seq].ids == plain(seq.request.prompt, 30)
     assert engine.n_blind == 0
     assert bench.scheduler.stats.draft_tokens_accepted == bench.scheduler.stats.draft_tokens > 10
+
+
+@pytest.mark.parametrize("room", [1, 5, 8])
+def test_no_more_is_guessed_than_a_step_has_room_for(room: int) -> None:
+    bench, engine = guessing(n_slots=4, n_ubatch=4 + room)
+    seqs = [bench.submit((1, 2, i), n_predict=30, ignore_eos=True, speculation=GUESSES) for i in (1, 2, 3, 4)]
+    bench.drain()
+    for seq in seqs:
+        assert bench.answers[seq].ids == plain(seq.request.prompt, 30)
+    n_guessed, n_tried = sum(len(batch.tokens) for batch in engine.guessed), bench.scheduler.stats.draft_tokens
+    assert 0 < n_tried <= n_guessed <= n_tried + 3 * len(engine.batches)  # equal shares, rounded up
+
+
+def test_a_draft_that_would_be_too_short_is_not_begun() -> None:
+    bench, engine = guessing(n_slots=4, n_ubatch=8)
+    params = SpeculationParams(("draft-mtp",), n_max=3, n_min=2)
+    seqs = [bench.submit((1, 2, i), n_predict=20, ignore_eos=True, speculation=params) for i in (1, 2, 3, 4)]
+    while not all(seq.started and seq.n_generated for seq in seqs):
+        bench.step()
+    n = len(engine.guessed)
+    bench.step(3)  # all four run: there is room for one token each
+    assert len(engine.guessed) == n
+    bench.drain()
+    for seq in seqs:
+        assert bench.answers[seq].ids == plain(seq.request.prompt, 20)
