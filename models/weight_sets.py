@@ -33,6 +33,7 @@ class WeightSets:
         """Make a file's weights known; they are read at first use. ModelFileError for one of another model."""
         gguf = GGUFFile.open(path)
         try:
+            digest = _digest(gguf)
             if self._block and not can_guess(gguf, hparams_of(gguf)):
                 gguf.close()
                 gguf = GGUFFile.open(path, block=self._block)
@@ -40,7 +41,7 @@ class WeightSets:
             if h != self._base.hparams or gguf.tensors.keys() != self._gguf.tensors.keys():
                 raise ModelFileError(path, "is a model of other sizes than the one that is served")
             handle, self._next = self._next, self._next + 1
-            self._digests[handle] = _digest(gguf)
+            self._digests[handle] = digest
             self._sets[handle] = (gguf, *self._define(handle, gguf, h))
         except BaseException:
             gguf.close()

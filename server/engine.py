@@ -78,7 +78,7 @@ class EngineOptions:
     n_checkpoints: int = 2  # of each slot: states that are kept to go on from, where layers have such
     moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
     swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
-    n_guesses: int = 0  # tokens that the block of models/nextn.py may guess at once; 0: it is left out
+    n_guesses: int = 0  # tokens of a draft that states have rows for; 0: the block that guesses is left out
     block: str = ""  # the file that has it, where the model's has not
 
 
@@ -377,7 +377,7 @@ class Engine:
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
         """Of steps that most servers will need, with up to so many streams."""
         options = self.options
-        return usual(options.n_slots, options.n_ubatch, most, guesses=options.n_guesses > 0)
+        return usual(options.n_slots, options.n_ubatch, most, n_guesses=options.n_guesses)
 
     def _reserved(self) -> list[Tensor]:
         """The graph whose memory all steps share: one with as many rows as a step may have."""

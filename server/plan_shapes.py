@@ -57,7 +57,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
 def _size(batch: UBatch) -> tuple[int, int]:
     """Tokens and rows. Beside streams a prompt's last step is as large as those before, and each has a row for all."""
     n, n_out = len(batch.tokens), len(batch.out)
-    if not batch.n_streams or n == batch.n_streams or n > MOST_BESIDE:
+    if not batch.n_streams or n == n_out or n > MOST_BESIDE:  # without streams, or with these and drafts alone
         return bucket(n), bucket(n_out)
     n = size_beside(n)
     return n, min(n, max(_rows(batch.n_streams + 1), bucket(n_out)))
@@ -67,17 +67,19 @@ def _rows(n: int) -> int:
     return power_of_two(n, 2) if n <= 2 * USUAL_STREAMS else bucket(n)
 
 
-def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, guesses: bool = False) -> list[Shape]:
+def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_guesses: int = 0) -> list[Shape]:
     """What most servers will need, first what is likelier: up to `most` streams, these with prompts, prompts alone.
-    `guesses`: with what guesses need for these streams."""
+    `n_guesses`: tokens that are guessed for each stream at most; with steps that guess, and that verify it."""
     n_streams = min(n_slots, most)
     beside = [n for n in range(LEAST_BESIDE, 1 + min(n_ubatch, MOST_BESIDE)) if size_beside(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
     streams = [Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})]
+    n_verified = min(n_ubatch, n_streams * (1 + n_guesses))
     return [
         *streams,
-        *(shape._replace(guesses=True) for shape in streams if guesses),
+        *(shape._replace(guesses=True) for shape in streams if n_guesses),
+        *(Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(n_streams + 1, n_verified + 1)})),
         *(Shape(n, min(n, r)) for r in rows for n in beside),
         *(Shape(n, 1) for n in alone),
     ]

@@ -201,7 +201,11 @@ class Scheduler:
         if self.context_shift:
             shift_full(self)
         started = self.clock()
-        plan = self._plan()
+        plan: Plan = []
+        try:
+            plan = self._plan()
+        except DeviceFailed as error:  # while a draft was made
+            self._device_failed(error, events)
         streams = all(seq.owed == 1 for seq, _ in plan)
         while plan:  # once, unless the device fails: then the same work in smaller batches
             group, plan = split(plan, self._limit)
@@ -300,7 +304,7 @@ class Scheduler:
                 wanted.append((seq, min(room, n_left - 1) if n == seq.owed else 0))
         if not wanted:
             return plan
-        self.speculator.propose(wanted, room, self.cache.grow)
+        self.speculator.propose(wanted, len(plan), room, self.cache.grow)
         drafting = sorted((seq for seq, _ in wanted if seq.draft), key=lambda seq: len(seq.draft))
         for i, seq in enumerate(drafting):  # equal shares, and who needs less than his leaves the rest to the others
             seq.draft = seq.draft[: room // (len(drafting) - i)]

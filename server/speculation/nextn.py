@@ -11,9 +11,10 @@ from typing import Protocol
 from server.hidden_rows import NOTHING, HiddenRows
 from server.sequence import Sequence
 from server.speculation.guess import Grow, Guess
-from server.ubatch import PAGE, StepResult, UBatch
+from server.ubatch import PAGE, DeviceFailed, StepResult, UBatch
 
 log = logging.getLogger("logitless.speculation")
+REST = 12  # steps after a guess that failed: the next one may fail, too
 
 
 class StepEngine(Protocol):
@@ -31,11 +32,15 @@ class NextnDrafter:
         self._hidden = hidden
         self._n_vocab = n_vocab
         self._eog_ids = frozenset(eog_ids)
+        self._rest = 0  # steps without guesses
 
     def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
         """Drafts for (sequence, most tokens) of those whose last step left what a guess begins with. `grow`: as
-        KvCache.grow."""
-        guesses = []
+        KvCache.grow. DeviceFailed: a device was lost meanwhile, which the target cannot go on without noticing."""
+        guesses: list[Guess] = []
+        if self._rest:
+            self._rest -= 1
+            return {}
         for seq, n_most in wanted:
             begins = seq.owed == 1 and seq.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
             if n_most <= 0 or not begins:  # a page that is still to be copied comes with the next step
@@ -52,8 +57,11 @@ class NextnDrafter:
         while guesses:
             try:
                 result = self._engine.step(self._batch(guesses, weights))
+            except DeviceFailed:  # it is the target's device: all that was in its memory is gone
+                raise
             except Exception as error:  # no reason for the target to fail: it goes on without these drafts
                 log.warning("guessing failed: %s", " ".join(str(error).split()))
+                self._rest = REST
                 return
             guesses = [g for i, g in enumerate(guesses) if g.take(result, i, self._n_vocab, self._eog_ids)]
 

@@ -63,9 +63,9 @@ class Speculator:
         chances = Chances(self._worth.chances if self._worth is not None else None)
         seq.drafts = Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
 
-    def propose(self, wanted: list[tuple[Sequence, int]], room: int, grow: Grow) -> None:
-        """Set `draft` of each (sequence, most tokens). `room`: tokens that models may draft for all of them together;
-        `grow`: as KvCache.grow."""
+    def propose(self, wanted: list[tuple[Sequence, int]], n_all: int, room: int, grow: Grow) -> None:
+        """Set `draft` of each (sequence, most tokens), of n_all sequences of the step. `room`: tokens that models may
+        draft for all of them together; `grow`: as KvCache.grow."""
         for_models: Wanted = {}
         for seq, n_most in wanted:
             assert seq.drafts is not None
@@ -76,21 +76,22 @@ class Speculator:
                 n = 0 if seq.draft or n_most <= 0 else seq.drafts.of_model(min(n_most, n_max))
                 for_models.setdefault(kind, []).append((seq, n))
             room -= len(seq.draft)
-        for_models = self._shortened(for_models, room)
+        for_models = self._shortened(for_models, n_all, room)
         for kind, part in for_models.items():
             for seq, draft in self.models[kind].propose(part, grow).items():
                 assert seq.drafts is not None
                 if not seq.draft and len(draft) >= seq.drafts.params.n_min:
                     seq.draft = draft
 
-    def _shortened(self, for_models: Wanted, room: int) -> Wanted:
+    def _shortened(self, for_models: Wanted, n_all: int, room: int) -> Wanted:
         """As far as there is room, in equal shares, and as it is worth it."""
         drafting = {seq.drafts: n for part in for_models.values() for seq, n in part if n and seq.drafts is not None}
         if not drafting:
             return for_models
         length = min(max(drafting.values()), max(0, -(-room // len(drafting))))
         if self._worth is not None and length:
-            length = self._worth.choose([drafts.chances for drafts in drafting], length)
+            n_least = max(drafts.params.n_min for drafts in drafting)
+            length = self._worth.choose([drafts.chances for drafts in drafting], n_all - len(drafting), n_least, length)
 
         def of(drafts: Drafts | None, n: int) -> int:
             n = min(n, length)

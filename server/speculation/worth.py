@@ -13,7 +13,10 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+from server.ubatch import power_of_two
+
 FEW = 3  # steps of a length, and one more, before it is judged
+LONGEST = 8  # tokens of a draft: each length takes some steps to be known
 EVERY = 128  # steps from one trial of another length to the next
 TRIAL = 4  # steps of a trial
 PROBE = 16  # steps from one guess to the next where none is worth it: the text may have changed
@@ -77,9 +80,9 @@ class _Times:
         if n > 1:  # the first may have had to make a plan
             self._seconds.setdefault(length, deque(maxlen=15)).append(seconds)
 
-    def untried(self, n_most: int) -> int | None:
-        """The longest length of which too little is known."""
-        return next((i for i in reversed(range(n_most + 1)) if self._n.get(i, 0) <= FEW), None)
+    def untried(self, lengths: Sequence[int]) -> int | None:
+        """The longest one of which too little is known."""
+        return next((i for i in reversed(lengths) if self._n.get(i, 0) <= FEW), None)
 
     def of(self, length: int) -> float:
         return statistics.median(self._seconds[length])
@@ -90,27 +93,30 @@ class Worth:
 
     def __init__(self) -> None:
         self.chances = Chances()  # of all sequences
-        self._times: dict[int, _Times] = {}
+        self._times: dict[tuple[int, int], _Times] = {}
         self._out: tuple[_Times, int] | None = None  # what the step under way will tell of
 
-    def choose(self, drafting: Sequence[Chances], n_most: int) -> int:
-        """How many tokens the next drafts of these sequences may have, n_most of them at most."""
-        times = self._times.setdefault(len(drafting), _Times())
+    def choose(self, drafting: Sequence[Chances], n_others: int, n_least: int, n_most: int) -> int:
+        """How many tokens the next drafts of these sequences may have: n_least to n_most, or none. `n_others`: other
+        sequences of the same step, which get a token each."""
+        times = self._times.setdefault((len(drafting), power_of_two(n_others) if n_others else 0), _Times())
         times.n_steps += 1
-        length = times.untried(n_most)
+        lengths = [0, *range(max(1, n_least), min(n_most, LONGEST) + 1)]
+        length = times.untried(lengths)
         if length is None:
-            length = self._best(times, drafting, n_most)
+            length = self._best(times, drafting, n_others, lengths)
         self._out = times, length
         return length
 
-    def _best(self, times: _Times, drafting: Sequence[Chances], n_most: int) -> int:
-        expected = [sum(tokens) for tokens in zip(*(c.tokens(n_most) for c in drafting), strict=True)]
-        best = max(range(n_most + 1), key=lambda length: expected[length] / times.of(length))
+    def _best(self, times: _Times, drafting: Sequence[Chances], n_others: int, lengths: Sequence[int]) -> int:
+        expected = [n_others + sum(t) for t in zip(*(c.tokens(lengths[-1]) for c in drafting), strict=True)]
+        rates = [expected[length] / times.of(length) for length in lengths]
+        best = rates.index(max(rates))
         trial, i = divmod(times.n_steps, EVERY)
-        others = [length for length in (best - 1, best + 1) if 0 <= length <= n_most]
+        others = [at for at in (best - 1, best + 1) if 0 <= at < len(lengths)]
         if i < TRIAL and others:
-            return others[trial % len(others)]
-        return 1 if not best and n_most and not i % PROBE else best
+            return lengths[others[trial % len(others)]]
+        return lengths[1 if not best and len(lengths) > 1 and not i % PROBE else best]
 
     def observe(self, seconds: float, *, counts: bool) -> None:
         """The step for which drafts were chosen took so long, guesses included. `counts`: it had nothing else to do."""

@@ -12,7 +12,7 @@ from scheduler_fakes import N_VOCAB, Bench, Cell, FakeEngine, FakePages, next_id
 
 from server.hidden_rows import NOTHING, HiddenRows
 from server.speculation.nextn import NextnDrafter
-from server.ubatch import PAGE, StepFailed, StepResult, UBatch
+from server.ubatch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
 
 
 class GuessedPages(FakePages):
@@ -41,6 +41,7 @@ class GuessingEngine(FakeEngine):
     pages_kind = GuessedPages
     wrong = 0
     no_guesses = False  # the device fails when it guesses
+    lost_at_guess = False  # or is lost then, with all that it held
     n_blind = 0  # tokens of steps that were not given what was said of the token before
     guessed: list[UBatch]
     pages: GuessedPages
@@ -77,6 +78,10 @@ class GuessingEngine(FakeEngine):
     def _guess(self, batch: UBatch) -> StepResult:
         if self.no_guesses:
             raise StepFailed("out of memory")
+        if self.lost_at_guess:
+            self.lost_at_guess = False
+            self.far.lose()
+            raise DeviceFailed("it fell off the bus")
         self.far.tables.update({slot: list(table) for slot, table in batch.tables.items()})
         assert len(set(batch.slot)) == len(batch.tokens) == len(batch.out)
         assert batch.begin == batch.end == batch.near == batch.copies == []

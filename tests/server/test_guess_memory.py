@@ -11,8 +11,17 @@ import pytest
 
 import server.engine
 from models.model import hparams_of
+from models.tokenizer import from_metadata
+from models.weight_sets import digest_of
 from server.engine import Engine, EngineOptions
+from server.requests import CompletionRequest
+from server.sampling import SamplingParams
+from server.scheduler import Scheduler
+from server.speculation.nextn import NextnDrafter
+from server.speculation.settings import SpeculationParams, SpeculationSettings
+from server.speculation.speculator import Speculator
 from tests.models.nextn_specs import NEXTN
+from tests.models.reference_model import write
 from tests.models.test_block_file import three_files
 from tests.models.test_nextn import changed
 
@@ -44,9 +53,40 @@ def test_finetunes_made_before_the_block_came_are_served(tmp_path: Path) -> None
     name = "blk.0.attn_q.weight"
     tuned = changed(layers, tmp_path / "tuned.gguf", {name: np.zeros((64, 64), np.float32)})
     for path in (tuned, both):
-        model = engine.weight_sets.model(engine.weight_sets.put(path))
+        handle = engine.weight_sets.put(path)
+        assert engine.weight_sets.digest(handle) == digest_of(path)  # what slot files say of it
+        model = engine.weight_sets.model(handle)
         assert model.hparams == hparams_of(engine.gguf)
         assert model.nextn is not None
         assert engine.model.nextn is not None
         assert model.nextn.tensors == engine.model.nextn.tensors
+    engine.close()
+
+
+def test_steps_that_verify_have_their_plans(tmp_path: Path) -> None:
+    s = NEXTN["qwen35, no norm behind"]
+    write(path := tmp_path / "m.gguf", replace(s, n_vocab=512, vocabulary=True, traits=(*s.traits, "agrees", "much")))
+    engine = Engine(path, OPTIONS)
+    engine.load()
+    while engine.prepare_ahead():
+        pass
+    assert engine.hidden is not None
+    drafter = NextnDrafter(engine, engine.hidden, 512)
+    scheduler = Scheduler(
+        engine,
+        from_metadata(engine.gguf.metadata),
+        n_slots=2,
+        n_ctx=256,
+        n_ubatch=64,
+        speculator=Speculator(SpeculationSettings(draft_n_max=2), {"draft-mtp": drafter}),
+    )
+    for i in range(2):
+        params, greedy = SpeculationParams(("draft-mtp",)), SamplingParams(temperature=0.0)
+        scheduler.submit(CompletionRequest((5 + i, 9, 3), greedy, 40, ignore_eos=True, speculation=params))
+    scheduler.step()  # their prompts
+    built = engine.session.n_plans_built
+    while not scheduler.idle:
+        scheduler.step()
+    assert scheduler.stats.draft_tokens_accepted > 10
+    assert engine.session.n_plans_built == built
     engine.close()

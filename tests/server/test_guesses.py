@@ -10,7 +10,7 @@ import pytest
 from guess_fakes import GuessingEngine, let_guess
 from scheduler_fakes import Bench, oracle
 
-from server.requests import CompletionRequest
+from server.requests import CompletionRequest, Failed
 from server.speculation.settings import SpeculationParams
 from server.ubatch import PAGE
 
@@ -155,6 +155,33 @@ def test_a_lost_device_loses_what_was_said() -> None:
     assert seq.done
     assert again.ids == plain((1, 2, 3), 40)
     assert again.finished.timings.draft_n_accepted == again.finished.timings.draft_n > 20
+
+
+def test_a_device_lost_in_a_guess_is_lost() -> None:
+    """All that was computed is gone: who goes on without noticing writes nonsense, and others take it for known."""
+    bench, engine = guessing()
+    seqs = [bench.submit((1, 2, i), n_predict=40, ignore_eos=True, speculation=GUESSES) for i in (3, 4)]
+    bench.step(3)
+    engine.lost_at_guess = True
+    bench.drain()
+    assert bench.scheduler.stats.devices_lost == 1
+    for seq in seqs:
+        failed = bench.answers[seq].events[-1]
+        assert isinstance(failed, Failed)
+        assert "the device was lost" in failed.message
+    again = bench.run((1, 2, 3), n_predict=40, ignore_eos=True, speculation=GUESSES)
+    assert again.finished.n_cached == 0
+    assert again.ids == plain((1, 2, 3), 40)
+    assert again.finished.timings.draft_n_accepted > 20
+
+
+def test_after_a_guess_that_failed_there_is_a_rest() -> None:
+    bench, engine = guessing()
+    engine.no_guesses, tried = True, []
+    guess = engine._guess
+    engine._guess = lambda batch: tried.append(batch) or guess(batch)  # type: ignore[method-assign,func-returns-value]
+    bench.run((1, 2, 3), n_predict=100, ignore_eos=True, speculation=GUESSES)
+    assert 2 <= len(tried) < 10
 
 
 def test_layers_with_states_guess_as_well() -> None:

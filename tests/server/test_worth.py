@@ -28,7 +28,7 @@ def live(worth: Worth, cost: Cost, chance: float, n_steps: int, n_sequences: int
     rng, chosen = random.Random(seed), Counter[int]()
     texts = [Chances(worth.chances) for _ in range(n_sequences)]
     for _ in range(n_steps):
-        length = worth.choose(texts, 4)
+        length = worth.choose(texts, 0, 0, 4)
         for text in texts:
             right = next((i for i in range(length) if rng.random() > chance), length)
             if length:
@@ -90,11 +90,41 @@ def test_pauses_and_first_steps_say_nothing_of_a_length() -> None:
 def test_steps_that_say_nothing_change_nothing() -> None:
     worth = Worth()
     for _ in range(50):
-        assert worth.choose([Chances()], 4) == 4  # nothing is known yet
+        assert worth.choose([Chances()], 0, 0, 4) == 4  # nothing is known yet
         worth.observe(1.0, counts=False)
     worth.observe(1.0, counts=True)  # no drafts were chosen for it
-    assert worth.choose([Chances()], 4) == 4
-    assert worth.choose([Chances()], 0) == 0
+    assert worth.choose([Chances()], 0, 0, 4) == 4
+    assert worth.choose([Chances()], 0, 0, 0) == 0
+
+
+def test_no_length_that_is_not_wanted_is_tried() -> None:
+    """`speculative.n_min`; and none that would take too long to know."""
+    worth, chances, chosen = Worth(), [Chances()], set[int]()
+    for _ in range(600):
+        length = worth.choose(chances, 0, 3, 100)
+        chosen.add(length)
+        if length:
+            chances[0].judged(length, length)
+        worth.observe(reads(1, length), counts=True)
+    assert chosen == {0, 3, 4, 5, 6, 7, 8}
+    assert worth.choose(chances, 0, 3, 2) == 0
+
+
+def test_who_only_waits_is_counted() -> None:
+    """One draft of a step with fifteen streams that get a token each: what it costs, it costs all."""
+
+    def times(n_others: int) -> int:
+        worth, chances, n = Worth(), [Chances()], 0
+        for _ in range(400):
+            length = worth.choose(chances, n_others, 0, 3)
+            if length:
+                chances[0].judged(length, length)
+            n += length > 0
+            worth.observe(1 + 0.1 * length, counts=True)
+        return n
+
+    assert times(0) > 350  # a token more for a tenth
+    assert times(15) < 80
 
 
 def test_places_in_a_draft_have_chances_of_their_own() -> None:
