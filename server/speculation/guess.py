@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from graph.ops import samplers as s
 from server.sampling import Row
 from server.sequence import Sequence
-from server.ubatch import StepResult
+from server.ubatch import StepResult, UBatch
 
 Grow = Callable[[Sequence, int], int]  # cells for a sequence's next tokens: for how many there are some
 
@@ -32,6 +32,13 @@ class Guess:
     def p_min(self) -> float:
         """The draft ends before a choice that has less probability."""
         return self.seq.request.speculation.p_min
+
+    def ask(self, batch: UBatch, i: int, n_vocab: int) -> None:
+        """Have the device choose what follows the batch's token i."""
+        batch.out.append(i)
+        batch.rows.append(self.row(n_vocab))
+        batch.targets.append(-1)
+        batch.n_probs = max(batch.n_probs, int(self.p_min > 0))
 
     def row(self, n_vocab: int) -> Row:
         """How the target will sample after what is drafted so far; ids below n_vocab mean the same to both."""

@@ -178,8 +178,5 @@ class ModelDrafter:
                 batch.tables[seq.slot.id] = mirror.table
                 mirror.sent = True
             if guess.n_most > 0 and end >= len(seq.tokens):
-                batch.out.append(len(batch.tokens) - 1)
-                batch.rows.append(guess.row(self._n_vocab))
-                batch.targets.append(-1)
-                batch.n_probs = max(batch.n_probs, int(guess.p_min > 0))
+                guess.ask(batch, len(batch.tokens) - 1, self._n_vocab)
         return self._engine.step(batch)

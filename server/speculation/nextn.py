@@ -81,10 +81,7 @@ class NextnDrafter:
             batch.hidden_to.append(own)
             if not seq.table_sent and not guess.draft:
                 batch.tables[id] = seq.table
-            batch.out.append(i)
-            batch.rows.append(guess.row(self._n_vocab))
-            batch.targets.append(-1)
-            batch.n_probs = max(batch.n_probs, int(guess.p_min > 0))
+            guess.ask(batch, i, self._n_vocab)
         return batch
 
     def sleep(self) -> None:
