@@ -15,6 +15,7 @@ from graph.tensor import Tensor
 NODES = 8  # of a program whose time is not known yet
 MOST = 0.001  # seconds of a part; a single node can take a hundred times as long (all logits of a batch)
 CUTS = (2, 4, 6)  # numbers of runs after which parts are cut anew; the first shows which, the next where in them
+SOON = (1, 2)  # the same where runs before the first that counts are for nothing else
 AT_ONCE = 16  # programs that are cut anew in one part
 SLOW = 1e9  # bytes a second: less than any node gets through, whose time is not known yet
 
@@ -31,10 +32,17 @@ class _Later:
 
 class Divided(Plan):
     """Plans that have another arena may run between its parts. Each is made when it runs for the first time: all of
-    them at once take as long as many steps of requests."""
+    them at once take as long as many steps of requests.
 
-    _n_runs = 0
+    A run that is left for good does not count.
+    """
+
+    most = 0.0  # seconds that a part should take; 0: MOST
+    cuts: tuple[int, ...] = CUTS
+    _n_runs = 0  # that came to their end
+    _n_cut = 0  # of these, when parts were last cut anew
     _best: Sequence[float] = ()  # seconds of each part, the least that it took: what it takes without being disturbed
+    _last: Sequence[float] = ()  # what it took last: attention takes longer from run to run
     _still_to_find: Callable[[], list[Fetch]] | None = None
 
     def _cut(self, nodes: Sequence[Tensor]) -> list[Sequence[Tensor]]:
@@ -46,17 +54,29 @@ class Divided(Plan):
     def _make(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Sequence[Program]:
         program = backend.compile(nodes, place)
         seconds = sum(t.nbytes + sum(s.nbytes for s in t.src) for t in nodes) / SLOW
-        return backend.divide([program], [seconds], MOST) if isinstance(backend, Divides) else [program]
+        return backend.divide([program], [seconds], self.most or MOST) if isinstance(backend, Divides) else [program]
 
     def _find(self, fetches: Callable[[], list[Fetch]]) -> None:
         self._still_to_find = fetches
 
-    def parts(self, feeds: Mapping[str, Array]) -> Iterator[float]:
-        """A run that stops after each part, and tells how many seconds the next one will take; 0: that is not known."""
-        if self._n_runs in CUTS:
+    @property
+    def cut(self) -> bool:
+        """Whether parts are what they will stay."""
+        return self._n_cut == self.cuts[-1]
+
+    @property
+    def longest(self) -> float:
+        """Seconds that the longest part took in the last run; 0: there was none since parts were cut."""
+        return max(self._last, default=0.0)
+
+    def parts(self, feeds: Mapping[str, Array] | None) -> Iterator[float]:
+        """A run that stops after each part, and tells how many seconds the next one will take; 0: that is not known.
+        `feeds`: see `run`."""
+        if self._n_runs in self.cuts and self._n_runs != self._n_cut:
             yield from self._divide()
-        self._n_runs += 1
+            self._n_cut = self._n_runs
         best = self._best = list(self._best) or [math.inf] * len(self._steps)
+        last = self._last = list(self._last) or [0.0] * len(self._steps)
         self._feed(feeds)
         i = 0
         while i < len(self._steps):
@@ -65,16 +85,19 @@ class Divided(Plan):
                 made = step[1].make()
                 self._steps[i : i + 1] = [(step[0], program) for program in made]
                 best[i : i + 1] = [math.inf] * len(made)
+                last[i : i + 1] = [0.0] * len(made)
                 step = self._steps[i]
             began = time.perf_counter()
             if step is None:
                 self._feed_late({})
             else:
                 step[1].run()
-            best[i] = min(best[i], time.perf_counter() - began)
+            last[i] = time.perf_counter() - began
+            best[i] = min(best[i], last[i])
             i += 1
-            following = best[i] if i < len(best) else 0.0
-            yield following if following < math.inf else 0.0
+            if i == len(self._steps):
+                self._n_runs += 1
+            yield last[i] if i < len(last) else 0.0
 
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
         if self._still_to_find is not None:
@@ -92,6 +115,6 @@ class Divided(Plan):
                 continue
             for some in (held[start : start + AT_ONCE] for start in range(0, len(held), AT_ONCE)):
                 programs = [step[1] for step, _ in some if step is not None]
-                steps += [(b, p) for p in backend.divide(programs, [seconds for _, seconds in some], MOST)]
+                steps += [(b, p) for p in backend.divide(programs, [seconds for _, seconds in some], self.most or MOST)]
                 yield 0.0
-        self._steps, self._best = steps, ()
+        self._steps, self._best, self._last = steps, (), ()

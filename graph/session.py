@@ -289,32 +289,37 @@ class Session:
         arena = self._arenas.get((apart, b))
         return arena.nbytes if arena is not None else 0
 
-    def device_bytes(self, measured: Iterable[Measured]) -> list[DeviceBytes]:
-        """What measured graphs need on each device when they are planned in this order."""
+    def device_bytes(self, measured: Iterable[Measured], apart: Iterable[Measured] = ()) -> list[DeviceBytes]:
+        """What measured graphs need on each device when they are planned in this order; `apart`: with an arena of
+        their own."""
         n = len(self.backends)
         weights: list[dict[str, int]] = [{} for _ in range(n)]
         states: list[dict[str, int]] = [{} for _ in range(n)]
-        arenas, largest, feeds = ([0] * n for _ in range(3))
-        for placement, lying in measured:
-            uses = leaf_uses(placement, lying)
-            _, sizes = input_layout(uses, [b.alignment for b in self.backends])
-            for leaf, b in uses:
-                if leaf.op == "state" and leaf.attrs["constant"]:
-                    weights[b][leaf.name] = self.backends[b].constant_nbytes(leaf)
-                elif leaf.op == "state":
-                    states[b][leaf.name] = leaf.nbytes
-            for b in range(n):
-                feeds[b] += sizes[b]
-                size = lying.sizes.get(b, 0)
-                if size > largest[b]:  # the earlier plans keep their smaller one
-                    arenas[b], largest[b] = arenas[b] + size, size
+        arenas, feeds = [0] * n, [0] * n
+        for group in (measured, apart):
+            largest = [0] * n
+            for placement, lying in group:
+                uses = leaf_uses(placement, lying)
+                _, sizes = input_layout(uses, [b.alignment for b in self.backends])
+                for leaf, b in uses:
+                    if leaf.op == "state" and leaf.attrs["constant"]:
+                        weights[b][leaf.name] = self.backends[b].constant_nbytes(leaf)
+                    elif leaf.op == "state":
+                        states[b][leaf.name] = leaf.nbytes
+                for b in range(n):
+                    feeds[b] += sizes[b]
+                    size = lying.sizes.get(b, 0)
+                    if size > largest[b]:  # the earlier plans keep their smaller one
+                        arenas[b], largest[b] = arenas[b] + size, size
         return [
             DeviceBytes(backend.name, sum(weights[i].values()), sum(states[i].values()), arenas[i], feeds[i], states[i])
             for i, backend in enumerate(self.backends)
         ]
 
-    def planned_bytes(self, builds: Iterable[Build]) -> tuple[list[DeviceBytes], list[Program]]:
-        """What plans of these graphs will take, made in this order, with nothing allocated.
+    def planned_bytes(
+        self, builds: Iterable[Build], apart: Iterable[Build] = ()
+    ) -> tuple[list[DeviceBytes], list[Program]]:
+        """What plans of these graphs will take, made in this order, with nothing allocated. `apart`: see `plan`.
 
         And their programs, which cannot run: what they hold besides, of kernels and tables, is in the process. As with
         plans, a graph is there only until its programs are made.
@@ -328,7 +333,7 @@ class Session:
                     programs.append(backend.compile(segment.nodes, _Nowhere(backend)))
             return measured
 
-        return self.device_bytes(map(made, self.measured(builds))), programs
+        return self.device_bytes(map(made, self.measured(builds)), map(made, self.measured(apart))), programs
 
     def reserve(self, build: Build) -> None:
         """Get the arenas that this graph needs, so that smaller plans share them, and decide where its states live."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.errors import DeviceError, DeviceLost
-from graph.backend import Backend
+from backends.open import open_backends
 from graph.ops import samplers
 from graph.ops.attention import PAGE
 from graph.partition import Placement
@@ -52,6 +52,7 @@ from server.slot_files import CacheKind
 from server.states import n_state_rows
 from server.step_feeds import StepFeeds
 from server.step_graph import StepGraph
+from server.step_parts import StepParts
 from server.ubatch import DeviceFailed, StepFailed, StepResult, UBatch
 
 log = logging.getLogger("logitless.engine")
@@ -80,42 +81,6 @@ class EngineOptions:
     swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
     n_guesses: int = 0  # tokens of a draft that states have rows for; 0: the block that guesses is left out
     block: str = ""  # the file that has it, where the model's has not
-
-
-def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
-    """Backends in the order given; the CPU is added last when it is not named, because it runs every op.
-
-    DeviceError says in one line which of them is not there, and why.
-    """
-    opened: list[Backend] = []
-    try:
-        for name in dict.fromkeys((*names, "cpu")):
-            opened.append(_open_backend(name, threads))
-    except Exception:
-        for backend in opened:
-            backend.close()
-        raise
-    return opened
-
-
-def _open_backend(name: str, threads: int) -> Backend:
-    if name == "cpu":
-        from backends.cpu.backend import CPUBackend
-
-        return CPUBackend(threads)
-    if name.startswith("opencl"):
-        from backends.opencl.backend import OpenCLBackend
-
-        return OpenCLBackend(name)
-    if name.startswith("vulkan"):
-        from backends.vulkan.backend import VulkanBackend
-
-        return VulkanBackend(name)
-    if name.startswith("rpc:"):
-        from backends.remote.backend import RemoteBackend
-
-        return RemoteBackend(name)
-    raise DeviceError(f"device {name!r} is not available: see `logitless devices`")
 
 
 class Engine:
@@ -162,6 +127,11 @@ class Engine:
         template = str(self.gguf.metadata.get("tokenizer.chat_template.rerank", ""))
         self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether its devices are its own."""
+        return self._beside is None
+
     def _open(self, devices: Sequence[str]) -> None:
         """A session on these devices, with everything that lives in it; nothing is allocated yet."""
         options, h = self.options, self.hparams
@@ -193,6 +163,7 @@ class Engine:
         sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
         rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
         self._graph = StepGraph(self.memory, sampler_state, rows)
+        self.step_parts = StepParts(self)
 
     @property
     def _pages(self) -> list[DevicePages]:
@@ -218,10 +189,10 @@ class Engine:
         for pages in self._pages:
             pages.write_table(self.options.n_slots, [pages.n] * self.table_pages)
         largest = Shape(self.options.n_ubatch, 0)
-        self.session.prepare(largest, lambda: self._build(largest))
-        self._run(Shape(1, 1, whole=True), UBatch())
+        self.session.prepare(largest, lambda: self.build(largest))
+        self.run_alone()
         if self.options.n_guesses:  # what only guesses need is loaded by their first plan
-            self.session.prepare(GUESS, lambda: self._build(GUESS))
+            self.session.prepare(GUESS, lambda: self.build(GUESS))
         self.cells.prepare_copies()
         if not self.hparams.recurrent and self.near is None:  # states and windows cannot forget tokens
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
@@ -239,13 +210,14 @@ class Engine:
         """
         for pages in self._pages:
             pages.prefault(wanted)
-        if not self._ahead:
-            return False
-        shape = self._ahead.pop()
         try:
-            self.session.prepare(shape, lambda: self._build(shape))
+            if not self._ahead:
+                return self.step_parts.prepare_ahead(wanted)
+            shape = self._ahead.pop()
+            self.session.prepare(shape, lambda: self.build(shape))
         except (MemoryError, OSError, DeviceLost):
             self._ahead.clear()
+            self.step_parts.clear()
         return True
 
     def prepare_training(self) -> None:
@@ -304,6 +276,7 @@ class Engine:
     def sleep(self) -> None:
         """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
         self._ahead.clear()
+        self.step_parts.clear()
         if self._beside is None:
             self.session.close()
         else:
@@ -320,7 +293,7 @@ class Engine:
 
     # --- the graph ---------------------------------------------------------------------------------------------
 
-    def _build(self, shape: Shape) -> list[Tensor]:
+    def build(self, shape: Shape) -> list[Tensor]:
         model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
         kept, fetched = self._graph.nodes(model, shape)
         return kept + fetched
@@ -361,18 +334,18 @@ class Engine:
         self._place()
         for graph in self._everything():
             prepare(self._on_cpu(self.session.placed(graph)))
-        steps = [partial(self._build, shape) for shape in self._usual(2 * self.options.n_slots)]
-        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps])
+        steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
+        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], self.step_parts.builds)
 
     def _everything(self) -> list[list[Tensor]]:
         """Graphs with every op of a step, and of guesses."""
-        return [self._build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._guesses)]
+        return [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._guesses)]
 
     @property
     def _guesses(self) -> list[Callable[[], list[Tensor]]]:
         n = self.options.n_slots
         shape = GUESS._replace(n_tokens=n, n_out=n, n_probs=1)
-        return [partial(self._build, shape)] if self.options.n_guesses else []
+        return [partial(self.build, shape)] if self.options.n_guesses else []
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
         """Of steps that most servers will need, with up to so many streams."""
@@ -381,13 +354,13 @@ class Engine:
 
     def _reserved(self) -> list[Tensor]:
         """The graph whose memory all steps share: one with as many rows as a step may have."""
-        return self._build(Shape(self.options.n_ubatch, 64))
+        return self.build(Shape(self.options.n_ubatch, 64))
 
     def _largest(self) -> list[Tensor]:
         """The graph of the largest ordinary step."""
         if not self.hparams.causal:
             return self.embedder.everything()
-        return self._build(Shape(self.options.n_ubatch, self.options.n_slots))
+        return self.build(Shape(self.options.n_ubatch, self.options.n_slots))
 
     # --- a step ------------------------------------------------------------------------------------------------
 
@@ -402,10 +375,7 @@ class Engine:
             self.wake()
             raise DeviceFailed("the devices have been replaced")
         try:
-            for pages, tables in zip(self._pages, (batch.tables, batch.near_tables), strict=False):
-                for slot, table in tables.items():
-                    pages.write_table(slot, table)
-            self.cells.copy(batch.copies, batch.near_copies)
+            self.before_step(batch)
             return self._run(shape, batch)
         except DeviceLost as error:
             if self._beside is not None:  # the devices are the other's to replace, when it needs them
@@ -415,11 +385,34 @@ class Engine:
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 
-    def _run(self, shape: Shape, batch: UBatch) -> StepResult:
-        plan = self.session.prepare(shape, lambda: self._build(shape))
+    @property
+    def part_sizes(self) -> Mapping[int, float]:
+        return self.step_parts.sizes
+
+    def run_in_parts(self, batch: UBatch) -> Iterator[float]:
+        return self.step_parts.run(batch)
+
+    def before_step(self, batch: UBatch) -> None:
+        """What comes before its plan: tables that have changed, copies that are due."""
+        for pages, tables in zip(self._pages, (batch.tables, batch.near_tables), strict=False):
+            for slot, table in tables.items():
+                pages.write_table(slot, table)
+        self.cells.copy(batch.copies, batch.near_copies)
+
+    def feeds_of(self, plan: Plan) -> StepFeeds:
+        """What writes batches to a step's plan."""
         feeds = self._feeds.get(plan)
         if feeds is None:
             self._feeds[plan] = feeds = self.step_feeds(plan.room)
+        return feeds
+
+    def run_alone(self) -> None:
+        """The step of one stream, with nothing in it."""
+        self._run(Shape(1, 1, whole=True), UBatch())
+
+    def _run(self, shape: Shape, batch: UBatch) -> StepResult:
+        plan = self.session.prepare(shape, lambda: self.build(shape))
+        feeds = self.feeds_of(plan)
         feeds.write(batch)
         if feeds.gates is not None:
             mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]

@@ -7,9 +7,11 @@ from collections import deque
 
 from server.ubatch import power_of_two, size_below, size_beside
 
+BETWEEN = 2.0  # the same where prompts have steps of their own, which stop in time
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
 LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
 SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
+AFTER = 7  # steps after parts of prompts that are remembered
 REMEMBERED = 129  # steps: a prompt that arrives, or another process, may hold up dozens, which their median forgets
 
 
@@ -29,11 +31,19 @@ class Pace:
         self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._added = 0.0  # seconds that it took longer than one without prompts
         self._growth: dict[int, float] = {}  # by size: how many times as much the next larger one adds
+        self._medians: dict[int, float] = {}  # of those in _plain that have not changed since
+        self._after: deque[float] = deque(maxlen=AFTER)  # seconds of steps alone after parts of prompts
+        self.crowded = False  # even the smallest step with prompts took too long, and some wait since
 
-    def observe(self, n_prompt: int, n_tokens: int, seconds: float) -> None:
-        """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts."""
-        if not n_prompt:
-            self._plain.setdefault(power_of_two(n_tokens), deque(maxlen=REMEMBERED)).append(seconds)
+    def observe(self, n_prompt: int, n_tokens: int, seconds: float, *, between: bool = False) -> None:
+        """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts. `between`: others of a prompt
+        ran since the last step, on the same caches."""
+        if not n_prompt and between:
+            self._after.append(seconds)
+        elif not n_prompt:
+            size = power_of_two(n_tokens)
+            self._plain.setdefault(size, deque(maxlen=REMEMBERED)).append(seconds)
+            self._medians.pop(size, None)
         elif n_prompt == n_tokens:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
@@ -46,6 +56,14 @@ class Pace:
             elif self._size == _above(size):
                 self._growth[size] = _ratio(size, self._added, added)
             self._size, self._added = size, added
+            self.crowded = size == self._least(n_streams) and added > (STRETCH - 1) * self._usual(n_streams)
+
+    def room(self, n_streams: int) -> float:
+        """Seconds that prompts may take before the next step, which is for so many streams."""
+        if not self._plain:
+            return 0.0
+        usual = self._usual(n_streams)
+        return BETWEEN * usual - max(usual, statistics.median(self._after) if self._after else 0.0)
 
     def tokens(self, n_streams: int) -> int:
         """The tokens that the next step may have, `n_streams` of them for streams."""
@@ -72,7 +90,9 @@ class Pace:
         """Seconds of a step without prompts: of so many streams, else of the next fewer known, else of the fewest."""
         size = power_of_two(n_streams)
         known = max((s for s in self._plain if s <= size), default=min(self._plain))
-        return statistics.median(self._plain[known])
+        if known not in self._medians:
+            self._medians[known] = statistics.median(self._plain[known])
+        return self._medians[known]
 
     def _least(self, n_streams: int) -> int:
         """The smallest size with prompts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from server.ubatch import PAGE
+from server.ubatch import APART, PAGE
 
 
 def n_pages_for(n_tokens: int) -> int:
@@ -39,10 +39,11 @@ def reach(seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *
 
 
 def near_pool_size(window: int, n_slots: int, n_ubatch: int, n_kept: int) -> int:
-    """The pages of layers with a window, so that no step is without: what slots see and a step writes, and `n_kept`
-    windows of what is known."""
+    """The pages of layers with a window, so that no step is without: what slots see, what a step writes, and one that
+    it interrupts, and `n_kept` windows of what is known."""
     seen = -(-(window - 1) // PAGE) + 1
-    return n_slots * (seen + 2) + n_pages_for(n_ubatch) + n_kept * seen  # 2: a step begins a page, and one is copied
+    written = n_pages_for(n_ubatch) + n_pages_for(min(n_ubatch, APART[0]))
+    return n_slots * (seen + 2) + written + n_kept * seen  # 2: a step begins a page, and one is copied
 
 
 class Pages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from models.adapter_bank import BASE, Choice
@@ -16,6 +16,7 @@ from server.errors import ExceedsContext, InvalidRequest, NotSupported
 from server.fill import Plan, bucket_floor, fill, split
 from server.hidden_rows import HiddenRows
 from server.host_cache import HostCache, Store
+from server.interleave import Interleaver
 from server.kv_cache import KvCache
 from server.pace import Pace
 from server.pages import n_pages_for, pool_size
@@ -54,6 +55,14 @@ class Engine(Protocol):
 
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch; raises StepFailed."""
+
+    @property
+    def part_sizes(self) -> Mapping[int, float]:
+        """Tokens that a run in parts may have, the most first, with seconds of its longest part; {}: there is none."""
+
+    def run_in_parts(self, batch: UBatch, /) -> Iterator[float]:
+        """Run one batch of which only what it leaves in the cache is wanted; steps may come between the parts. Tells
+        after each how many seconds the next will take, 0 where that is not known."""
 
     @property
     def states(self) -> Store | None:
@@ -130,7 +139,8 @@ class Scheduler:
         self._n_submitted = 0
         self._n_seated = 0
         self.n_released = 0  # times that a sequence gave up pages
-        self._n_steps = 0
+        self.n_steps = 0
+        self.interleaver = Interleaver(self)
         self._limit = self.n_ubatch  # tokens of a batch; smaller for a while after the device failed
         self.count()
 
@@ -196,45 +206,51 @@ class Scheduler:
         if self.idle:
             return []
         events: Events = []
-        self._n_steps += 1
+        self.n_steps += 1
         admit(self, events)
         if self.context_shift:
             shift_full(self)
-        started = self.clock()
+        between = self.interleaver.turn(events)
+        started = began = self.clock()
         plan: Plan = []
         try:
             plan = self._plan()
         except DeviceFailed as error:  # while a draft was made
-            self._device_failed(error, events)
+            self.device_failed(error, events)
         streams = all(seq.owed == 1 for seq, _ in plan)
         while plan:  # once, unless the device fails: then the same work in smaller batches
             group, plan = split(plan, self._limit)
-            began = self.clock()
             try:
                 if self.cache.beside is not None:
                     self.cache.beside.prepare(group)
                 batch = fill(group, self.engine.hidden)
                 result = self.engine.step(batch)
             except DeviceFailed as error:
-                self._device_failed(error, events)
+                self.device_failed(error, events)
                 break
             except Exception as error:  # the device's, or that of one request's sampler: halving finds whose
-                plan = self._step_failed(group, plan, error, events)
+                plan, began = self._step_failed(group, plan, error, events), self.clock()
                 continue
             now = self.clock()
-            self.pace.observe(sum([n for seq, n in group if seq.owed > 1]), len(batch.tokens), now - began)
-            for seq, end in self._committer.commit(group, result, now, events):
-                events.append((seq, finished(seq, end) if isinstance(end, Stop) else end))
-                self._leave(seq)
+            n_prompt = sum([n for seq, n in group if seq.owed > 1])
+            self.pace.observe(n_prompt, len(batch.tokens), now - began, between=between > 0)
+            self.commit(group, result, now, events)
             self._limit = min(self.n_ubatch, 2 * self._limit)
             if self.on_step is not None:
                 self.on_step(batch, result, now - began)
+            began = now
         self.speculator.observe(self.clock() - started, counts=streams)
         events += self._broken
         self._broken = []
         self.claims.settle()
         self.count()
         return events
+
+    def commit(self, group: Plan, result: StepResult, now: float, events: Events) -> None:
+        """Hand out what came of a device run; who is done leaves."""
+        for seq, end in self._committer.commit(group, result, now, events):
+            events.append((seq, finished(seq, end) if isinstance(end, Stop) else end))
+            self._leave(seq)
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
         """Have at hand what steps will need, until somebody waits (`wanted`)."""
@@ -254,9 +270,11 @@ class Scheduler:
         prompts: list[Sequence] = []
         for seq in self.running:
             if seq.started:
-                debt = self._debt(seq)
+                debt = self.debt(seq)
                 if not debt:
                     pass  # its context is full, and finds no room to shift
+                elif debt > 1 and self.interleaver.takes(seq):
+                    pass
                 elif seq.late and not seq.sampler.ready:
                     late.append((seq, 1))  # with states it owes all that the step without the mask was to pay
                 elif debt > 1:
@@ -269,19 +287,19 @@ class Scheduler:
         if len(plan) > n_most:
             plan = sorted(plan, key=lambda part: part[0].served)[:n_most]  # those whose turn is longest ago
             for seq, _ in plan:
-                seq.served = self._n_steps
+                seq.served = self.n_steps
         if prompts:
             full = bucket_floor(self.n_ubatch)
             total = min(self.n_ubatch, self.pace.tokens(len(plan))) if any(seq.flows for seq, _ in plan) else full
-            together = sum([self._debt(seq) for seq in prompts if not seq.paced])
+            together = sum([self.debt(seq) for seq in prompts if not seq.paced])
             left = max(total, min(full, len(plan) + together), len(plan) + 1) - len(plan)
-            given = shares([self._debt(seq) for seq in prompts], left)
+            given = shares([self.debt(seq) for seq in prompts], left)
             plan += [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
         if any(len(seq.table) * PAGE < seq.n_computed + n for seq, n in plan):
-            plan = self._reserve(plan)
+            plan = self.reserve(plan)
         return self._with_drafts(plan)
 
-    def _debt(self, seq: Sequence) -> int:
+    def debt(self, seq: Sequence) -> int:
         """The tokens that it may pay now; those that would fill its context wait for the shift."""
         n_end = min(len(seq.tokens), seq.slot.n_ctx - 1) if self.context_shift and seq.slot else len(seq.tokens)
         return n_end - seq.n_computed
@@ -313,7 +331,7 @@ class Scheduler:
             room -= len(seq.draft)
         return [(seq, n + len(seq.draft)) for seq, n in plan]
 
-    def _reserve(self, plan: Plan) -> Plan:
+    def reserve(self, plan: Plan) -> Plan:
         """Find pages for what is planned, in order of rank; what finds none waits."""
         granted: dict[Sequence, int] = {}
         for seq, n in sorted(plan, key=lambda part: part[0].rank):
@@ -360,7 +378,7 @@ class Scheduler:
         self._limit = n_tokens // 2
         return sorted(group + rest, key=lambda part: part[0].rank)
 
-    def _device_failed(self, error: DeviceFailed, events: Events) -> None:
+    def device_failed(self, error: DeviceFailed, events: Events) -> None:
         """What ran has failed, and what was cached is gone; who waits will be served by another device."""
         self.stats.n_failed_steps += 1
         self.stats.devices_lost += 1
@@ -390,6 +408,7 @@ class Scheduler:
 
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
         """Give up the pages; `pause`: until there is room again."""
+        self.interleaver.forget(seq)
         n_valid = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
         slot.cached, slot.choice = seq.tokens[:n_valid], seq.choice
         (self.cache.pause if pause else self.cache.release)(seq, slot)

@@ -106,6 +106,7 @@ class Sequence:
         "table_sent",
         "thoughts",
         "tokens",
+        "undivided",
     )
 
     def __init__(
@@ -162,7 +163,8 @@ class Sequence:
         self.paced = True  # its prompt must not hold up streams, for they flowed before it began, or it is long
         self.n_lost = 0  # tokens that it had computed when it lost its pages
         self.refused_at = -1  # when it last found too few pages to start
-        self.served = 0  # the step in which it last had its turn, where a batch has too little room for all streams
+        self.served = 0  # the step in which it last had its turn, where not all have one in each
+        self.undivided = False  # a step of its prompt that others may interrupt has failed
         # Seconds by the scheduler's clock.
         self.t_start = 0.0  # its first tokens went to the device
         self.t_first = 0.0  # the prompt was done

@@ -13,6 +13,7 @@ from server.sampling import Row
 
 PAGE = 16  # cells of a page
 LEAST_BESIDE = 8  # tokens of a step with streams and prompts: products are fastest by eight rows
+APART = (64, 16)  # tokens of a step that others may interrupt: the more the faster, and the longer its longest part
 I32 = npt.NDArray[np.int32]
 
 

@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def open_device(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Backend]]:
     """Opens a device by name, once a session; skips the test where the machine has none."""
     from backends.errors import DeviceError
-    from server.engine import open_backends
+    from backends.open import open_backends
 
     opened: dict[str, Backend] = {}
 

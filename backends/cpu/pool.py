@@ -41,7 +41,7 @@ class Instruction:
     scratch: int = 0  # bytes each thread needs
     streams: tuple[int, int] = (0, 0)  # of constants that units read one after the other: address, bytes of a unit
     beside: bool = False  # does not need to wait for the one before it: neither touches what the other writes
-    shared: int = 0  # bytes that all threads share, for this one and the next; not in a program left in the middle
+    shared: int = 0  # bytes that all threads share, for this one and the next
 
 
 def bits(value: float) -> int:
@@ -112,7 +112,10 @@ class Table:
 
     def split(self, n: int, n_threads: int) -> list[Table]:
         """The same work in several tables: of the stages, of one stage's instructions, or of an instruction's units in
-        at most n parts, in which there is something to do for every thread."""
+        at most n parts, in which there is something to do for every thread. Whole where threads share memory: what
+        one instruction leaves there the next must find."""
+        if self.shared:
+            return [self]
         stages = self._stages()
         if len(stages) == 1:
             rows, chunks = stages[0]

@@ -33,10 +33,10 @@ RPC_SERVER = (
 
 
 def run(options: SimpleNamespace) -> int:
+    from backends.open import open_backends
     from backends.remote.server import Budget, listen
     from graph.backend import Backend
     from server.cli.devices import total_memory
-    from server.engine import open_backends
 
     name = options.device
     if "," in name or name.startswith("rpc:"):

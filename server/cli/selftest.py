@@ -54,9 +54,9 @@ def run(options: SimpleNamespace) -> int:
 
 def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
     """Every case of every op, or of those named."""
+    from backends.open import open_backends
     from graph.conformance import register_all, run_all
     from graph.op import OPS
-    from server.engine import open_backends
 
     register_all()
     for name in options.op:
@@ -109,7 +109,7 @@ def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, A
         begin=[0, *[-1] * (n_tokens - 1)],
         end=[*[-1] * (n_tokens - 1), 1],
     )
-    graph = engine._build(Shape(n_tokens, n_out))
+    graph = engine.build(Shape(n_tokens, n_out))
     room = room_of(toposort(graph))
     engine.step_feeds(room).write(batch)
     return graph, room

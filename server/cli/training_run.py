@@ -101,8 +101,8 @@ def data_options(o: SimpleNamespace) -> DataOptions:
 def open_session(o: SimpleNamespace) -> Iterator[Session]:
     """A session on the devices of --device, while the kernels of training are made ready."""
     from backends.cpu import warm
+    from backends.open import open_backends
     from graph.session import Session
-    from server.engine import open_backends
 
     show_compiling()
     warm.begin_training()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import server.engine
 from backends.cpu.backend import CPUBackend
 from graph.backend import Backend
 from graph.ops import samplers
@@ -41,7 +40,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, open_device: Callable[[str], Backen
     def open_(name: str, _: int) -> Any:
         return CPUBackend(1) if name == "cpu" else Kept(open_device(name), 0, {})
 
-    monkeypatch.setattr(server.engine, "_open_backend", open_)
+    monkeypatch.setattr("backends.open._open_backend", open_)
     return names
 
 

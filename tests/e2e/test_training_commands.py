@@ -323,7 +323,7 @@ def test_devices_are_opened_in_order_and_closed_once(
         asked.append((*names, threads))
         return [Watched(threads)]
 
-    monkeypatch.setattr("server.engine.open_backends", opened)
+    monkeypatch.setattr("backends.open.open_backends", opened)
     monkeypatch.setattr("server.cli.example._sine", lambda session, options: None)
     assert run(capsys, "example", "--name", "sine", "--device", "opencl,cpu", "-t", "1")[0] == 0
     assert asked == [("opencl:0", "cpu", 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,8 @@ class FakeEngine:
         self.lost = False  # the next step loses the device and all that it held
         self.rerouted: Mapping[str, str] = {}
         self.hidden: HiddenRows | None = None
+        self.part_sizes: Mapping[int, float] = {}
+        self.part_seconds = 1.0  # that it foretells for each
 
     def step(self, batch: UBatch) -> StepResult:
         try:
@@ -175,7 +177,34 @@ class FakeEngine:
             self.broken = error
             raise
 
+    def run_in_parts(self, batch: UBatch) -> Iterator[float]:
+        try:
+            yield from self._parts(batch)
+        except AssertionError as error:
+            self.broken = error
+            raise
+
+    def _parts(self, batch: UBatch) -> Iterator[float]:
+        """Five tokens a part."""
+        assert len(set(batch.slot)) == 1
+        assert not batch.out
+        assert len(batch.tokens) <= max(self.part_sizes)
+        self._enter(batch)
+        self.batches.append(batch)
+        contents: list[int] = []
+        for first in range(0, len(batch.tokens), 5):
+            contents += self._fill(batch, range(first, min(first + 5, len(batch.tokens))))
+            yield self.part_seconds
+        self._leave(batch, contents)
+
     def _step(self, batch: UBatch) -> StepResult:
+        self._enter(batch)
+        self.batches.append(batch)
+        contents = self._fill(batch, range(len(batch.tokens)))
+        self._leave(batch, contents)
+        return self._result(batch, contents)
+
+    def _enter(self, batch: UBatch) -> None:
         n = len(batch.tokens)
         assert 0 < n == len(batch.pos) == len(batch.slot) == len(batch.cells) == len(set(batch.cells))
         assert len(batch.out) == len(batch.rows) == len(batch.targets)
@@ -207,16 +236,24 @@ class FakeEngine:
                 if row >= 0:
                     self.states.rows[row] = (-1, 0)  # type: ignore[union-attr]
             raise StepFailed("out of luck")
-        self.batches.append(batch)
-        contents: list[int] = []
-        for token, pos, slot, cell in zip(batch.tokens, batch.pos, batch.slot, batch.cells, strict=True):
+
+    def _fill(self, batch: UBatch, tokens: range) -> list[int]:
+        """The cells of some of its tokens."""
+        far, contents = self.far, []
+        for i in tokens:
+            token, pos, slot, cell = batch.tokens[i], batch.pos[i], batch.slot[i], batch.cells[i]
             assert cell == far.tables[slot][pos // PAGE] * PAGE + pos % PAGE
             far.cells[cell] = pos, chain(far.content(slot, pos - 1), token)
             contents.append(far.content(slot, pos))
-        if near is not None:
-            self._look_around(batch, near)
+        return contents
+
+    def _leave(self, batch: UBatch, contents: list[int]) -> None:
+        if self.near is not None:
+            self._look_around(batch, self.near)
         if self.states is not None:
             self._remember(batch, contents, self.states.rows)
+
+    def _result(self, batch: UBatch, contents: list[int]) -> StepResult:
         ids = np.array([next_id(contents[i]) for i in batch.out], np.uint32)
         targets = [id if target < 0 else target for id, target in zip(ids.tolist(), batch.targets, strict=True)]
         logprobs = top_ids = probs = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import server.engine
+import backends.open
 from backends import trust
 from backends.cpu.backend import CPUBackend
 from backends.errors import DeviceLost
@@ -66,7 +66,7 @@ class Flaky(CPUBackend):
 def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Flaky]:
     """Devices opencl:0 and opencl:1 that are CPUs; the second does no norms."""
     opened: dict[str, Flaky] = {}
-    real = server.engine._open_backend
+    real = backends.open._open_backend
 
     def open_(name: str, threads: int) -> Any:
         if name == "cpu":
@@ -74,7 +74,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Flaky]:
         opened[name] = Flaky(name, ("rms_norm",) if name == "opencl:1" else ())
         return opened[name]
 
-    monkeypatch.setattr(server.engine, "_open_backend", open_)
+    monkeypatch.setattr("backends.open._open_backend", open_)
     return opened
 
 

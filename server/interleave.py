@@ -1,0 +1,122 @@
+"""Prompts between the steps of streams.
+
+Where even the smallest step with both would make streams stutter (a long context, a small model), prompts get steps of
+their own, which stop as soon as the streams have waited long enough and go on after their next tokens. Such a step is
+as large as is fast, however little of it fits between two tokens: what is usual elsewhere, smaller chunks of prompts
+(Sarathi, arXiv 2308.16369), reads the prompt's context and the weights anew for each of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from models.adapter_bank import BASE
+from server.fill import fill
+from server.sequence import Sequence
+from server.ubatch import DeviceFailed, StepResult
+
+if TYPE_CHECKING:
+    from server.scheduler import Events, Scheduler
+
+log = logging.getLogger("logitless.scheduler")
+
+
+class Interleaver:
+    """At most one step of one prompt is under way, and its sequence owes what it pays until it has come to its end."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.seq: Sequence | None = None  # whose step is under way
+        self._n = 0  # its tokens
+        self._run: Iterator[float] = iter(())
+        self._active = False
+
+    def takes(self, seq: Sequence) -> bool:
+        """Whether this sequence's tokens are paid here for now, all but the last one."""
+        return seq is self.seq or (self._active and self._may_take(seq))
+
+    def turn(self, events: Events) -> float:
+        """Go on while the streams may wait; returns the seconds that it took."""
+        scheduler, pace = self._scheduler, self._scheduler.pace
+        if self.seq is None and not pace.crowded:
+            self._active = False
+            return 0.0
+        streams = [seq for seq in scheduler.running if seq.started and scheduler.debt(seq) <= 1]
+        prompts = [seq for seq in scheduler.running if seq.started and scheduler.debt(seq) > 1]
+        if not prompts:
+            pace.crowded = False
+        flow = any(seq.flows for seq in streams)
+        self._active = flow and pace.crowded and bool(scheduler.engine.part_sizes)
+        if self.seq is None and not self._active:
+            return 0.0
+        began = scheduler.clock()
+        room = pace.room(len(streams)) if flow else math.inf
+        try:
+            while (self.seq is not None or self._begin(room)) and self._advance(began + room, events):
+                pass
+        except DeviceFailed as error:
+            scheduler.device_failed(error, events)
+        except Exception as error:
+            self._failed(error)
+        return scheduler.clock() - began
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence gives up its pages: nothing may be written there any more."""
+        if seq is self.seq:
+            self._drop()
+
+    def _may_take(self, seq: Sequence) -> bool:
+        if seq.undivided or seq.choice != BASE or seq.request.prompt_logprobs is not None:
+            return False
+        return seq.started and self._scheduler.debt(seq) > 1
+
+    def _begin(self, room: float) -> bool:
+        """Begin a step of the prompt whose turn was longest ago; False: there is none, or no room for it."""
+        scheduler = self._scheduler
+        prompts = [seq for seq in scheduler.running if self._may_take(seq)] if self._active else []
+        if not prompts:
+            return False
+        seq = min(prompts, key=lambda seq: seq.served)
+        n_owed = scheduler.debt(seq) - 1
+        sizes = scheduler.engine.part_sizes
+        fitting = [n for n, longest in sizes.items() if longest <= room] or [min(sizes)]
+        n = min(n_owed, min((n for n in fitting if n >= n_owed), default=max(fitting)))
+        n = dict(scheduler.reserve([(seq, n)])).get(seq, 0)
+        if not n:
+            return False
+        seq.served = scheduler.n_steps
+        self.seq, self._n = seq, n
+        if scheduler.cache.beside is not None:
+            scheduler.cache.beside.prepare([(seq, n)])
+        self._run = scheduler.engine.run_in_parts(fill([(seq, n)]))
+        return True
+
+    def _advance(self, until: float, events: Events) -> bool:
+        """Go on with the step that is under way; whether it came to its end."""
+        scheduler, seq = self._scheduler, self.seq
+        assert seq is not None
+        for following in self._run:
+            if scheduler.clock() + following > until:
+                return False
+        self.seq = None
+        scheduler.commit([(seq, self._n)], StepResult(np.zeros(0, np.uint32)), scheduler.clock(), events)
+        return True
+
+    def _drop(self) -> None:
+        """Leave the step for good: what it was to pay is owed still."""
+        seq, self.seq, self._run = self.seq, None, iter(())
+        if seq is not None and self._scheduler.cache.beside is not None:
+            self._scheduler.cache.beside.undo([(seq, self._n)])
+
+    def _failed(self, error: Exception) -> None:
+        """The same tokens run once more in a step of the usual kind, which finds out whose fault it was."""
+        log.warning("a step of a prompt beside streams failed: %s: %s", type(error).__name__, error)
+        self._scheduler.stats.n_failed_steps += 1
+        if self.seq is not None:
+            self.seq.undivided = True
+        self._drop()

@@ -1,0 +1,91 @@
+"""Steps with nothing but a stretch of one prompt, which others may interrupt: their plans can be left in the middle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from graph.backend import Divides
+from graph.divided import MOST, SOON, Divided
+from graph.session import Build
+from server.plan_shapes import Shape
+from server.ubatch import APART, StepFailed, UBatch
+
+if TYPE_CHECKING:
+    from server.engine import Engine
+
+ARENA = "prompt"  # the name of their memory
+DEPTH = 2048  # tokens before those of a run without a batch, whose attention is as long as that of many prompts
+STEPS = 5  # parts of which a stream's step should take as long
+LEAST = 5e-5  # seconds of a part: to leave and to go on costs a fifth of that
+RUNS = 3  # of a stream's step, to know how long it takes
+
+
+class StepParts:
+    """The plans of one engine, of which those that are ready can run; they are made while nobody waits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._plans: dict[int, Divided] = {}  # ready, by their tokens
+        self._next: Divided | None = None  # not yet
+        able = engine.hparams.causal and engine.is_first and engine.hidden is None and engine.states is None
+        able = able and all(isinstance(backend, Divides) for backend in engine.session.backends)
+        self._missing = [n for n in APART if n <= engine.options.n_ubatch] if able else []
+
+    def clear(self) -> None:
+        """No plan is ready, and none will be made."""
+        self._plans, self._next, self._missing = {}, None, []
+
+    @property
+    def builds(self) -> list[Build]:
+        """The graphs of plans that are not ready, in the order in which they will be made."""
+        return [partial(self._engine.build, Shape(n, 0)) for n in self._missing]
+
+    @property
+    def sizes(self) -> dict[int, float]:
+        """Tokens of a run, the most first, with the seconds of its longest part."""
+        return {n: plan.longest for n, plan in self._plans.items()}
+
+    def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
+        """Make the next plan, and run it until its parts are cut, or somebody waits; False: there is none to make."""
+        if not self._missing:
+            return False
+        plan = self._next or self._made(self._missing[0])
+        self._next = plan
+        self._engine.feeds_of(plan).write(UBatch())
+        if (pos := plan.room.get("pos")) is not None:
+            pos[:] = min(DEPTH, self._engine.n_ctx_slot) - 1
+        while not plan.cut or not plan.longest:
+            for _ in plan.parts(None):
+                if wanted():
+                    return True
+        self._plans[self._missing.pop(0)] = plan
+        self._next = None
+        return True
+
+    def run(self, batch: UBatch) -> Iterator[float]:
+        """Run a batch of which nothing is wanted but what it leaves in the cache. Stops after each part and tells how
+        many seconds the next one will take, 0 where that is not known. StepFailed: the device cannot."""
+        plan = self._plans[min(n for n in self._plans if n >= len(batch.tokens))]
+        try:
+            self._engine.before_step(batch)
+            self._engine.feeds_of(plan).write(batch)
+            yield from plan.parts(None)
+        except (MemoryError, OSError) as error:
+            raise StepFailed(str(error) or type(error).__name__) from error
+
+    def _made(self, n: int) -> Divided:
+        plan = self._engine.session.plan(lambda: self._engine.build(Shape(n, 0)), ARENA)
+        assert isinstance(plan, Divided)
+        plan.cuts, plan.most = SOON, min(MOST, max(LEAST, self._seconds_of_a_stream() / STEPS))
+        return plan
+
+    def _seconds_of_a_stream(self) -> float:
+        times = []
+        for _ in range(RUNS):
+            began = time.perf_counter()
+            self._engine.run_alone()
+            times.append(time.perf_counter() - began)
+        return min(times)
