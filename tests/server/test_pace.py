@@ -197,3 +197,29 @@ def test_the_late_steps_of_a_prompt_that_arrives_are_not_what_streams_are_used_t
         pace.observe(0, 1, seconds)
     pace.observe(31, 32, 2.3)
     assert pace.tokens(1) == 24
+
+
+def test_streams_are_crowded_when_the_smallest_step_is_too_long() -> None:
+    pace = Pace(128)
+    pace.observe(0, 1, 1.0)
+    pace.observe(15, 16, 9.0)
+    assert not pace.crowded  # eight may be fine
+    pace.observe(4, 5, 1.8)  # 1.4 times, had it been full
+    assert pace.crowded
+    pace.observe(4, 5, 1.6)
+    assert not pace.crowded
+
+
+def test_room_between_streams_is_what_their_own_steps_leave() -> None:
+    pace = Pace(128)
+    assert pace.room(1) == 0.0  # nothing is known of streams
+    for _ in range(5):
+        pace.observe(0, 1, 1.0)
+    assert pace.room(1) == 1.0
+    for seconds in (1.25, 1.25, 7.0, 1.25, 0.5):  # parts of prompts have been through the caches
+        pace.observe(0, 1, seconds, between=True)
+    assert pace.room(1) == 0.75
+    for _ in range(9):
+        pace.observe(0, 1, 3.0, between=True)
+    assert pace.room(1) < 0  # so it is one part for each step
+    assert pace.room(4) == pace.room(1)  # what streams are used to is still a second

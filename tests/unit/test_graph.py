@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from backends.cpu.backend import CPUBackend
+from backends.cpu.pool import Instruction, Table
 from graph.backend import Backend
-from graph.divided import Divided
+from graph.divided import SOON, Divided
 from graph.evaluate import evaluate
 from graph.op import OPS, op
 from graph.ops.attention import attention, copy_pages, store_k
@@ -459,6 +460,49 @@ def test_parts_are_cut_anew_by_what_they_took(
     assert all(0 < seconds < 1 for seconds in told[:-1])
     session.close()
     backend.close()
+
+
+def test_runs_that_are_left_for_good_count_for_nothing() -> None:
+    """Neither what they found out nor what they left undone disturbs the next one, however often that happens."""
+    backend = CPUBackend(2)
+    session = Session([backend])
+    x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
+
+    def chain() -> list[Tensor]:
+        t = first = feed("x", (64, 256))
+        for _ in range(25):
+            t = add(silu(t), scale(first, factor=0.5))
+        return [t]
+
+    (expected,) = session.plan(chain).run({"x": x})
+    plan = session.plan(chain, "apart")
+    assert isinstance(plan, Divided)
+    plan.cuts, plan.most = SOON, 1e-5
+    cut = []
+    for _ in range(5):
+        for n in (1, 3, 2):
+            for _ in itertools.islice(plan.parts({"x": 3 * x}), n):
+                pass
+        list(plan.parts({"x": x}))
+        np.testing.assert_array_equal(plan.results()[0], expected)
+        cut.append(plan.cut)
+    assert cut == [False, False, True, True, True]  # anew with the second run that ends, and the third
+    assert 0 < plan.longest < 1
+    session.close()
+    backend.close()
+
+
+def test_what_threads_share_is_not_left_in_the_middle() -> None:
+    """Attention of few tokens puts down what it made of each span, and the next instruction joins it."""
+    x = np.zeros((64, 32), np.float32)
+    address = x.ctypes.data
+
+    def table(shared: int) -> Table:
+        return Table([Instruction("unary:silu", (address, address, 32), 64, 1, shared=shared)] * 3)
+
+    assert len(table(0).split(4, 2)) == 3
+    whole = table(640)
+    assert whole.split(4, 2) == [whole]
 
 
 def test_plans_share_one_arena_and_a_reserved_one_is_not_replaced() -> None:

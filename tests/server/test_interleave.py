@@ -1,0 +1,217 @@
+"""Prompts that run between the steps of streams, on a device whose every step and part costs what we say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from scheduler_fakes import POISON, Bench, oracle, prompt
+
+from server.requests import Failed
+from server.ubatch import StepResult, UBatch
+
+STEP = 1.0
+PART = 0.15  # five tokens
+
+
+class Slow(Bench):
+    """Each row of a prompt adds half a second to a step; five of them take less than that in a part."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(n_slots=4, n_ctx=2048, **options)
+        self.took: list[float] = []  # of each call of the scheduler
+        self.joint: list[int] = []  # rows of steps with streams and prompts
+        self.apart: list[tuple[int, int]] = []  # slot and tokens of the steps that may be interrupted
+        self.engine.part_sizes, self.engine.part_seconds = {64: PART, 16: PART}, PART
+        step, parts = self.engine.step, self.engine.run_in_parts
+
+        def timed(batch: UBatch) -> StepResult:
+            n_prompt = len(batch.tokens) - batch.n_streams
+            self.time += STEP + 0.5 * n_prompt if batch.n_streams else 0.5 * n_prompt
+            if batch.n_streams and n_prompt:
+                self.joint.append(len(batch.tokens))
+            return step(batch)
+
+        def timed_parts(batch: UBatch) -> Iterator[float]:
+            self.apart.append((batch.slot[0], len(batch.tokens)))
+            for following in parts(batch):
+                self.time += PART
+                yield following
+
+        self.engine.step, self.engine.run_in_parts = timed, timed_parts  # type: ignore[method-assign]
+
+    def step(self, n: int = 1) -> None:
+        for _ in range(n):
+            began = self.time
+            super().step()
+            self.took.append(self.time - began)
+
+    def streams(self, n: int, n_predict: int = 120) -> list[int]:
+        """n streams that flow."""
+        seqs = [self.submit(prompt(9, salt), n_predict=n_predict, ignore_eos=True) for salt in range(n)]
+        self.step(20)
+        self.took.clear()
+        return [seq.slot.id for seq in seqs if seq.slot is not None]
+
+
+def test_a_long_prompt_stops_in_time_and_loses_nothing() -> None:
+    bench = Slow()
+    bench.streams(2)
+    flowing = list(bench.scheduler.running)
+    before = [seq.n_generated for seq in flowing]
+    long = bench.submit(prompt(500, 7), n_predict=5, ignore_eos=True)
+    while not long.n_generated:
+        bench.step()
+    assert bench.joint == [8]  # tried once: six tokens more are too many
+    assert [n for _, n in bench.apart[:-1]] == [64] * (len(bench.apart) - 1)
+    assert sum(n for _, n in bench.apart) == 500 - 6 - 1  # the last one is a row like those of streams
+    assert [seq.n_generated - n for seq, n in zip(flowing, before, strict=True)] == [len(bench.took)] * 2
+    between = bench.took[1:-1]
+    assert max(between) <= 2.0 * STEP + 0.05
+    assert sorted(between)[len(between) // 2] > 1.7 * STEP  # and uses the time that it may
+    bench.drain()
+    assert bench.answers[long].outcome() == oracle(long.request, 2048)
+
+
+def test_a_part_of_unknown_length_is_tried() -> None:
+    """No step goes by without one, however long they are."""
+    bench = Slow()
+    bench.engine.part_seconds = 0.0
+    bench.streams(1)
+    long = bench.submit(prompt(100, 7), n_predict=1)
+    bench.scheduler.pace.crowded = True
+    bench.step(2)
+    assert bench.took[-1] >= STEP + PART
+    bench.engine.part_seconds = 50.0
+    n_steps = len(bench.took)
+    while not long.done:
+        bench.step()
+    assert len(bench.took) - n_steps <= 100 / 5 + 2
+
+
+def test_prompts_take_turns() -> None:
+    bench = Slow()
+    bench.streams(1)
+    bench.scheduler.pace.crowded = True
+    first = bench.submit(prompt(300, 7), n_predict=1)
+    second = bench.submit(prompt(130, 8), n_predict=1)
+    third = bench.submit(prompt(12, 9), n_predict=1)
+    while not (first.done and second.done and third.done):
+        bench.step()
+    slots = [slot for slot, _ in bench.apart]
+    assert slots == [1, 2, 3, 1, 2, 1, 2, 1, 1]
+    assert [n for _, n in bench.apart] == [64, 64, 11, 64, 64, 64, 1, 64, 43]
+    assert not bench.joint
+
+
+def test_where_streams_end_a_prompt_goes_on_at_once() -> None:
+    bench = Slow()
+    stream = bench.submit(prompt(9), n_predict=24, ignore_eos=True)
+    bench.step(20)
+    bench.scheduler.pace.crowded = True
+    long = bench.submit(prompt(400, 7), n_predict=1)
+    while not stream.done:
+        bench.step()
+    assert bench.scheduler.interleaver.seq is long
+    n_apart, n_owed = len(bench.apart), long.owed
+    assert n_owed > 64
+    bench.step()
+    assert long.done
+    assert len(bench.apart) == n_apart
+    assert bench.answers[long].outcome() == oracle(long.request, 2048)
+
+
+def test_small_steps_are_tried_again_with_the_next_prompt() -> None:
+    bench = Slow()
+    bench.streams(1)
+    bench.scheduler.pace.crowded = True
+    long = bench.submit(prompt(60, 7), n_predict=1)
+    while not long.done:
+        bench.step()
+    bench.step()
+    assert not bench.scheduler.pace.crowded
+    n_apart = len(bench.apart)
+    bench.submit(prompt(60, 8), n_predict=1)
+    bench.step()
+    assert len(bench.joint) == 1
+    assert len(bench.apart) == n_apart
+
+
+def test_large_parts_are_those_of_smaller_steps() -> None:
+    """A deep context makes parts long: then a step with fewer tokens has shorter ones."""
+    bench = Slow()
+    bench.streams(1)
+    bench.scheduler.pace.crowded = True
+    bench.engine.part_sizes = {64: 1.1, 16: 0.3}
+    long = bench.submit(prompt(60, 7), n_predict=1)
+    while not long.done:
+        bench.step()
+    assert [n for _, n in bench.apart] == [16, 16, 16, 11]
+
+
+def test_what_wants_more_than_the_cache_runs_as_ever() -> None:
+    bench = Slow()
+    bench.streams(1)
+    bench.scheduler.pace.crowded = True
+    asking = bench.submit(prompt(30, 7), n_predict=1, prompt_logprobs=1)
+    bench.drain()
+    assert not bench.apart
+    assert bench.joint
+    assert len(bench.answers[asking].finished.prompt_probs) == 30
+
+
+def test_one_that_leaves_in_the_middle_holds_nothing() -> None:
+    bench = Slow()
+    bench.streams(1)
+    bench.scheduler.pace.crowded = True
+    gone = bench.submit(prompt(200, 7), n_predict=1)
+    bench.step(2)
+    assert bench.scheduler.interleaver.seq is gone
+    bench.scheduler.cancel(gone)
+    assert bench.scheduler.interleaver.seq is None
+    other = bench.submit(prompt(200, 8), n_predict=20, ignore_eos=True)  # gets its seat and its pages
+    bench.drain()
+    assert bench.answers[other].outcome() == oracle(other.request, 2048)
+    assert bench.scheduler.cache.pages.n_used == len(bench.scheduler.cache.prefixes.idle)
+
+
+def test_a_step_that_fails_is_run_as_ever_and_fails_alone() -> None:
+    bench = Slow()
+    bench.streams(1)
+    bench.scheduler.pace.crowded = True
+    bad = bench.submit([*prompt(30, 7), POISON, *prompt(30, 6)], n_predict=3, ignore_eos=True)
+    good = bench.submit(prompt(90, 8), n_predict=3, ignore_eos=True)
+    bench.drain()
+    assert [n for slot, n in bench.apart if slot == bench.apart[0][0]] == [60]  # tried once
+    assert isinstance(bench.answers[bad].events[-1], Failed)
+    assert bench.answers[good].outcome() == oracle(good.request, 2048)
+    for seq in (seq for seq in bench.answers if seq not in (bad, good)):
+        assert bench.answers[seq].outcome() == oracle(seq.request, 2048)
+
+
+def test_a_lost_device_takes_the_step_with_it() -> None:
+    bench = Slow()
+    bench.streams(1)
+    bench.scheduler.pace.crowded = True
+    long = bench.submit(prompt(200, 7), n_predict=3)
+    bench.step(2)
+    bench.engine.lost = True
+    bench.step()
+    assert bench.scheduler.interleaver.seq is None
+    assert isinstance(bench.answers[long].events[-1], Failed)
+    again = bench.run(prompt(200, 7), n_predict=3, ignore_eos=True)
+    assert len(again.ids) == 3
+
+
+@pytest.mark.parametrize("n_ctx", [272, 400])
+def test_with_too_few_pages_the_earlier_one_goes_on(n_ctx: int) -> None:
+    bench = Bench(n_slots=2, n_ctx=n_ctx)
+    bench.engine.part_sizes = {64: 1.0, 16: 1.0}
+    stream = bench.submit(prompt(9), n_predict=180, ignore_eos=True)
+    bench.step(20)
+    long = bench.submit(prompt(150, 7), n_predict=60, ignore_eos=True)
+    while not bench.scheduler.idle:
+        bench.scheduler.pace.crowded = True
+        bench.step()
+    for seq in (stream, long):
+        assert bench.answers[seq].outcome() == oracle(seq.request, n_ctx)

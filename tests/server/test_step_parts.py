@@ -1,0 +1,174 @@
+"""Steps that others may interrupt, on real models: what they leave in the cache, and when they can run."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.cpu.backend import CPUBackend
+from models import tokenizer
+from models.synth import synthesize
+from server.engine import Engine, EngineOptions
+from server.requests import CompletionRequest, Finished, Token, TokenProb
+from server.sampling import SamplingParams
+from server.scheduler import Scheduler
+from server.sequence import Sequence
+from server.ubatch import UBatch
+
+STREAMS = (7, 20)  # tokens of their prompts
+GREEDY = SamplingParams(temperature=0.0, n_probs=3)
+
+
+def opened(path: Path, monkeypatch: pytest.MonkeyPatch, threads: int = 1, **options: Any) -> Engine:
+    monkeypatch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(threads)])
+    engine = Engine(path, EngineOptions(**{"n_ctx": 2048, "n_slots": 3, "n_ubatch": 128, **options}))
+    engine.load()
+    return engine
+
+
+def prepared(engine: Engine) -> Engine:
+    while engine.prepare_ahead():
+        pass
+    return engine
+
+
+def ids(n: int, salt: int, n_vocab: int) -> tuple[int, ...]:
+    rng = random.Random(salt)
+    return tuple(rng.randrange(5, n_vocab) for _ in range(n))
+
+
+def answers(engine: Engine, crowded: bool) -> tuple[list[list[tuple[int, TokenProb | None]]], int]:
+    """Of two streams and a long prompt that arrives; and the steps that ran between theirs."""
+    words = tokenizer.from_metadata(engine.gguf.metadata, path=engine.gguf.path)
+    ticks = itertools.count()
+    clock = lambda: float(next(ticks))  # noqa: E731
+    scheduler = Scheduler(engine, words, n_slots=3, n_ctx=engine.n_ctx, n_ubatch=128, clock=clock)
+    runs: list[UBatch] = []
+    run = engine.run_in_parts
+    engine.run_in_parts = lambda batch: runs.append(batch) or run(batch)  # type: ignore[method-assign, func-returns-value]
+    found: dict[Sequence, list[tuple[int, TokenProb | None]]] = {}
+
+    def submit(n: int, salt: int, n_predict: int) -> None:
+        prompt = ids(n, salt, engine.hparams.n_vocab)
+        found[scheduler.submit(CompletionRequest(prompt, GREEDY, n_predict=n_predict, ignore_eos=True))] = []
+
+    def step() -> None:
+        scheduler.pace.crowded = crowded
+        for seq, event in scheduler.step():
+            if isinstance(event, Token):
+                found[seq].append((event.id, event.prob))
+            assert isinstance(event, Token | Finished), event
+
+    for salt, n in enumerate(STREAMS):
+        submit(n, salt, 400)
+    for _ in range(5):
+        step()
+    submit(333, 9, 12)
+    while not scheduler.idle:
+        step()
+    engine.run_in_parts = run  # type: ignore[method-assign]
+    return list(found.values()), len(runs)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("tiny", {}),
+        ("mini", {"type_k": "q8_0", "type_v": "q8_0"}),
+        ("tiny-moe", {}),
+        ("arch-gemma3-F32.gguf", {"swa_full": False}),
+        ("stories260K-conv-Q4_0.gguf", {}),
+    ],
+    ids=["tiny", "q8_0", "experts", "windows", "q4_0"],
+)
+def test_prompts_between_streams_have_the_same_bits(
+    model: str,
+    options: dict[str, Any],
+    threads: int,
+    tmp_path: Path,
+    shared_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = shared_data / "models" / model
+    if "." not in model:
+        path = tmp_path / "m.gguf"
+        synthesize(path, model, "Q8_0")
+    engine = prepared(opened(path, monkeypatch, threads, **options))
+    assert (engine.near is not None) == ("swa_full" in options)
+    plain, none = answers(engine, False)
+    between, n_runs = answers(engine, True)
+    assert none == 0
+    assert n_runs >= 3  # of 64 tokens each, while the streams last
+    assert between == plain
+    assert [len(tokens) for tokens in plain] == [400, 400, 12]
+    engine.close()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    synthesize(path, "tiny", "F32")
+    return path
+
+
+def test_they_are_made_while_nobody_waits(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(tiny, monkeypatch)
+    asked = 0
+
+    def wanted() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked % 50 == 0  # somebody comes in the middle of the first plan, and in that of others
+
+    assert not engine.part_sizes
+    for _ in range(1000):
+        if not engine.prepare_ahead(wanted):
+            break
+    assert asked > 50
+    assert list(engine.part_sizes) == [64, 16]
+    assert all(0 < seconds < 1 for seconds in engine.part_sizes.values())
+    engine.sleep()
+    assert not engine.part_sizes
+    assert not engine.prepare_ahead()
+    engine.wake()
+    assert not engine.part_sizes
+    assert list(prepared(engine).part_sizes) == [64, 16]
+    engine.close()
+
+
+@pytest.mark.parametrize(("n_ubatch", "sizes"), [(8, []), (16, [16]), (63, [16]), (64, [64, 16])])
+def test_they_are_no_larger_than_any_step(
+    n_ubatch: int, sizes: list[int], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = prepared(opened(tiny, monkeypatch, n_ubatch=n_ubatch))
+    assert list(engine.part_sizes) == sizes
+    engine.close()
+
+
+def test_where_memory_is_short_there_are_none(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(tiny, monkeypatch)
+
+    def full(*_: object) -> None:
+        raise MemoryError("full")
+
+    monkeypatch.setattr(engine.session, "plan", full)
+    while engine.prepare_ahead():
+        pass
+    assert not engine.part_sizes
+    engine.close()
+
+
+def test_a_plan_of_serving_counts_them(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(tiny, monkeypatch)
+    (planned,), _ = engine.rehearse()
+    prepared(engine)
+    apart = [buffer.nbytes for (name, _), buffer in engine.session._arenas.items() if name]
+    usual = [buffer.nbytes for (name, _), buffer in engine.session._arenas.items() if not name]
+    assert len(apart) == 1
+    assert planned.arena == pytest.approx(sum(apart + usual), rel=0.02)
+    engine.close()
