@@ -32,7 +32,7 @@ class Interleaver:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.seq: Sequence | None = None  # whose step is under way
-        self._n = 0  # its tokens
+        self.n = 0  # its tokens
         self._run: Iterator[float] = iter(())
         self._active = False
 
@@ -90,7 +90,7 @@ class Interleaver:
         if not n:
             return False
         seq.served = scheduler.n_steps
-        self.seq, self._n = seq, n
+        self.seq, self.n = seq, n
         if scheduler.cache.beside is not None:
             scheduler.cache.beside.prepare([(seq, n)])
         self._run = scheduler.engine.run_in_parts(fill([(seq, n)]))
@@ -104,14 +104,14 @@ class Interleaver:
             if scheduler.clock() + following > until:
                 return False
         self.seq = None
-        scheduler.commit([(seq, self._n)], StepResult(np.zeros(0, np.uint32)), scheduler.clock(), events)
+        scheduler.commit([(seq, self.n)], StepResult(np.zeros(0, np.uint32)), scheduler.clock(), events)
         return True
 
     def _drop(self) -> None:
         """Leave the step for good: what it was to pay is owed still."""
         seq, self.seq, self._run = self.seq, None, iter(())
         if seq is not None and self._scheduler.cache.beside is not None:
-            self._scheduler.cache.beside.undo([(seq, self._n)])
+            self._scheduler.cache.beside.undo([(seq, self.n)])
 
     def _failed(self, error: Exception) -> None:
         """The same tokens run once more in a step of the usual kind, which finds out whose fault it was."""
