@@ -15,7 +15,7 @@ from graph.tensor import Tensor
 NODES = 8  # of a program whose time is not known yet
 MOST = 0.001  # seconds of a part; a single node can take a hundred times as long (all logits of a batch)
 CUTS = (2, 4, 6)  # numbers of runs after which parts are cut anew; the first shows which, the next where in them
-SOON = (1, 2)  # the same where runs before the first that counts are for nothing else
+SOON = (2, 4)  # the same where runs are made for nothing else; of two the less disturbed one counts
 AT_ONCE = 16  # programs that are cut anew in one part
 SLOW = 1e9  # bytes a second: less than any node gets through, whose time is not known yet
 

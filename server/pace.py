@@ -11,6 +11,7 @@ BETWEEN = 2.0  # the same where prompts have steps of their own, which stop in t
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
 LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
 SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
+LEAST_ROOM = 0.5  # of a usual step: so prompts go on where streams have become slow for other reasons
 AFTER = 7  # steps after parts of prompts that are remembered
 REMEMBERED = 129  # steps: a prompt that arrives, or another process, may hold up dozens, which their median forgets
 
@@ -63,7 +64,8 @@ class Pace:
         if not self._plain:
             return 0.0
         usual = self._usual(n_streams)
-        return BETWEEN * usual - max(usual, statistics.median(self._after) if self._after else 0.0)
+        after = statistics.median(self._after) if self._after else usual
+        return max(LEAST_ROOM * usual, BETWEEN * usual - max(usual, after))
 
     def tokens(self, n_streams: int) -> int:
         """The tokens that the next step may have, `n_streams` of them for streams."""

@@ -21,6 +21,7 @@ DEPTH = 2048  # tokens before those of a run without a batch, whose attention is
 STEPS = 5  # parts of which a stream's step should take as long
 LEAST = 5e-5  # seconds of a part: to leave and to go on costs a fifth of that
 RUNS = 3  # of a stream's step, to know how long it takes
+SHORT = 0.02  # seconds of it; beside longer ones a plan's parts may be made and cut in its first runs
 
 
 class StepParts:
@@ -52,12 +53,13 @@ class StepParts:
         """Make the next plan, and run it until its parts are cut, or somebody waits; False: there is none to make."""
         if not self._missing:
             return False
-        plan = self._next or self._made(self._missing[0])
-        self._next = plan
+        alone = self._seconds_of_a_stream()
+        self._next = plan = self._next or self._made(self._missing[0])
+        plan.most = plan.most or min(MOST, max(LEAST, alone / STEPS))
         self._engine.feeds_of(plan).write(UBatch())
         if (pos := plan.room.get("pos")) is not None:
             pos[:] = min(DEPTH, self._engine.n_ctx_slot) - 1
-        while not plan.cut or not plan.longest:
+        while alone < SHORT and not (plan.cut and plan.longest):
             for _ in plan.parts(None):
                 if wanted():
                     return True
@@ -79,7 +81,7 @@ class StepParts:
     def _made(self, n: int) -> Divided:
         plan = self._engine.session.plan(lambda: self._engine.build(Shape(n, 0)), ARENA)
         assert isinstance(plan, Divided)
-        plan.cuts, plan.most = SOON, min(MOST, max(LEAST, self._seconds_of_a_stream() / STEPS))
+        plan.cuts = SOON
         return plan
 
     def _seconds_of_a_stream(self) -> float:

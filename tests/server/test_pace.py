@@ -221,5 +221,5 @@ def test_room_between_streams_is_what_their_own_steps_leave() -> None:
     assert pace.room(1) == 0.75
     for _ in range(9):
         pace.observe(0, 1, 3.0, between=True)
-    assert pace.room(1) < 0  # so it is one part for each step
+    assert pace.room(1) == 0.5  # prompts go on
     assert pace.room(4) == pace.room(1)  # what streams are used to is still a second

@@ -479,14 +479,14 @@ def test_runs_that_are_left_for_good_count_for_nothing() -> None:
     assert isinstance(plan, Divided)
     plan.cuts, plan.most = SOON, 1e-5
     cut = []
-    for _ in range(5):
+    for _ in range(7):
         for n in (1, 3, 2):
             for _ in itertools.islice(plan.parts({"x": 3 * x}), n):
                 pass
         list(plan.parts({"x": x}))
         np.testing.assert_array_equal(plan.results()[0], expected)
         cut.append(plan.cut)
-    assert cut == [False, False, True, True, True]  # anew with the second run that ends, and the third
+    assert cut == [False] * 4 + [True] * 3  # anew with the third run that ends, and the fifth
     assert 0 < plan.longest < 1
     session.close()
     backend.close()
