@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from dataclasses import dataclass
 
 from server.ubatch import power_of_two, size_below, size_beside
 
@@ -13,7 +14,18 @@ LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are besid
 SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
 LEAST_ROOM = 0.5  # of a usual step: so prompts go on where streams have become slow for other reasons
 AFTER = 7  # steps after parts of prompts that are remembered
+TRUST = 0.99  # in what a size was seen to add beyond what is expected, after each step of the size below
 REMEMBERED = 129  # steps: a prompt that arrives, or another process, may hold up dozens, which their median forgets
+
+
+@dataclass
+class _Growth:
+    """How many times as much as a size the next larger one added, when both had their turn: one slow step of either is
+    not believed, and a size that was too large is tried again before long."""
+
+    last: float
+    before: float
+    trust: float = 1.0
 
 
 class Pace:
@@ -31,7 +43,7 @@ class Pace:
         self._token = 0.0  # seconds of each token of a prompt alone; what is known at first
         self._size = 0  # tokens of the last step with both, rounded up; 0: there is none to judge by
         self._added = 0.0  # seconds that it took longer than one without prompts
-        self._growth: dict[int, float] = {}  # by size: how many times as much the next larger one adds
+        self._growth: dict[int, _Growth] = {}  # by size: what the next larger one adds
         self._medians: dict[int, float] = {}  # of those in _plain that have not changed since
         self._after: deque[float] = deque(maxlen=AFTER)  # seconds of steps alone after parts of prompts
         self.crowded = False  # even the smallest step with prompts took too long, and some wait since
@@ -53,9 +65,11 @@ class Pace:
             if size == self._least(n_streams):
                 added *= (size - n_streams) / n_prompt  # had it been full
             if self._size and size == _above(self._size):
-                self._growth[self._size] = _ratio(self._size, added, self._added)
+                self._saw(self._size, added, self._added)
             elif self._size == _above(size):
-                self._growth[size] = _ratio(size, self._added, added)
+                self._saw(size, self._added, added)
+            elif size in self._growth:
+                self._growth[size].trust *= TRUST
             self._size, self._added = size, added
             self.crowded = size == self._least(n_streams) and added > (STRETCH - 1) * self._usual(n_streams)
 
@@ -76,17 +90,30 @@ class Pace:
         spare = (STRETCH - 1) * self._usual(n_streams)
         if self._size:
             size, added = self._size, self._added
-            if added * self._growth.get(size, _expected(size)) <= spare:
+            if added * self._grows(size, _expected(size)) <= spare:
                 size = _above(size)
             while added > spare and size > least:
                 size = size_below(size)
-                added /= self._growth.get(size, _above(size) / size)
+                added /= self._grows(size, _above(size) / size)
             if added > spare:
                 fitting = int((least - n_streams) * spare / added)
                 return n_streams + min(self.most, max(LEAST_PROMPT, fitting))
         else:
             size = _at_most(n_streams + int(spare / self._token))
         return min(max(least, min(size, most)), n_streams + self.most)
+
+    def _grows(self, size: int, unknown: float) -> float:
+        """How many times as much the size above is believed to add."""
+        growth = self._growth.get(size)
+        if growth is None:
+            return unknown
+        seen = min(growth.last, growth.before)
+        return max(min(seen, _expected(size)), seen * growth.trust)
+
+    def _saw(self, size: int, larger: float, smaller: float) -> None:
+        """The size above adds so much, and `size` so much."""
+        last = max(1.0, larger / smaller) if smaller else _expected(size)
+        self._growth[size] = _Growth(last, self._growth[size].last if size in self._growth else _expected(size))
 
     def _usual(self, n_streams: int) -> float:
         """Seconds of a step without prompts: of so many streams, else of the next fewer known, else of the fewest."""
@@ -112,8 +139,3 @@ def _at_most(n: int) -> int:
 
 def _expected(size: int) -> float:
     return SUPERLINEAR * _above(size) / size
-
-
-def _ratio(size: int, larger: float, smaller: float) -> float:
-    """What the size above adds, in what `size` does: one slow step of either is not believed."""
-    return min(_expected(size), max(1.0, larger / smaller)) if smaller else _expected(size)

@@ -223,3 +223,22 @@ def test_room_between_streams_is_what_their_own_steps_leave() -> None:
         pace.observe(0, 1, 3.0, between=True)
     assert pace.room(1) == 0.5  # prompts go on
     assert pace.room(4) == pace.room(1)  # what streams are used to is still a second
+
+
+def test_a_size_that_is_too_large_is_seldom_tried_again() -> None:
+    """Eight rows of a large model are hidden behind its weights, and sixteen are not."""
+    pace = Pace(128)
+    pace.observe(0, 1, 1.0)
+    took = {8: 1.5, 16: 2.7, 24: 4.0}
+    sizes = []
+    for _ in range(300):
+        sizes.append(pace.tokens(1))
+        pace.observe(sizes[-1] - 1, sizes[-1], took[sizes[-1]])
+    assert set(sizes) == {8, 16}
+    assert sizes.count(16) <= 12
+    assert not pace.crowded
+    took = {8: 1.3, 16: 1.9, 24: 4.0}  # another prompt's context is shorter
+    for _ in range(100):
+        sizes.append(pace.tokens(1))
+        pace.observe(sizes[-1] - 1, sizes[-1], took[sizes[-1]])
+    assert sizes[-50:].count(16) > 40
