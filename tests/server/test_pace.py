@@ -229,6 +229,7 @@ def test_a_size_that_is_too_large_is_seldom_tried_again() -> None:
     """Eight rows of a large model are hidden behind its weights, and sixteen are not."""
     pace = Pace(128)
     pace.observe(0, 1, 1.0)
+    pace.observe(15, 16, 2.7)
     took = {8: 1.5, 16: 2.7, 24: 4.0}
     sizes = []
     for _ in range(300):
