@@ -119,4 +119,6 @@ class Interleaver:
         self._scheduler.stats.n_failed_steps += 1
         if self.seq is not None:
             self.seq.undivided = True
+        else:
+            self._scheduler.pace.crowded = self._active = False
         self._drop()

@@ -8,6 +8,7 @@ import pytest
 from scheduler_fakes import POISON, Bench, oracle, prompt
 
 from server.requests import Failed
+from server.scheduler import Events
 from server.ubatch import StepResult, UBatch
 
 STEP = 1.0
@@ -17,8 +18,8 @@ PART = 0.15  # five tokens
 class Slow(Bench):
     """Each row of a prompt adds half a second to a step; five of them take less than that in a part."""
 
-    def __init__(self, **options: int) -> None:
-        super().__init__(n_slots=4, n_ctx=2048, **options)
+    def __init__(self, *, n_slots: int = 4, n_ctx: int = 2048) -> None:
+        super().__init__(n_slots=n_slots, n_ctx=n_ctx)
         self.took: list[float] = []  # of each call of the scheduler
         self.joint: list[int] = []  # rows of steps with streams and prompts
         self.apart: list[tuple[int, int]] = []  # slot and tokens of the steps that may be interrupted
@@ -45,6 +46,16 @@ class Slow(Bench):
             began = self.time
             super().step()
             self.took.append(self.time - began)
+
+    def crowd(self) -> None:
+        """From now on even the smallest step with streams and prompts is taken to be too long."""
+        turn = self.scheduler.interleaver.turn
+
+        def crowded(events: Events) -> float:
+            self.scheduler.pace.crowded = True
+            return turn(events)
+
+        self.scheduler.interleaver.turn = crowded  # type: ignore[method-assign]
 
     def streams(self, n: int, n_predict: int = 120) -> list[int]:
         """n streams that flow."""
@@ -79,7 +90,7 @@ def test_a_part_of_unknown_length_is_tried() -> None:
     bench.engine.part_seconds = 0.0
     bench.streams(1)
     long = bench.submit(prompt(100, 7), n_predict=1)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     bench.step(2)
     assert bench.took[-1] >= STEP + PART
     bench.engine.part_seconds = 50.0
@@ -92,7 +103,7 @@ def test_a_part_of_unknown_length_is_tried() -> None:
 def test_prompts_take_turns() -> None:
     bench = Slow()
     bench.streams(1)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     first = bench.submit(prompt(300, 7), n_predict=1)
     second = bench.submit(prompt(130, 8), n_predict=1)
     third = bench.submit(prompt(12, 9), n_predict=1)
@@ -108,7 +119,7 @@ def test_where_streams_end_a_prompt_goes_on_at_once() -> None:
     bench = Slow()
     stream = bench.submit(prompt(9), n_predict=24, ignore_eos=True)
     bench.step(20)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     long = bench.submit(prompt(400, 7), n_predict=1)
     while not stream.done:
         bench.step()
@@ -121,27 +132,27 @@ def test_where_streams_end_a_prompt_goes_on_at_once() -> None:
     assert bench.answers[long].outcome() == oracle(long.request, 2048)
 
 
-def test_small_steps_are_tried_again_with_the_next_prompt() -> None:
+def test_a_small_step_is_tried_again_with_each_prompt() -> None:
     bench = Slow()
     bench.streams(1)
-    bench.scheduler.pace.crowded = True
-    long = bench.submit(prompt(60, 7), n_predict=1)
-    while not long.done:
-        bench.step()
-    bench.step()
-    assert not bench.scheduler.pace.crowded
-    n_apart = len(bench.apart)
-    bench.submit(prompt(60, 8), n_predict=1)
-    bench.step()
-    assert len(bench.joint) == 1
-    assert len(bench.apart) == n_apart
+    first = bench.submit(prompt(400, 7), n_predict=1)
+    bench.step(5)
+    assert bench.joint == [8]
+    assert bench.scheduler.interleaver.seq is first
+    second = bench.submit(prompt(60, 8), n_predict=1)
+    bench.step(2)
+    assert bench.joint == [8, 5]
+    bench.drain()
+    assert bench.joint == [8, 5]
+    for seq in (first, second):
+        assert bench.answers[seq].outcome() == oracle(seq.request, 2048)
 
 
 def test_large_parts_are_those_of_smaller_steps() -> None:
     """A deep context makes parts long: then a step with fewer tokens has shorter ones."""
     bench = Slow()
     bench.streams(1)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     bench.engine.part_sizes = {64: 1.1, 16: 0.3}
     long = bench.submit(prompt(60, 7), n_predict=1)
     while not long.done:
@@ -152,7 +163,7 @@ def test_large_parts_are_those_of_smaller_steps() -> None:
 def test_what_wants_more_than_the_cache_runs_as_ever() -> None:
     bench = Slow()
     bench.streams(1)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     asking = bench.submit(prompt(30, 7), n_predict=1, prompt_logprobs=1)
     bench.drain()
     assert not bench.apart
@@ -163,7 +174,7 @@ def test_what_wants_more_than_the_cache_runs_as_ever() -> None:
 def test_one_that_leaves_in_the_middle_holds_nothing() -> None:
     bench = Slow()
     bench.streams(1)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     gone = bench.submit(prompt(200, 7), n_predict=1)
     bench.step(2)
     assert bench.scheduler.interleaver.seq is gone
@@ -178,7 +189,7 @@ def test_one_that_leaves_in_the_middle_holds_nothing() -> None:
 def test_a_step_that_fails_is_run_as_ever_and_fails_alone() -> None:
     bench = Slow()
     bench.streams(1)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     bad = bench.submit([*prompt(30, 7), POISON, *prompt(30, 6)], n_predict=3, ignore_eos=True)
     good = bench.submit(prompt(90, 8), n_predict=3, ignore_eos=True)
     bench.drain()
@@ -192,7 +203,7 @@ def test_a_step_that_fails_is_run_as_ever_and_fails_alone() -> None:
 def test_a_lost_device_takes_the_step_with_it() -> None:
     bench = Slow()
     bench.streams(1)
-    bench.scheduler.pace.crowded = True
+    bench.crowd()
     long = bench.submit(prompt(200, 7), n_predict=3)
     bench.step(2)
     bench.engine.lost = True
@@ -205,13 +216,11 @@ def test_a_lost_device_takes_the_step_with_it() -> None:
 
 @pytest.mark.parametrize("n_ctx", [272, 400])
 def test_with_too_few_pages_the_earlier_one_goes_on(n_ctx: int) -> None:
-    bench = Bench(n_slots=2, n_ctx=n_ctx)
-    bench.engine.part_sizes = {64: 1.0, 16: 1.0}
+    bench = Slow(n_slots=2, n_ctx=n_ctx)
+    bench.crowd()
     stream = bench.submit(prompt(9), n_predict=180, ignore_eos=True)
     bench.step(20)
     long = bench.submit(prompt(150, 7), n_predict=60, ignore_eos=True)
-    while not bench.scheduler.idle:
-        bench.scheduler.pace.crowded = True
-        bench.step()
+    bench.drain()
     for seq in (stream, long):
         assert bench.answers[seq].outcome() == oracle(seq.request, n_ctx)
