@@ -262,16 +262,23 @@ class Engine:
         measured = [self.session.measure(build) for build in (self._largest, *self._guesses)]
         return fit(self.session.device_bytes(measured), self.session.backends)
 
-    def _fall_back(self, error: DeviceLost) -> None:
-        """Go on without the device that was lost; what was in its memory is gone."""
-        said = f"{error}".lower()  # begins with the device's name, or with its kind
-        names = [n for n in self.devices if said.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
-        lost = names[0]
-        with contextlib.suppress(Exception):
-            self.session.close()
-        self.devices = tuple(name for name in self.devices if name != lost) or ("cpu",)
-        log.warning("%s: the device was lost (%s); from now on: %s", lost, error, ", ".join(self.devices))
-        self.wake()
+    def _fall_back(self, error: Exception) -> None:
+        """Go on without the device that was lost, and without those that fail in its place; what was in their memory is
+        gone."""
+        while True:
+            said = f"{error}".lower()  # begins with the device's name, or with its kind
+            names = [n for n in self.devices if said.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
+            lost = names[0]
+            with contextlib.suppress(Exception):
+                self.session.close()
+            self.devices = tuple(name for name in self.devices if name != lost) or ("cpu",)
+            log.warning("%s: the device was lost (%s); from now on: %s", lost, error, ", ".join(self.devices))
+            try:
+                return self.wake()
+            except (DeviceError, DeviceLost, MemoryError) as another:
+                if lost == "cpu":
+                    raise
+                error = another
 
     def sleep(self) -> None:
         """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""

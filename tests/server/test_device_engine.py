@@ -14,7 +14,7 @@ import pytest
 import backends.open
 from backends import trust
 from backends.cpu.backend import CPUBackend
-from backends.errors import DeviceLost
+from backends.errors import DeviceError, DeviceLost
 from graph.backend import Place, Program
 from graph.op import OPS
 from graph.ops.elementwise import silu
@@ -107,6 +107,29 @@ def test_a_lost_device_is_replaced_by_the_next(fake: dict[str, Flaky], model: Pa
     expected = step(engine, [5, 9, 3])
     assert engine.session.backends[0] is fake["opencl:0"]
     fake["opencl:0"].lost = True
+    with pytest.raises(DeviceFailed, match="fell off the bus"):
+        step(engine, [5, 9, 3])
+    assert engine.devices == ("cpu",)
+    assert step(engine, [5, 9, 3]) == expected
+    engine.close()
+
+
+@pytest.mark.parametrize("error", [DeviceLost, DeviceError, MemoryError])
+def test_one_that_fails_in_its_place_is_replaced_too(
+    error: type[Exception], fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that has died takes all of its devices, one may be gone, and another too small for all layers."""
+    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "opencl:1", "cpu")))
+    engine.load()
+    expected = step(engine, [5, 9, 3])
+    fake["opencl:0"].lost = True
+
+    def fails(self: Flaky, t: Tensor, raw: Any) -> Any:
+        if self.name == "opencl:1":
+            raise error("opencl:1: gone as well")
+        return CPUBackend.load(self, t, raw)
+
+    monkeypatch.setattr(Flaky, "load", fails)
     with pytest.raises(DeviceFailed, match="fell off the bus"):
         step(engine, [5, 9, 3])
     assert engine.devices == ("cpu",)
