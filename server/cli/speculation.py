@@ -239,10 +239,16 @@ def check_draft_model(options: SimpleNamespace, target: GGUFFile) -> None:
     """Refuse a draft model that cannot be read, or that means something else by its tokens."""
     from models.gguf_file import GGUFFile
     from models.model import hparams_of
+    from server.speculation.settings import NEXTN
 
     if options.model_draft is None or block_file(options):
         return
     with GGUFFile.open(options.model_draft, overrides(options)) as draft:
+        if any(".nextn." in name for name in draft.tensors) and not any(n.startswith("blk.0.") for n in draft.tensors):
+            raise CliError(
+                f"--model-draft {options.model_draft}: has a block that predicts one token more, and no layers before "
+                f"it: give --spec-type {NEXTN}"
+            )
         hparams_of(draft)
         both = target.metadata, draft.metadata
         kinds, texts = ([m.get(f"tokenizer.ggml.{key}") for m in both] for key in ("model", "tokens"))

@@ -124,6 +124,12 @@ def test_the_block_may_have_a_file_of_its_own(serve: Any, tmp_path: Path) -> Non
     assert counts[0][1] > 10
     with pytest.raises(Exception, match="400"):
         server.post("/completion", {**BODY, "speculative.type": "draft-simple"})
+    command = [sys.executable, "-m", "server.cli", "serve", "-m", str(layers), "--port", "0", "-md", str(block)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+    assert said.stderr.endswith(
+        ": has a block that predicts one token more, and no layers before it: give --spec-type draft-mtp\n"
+    )
 
 
 def test_on_the_terminal(path: Path) -> None:
