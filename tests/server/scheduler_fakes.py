@@ -391,6 +391,11 @@ def oracle(request: CompletionRequest, n_ctx: int, *, shift: bool = False) -> tu
         cells.append(content)
 
 
+def plain(prompt: tuple[int, ...], n: int) -> list[int]:
+    """The n tokens that follow a prompt, whoever drafts."""
+    return oracle(CompletionRequest(prompt, n_predict=n, ignore_eos=True), 1024)[0]
+
+
 class Bench:
     """A scheduler on the fakes, and what its clients have received."""
 

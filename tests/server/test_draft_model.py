@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduler_fakes import EOG, N_VOCAB, SPECULATION, Bench, FakeEngine, FakeStates, oracle
+from scheduler_fakes import EOG, N_VOCAB, SPECULATION, Bench, FakeEngine, FakeStates, plain
 
 from graph.ops import samplers as s
-from server.requests import CompletionRequest
 from server.sampling import RowSampler, SamplingParams
 from server.speculation.model import ModelDrafter
 from server.speculation.places import N_ROWS
@@ -79,10 +78,6 @@ NO_VOCAB: Any = SimpleNamespace(suppressed_ids=())
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the draft model keeps of a sequence."""
     monkeypatch.setattr(Twins, "has_states", request.param)
-
-
-def plain(prompt: tuple[int, ...], n: int) -> list[int]:
-    return oracle(CompletionRequest(prompt, n_predict=n, ignore_eos=True), 1024)[0]
 
 
 @pytest.mark.parametrize("wrong", [0, 2, 5])

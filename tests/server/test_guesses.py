@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from guess_fakes import GuessingEngine, let_guess
-from scheduler_fakes import Bench, oracle
+from scheduler_fakes import Bench, plain
 
-from server.requests import CompletionRequest, Failed
+from server.requests import Failed
 from server.speculation.settings import SpeculationParams
 from server.ubatch import PAGE
 
@@ -21,10 +21,6 @@ NGRAMS_TOO = SpeculationParams(("ngram-simple", "draft-mtp"), n_max=3)
 def guessing(wrong: int = 0, **options: Any) -> tuple[Bench, GuessingEngine]:
     bench = Bench(engine=GuessingEngine, **options)
     return bench, let_guess(bench, wrong)
-
-
-def plain(prompt: tuple[int, ...], n: int) -> list[int]:
-    return oracle(CompletionRequest(prompt, n_predict=n, ignore_eos=True), 1024)[0]
 
 
 @pytest.mark.parametrize("wrong", [0, 2, 5])
