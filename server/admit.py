@@ -99,7 +99,7 @@ def _start(scheduler: Scheduler, seq: Sequence, older: bool, events: Events) -> 
         return False
     seq.started = True
     seq.paced = seq.owed > scheduler.n_ubatch or any(other.flows for other in started)
-    scheduler.pace.crowded = False  # its context is short as yet: a step with prompts and streams may be fine again
+    scheduler.interleaver.starts(seq)
     if seq.resumed:
         scheduler.stats.recomputed_tokens += max(0, seq.n_lost - seq.n_computed)
         return True

@@ -23,6 +23,7 @@ from server.ubatch import DeviceFailed, StepResult
 if TYPE_CHECKING:
     from server.scheduler import Events, Scheduler
 
+RETRY = 32  # steps after which a prompt that begins has a step with the streams tried again
 log = logging.getLogger("logitless.scheduler")
 
 
@@ -35,35 +36,42 @@ class Interleaver:
         self.n = 0  # its tokens
         self._run: Iterator[float] = iter(())
         self._active = False
+        self._tried = 0  # the step of the scheduler when a prompt that began last had a step with the streams tried
 
     def takes(self, seq: Sequence) -> bool:
         """Whether this sequence's tokens are paid here for now, all but the last one."""
         return seq is self.seq or (self._active and self._may_take(seq))
 
-    def turn(self, events: Events) -> float:
-        """Go on while the streams may wait; returns the seconds that it took."""
+    def starts(self, seq: Sequence) -> None:
+        """A prompt begins: its context is short as yet, so a step with the streams may be fine, and is better then."""
+        scheduler = self._scheduler
+        seq.served = scheduler.n_steps - 1  # behind whoever waits since earlier steps
+        if scheduler.n_steps - self._tried >= RETRY:
+            scheduler.pace.crowded, self._tried = False, scheduler.n_steps
+
+    def turn(self, events: Events) -> bool:
+        """Go on while the streams may wait; whether there was anything to do."""
         scheduler, pace = self._scheduler, self._scheduler.pace
         if self.seq is None and not pace.crowded:
             self._active = False
-            return 0.0
+            return False
         streams = [seq for seq in scheduler.running if seq.started and scheduler.debt(seq) <= 1]
-        prompts = [seq for seq in scheduler.running if seq.started and scheduler.debt(seq) > 1]
-        if not prompts:
+        if not any(seq.started and scheduler.debt(seq) > 1 for seq in scheduler.running):
             pace.crowded = False
         flow = any(seq.flows for seq in streams)
         self._active = flow and pace.crowded and bool(scheduler.engine.part_sizes)
-        if self.seq is None and not self._active:
-            return 0.0
-        began = scheduler.clock()
-        room = pace.room(len(streams)) if flow else math.inf
+        until = scheduler.clock() + (pace.room(len(streams)) if flow else math.inf)
+        ran = False
         try:
-            while (self.seq is not None or self._begin(room)) and self._advance(began + room, events):
-                pass
+            while self.seq is not None or self._begin(until):
+                ran = True
+                if not self._advance(until, events):
+                    break
         except DeviceFailed as error:
             scheduler.device_failed(error, events)
         except Exception as error:
             self._failed(error)
-        return scheduler.clock() - began
+        return ran
 
     def forget(self, seq: Sequence) -> None:
         """The sequence gives up its pages: nothing may be written there any more."""
@@ -71,30 +79,32 @@ class Interleaver:
             self._drop()
 
     def _may_take(self, seq: Sequence) -> bool:
+        """A stream that owes a few tokens, which were not sampled, is none of these."""
         if seq.undivided or seq.choice != BASE or seq.request.prompt_logprobs is not None:
             return False
-        return seq.started and self._scheduler.debt(seq) > 1
+        return seq.started and self._scheduler.debt(seq) > 1 and (seq.resumed or not seq.n_generated)
 
-    def _begin(self, room: float) -> bool:
-        """Begin a step of the prompt whose turn was longest ago; False: there is none, or no room for it."""
+    def _begin(self, until: float) -> bool:
+        """Begin a step of the prompt whose turn was longest ago; False: there is none, or no room for any."""
         scheduler = self._scheduler
         prompts = [seq for seq in scheduler.running if self._may_take(seq)] if self._active else []
-        if not prompts:
-            return False
-        seq = min(prompts, key=lambda seq: seq.served)
-        n_owed = scheduler.debt(seq) - 1
-        sizes = scheduler.engine.part_sizes
+        for seq in sorted(prompts, key=lambda seq: seq.served):
+            n = self._size(scheduler.debt(seq) - 1, until - scheduler.clock())
+            n = dict(scheduler.reserve([(seq, n)])).get(seq, 0)
+            if n:
+                seq.served = scheduler.n_steps
+                self.seq, self.n = seq, n
+                if scheduler.cache.beside is not None:
+                    scheduler.cache.beside.prepare([(seq, n)])
+                self._run = scheduler.engine.run_in_parts(fill([(seq, n)]))
+                return True
+        return False
+
+    def _size(self, n_owed: int, room: float) -> int:
+        """Tokens of the next step: the largest whose parts fit, and no larger than it takes."""
+        sizes = self._scheduler.engine.part_sizes
         fitting = [n for n, longest in sizes.items() if longest <= room] or [min(sizes)]
-        n = min(n_owed, min((n for n in fitting if n >= n_owed), default=max(fitting)))
-        n = dict(scheduler.reserve([(seq, n)])).get(seq, 0)
-        if not n:
-            return False
-        seq.served = scheduler.n_steps
-        self.seq, self.n = seq, n
-        if scheduler.cache.beside is not None:
-            scheduler.cache.beside.prepare([(seq, n)])
-        self._run = scheduler.engine.run_in_parts(fill([(seq, n)]))
-        return True
+        return min(n_owed, min((n for n in fitting if n >= n_owed), default=max(fitting)))
 
     def _advance(self, until: float, events: Events) -> bool:
         """Go on with the step that is under way; whether it came to its end."""

@@ -12,7 +12,7 @@ BETWEEN = 2.0  # the same where prompts have steps of their own, which stop in t
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
 LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
 SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
-LEAST_ROOM = 0.5  # of a usual step: so prompts go on where streams have become slow for other reasons
+LEAST_ROOM = 0.5  # of a stream's step as it is now: so prompts go on where streams have become slow
 AFTER = 7  # steps after parts of prompts that are remembered
 TRUST = 0.99  # in what a size was seen to add beyond what is expected, after each step of the size below
 REMEMBERED = 129  # steps: a prompt that arrives, or another process, may hold up dozens, which their median forgets
@@ -45,14 +45,15 @@ class Pace:
         self._added = 0.0  # seconds that it took longer than one without prompts
         self._growth: dict[int, _Growth] = {}  # by size: what the next larger one adds
         self._medians: dict[int, float] = {}  # of those in _plain that have not changed since
-        self._after: deque[float] = deque(maxlen=AFTER)  # seconds of steps alone after parts of prompts
+        self._after: deque[float] = deque(maxlen=AFTER)  # times the usual that steps alone took after parts of prompts
         self.crowded = False  # even the smallest step with prompts took too long, and some wait since
 
     def observe(self, n_prompt: int, n_tokens: int, seconds: float, *, between: bool = False) -> None:
         """A step took `seconds` for `n_tokens`, of which `n_prompt` belong to prompts. `between`: others of a prompt
         ran since the last step, on the same caches."""
         if not n_prompt and between:
-            self._after.append(seconds)
+            if self._plain and (usual := self._usual(n_tokens)):
+                self._after.append(seconds / usual)
         elif not n_prompt:
             size = power_of_two(n_tokens)
             self._plain.setdefault(size, deque(maxlen=REMEMBERED)).append(seconds)
@@ -77,9 +78,8 @@ class Pace:
         """Seconds that prompts may take before the next step, which is for so many streams."""
         if not self._plain:
             return 0.0
-        usual = self._usual(n_streams)
-        after = statistics.median(self._after) if self._after else usual
-        return max(LEAST_ROOM * usual, BETWEEN * usual - max(usual, after))
+        after = max(1.0, statistics.median(self._after)) if self._after else 1.0
+        return max(LEAST_ROOM * after, BETWEEN - after) * self._usual(n_streams)
 
     def tokens(self, n_streams: int) -> int:
         """The tokens that the next step may have, `n_streams` of them for streams."""

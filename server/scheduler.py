@@ -211,7 +211,7 @@ class Scheduler:
         if self.context_shift:
             shift_full(self)
         between = self.interleaver.turn(events)
-        started = began = self.clock()
+        started = self.clock()
         plan: Plan = []
         try:
             plan = self._plan()
@@ -220,6 +220,7 @@ class Scheduler:
         streams = all(seq.owed == 1 for seq, _ in plan)
         while plan:  # once, unless the device fails: then the same work in smaller batches
             group, plan = split(plan, self._limit)
+            began = self.clock()
             try:
                 if self.cache.beside is not None:
                     self.cache.beside.prepare(group)
@@ -229,16 +230,15 @@ class Scheduler:
                 self.device_failed(error, events)
                 break
             except Exception as error:  # the device's, or that of one request's sampler: halving finds whose
-                plan, began = self._step_failed(group, plan, error, events), self.clock()
+                plan = self._step_failed(group, plan, error, events)
                 continue
             now = self.clock()
             n_prompt = sum([n for seq, n in group if seq.owed > 1])
-            self.pace.observe(n_prompt, len(batch.tokens), now - began, between=between > 0)
+            self.pace.observe(n_prompt, len(batch.tokens), now - began, between=between)
             self.commit(group, result, now, events)
             self._limit = min(self.n_ubatch, 2 * self._limit)
             if self.on_step is not None:
                 self.on_step(batch, result, now - began)
-            began = now
         self.speculator.observe(self.clock() - started, counts=streams)
         events += self._broken
         self._broken = []
@@ -281,7 +281,7 @@ class Scheduler:
                     prompts.append(seq)
                 else:
                     plan.append((seq, 1))
-        if not plan and not prompts:
+        if not plan and not prompts and self.interleaver.seq is None:
             plan = late
         n_most = max(1, self.n_ubatch - bool(prompts))
         if len(plan) > n_most:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ DEPTH = 2048  # tokens before those of a run without a batch, whose attention is
 STEPS = 5  # parts of which a stream's step should take as long
 LEAST = 5e-5  # seconds of a part: to leave and to go on costs a fifth of that
 RUNS = 3  # of a stream's step, to know how long it takes
+FORGET = 0.5  # of what is known of a size, with each run of a smaller one
 SHORT = 0.02  # seconds of it; beside longer ones a plan's parts may be made and cut in its first runs
 
 
@@ -30,14 +31,16 @@ class StepParts:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._plans: dict[int, Divided] = {}  # ready, by their tokens
-        self._next: Divided | None = None  # not yet
+        self._longest: dict[int, float] = {}  # seconds of their longest parts in their last runs; 0: not known yet
+        self._next: Divided | None = None  # not ready
+        self._alone: list[float] = []  # seconds that steps of one stream took
         able = engine.hparams.causal and engine.is_first and engine.hidden is None and engine.states is None
         able = able and all(isinstance(backend, Divides) for backend in engine.session.backends)
         self._missing = [n for n in APART if n <= engine.options.n_ubatch] if able else []
 
     def clear(self) -> None:
         """No plan is ready, and none will be made."""
-        self._plans, self._next, self._missing = {}, None, []
+        self._plans, self._longest, self._next, self._missing = {}, {}, None, []
 
     @property
     def builds(self) -> list[Build]:
@@ -45,15 +48,21 @@ class StepParts:
         return [partial(self._engine.build, Shape(n, 0)) for n in self._missing]
 
     @property
-    def sizes(self) -> dict[int, float]:
+    def sizes(self) -> Mapping[int, float]:
         """Tokens of a run, the most first, with the seconds of its longest part."""
-        return {n: plan.longest for n, plan in self._plans.items()}
+        return self._longest
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
         """Make the next plan, and run it until its parts are cut, or somebody waits; False: there is none to make."""
         if not self._missing:
             return False
-        alone = self._seconds_of_a_stream()
+        while len(self._alone) < RUNS and not (self._alone and self._alone[0] >= SHORT):
+            if wanted():
+                return True
+            began = time.perf_counter()
+            self._engine.run_alone()
+            self._alone.append(time.perf_counter() - began)
+        alone = min(self._alone)
         self._next = plan = self._next or self._made(self._missing[0])
         plan.most = plan.most or min(MOST, max(LEAST, alone / STEPS))
         self._engine.feeds_of(plan).write(UBatch())
@@ -63,18 +72,22 @@ class StepParts:
             for _ in plan.parts(None):
                 if wanted():
                     return True
-        self._plans[self._missing.pop(0)] = plan
-        self._next = None
+        n = self._missing.pop(0)
+        self._plans[n], self._longest[n], self._next = plan, 0.0, None
         return True
 
     def run(self, batch: UBatch) -> Iterator[float]:
         """Run a batch of which nothing is wanted but what it leaves in the cache. Stops after each part and tells how
         many seconds the next one will take, 0 where that is not known. StepFailed: the device cannot."""
-        plan = self._plans[min(n for n in self._plans if n >= len(batch.tokens))]
+        n = min(n for n in self._plans if n >= len(batch.tokens))
+        plan = self._plans[n]
         try:
             self._engine.before_step(batch)
             self._engine.feeds_of(plan).write(batch)
             yield from plan.parts(None)
+            self._longest[n] = plan.longest
+            for larger in (m for m in self._longest if m > n):
+                self._longest[larger] *= FORGET  # one that was too long, or only held up, is tried again before long
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 
@@ -83,11 +96,3 @@ class StepParts:
         assert isinstance(plan, Divided)
         plan.cuts = SOON
         return plan
-
-    def _seconds_of_a_stream(self) -> float:
-        times = []
-        for _ in range(RUNS):
-            began = time.perf_counter()
-            self._engine.run_alone()
-            times.append(time.perf_counter() - began)
-        return min(times)

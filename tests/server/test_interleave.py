@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from scheduler_fakes import POISON, Bench, oracle, prompt
+from scheduler_fakes import POISON, Bench, FakeSampler, oracle, prompt
 
 from server.requests import Failed
 from server.scheduler import Events
+from server.sequence import Sequence
 from server.ubatch import StepResult, UBatch
 
 STEP = 1.0
@@ -22,6 +23,10 @@ class Slow(Bench):
         super().__init__(n_slots=n_slots, n_ctx=n_ctx)
         self.took: list[float] = []  # of each call of the scheduler
         self.joint: list[int] = []  # rows of steps with streams and prompts
+        self.ready = True  # whether masks come in time
+        ready = property(lambda _: self.ready)
+        sampler = type("Masked", (FakeSampler,), {"ready": ready})
+        self.scheduler.make_sampler = sampler
         self.apart: list[tuple[int, int]] = []  # slot and tokens of the steps that may be interrupted
         self.engine.part_sizes, self.engine.part_seconds = {64: PART, 16: PART}, PART
         step, parts = self.engine.step, self.engine.run_in_parts
@@ -51,7 +56,7 @@ class Slow(Bench):
         """From now on even the smallest step with streams and prompts is taken to be too long."""
         turn = self.scheduler.interleaver.turn
 
-        def crowded(events: Events) -> float:
+        def crowded(events: Events) -> bool:
             self.scheduler.pace.crowded = True
             return turn(events)
 
@@ -115,6 +120,56 @@ def test_prompts_take_turns() -> None:
     assert not bench.joint
 
 
+def test_a_prompt_is_not_overtaken_by_all_that_come_later() -> None:
+    bench = Slow()
+    bench.streams(1, 400)
+    bench.crowd()
+    long = bench.submit(prompt(300, 7), n_predict=1)
+    bench.step(2)
+    short: list[Sequence] = []
+    while not long.done:
+        if not short or short[-1].done:
+            short.append(bench.submit(prompt(60, 10 + len(short)), n_predict=1))
+        bench.step()
+    slots = [slot for slot, _ in bench.apart]
+    assert slots.count(1) == 5
+    assert len(slots) <= 2 * 5 + 1
+
+
+def test_streams_that_wait_for_masks_hold_up_no_prompt() -> None:
+    bench = Slow()
+    bench.streams(1)
+    bench.crowd()
+    (stream,) = bench.scheduler.running
+    long = bench.submit(prompt(200, 7), n_predict=1)
+    bench.step(2)
+    n_steps, n_before = len(bench.engine.batches), stream.n_generated
+    stream.late = True
+    bench.ready = False
+    while not long.done:
+        bench.step()
+    assert stream.slot is not None
+    assert not [batch for batch in bench.engine.batches[n_steps:] if stream.slot.id in batch.slot]
+    assert stream.n_generated == n_before
+    bench.ready = True
+    bench.step(2)
+    assert stream.n_generated > n_before
+
+
+def test_a_stream_that_owes_more_than_a_token_is_no_prompt() -> None:
+    """Tokens that end a reasoning come without having been sampled."""
+    bench = Slow()
+    bench.streams(2)
+    bench.crowd()
+    one, _ = bench.scheduler.running
+    bench.submit(prompt(200, 7), n_predict=1)
+    bench.step(2)
+    one.tokens += [3, 4, 5]
+    n = one.n_computed
+    bench.step()
+    assert one.n_computed >= n + 4
+
+
 def test_where_streams_end_a_prompt_goes_on_at_once() -> None:
     bench = Slow()
     stream = bench.submit(prompt(9), n_predict=24, ignore_eos=True)
@@ -132,7 +187,7 @@ def test_where_streams_end_a_prompt_goes_on_at_once() -> None:
     assert bench.answers[long].outcome() == oracle(long.request, 2048)
 
 
-def test_a_small_step_is_tried_again_with_each_prompt() -> None:
+def test_a_small_step_is_tried_again_with_a_later_prompt() -> None:
     bench = Slow()
     bench.streams(1)
     first = bench.submit(prompt(400, 7), n_predict=1)
@@ -140,11 +195,14 @@ def test_a_small_step_is_tried_again_with_each_prompt() -> None:
     assert bench.joint == [8]
     assert bench.scheduler.interleaver.seq is first
     second = bench.submit(prompt(60, 8), n_predict=1)
+    bench.step(28)
+    assert bench.joint == [8]  # so soon nothing has changed
+    third = bench.submit(prompt(60, 9), n_predict=1)
     bench.step(2)
     assert bench.joint == [8, 5]
     bench.drain()
     assert bench.joint == [8, 5]
-    for seq in (first, second):
+    for seq in (first, second, third):
         assert bench.answers[seq].outcome() == oracle(seq.request, 2048)
 
 

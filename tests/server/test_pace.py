@@ -221,8 +221,10 @@ def test_room_between_streams_is_what_their_own_steps_leave() -> None:
     assert pace.room(1) == 0.75
     for _ in range(9):
         pace.observe(0, 1, 3.0, between=True)
-    assert pace.room(1) == 0.5  # prompts go on
-    assert pace.room(4) == pace.room(1)  # what streams are used to is still a second
+    assert pace.room(1) == 1.5  # prompts go on with half of what the streams take now
+    pace.observe(0, 1, 1.0)
+    assert pace.tokens(1) == 128  # nothing is known of prompts
+    assert pace.room(4) == 1.5
 
 
 def test_a_size_that_is_too_large_is_seldom_tried_again() -> None:

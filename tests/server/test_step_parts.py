@@ -130,14 +130,47 @@ def test_they_are_made_while_nobody_waits(tiny: Path, monkeypatch: pytest.Monkey
         if not engine.prepare_ahead(wanted):
             break
     assert asked > 50
-    assert list(engine.part_sizes) == [64, 16]
-    assert all(0 < seconds < 1 for seconds in engine.part_sizes.values())
+    assert engine.part_sizes == {64: 0.0, 16: 0.0}  # how long their parts are tells the first that runs
     engine.sleep()
     assert not engine.part_sizes
     assert not engine.prepare_ahead()
     engine.wake()
     assert not engine.part_sizes
     assert list(prepared(engine).part_sizes) == [64, 16]
+    engine.close()
+
+
+def run(engine: Engine, n: int) -> None:
+    list(engine.run_in_parts(UBatch([5] * n, list(range(n)), [0] * n, list(range(n)), tables={0: list(range(16))})))
+
+
+def test_a_size_that_was_held_up_is_tried_again(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = prepared(opened(tiny, monkeypatch))
+    for n in (64, 16):
+        run(engine, n)
+    assert all(0 < seconds < 1 for seconds in engine.part_sizes.values())
+    engine.step_parts._longest[64] = 9.0  # its thread had no core for as long
+    for _ in range(20):
+        run(engine, 12)
+    assert engine.part_sizes[64] < 1e-4
+    run(engine, 17)
+    assert 0 < engine.part_sizes[64] < 1
+    engine.close()
+
+
+def test_nobody_waits_for_what_is_measured_ahead(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(tiny, monkeypatch)
+    while engine._ahead:
+        engine.prepare_ahead()
+    ran: list[int] = []
+    monkeypatch.setattr(engine, "run_alone", lambda: ran.append(1))
+    assert engine.prepare_ahead(lambda: True)
+    assert not ran
+    assert engine.prepare_ahead(lambda: len(ran) == 1)
+    assert len(ran) == 1
+    while engine.prepare_ahead():
+        pass
+    assert len(ran) == 3  # once for both sizes
     engine.close()
 
 
