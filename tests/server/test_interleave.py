@@ -70,6 +70,14 @@ class Slow(Bench):
         return [seq.slot.id for seq in seqs if seq.slot is not None]
 
 
+def crowded(n_streams: int = 1, n_predict: int = 120) -> Slow:
+    """With so many streams that flow, beside which prompts have steps of their own."""
+    bench = Slow()
+    bench.streams(n_streams, n_predict)
+    bench.crowd()
+    return bench
+
+
 def test_a_long_prompt_stops_in_time_and_loses_nothing() -> None:
     bench = Slow()
     bench.streams(2)
@@ -106,9 +114,7 @@ def test_a_part_of_unknown_length_is_tried() -> None:
 
 
 def test_prompts_take_turns() -> None:
-    bench = Slow()
-    bench.streams(1)
-    bench.crowd()
+    bench = crowded()
     first = bench.submit(prompt(300, 7), n_predict=1)
     second = bench.submit(prompt(130, 8), n_predict=1)
     third = bench.submit(prompt(12, 9), n_predict=1)
@@ -121,9 +127,7 @@ def test_prompts_take_turns() -> None:
 
 
 def test_a_prompt_is_not_overtaken_by_all_that_come_later() -> None:
-    bench = Slow()
-    bench.streams(1, 400)
-    bench.crowd()
+    bench = crowded(n_predict=400)
     long = bench.submit(prompt(300, 7), n_predict=1)
     bench.step(2)
     short: list[Sequence] = []
@@ -137,9 +141,7 @@ def test_a_prompt_is_not_overtaken_by_all_that_come_later() -> None:
 
 
 def test_streams_that_wait_for_masks_hold_up_no_prompt() -> None:
-    bench = Slow()
-    bench.streams(1)
-    bench.crowd()
+    bench = crowded()
     (stream,) = bench.scheduler.running
     long = bench.submit(prompt(200, 7), n_predict=1)
     bench.step(2)
@@ -158,9 +160,7 @@ def test_streams_that_wait_for_masks_hold_up_no_prompt() -> None:
 
 def test_a_stream_that_owes_more_than_a_token_is_no_prompt() -> None:
     """Tokens that end a reasoning come without having been sampled."""
-    bench = Slow()
-    bench.streams(2)
-    bench.crowd()
+    bench = crowded(2)
     one, _ = bench.scheduler.running
     bench.submit(prompt(200, 7), n_predict=1)
     bench.step(2)
@@ -208,9 +208,7 @@ def test_a_small_step_is_tried_again_with_a_later_prompt() -> None:
 
 def test_large_parts_are_those_of_smaller_steps() -> None:
     """A deep context makes parts long: then a step with fewer tokens has shorter ones."""
-    bench = Slow()
-    bench.streams(1)
-    bench.crowd()
+    bench = crowded()
     bench.engine.part_sizes = {64: 1.1, 16: 0.3}
     long = bench.submit(prompt(60, 7), n_predict=1)
     while not long.done:
@@ -219,9 +217,7 @@ def test_large_parts_are_those_of_smaller_steps() -> None:
 
 
 def test_what_wants_more_than_the_cache_runs_as_ever() -> None:
-    bench = Slow()
-    bench.streams(1)
-    bench.crowd()
+    bench = crowded()
     asking = bench.submit(prompt(30, 7), n_predict=1, prompt_logprobs=1)
     bench.drain()
     assert not bench.apart
@@ -230,9 +226,7 @@ def test_what_wants_more_than_the_cache_runs_as_ever() -> None:
 
 
 def test_one_that_leaves_in_the_middle_holds_nothing() -> None:
-    bench = Slow()
-    bench.streams(1)
-    bench.crowd()
+    bench = crowded()
     gone = bench.submit(prompt(200, 7), n_predict=1)
     bench.step(2)
     assert bench.scheduler.interleaver.seq is gone
@@ -245,9 +239,7 @@ def test_one_that_leaves_in_the_middle_holds_nothing() -> None:
 
 
 def test_a_step_that_fails_is_run_as_ever_and_fails_alone() -> None:
-    bench = Slow()
-    bench.streams(1)
-    bench.crowd()
+    bench = crowded()
     bad = bench.submit([*prompt(30, 7), POISON, *prompt(30, 6)], n_predict=3, ignore_eos=True)
     good = bench.submit(prompt(90, 8), n_predict=3, ignore_eos=True)
     bench.drain()
@@ -259,9 +251,7 @@ def test_a_step_that_fails_is_run_as_ever_and_fails_alone() -> None:
 
 
 def test_a_lost_device_takes_the_step_with_it() -> None:
-    bench = Slow()
-    bench.streams(1)
-    bench.crowd()
+    bench = crowded()
     long = bench.submit(prompt(200, 7), n_predict=3)
     bench.step(2)
     bench.engine.lost = True
