@@ -284,7 +284,7 @@ class Engine:
         """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
         self._ahead.clear()
         self.step_parts.clear()
-        if self._beside is None:
+        if self.is_first:
             self.session.close()
         else:
             self.session.release()
@@ -493,7 +493,7 @@ class Engine:
         return CacheKind(model, *types, PAGE, self.far.nbytes, beside.nbytes if beside is not None else 0, window)
 
     def close(self) -> None:
-        if self._beside is None:
+        if self.is_first:
             self.session.close()
         self.weight_sets.close()
         self.gguf.close()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from server.ubatch import power_of_two, size_below, size_beside
 
-BETWEEN = 2.0  # the same where prompts have steps of their own, which stop in time
 STRETCH = 2.2  # a step with prompts may take so many times as long as one without; clients see a little more
+BETWEEN = 2.0  # the same where prompts have steps of their own, which stop in time
 LEAST_PROMPT = 4  # tokens of a step: prompts go on, however slow they are beside the streams
 SUPERLINEAR = 1.1  # times the tokens that a larger size has, until what it adds has been seen
 LEAST_ROOM = 0.5  # of a stream's step as it is now: so prompts go on where streams have become slow
@@ -62,8 +62,9 @@ class Pace:
             self._token, self._size = seconds / n_prompt, 0
         elif self._plain:
             size, n_streams = size_beside(n_tokens), n_tokens - n_prompt
-            added = max(0.0, seconds - self._usual(n_streams))
-            if size == self._least(n_streams):
+            usual, smallest = self._usual(n_streams), size == self._least(n_streams)
+            added = max(0.0, seconds - usual)
+            if smallest:
                 added *= (size - n_streams) / n_prompt  # had it been full
             if self._size and size == _above(self._size):
                 self._saw(self._size, added, self._added)
@@ -72,7 +73,7 @@ class Pace:
             elif size in self._growth:
                 self._growth[size].trust *= TRUST
             self._size, self._added = size, added
-            self.crowded = size == self._least(n_streams) and added > (STRETCH - 1) * self._usual(n_streams)
+            self.crowded = smallest and added > (STRETCH - 1) * usual
 
     def room(self, n_streams: int) -> float:
         """Seconds that prompts may take before the next step, which is for so many streams."""
@@ -112,8 +113,9 @@ class Pace:
 
     def _saw(self, size: int, larger: float, smaller: float) -> None:
         """The size above adds so much, and `size` so much."""
+        known = self._growth.get(size)
         last = max(1.0, larger / smaller) if smaller else _expected(size)
-        self._growth[size] = _Growth(last, self._growth[size].last if size in self._growth else _expected(size))
+        self._growth[size] = _Growth(last, known.last if known is not None else _expected(size))
 
     def _usual(self, n_streams: int) -> float:
         """Seconds of a step without prompts: of so many streams, else of the next fewer known, else of the fewest."""

@@ -108,7 +108,6 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
         speculator: Speculator | None = None,
-        on_step: Callable[[UBatch, StepResult, float], None] | None = None,
         resolve_lora: Callable[[Lora | None], Choice] = lambda _: BASE,
     ) -> None:
         """`n_ctx` counts the cells of all slots; one may use `n_ctx_slot` of them at most (0: all of its part).
@@ -121,7 +120,6 @@ class Scheduler:
         self.slot_prompt_similarity = slot_prompt_similarity
         self.clock = clock
         self.make_sampler = make_sampler or (lambda params, n_ctx: RowSampler(params, vocab, n_ctx))
-        self.on_step = on_step
         self.speculator = speculator or Speculator()
         self.resolve_lora = resolve_lora
         self.stats = SchedulerStats()
@@ -237,8 +235,6 @@ class Scheduler:
             self.pace.observe(n_prompt, len(batch.tokens), now - began, between=between)
             self.commit(group, result, now, events)
             self._limit = min(self.n_ubatch, 2 * self._limit)
-            if self.on_step is not None:
-                self.on_step(batch, result, now - began)
         self.speculator.observe(self.clock() - started, counts=streams)
         events += self._broken
         self._broken = []

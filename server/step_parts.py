@@ -21,8 +21,8 @@ DEPTH = 2048  # tokens before those of a run without a batch, whose attention is
 STEPS = 5  # parts of which a stream's step should take as long
 LEAST = 5e-5  # seconds of a part: to leave and to go on costs a fifth of that
 RUNS = 3  # of a stream's step, to know how long it takes
-FORGET = 0.5  # of what is known of a size, with each run of a smaller one
 SHORT = 0.02  # seconds of it; beside longer ones a plan's parts may be made and cut in its first runs
+FORGET = 0.5  # of what is known of a size, with each run of a smaller one
 
 
 class StepParts:
@@ -45,7 +45,7 @@ class StepParts:
     @property
     def builds(self) -> list[Build]:
         """The graphs of plans that are not ready, in the order in which they will be made."""
-        return [partial(self._engine.build, Shape(n, 0)) for n in self._missing]
+        return [_build(self._engine, n) for n in self._missing]
 
     @property
     def sizes(self) -> Mapping[int, float]:
@@ -63,11 +63,7 @@ class StepParts:
             self._engine.run_alone()
             self._alone.append(time.perf_counter() - began)
         alone = min(self._alone)
-        self._next = plan = self._next or self._made(self._missing[0])
-        plan.most = plan.most or min(MOST, max(LEAST, alone / STEPS))
-        self._engine.feeds_of(plan).write(UBatch())
-        if (pos := plan.room.get("pos")) is not None:
-            pos[:] = min(DEPTH, self._engine.n_ctx_slot) - 1
+        self._next = plan = self._next or self._made(self._missing[0], alone)
         while alone < SHORT and not (plan.cut and plan.longest):
             for _ in plan.parts(None):
                 if wanted():
@@ -91,8 +87,16 @@ class StepParts:
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 
-    def _made(self, n: int) -> Divided:
-        plan = self._engine.session.plan(lambda: self._engine.build(Shape(n, 0)), ARENA)
+    def _made(self, n: int, alone: float) -> Divided:
+        """A plan for n tokens, with nothing to do behind a long context; a stream's step takes `alone` seconds."""
+        plan = self._engine.session.plan(_build(self._engine, n), ARENA)
         assert isinstance(plan, Divided)
-        plan.cuts = SOON
+        plan.cuts, plan.most = SOON, min(MOST, max(LEAST, alone / STEPS))
+        self._engine.feeds_of(plan).write(UBatch())
+        if (pos := plan.room.get("pos")) is not None:
+            pos[:] = min(DEPTH, self._engine.n_ctx_slot) - 1
         return plan
+
+
+def _build(engine: Engine, n: int) -> Build:
+    return partial(engine.build, Shape(n, 0))
