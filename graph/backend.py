@@ -113,6 +113,8 @@ class Times(Protocol):
 class Divides(Protocol):
     """A backend whose programs can be cut anew, in the middle of a node, too."""
 
-    def divide(self, programs: Sequence[Any], seconds: Sequence[float], most: float) -> Sequence[Program]:
+    def divide(
+        self, programs: Sequence[Any], seconds: Sequence[float], most: float, spare: bool = False
+    ) -> Sequence[Program]:
         """Other programs for the same work, of at most about `most` seconds each; `programs` are its own, which
-        took `seconds`."""
+        took `seconds`. `spare`: they leave a processor of the host's to others, where there are several."""

@@ -38,6 +38,7 @@ class Divided(Plan):
     """
 
     most = 0.0  # seconds that a part should take; 0: MOST
+    spare = False  # whether its parts leave a processor to others
     cuts: tuple[int, ...] = CUTS
     _n_runs = 0  # that came to their end
     _n_cut = 0  # of these, when parts were last cut anew
@@ -54,7 +55,10 @@ class Divided(Plan):
     def _make(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Sequence[Program]:
         program = backend.compile(nodes, place)
         seconds = sum(t.nbytes + sum(s.nbytes for s in t.src) for t in nodes) / SLOW
-        return backend.divide([program], [seconds], self.most or MOST) if isinstance(backend, Divides) else [program]
+        return self._divided(backend, [program], [seconds]) if isinstance(backend, Divides) else [program]
+
+    def _divided(self, backend: Divides, programs: Sequence[Program], seconds: Sequence[float]) -> Sequence[Program]:
+        return backend.divide(programs, seconds, self.most or MOST, self.spare)
 
     def _find(self, fetches: Callable[[], list[Fetch]]) -> None:
         self._still_to_find = fetches
@@ -115,6 +119,6 @@ class Divided(Plan):
                 continue
             for some in (held[start : start + AT_ONCE] for start in range(0, len(held), AT_ONCE)):
                 programs = [step[1] for step, _ in some if step is not None]
-                steps += [(b, p) for p in backend.divide(programs, [seconds for _, seconds in some], self.most or MOST)]
+                steps += [(b, p) for p in self._divided(backend, programs, [seconds for _, seconds in some])]
                 yield 0.0
         self._steps, self._best, self._last = steps, (), ()

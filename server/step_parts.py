@@ -22,6 +22,7 @@ STEPS = 5  # parts of which a stream's step should take as long
 LEAST = 5e-5  # seconds of a part: to leave and to go on costs a fifth of that
 RUNS = 3  # of a stream's step, to know how long it takes
 SHORT = 0.02  # seconds of it; beside longer ones a plan's parts may be made and cut in its first runs
+BRISK = 0.001  # seconds of it; where it is less, a tick of the system's, for which the event loop may wait, is many
 FORGET = 0.5  # of what is known of a size, with each run of a smaller one
 
 
@@ -91,7 +92,7 @@ class StepParts:
         """A plan for n tokens, with nothing to do behind a long context; a stream's step takes `alone` seconds."""
         plan = self._engine.session.plan(_build(self._engine, n), ARENA)
         assert isinstance(plan, Divided)
-        plan.cuts, plan.most = SOON, min(MOST, max(LEAST, alone / STEPS))
+        plan.cuts, plan.most, plan.spare = SOON, min(MOST, max(LEAST, alone / STEPS)), alone < BRISK
         self._engine.feeds_of(plan).write(UBatch())
         if (pos := plan.room.get("pos")) is not None:
             pos[:] = min(DEPTH, self._engine.n_ctx_slot) - 1

@@ -86,9 +86,12 @@ class CPUBackend:
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> CPUProgram:
         return CPUProgram(self.pool, nodes, place)
 
-    def divide(self, programs: Sequence[CPUProgram], seconds: Sequence[float], most: float) -> list[CPUProgram]:
+    def divide(
+        self, programs: Sequence[CPUProgram], seconds: Sequence[float], most: float, spare: bool = False
+    ) -> list[CPUProgram]:
         """Programs that take longer become one a stage, instruction or range of units; those that take less than a
         quarter are joined."""
+        n_threads = max(1, min(self.pool.n_threads, cores() - spare))
         groups: list[list[tuple[Part, CPUProgram]]] = [[]]
         joined = 0.0
         for program, took in zip(programs, seconds, strict=True):
@@ -99,7 +102,7 @@ class CPUBackend:
                     groups.append([])
                     joined = took / len(parts)
                 groups[-1].append((part, program))
-        return [CPUProgram.of(self.pool, group) for group in groups]
+        return [CPUProgram.of(self.pool, group, n_threads) for group in groups]
 
     def timed(self, programs: Sequence[CPUProgram]) -> Clock:
         return Clock(self.pool, programs)
@@ -117,6 +120,7 @@ class CPUProgram:
     def __init__(self, pool: Pool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
         self.fallbacks: list[str] = []
         self._pool = pool
+        self._n_threads = pool.n_threads
         self._keep: set[Memory] = set()  # what the instructions point into
         self.parts: list[Part] = []
         pending: list[Instruction] = []
@@ -143,9 +147,10 @@ class CPUProgram:
             self.parts.append(Table(instructions))
 
     @classmethod
-    def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]]) -> CPUProgram:
-        """What these parts of other programs do."""
+    def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:
+        """What these parts of other programs do, on so many threads."""
         made = cls(pool, (), lambda t: Place(None))
+        made._n_threads = n_threads
         made._keep = set().union(*(program._keep for _, program in parts))
         tables: list[Table] = []
         for part, _ in parts:
@@ -167,7 +172,7 @@ class CPUProgram:
     def run(self) -> None:
         for part in self.parts:
             if isinstance(part, Table):
-                self._pool.run(part)
+                self._pool.run(part, self._n_threads)
             else:
                 part()
 

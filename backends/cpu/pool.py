@@ -164,7 +164,7 @@ class Pool:
         self._ctl[41], self._ctl[42] = n_threads, cache_nbytes(2) // 2
         self._out = np.zeros(8, np.int64)
         out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
-        self._arguments = out, out, ctl, n_threads, ends, 0
+        self._arguments = [(out, out, ctl, n, ends, 0) for n in range(n_threads + 1)]  # by the threads that take part
         self._threads = [
             threading.Thread(target=self._serve, args=(t + 1, r), name=f"cpu-{t + 1}", daemon=True)
             for t, (r, _) in enumerate(self._pipes)
@@ -178,11 +178,11 @@ class Pool:
         out = np.zeros(8, np.int64)
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
-    def run(self, table: Table) -> None:
-        """Run every instruction; the GIL is released until all are done."""
+    def run(self, table: Table, n_threads: int = 0) -> None:
+        """Run every instruction, on the first `n_threads` threads (0: all); the GIL is released until all are done."""
         if table.n:
             self._ready(table)
-            self._step(*self._arguments)
+            self._step(*self._arguments[n_threads or self.n_threads])
 
     def run_timed(self, table: Table) -> npt.NDArray[np.float64]:
         """The same with a clock: seconds of each stage."""
@@ -191,7 +191,7 @@ class Pool:
         jit.load(["step:timed"])
         self._ready(table)
         began = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        ENTRY(jit.address("step:timed"))(*self._arguments)
+        ENTRY(jit.address("step:timed"))(*self._arguments[-1])
         ends = table.words[: table.n_stages, 6:] @ (10**9, 1)
         seconds: npt.NDArray[np.float64] = np.diff(ends, prepend=began) / 1e9
         return seconds

@@ -26,8 +26,9 @@ A thread reads the generation, then the table, then the number of stages, which 
 
 Control block, one 64-byte line each (word index): 0 generation · 8 table, 9 the next one · 16 n_stages, stamped,
 17 the next number · 24 scratch address · 32 scratch bytes per thread · 40 counters' address (a line for each stage's
-finished chunks, and one for each thread's stretch), 41 n_threads, 42 bytes that a worker fetches between steps ·
-48 stop · 56 threads inside a step · 64+8w: worker w is parked.
+finished chunks, and one for each thread's stretch), 41 n_threads, 42 bytes that a worker fetches between steps,
+43 threads that take part in this step (they take the others' stretches, too) · 48 stop · 56 threads inside a step · 64+8w: worker w
+is parked.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from backends.cpu.kernels.registry import i64p, kernel
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 TABLE, N_STAGES, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
+TAKE_PART = COUNTERS + 3
 SHIFT = 24  # bits of a count; the generation above it lasts for years
 LOW = (1 << SHIFT) - 1
 PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets others have its core
@@ -283,7 +285,8 @@ def fetch_first(ctl, generation, thread, stages, n):
 
 @kernel("step")
 def step(clock=""):
-    """f(ctl, n_threads, pipes): run the published table as thread 0; `pipes` holds each worker's write end."""
+    """f(ctl, n_threads, pipes): run the published table as thread 0, with so many threads of those that there are;
+    `pipes` holds each worker's write end."""
     timed = clock == "timed"
     walk, do_serial = _walk(timed)
 
@@ -297,6 +300,7 @@ def step(clock=""):
                     read_clock(CLOCK, table + i * 64 + DONE)
             return
         generation = atomic_load(ctl) + 1
+        c[TAKE_PART] = n_threads
         atomic_store(ctl + TABLE * 8, table)
         atomic_store(ctl + N_STAGES * 8, (generation << SHIFT) + n)
         atomic_store(ctl, generation)
@@ -325,9 +329,10 @@ def worker():
             stop = atomic_load(ctl + STOP * 8)
             if generation != last and stop == 0:
                 last = generation
-                stages, n = walk(ctl, generation, thread)
-                fetch_first(ctl, generation, thread, stages, n)
-                idle = 0
+                if thread < i64p(ctl)[TAKE_PART]:
+                    stages, n = walk(ctl, generation, thread)
+                    fetch_first(ctl, generation, thread, stages, n)
+                    idle = 0
             atomic_add(ctl + INSIDE * 8, -1)
             if stop:
                 return
