@@ -74,7 +74,7 @@ class Divided(Plan):
         return max(self._last, default=0.0)
 
     def parts(self, feeds: Mapping[str, Array] | None) -> Iterator[float]:
-        """A run that stops after each part, and tells how many seconds the next one will take; 0: that is not known.
+        """A run that stops before each part, and tells how many seconds it will take; 0: that is not known.
         `feeds`: see `run`."""
         if self._n_runs in self.cuts and self._n_runs != self._n_cut:
             yield from self._divide()
@@ -84,6 +84,7 @@ class Divided(Plan):
         self._feed(feeds)
         i = 0
         while i < len(self._steps):
+            yield last[i]
             step = self._steps[i]
             if step is not None and isinstance(step[1], _Later):
                 made = step[1].make()
@@ -99,9 +100,7 @@ class Divided(Plan):
             last[i] = time.perf_counter() - began
             best[i] = min(best[i], last[i])
             i += 1
-            if i == len(self._steps):
-                self._n_runs += 1
-            yield last[i] if i < len(last) else 0.0
+        self._n_runs += 1
 
     def results(self, rows: Sequence[int | None] | None = None) -> list[Array]:
         if self._still_to_find is not None:

@@ -36,6 +36,8 @@ class Interleaver:
         self.n = 0  # its tokens
         self._run: Iterator[float] = iter(())
         self._active = False
+        self._following = 0.0  # seconds that its next part will take; 0: not known
+        self._beginning = 0.0  # seconds that the last step took until its first part: to find pages, to write feeds
         self._tried = 0  # the step of the scheduler when a prompt that began last had a step with the streams tried
 
     def takes(self, seq: Sequence) -> bool:
@@ -60,13 +62,16 @@ class Interleaver:
             pace.crowded = False
         flow = any(seq.flows for seq in streams)
         self._active = flow and pace.crowded and bool(scheduler.engine.part_sizes)
-        until = scheduler.clock() + (pace.room(len(streams)) if flow else math.inf)
+        room = pace.room(len(streams)) if flow else math.inf
+        until = scheduler.clock() + room
         ran = False
         try:
-            while self.seq is not None or self._begin(until):
-                ran = True
-                if not self._advance(until, events):
+            while not ran or scheduler.clock() + (self._beginning if self.seq is None else self._following) <= until:
+                if self.seq is not None:
+                    self._go_on(events)
+                elif not self._begin(room):
                     break
+                ran = True
         except DeviceFailed as error:
             scheduler.device_failed(error, events)
         except Exception as error:
@@ -84,12 +89,14 @@ class Interleaver:
             return False
         return seq.started and self._scheduler.debt(seq) > 1 and (seq.resumed or not seq.n_generated)
 
-    def _begin(self, until: float) -> bool:
-        """Begin a step of the prompt whose turn was longest ago; False: there is none, or no room for any."""
+    def _begin(self, room: float) -> bool:
+        """Begin a step of the prompt whose turn was longest ago, with parts for turns of `room` seconds; False: there
+        is none, or there are no pages for any."""
         scheduler = self._scheduler
+        began = scheduler.clock()
         prompts = [seq for seq in scheduler.running if self._may_take(seq)] if self._active else []
         for seq in sorted(prompts, key=lambda seq: seq.served):
-            n = self._size(scheduler.debt(seq) - 1, until - scheduler.clock())
+            n = self._size(scheduler.debt(seq) - 1, room)
             n = dict(scheduler.reserve([(seq, n)])).get(seq, 0)
             if n:
                 seq.served = scheduler.n_steps
@@ -97,6 +104,8 @@ class Interleaver:
                 if scheduler.cache.beside is not None:
                     scheduler.cache.beside.prepare([(seq, n)])
                 self._run = scheduler.engine.run_in_parts(fill([(seq, n)]))
+                self._following = next(self._run)
+                self._beginning = scheduler.clock() - began
                 return True
         return False
 
@@ -106,16 +115,16 @@ class Interleaver:
         fitting = [n for n, longest in sizes.items() if longest <= room] or [min(sizes)]
         return min(n_owed, min((n for n in fitting if n >= n_owed), default=max(fitting)))
 
-    def _advance(self, until: float, events: Events) -> bool:
-        """Go on with the step that is under way; whether it came to its end."""
+    def _go_on(self, events: Events) -> None:
+        """The next part of the step that is under way."""
         scheduler, seq = self._scheduler, self.seq
         assert seq is not None
-        for following in self._run:
-            if scheduler.clock() + following > until:
-                return False
+        following = next(self._run, None)
+        if following is not None:
+            self._following = following
+            return
         self.seq = None
         scheduler.commit([(seq, self.n)], StepResult(np.zeros(0, np.uint32)), scheduler.clock(), events)
-        return True
 
     def _drop(self) -> None:
         """Leave the step for good: what it was to pay is owed still."""

@@ -20,7 +20,7 @@ ARENA = "prompt"  # the name of their memory
 DEPTH = 2048  # tokens before those of a run without a batch, whose attention is as long as that of many prompts
 STEPS = 5  # parts of which a stream's step should take as long
 LEAST = 5e-5  # seconds of a part: to leave and to go on costs a fifth of that
-RUNS = 3  # of a stream's step, to know how long it takes
+RUNS = 8  # of a stream's step, to know how long it takes
 SHORT = 0.02  # seconds of it; beside longer ones a plan's parts may be made and cut in its first runs
 BRISK = 0.001  # seconds of it; where it is less, a tick of the system's, for which the event loop may wait, is many
 FORGET = 0.5  # of what is known of a size, with each run of a smaller one
@@ -74,8 +74,8 @@ class StepParts:
         return True
 
     def run(self, batch: UBatch) -> Iterator[float]:
-        """Run a batch of which nothing is wanted but what it leaves in the cache. Stops after each part and tells how
-        many seconds the next one will take, 0 where that is not known. StepFailed: the device cannot."""
+        """Run a batch of which nothing is wanted but what it leaves in the cache. Stops before each part and tells how
+        many seconds it will take, 0 where that is not known. StepFailed: the device cannot."""
         n = min(n for n in self._plans if n >= len(batch.tokens))
         plan = self._plans[n]
         try:

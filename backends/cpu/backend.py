@@ -91,11 +91,11 @@ class CPUBackend:
     ) -> list[CPUProgram]:
         """Programs that take longer become one a stage, instruction or range of units; those that take less than a
         quarter are joined."""
-        n_threads = max(1, min(self.pool.n_threads, cores() - spare))
+        n_threads = max(1, min(self.pool.n_threads, cores() - 1)) if spare else self.pool.n_threads
         groups: list[list[tuple[Part, CPUProgram]]] = [[]]
         joined = 0.0
         for program, took in zip(programs, seconds, strict=True):
-            parts = program.split(math.ceil(2 * took / most)) if took > most else program.parts
+            parts = program.split(math.ceil(2 * took / most), n_threads) if took > most else program.parts
             for part in parts:
                 joined += took / len(parts)
                 if joined > most / 4 and groups[-1]:
@@ -162,11 +162,11 @@ class CPUProgram:
         made.parts += _joined(tables)
         return made
 
-    def split(self, n: int) -> list[Part]:
-        """Its parts in smaller ones: stages, instructions, or ranges of units, n at most."""
+    def split(self, n: int, n_threads: int) -> list[Part]:
+        """Its parts in smaller ones: stages, instructions, or ranges of units, n at most, each for all threads."""
         found: list[Part] = []
         for part in self.parts:
-            found += part.split(n, self._pool.n_threads) if isinstance(part, Table) else [part]
+            found += part.split(n, n_threads) if isinstance(part, Table) else [part]
         return found
 
     def run(self) -> None:

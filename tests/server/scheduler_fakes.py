@@ -193,8 +193,8 @@ class FakeEngine:
         self.batches.append(batch)
         contents: list[int] = []
         for first in range(0, len(batch.tokens), 5):
-            contents += self._fill(batch, range(first, min(first + 5, len(batch.tokens))))
             yield self.part_seconds
+            contents += self._fill(batch, range(first, min(first + 5, len(batch.tokens))))
         self._leave(batch, contents)
 
     def _step(self, batch: UBatch) -> StepResult:

@@ -41,8 +41,8 @@ class Slow(Bench):
         def timed_parts(batch: UBatch) -> Iterator[float]:
             self.apart.append((batch.slot[0], len(batch.tokens)))
             for following in parts(batch):
-                self.time += PART
                 yield following
+                self.time += PART
 
         self.engine.step, self.engine.run_in_parts = timed, timed_parts  # type: ignore[method-assign]
 
@@ -111,6 +111,25 @@ def test_a_part_of_unknown_length_is_tried() -> None:
     while not long.done:
         bench.step()
     assert len(bench.took) - n_steps <= 100 / 5 + 2
+
+
+def test_what_comes_before_the_first_part_is_part_of_the_turn() -> None:
+    """Pages and feeds of a step take time, too, and how much of a turn is left says nothing about a step's size."""
+    bench = crowded()
+    scheduler = bench.scheduler
+    parts = scheduler.engine.run_in_parts
+
+    def late(batch: UBatch) -> Iterator[float]:
+        bench.time += 0.4 * STEP
+        yield from parts(batch)
+
+    scheduler.engine.run_in_parts = late  # type: ignore[method-assign]
+    long = bench.submit(prompt(500, 7), n_predict=1)
+    while not long.done:
+        bench.step()
+    assert len(bench.apart) >= 8
+    assert {n for _, n in bench.apart[:-1]} == {64}
+    assert max(bench.took[1:-1]) <= 2.0 * STEP + 0.05
 
 
 def test_prompts_take_turns() -> None:

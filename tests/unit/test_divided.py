@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from backends.cpu.backend import CPUBackend
-from backends.cpu.pool import Instruction, Table
+from backends.cpu.pool import Instruction, Pool, Table
 from graph.backend import Backend
 from graph.divided import SOON, Divided
 from graph.ops.elementwise import add, scale, silu
@@ -71,10 +72,37 @@ def test_parts_are_cut_anew_by_what_they_took(
         told = list(plan.parts(feeds))
         np.testing.assert_array_equal(plan.results()[0], expected)
     assert n_parts[0] <= len(told) <= n_parts[1]
-    assert told[-1] == 0
-    assert all(0 < seconds < 1 for seconds in told[:-1])
+    assert all(0 < seconds < 1 for seconds in told)
     session.close()
     backend.close()
+
+
+def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none that the backend leaves anyway; to the same bits."""
+    x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
+
+    def chain() -> list[Tensor]:
+        t = feed("x", (64, 256))
+        for _ in range(9):
+            t = silu(t)
+        return [t]
+
+    for n_cores, n_threads, left in ((3, 3, 2), (8, 3, 3), (1, 1, 1)):
+        backend = CPUBackend(n_threads)
+        monkeypatch.setattr("backends.cpu.backend.cores", lambda n=n_cores: n)
+        session = Session([backend])
+        (expected,) = session.plan(chain).run({"x": x})
+        for spare, allowed in ((False, n_threads), (True, left)):
+            plan = session.plan(chain, f"apart {spare}")
+            assert isinstance(plan, Divided)
+            plan.cuts, plan.spare = SOON, spare
+            with mock.patch.object(Pool, "run", autospec=True, side_effect=Pool.run) as run:
+                for _ in range(6):
+                    list(plan.parts({"x": x}))
+            np.testing.assert_array_equal(plan.results()[0], expected)
+            assert {call.args[2] for call in run.call_args_list} == {allowed}
+        session.close()
+        backend.close()
 
 
 def test_runs_that_are_left_for_good_count_for_nothing() -> None:

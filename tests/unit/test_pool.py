@@ -13,7 +13,7 @@ from backends.cpu import compile as compiler
 from backends.cpu import image, jit
 from backends.cpu.frontend import ir_of
 from backends.cpu.kernels.registry import i64p
-from backends.cpu.kernels.step import FOLLOWING
+from backends.cpu.kernels.step import FOLLOWING, atomic_add, atomic_load, yield_cpu
 from backends.cpu.pool import Instruction, Pool, Table
 
 
@@ -166,6 +166,25 @@ def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: 
             assert next_ in (starts if chunk in ends else {20_000} if chunk == 19 else {0})
         assert told[2, 0] == 0
         assert (told[3] == 0).all()  # nothing follows
+
+
+def test_as_many_threads_as_are_asked_for_do_all_of_it(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others sleep or look on, and are there again for the next table."""
+
+    def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
+        i64p(a[0])[begin] = scratch
+        atomic_add(a[1], 1)
+        patience = 10_000_000
+        while atomic_load(a[1]) < a[2] and patience:  # each thread has one chunk, until all are here
+            yield_cpu()
+            patience -= 1
+
+    monkeypatch.setitem(jit._addresses, "probe", linked(run))
+    for n_threads in [*range(1, pool.n_threads + 1), *range(pool.n_threads, 0, -1)] * 3:
+        where, here = np.zeros(n_threads, np.int64), np.zeros(1, np.int64)
+        pool.run(Table([Instruction("probe", (where.ctypes.data, here.ctypes.data, n_threads), n_threads)]), n_threads)
+        threads = (where - int(pool._ctl[24])) // int(pool._ctl[32])
+        assert sorted(threads) == list(range(n_threads))
 
 
 @pytest.mark.parametrize("grain", [1, 3, 20, 50])

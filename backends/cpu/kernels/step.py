@@ -27,8 +27,8 @@ A thread reads the generation, then the table, then the number of stages, which 
 Control block, one 64-byte line each (word index): 0 generation · 8 table, 9 the next one · 16 n_stages, stamped,
 17 the next number · 24 scratch address · 32 scratch bytes per thread · 40 counters' address (a line for each stage's
 finished chunks, and one for each thread's stretch), 41 n_threads, 42 bytes that a worker fetches between steps,
-43 threads that take part in this step (they take the others' stretches, too) · 48 stop · 56 threads inside a step · 64+8w: worker w
-is parked.
+43 threads that take part in this step (the others' stretches, too, are theirs) · 48 stop · 56 threads inside a step ·
+64+8w: worker w is parked.
 """
 
 from __future__ import annotations
