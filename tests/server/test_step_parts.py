@@ -17,6 +17,7 @@ from server.requests import CompletionRequest, Finished, Token, TokenProb
 from server.sampling import SamplingParams
 from server.scheduler import Scheduler
 from server.sequence import Sequence
+from server.step_parts import RUNS
 from server.ubatch import UBatch
 
 STREAMS = (7, 20)  # tokens of their prompts
@@ -170,7 +171,7 @@ def test_nobody_waits_for_what_is_measured_ahead(tiny: Path, monkeypatch: pytest
     assert len(ran) == 1
     while engine.prepare_ahead():
         pass
-    assert len(ran) == 3  # once for both sizes
+    assert len(ran) == RUNS  # once for both sizes
     engine.close()
 
 
