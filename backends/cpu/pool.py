@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cpu import jit, slices
+from backends.cpu.apart import Apart
 from backends.cpu.isa import cache_nbytes
 from backends.cpu.kernels.layout import SHARED
 
@@ -171,6 +172,7 @@ class Pool:
         ]
         for thread in self._threads:
             thread.start()
+        self._apart = Apart([thread.native_id for thread in self._threads if thread.native_id is not None])
         _open_pools.add(self)
 
     def _serve(self, thread: int, pipe: int) -> None:
@@ -182,6 +184,8 @@ class Pool:
         """Run every instruction, on the first `n_threads` threads (0: all); the GIL is released until all are done."""
         if table.n:
             self._ready(table)
+            if self._threads and n_threads != 1:
+                self._apart()
             self._step(*self._arguments[n_threads or self.n_threads])
 
     def run_timed(self, table: Table) -> npt.NDArray[np.float64]:

@@ -1,0 +1,67 @@
+"""The threads of a pool run elsewhere than its caller."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from backends.cpu import apart
+from backends.cpu.apart import Apart
+from backends.cpu.pool import Instruction, Pool, Table
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux that is told")
+Masks = list[tuple[int, set[int]]]
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
+    """What the system is told, on a machine of four processors, of which the caller may use three."""
+    told: Masks = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 3})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: told.append((thread, set(cpus))))
+    return told
+
+
+def test_they_are_told_when_the_caller_has_moved(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = Apart([70, 71])
+    for cpu in (1, 1, 1, 3, 3, 1):
+        monkeypatch.setattr(apart, "current", lambda cpu=cpu: cpu)
+        keep()
+    assert masks == [
+        *((thread, {0, 3}) for thread in (70, 71)),
+        *((thread, {0, 1}) for thread in (70, 71)),
+        *((thread, {0, 3}) for thread in (70, 71)),
+    ]
+
+
+def test_more_threads_than_processors_stay_as_they_are(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "current", lambda: 1)
+    Apart([70, 71, 72])()
+    assert not masks
+
+
+def test_a_system_that_does_not_let_us_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    Apart([70])()
+
+
+@pytest.mark.skipif(sys.platform.startswith("linux") and len(os.sched_getaffinity(0)) < 2, reason="one processor")
+def test_a_pool_tells_its_threads_and_not_its_caller() -> None:
+    mine = os.sched_getaffinity(0)
+    pool = Pool(2)
+    worker = pool._threads[0].native_id
+    assert worker is not None
+    assert os.sched_getaffinity(worker) == mine
+    table = Table([Instruction("peak_f32", (10,), 4, 1, scratch=64)])
+    pool.run(table, 1)
+    assert os.sched_getaffinity(worker) == mine  # it takes no part
+    pool.run(table)
+    assert len(mine - os.sched_getaffinity(worker)) == 1
+    assert os.sched_getaffinity(0) == mine
+    pool.close()
