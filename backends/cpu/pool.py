@@ -182,28 +182,29 @@ class Pool:
 
     def run(self, table: Table, n_threads: int = 0) -> None:
         """Run every instruction, on the first `n_threads` threads (0: all); the GIL is released until all are done."""
+        n_threads = n_threads or self.n_threads
         if table.n:
-            self._ready(table)
-            if self._threads and n_threads != 1:
-                self._apart()
-            self._step(*self._arguments[n_threads or self.n_threads])
+            self._ready(table, n_threads)
+            self._step(*self._arguments[n_threads])
 
     def run_timed(self, table: Table) -> npt.NDArray[np.float64]:
         """The same with a clock: seconds of each stage."""
         if table.n == 0:
             return np.zeros(0)
         jit.load(["step:timed"])
-        self._ready(table)
+        self._ready(table, self.n_threads)
         began = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         ENTRY(jit.address("step:timed"))(*self._arguments[-1])
         ends = table.words[: table.n_stages, 6:] @ (10**9, 1)
         seconds: npt.NDArray[np.float64] = np.diff(ends, prepend=began) / 1e9
         return seconds
 
-    def _ready(self, table: Table) -> None:
+    def _ready(self, table: Table, n_threads: int) -> None:
         if self._caller != threading.get_ident():
             self._caller = threading.get_ident()
             slices.lengthen()
+        if n_threads > 1:
+            self._apart()
         most = self._most_stages, self._most_scratch, self._most_shared
         if any(map(operator.gt, (table.n_stages, table.scratch, table.shared), most)):
             self._grow(table)
