@@ -42,7 +42,7 @@ def router(serve_module: Any, shared_data: Path, tmp_path_factory: pytest.TempPa
         "--api-key",
         KEY,
         "-c",
-        "1024",
+        "4096",
         "-t",
         "1",
     )
@@ -215,7 +215,7 @@ def test_a_child_that_is_killed_is_told_and_started_again(router: Any, client: o
     text = say(client, "a").choices[0].text
     (pid,) = children(router)
     body = {"ignore_eos": True}
-    with client.completions.create(model="a", prompt=PROMPT, max_tokens=900, stream=True, extra_body=body) as stream:
+    with client.completions.create(model="a", prompt=PROMPT, max_tokens=3900, stream=True, extra_body=body) as stream:
         next(iter(stream))
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="ended while it answered"):
