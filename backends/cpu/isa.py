@@ -43,6 +43,11 @@ class Host:
         """Whether it has 32 registers of 16 floats; else it has 16 of half of that."""
         return self.has("avx512f", "avx512vl")
 
+    @property
+    def is_zen(self) -> bool:
+        """Whether it is one of AMD's since 2017."""
+        return self.name.startswith("znver")
+
     @functools.cached_property
     def _present(self) -> frozenset[str]:
         return frozenset(a[1:] for a in self.attributes.split(",") if a.startswith("+"))

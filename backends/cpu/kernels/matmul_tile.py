@@ -12,7 +12,7 @@ import itertools
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.isa import compiled_for
+from backends.cpu.isa import compiled_for, host
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanding, Packed
 from backends.cpu.kernels.emit_dot import Dot, added, less_zeros, times
@@ -28,6 +28,8 @@ from backends.cpu.kernels.layout import (
     LAYOUTS,
 )
 
+EARLY_BYTES = 2048  # of floats, in each stream
+
 
 def quant_tile(dtype, mt, nt, form):
     """A tile of quantised weights, as one of the forms of blocks.py: a loop over blocks of 32, within one over the
@@ -39,8 +41,10 @@ def quant_tile(dtype, mt, nt, form):
     """
     layout = LAYOUTS[dtype]
     shared = layout.shared
+    # Zen's own prefetching is best where a row or two take little longer than loading what is not even unpacked
+    as_they_lie = host().is_zen and layout.quants == 512 and mt <= 2
     # LLVM moves what is asked for to a block's end, all at once; of few rows in wide registers it leaves more apart
-    in_order = form is Packed and (mt >= AT_ONCE or not compiled_for().has_512_bits)
+    in_order = form is Packed and (mt >= AT_ONCE or as_they_lie or not compiled_for().has_512_bits)
     # Quants of halves with scales of their own cost most to unpack: there they are kept for all rows instead
     holds = form is Packed and mt > AT_ONCE and layout.parts > 1 and compiled_for().has_512_bits
     at_once = BESIDE_HELD if holds else AT_ONCE
@@ -116,6 +120,8 @@ def quant_tile(dtype, mt, nt, form):
         return [form(b, layout, group, i) for group in w]
 
     def asks_of(b, blocks, x, ahead, asked):
+        if form is Packed and as_they_lie:
+            return []
         if form is Packed:
             return blocks[0].asks(asked[0])
         weights = [ask for block in blocks for ask in block.asks()] + [(line, False) for line in asked]
@@ -134,25 +140,34 @@ def spread(items, n):
 
 
 def float_tile(dtype, mt, nt):
-    """A tile of floats: a loop over k."""
+    """A tile of floats: a loop over k. Its groups are so many streams, with which a Zen core's own prefetching does not
+    keep up.
+    """
+    quants = LAYOUTS[dtype].quants
+    in_line = 64 // quants
+    asking = host().is_zen and (mt > 1 or dtype != "f32")
 
-    def element_of(b, i, acc, w, x_at, _ahead, _wide, _asked):
-        x = x_at(i)
-        ws = []
-        for group in w:
-            ws.append(e.floats(b, e.at(b, group, b.mul(i, e.i64(LAYOUTS[dtype].quants))), dtype))
-        out = []
-        for j in range(mt):
-            xj = e.splat(b, e.load(b, e.at(b, x, 4 * j), e.F32, 4))
-            out += [e.fma(b, ws[n], xj, acc[j * nt + n]) for n in range(nt)]
-        return out
+    def elements_of(n):
+        def elements(b, i, acc, w, x_at, _ahead, _wide, _asked):
+            for j in range(n):
+                k = b.add(i, e.i64(j))
+                places, x = [e.at(b, group, b.mul(k, e.i64(quants))) for group in w], x_at(k)
+                for place in places if asking and j == 0 else ():
+                    e.prefetch(b, e.at(b, place, EARLY_BYTES))
+                ws, sums, acc = [e.floats(b, place, dtype) for place in places], acc, []
+                for row in range(mt):
+                    xj = e.splat(b, e.load(b, e.at(b, x, 4 * row), e.F32, 4))
+                    acc += [e.fma(b, ws[n], xj, sums[row * nt + n]) for n in range(nt)]
+            return acc
 
-    return tile_of(element_of, mt, nt)
+        return elements
+
+    return tile_of(elements_of(in_line), mt, nt, in_line, rest=elements_of(1))
 
 
-def tile_of(body, mt, nt, by=1, *, claiming=False):
-    """An intrinsic that runs `body` for blocks begin…end, `by` at once; its sums [mt][nt][16] start from zero where
-    begin is 0.
+def tile_of(body, mt, nt, by=1, *, rest=None, claiming=False):
+    """An intrinsic that runs `body` for blocks begin…end, `by` at once, and `rest` for each of those that are left; its
+    sums [mt][nt][16] start from zero where begin is 0.
 
     They go to `out`, whose rows are `out_stride` bytes apart: back to where they were, or to their place in y, `adding`
     to what is there if that is not 0. With expanded weights the next rows lie so many bytes `ahead`. `wide` is where
@@ -199,10 +214,18 @@ def tile_of(body, mt, nt, by=1, *, claiming=False):
                 line = e.at(b, b.inttoptr(a[14], e.I8P), b.mul(b.sub(i, a[9]), a[15]))
                 return line, e.at(b, line, a[16])
 
-            def step(i, acc):
+            def step(i, acc, body=body):
                 return body(b, i, acc, w, lambda block: e.at(b, x0, b.mul(block, a[4])), a[11], wide, lines_asked)
 
-            values = e.loop(b, a[9], a[10], start, step, by)
+            if rest is None:
+                values = e.loop(b, a[9], a[10], start, step, by)
+            else:
+                count, n = b.sub(a[10], a[9]), e.i64(by)
+                left = b.srem(count, n)
+                some = lambda j, acc: step(b.add(a[9], b.mul(j, n)), acc)
+                one = lambda j, acc: step(b.add(b.sub(a[10], left), j), acc, rest)
+                values = e.loop_from_zero(b, b.sdiv(count, n), start, some)
+                values = e.loop_from_zero(b, left, values, one)
             with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (added, put):
                 with added:
                     for place, value in zip(ends, values, strict=True):
