@@ -1,8 +1,8 @@
 """Memory of the process for tensors: 64-byte aligned, in pages of 2 MiB where the system has them.
 
-numpy asks for large pages for what takes 4 MiB or more. Smaller weights share slabs, and so do smaller states, because
-reading a model of many small weights page by page costs a 50th to a 25th of a decode step, and reading a long
-sequence's keys and values, which lie 2 KiB here and 2 KiB there, a 16th.
+numpy asks for large pages for what takes 4 MiB or more, whose ends are small ones. Weights share slabs, and so do
+smaller states, because reading page by page is a 16th slower: a model of many small weights, or a long sequence's keys
+and values, which lie 2 KiB here and 2 KiB there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from graph.backend import Bytes
 
 ALIGNMENT = 64
-SLAB_BYTES = 32 << 20
-MOST_SHARED = SLAB_BYTES // 4  # a larger weight has pages of its own
+STATES = 32 << 20  # bytes of a slab: states come and go, and with them what is left of others beside them
+WEIGHTS = 256 << 20 if hasattr(mmap, "MADV_HUGEPAGE") else STATES
 MOST_OPEN = 8  # slabs whose ends are still filled with what is small enough
 LARGE_PAGE = 2 << 20
 
@@ -42,30 +42,34 @@ def aligned(nbytes: int) -> Bytes:
 
 
 class Slabs:
-    """Hands out memory. A slab is given back when nothing that lies in it is used any more."""
+    """Hands out memory. A slab is given back when nothing that lies in it is used any more.
 
-    def __init__(self) -> None:
+    What is larger than a quarter of one has pages of its own.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes, self._most_shared = nbytes, nbytes // 4
         self._open: list[tuple[weakref.ref[Bytes], int]] = []  # the latest slabs, and how much of each is taken
 
     def take(self, nbytes: int) -> Bytes:
         """Zeroed, at a multiple of 64. MemoryError when there is not enough."""
-        if nbytes > MOST_SHARED:
+        if nbytes > self._most_shared:
             return aligned(nbytes)
         in_use = [(slab, at) for known, at in self._open if (slab := known()) is not None]
-        slab, at = next(((slab, at) for slab, at in in_use if at + nbytes <= SLAB_BYTES), None) or (_slab(), 0)
+        slab, at = next(((slab, at) for slab, at in in_use if at + nbytes <= self._nbytes), None) or (_slab(self._nbytes), 0)
         rest = [(weakref.ref(other), end) for other, end in in_use if other is not slab][-MOST_OPEN:]
         self._open = [*rest, (weakref.ref(slab), -(-(at + nbytes) // ALIGNMENT) * ALIGNMENT)]
         return slab[at : at + nbytes]
 
 
-def _slab() -> Bytes:
+def _slab(nbytes: int) -> Bytes:
     """Memory whose pages are taken when they are first written. A slice of it holds it: it is no slice itself."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.frombuffer(aligned(SLAB_BYTES).data, np.uint8)
+        return np.frombuffer(aligned(nbytes).data, np.uint8)
     try:
-        pages = mmap.mmap(-1, SLAB_BYTES + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, nbytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"{SLAB_BYTES} bytes for tensors: {error.strerror}") from error
+        raise MemoryError(f"{nbytes} bytes for tensors: {error.strerror}") from error
     pages.madvise(mmap.MADV_HUGEPAGE)
     start = -np.frombuffer(pages, np.uint8).ctypes.data % LARGE_PAGE
-    return np.frombuffer(pages, np.uint8, SLAB_BYTES, start)
+    return np.frombuffer(pages, np.uint8, nbytes, start)
