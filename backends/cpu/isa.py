@@ -45,8 +45,8 @@ class Host:
 
     @property
     def is_zen(self) -> bool:
-        """Whether it is one of AMD's since 2017."""
-        return self.name.startswith("znver")
+        """Whether it is one of AMD's with wide registers: Zen 4 and later."""
+        return self.name.startswith("znver") and self.has_512_bits
 
     @functools.cached_property
     def _present(self) -> frozenset[str]:

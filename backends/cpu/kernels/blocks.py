@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from backends.cpu.isa import host
+from backends.cpu.isa import compiled_for
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit_codes import coded
 from backends.cpu.kernels.emit_dot import late_shift, of_signed
@@ -52,7 +52,7 @@ class Packed:
         later; and those of a few blocks on, for a processor with too many lines under way forgets what it was asked.
         Zen remembers, and reads fastest what it is asked for once.
         """
-        if host().is_zen:
+        if compiled_for().is_zen:
             return self._near_asks(EARLY)
         far = [(e.at(self.b, later, line), False) for line in range(0, self.layout.block_nbytes, 64)]
         return [ask for both in zip(far, self._near_asks(), strict=True) for ask in both]

@@ -12,7 +12,7 @@ import itertools
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.isa import compiled_for, host
+from backends.cpu.isa import compiled_for
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanding, Packed
 from backends.cpu.kernels.emit_dot import Dot, added, less_zeros, times
@@ -42,7 +42,7 @@ def quant_tile(dtype, mt, nt, form):
     layout = LAYOUTS[dtype]
     shared = layout.shared
     # Zen's own prefetching is best where a row or two take little longer than loading what is not even unpacked
-    as_they_lie = host().is_zen and layout.quants == 512 and mt <= 2
+    as_they_lie = compiled_for().is_zen and layout.quants == 512 and mt <= 2
     # LLVM moves what is asked for to a block's end, all at once; of few rows in wide registers it leaves more apart
     in_order = form is Packed and (mt >= AT_ONCE or as_they_lie or not compiled_for().has_512_bits)
     # Quants of halves with scales of their own cost most to unpack: there they are kept for all rows instead
@@ -145,7 +145,7 @@ def float_tile(dtype, mt, nt):
     """
     quants = LAYOUTS[dtype].quants
     in_line = 64 // quants
-    asking = host().is_zen and (mt > 1 or dtype != "f32")
+    asking = compiled_for().is_zen and (mt > 1 or dtype != "f32")
 
     def elements_of(n):
         def elements(b, i, acc, w, x_at, _ahead, _wide, _asked):
