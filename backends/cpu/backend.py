@@ -24,7 +24,7 @@ from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
 from backends.cpu.isa import cores
 from backends.cpu.lowering import LOWERINGS, REWRITES
-from backends.cpu.memory import ALIGNMENT, STATES, WEIGHTS, Memory, Slabs, aligned
+from backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
 from backends.cpu.packing import packed
 from backends.cpu.pool import Instruction, Pool, Table
 from graph.backend import Bytes, Place
@@ -43,7 +43,7 @@ class CPUBackend:
     def __init__(self, n_threads: int = 0) -> None:
         self.pool = Pool(n_threads or cores())
         # Apart, because a slab stays until its last piece goes: weights and states come and go at different times.
-        self._weights, self._states = Slabs(WEIGHTS), Slabs(STATES)
+        self._weights, self._states = Slabs(WEIGHTS_SLAB), Slabs(STATES_SLAB)
 
     def supports(self, t: Tensor) -> bool:
         return t.op in OPS

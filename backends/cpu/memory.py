@@ -15,8 +15,8 @@ import numpy as np
 from graph.backend import Bytes
 
 ALIGNMENT = 64
-STATES = 32 << 20  # bytes of a slab: states come and go, and with them what is left of others beside them
-WEIGHTS = 256 << 20 if hasattr(mmap, "MADV_HUGEPAGE") else STATES
+STATES_SLAB = 32 << 20  # bytes of a slab: states come and go, and with them what is left of others beside them
+WEIGHTS_SLAB = 256 << 20 if hasattr(mmap, "MADV_HUGEPAGE") else STATES_SLAB
 MOST_OPEN = 8  # slabs whose ends are still filled with what is small enough
 LARGE_PAGE = 2 << 20
 
@@ -56,7 +56,8 @@ class Slabs:
         if nbytes > self._most_shared:
             return aligned(nbytes)
         in_use = [(slab, at) for known, at in self._open if (slab := known()) is not None]
-        slab, at = next(((slab, at) for slab, at in in_use if at + nbytes <= self._nbytes), None) or (_slab(self._nbytes), 0)
+        with_room = ((slab, at) for slab, at in in_use if at + nbytes <= self._nbytes)
+        slab, at = next(with_room, None) or (_slab(self._nbytes), 0)
         rest = [(weakref.ref(other), end) for other, end in in_use if other is not slab][-MOST_OPEN:]
         self._open = [*rest, (weakref.ref(slab), -(-(at + nbytes) // ALIGNMENT) * ALIGNMENT)]
         return slab[at : at + nbytes]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.cpu.memory import Slabs
+from backends.cpu.memory import STATES_SLAB, Slabs
 from backends.errors import DeviceLost
 from backends.kernels import device as kernels
 from backends.kernels.dialect import CPU, KERNELS, Shape
@@ -54,7 +54,7 @@ class OpenCLBackend:
         self._queue = cl.CommandQueue(self._context)
         self.identity = f"{found.description} {found.driver}"
         self.programs = Programs(self._context, found.device, self.identity, self.shape)
-        self._slabs = Slabs() if found.kind == "cpu" else None  # this process' memory is the device's
+        self._slabs = Slabs(STATES_SLAB) if found.kind == "cpu" else None  # this process' memory is the device's
         self.chains = Chains(self._context, self._queue, found.units) if found.kind == "cpu" else None
         self._shared: dict[str, Memory] = {}  # by what for: memory of whichever program runs
         self._sending: list[Any] = []  # what uploads still read

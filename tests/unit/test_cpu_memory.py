@@ -4,13 +4,13 @@ import weakref
 
 import numpy as np
 
-from backends.cpu.memory import ALIGNMENT, STATES, Slabs
+from backends.cpu.memory import ALIGNMENT, STATES_SLAB, Slabs
 
-MOST_SHARED = STATES // 4
+MOST_SHARED = STATES_SLAB // 4
 
 
 def test_weights_are_zeroed_aligned_and_their_own():
-    slabs, rng = Slabs(STATES), np.random.default_rng(1)
+    slabs, rng = Slabs(STATES_SLAB), np.random.default_rng(1)
     sizes = [*rng.integers(1, 1 << 16, 50).tolist(), MOST_SHARED, MOST_SHARED - 1, MOST_SHARED + 1, 1, 3 << 20]
     taken = [slabs.take(size) for size in sizes]
     assert [t.nbytes for t in taken] == sizes
@@ -22,11 +22,11 @@ def test_weights_are_zeroed_aligned_and_their_own():
 
 
 def test_a_slab_goes_with_the_last_weight_in_it():
-    slabs = Slabs(STATES)
+    slabs = Slabs(STATES_SLAB)
     first, second = slabs.take(100), slabs.take(100)
     slab = weakref.ref(first.base)
     assert second.base is first.base
-    rest = [slabs.take(MOST_SHARED) for _ in range(STATES // MOST_SHARED)]  # the last does not fit any more
+    rest = [slabs.take(MOST_SHARED) for _ in range(STATES_SLAB // MOST_SHARED)]  # the last does not fit any more
     assert rest[-1].base is not first.base
     del rest, first
     assert slab() is not None
@@ -35,8 +35,8 @@ def test_a_slab_goes_with_the_last_weight_in_it():
 
 
 def test_the_end_of_a_slab_is_filled_with_what_fits():
-    slabs = Slabs(STATES)
-    most = [slabs.take(MOST_SHARED - ALIGNMENT) for _ in range(STATES // MOST_SHARED)]
+    slabs = Slabs(STATES_SLAB)
+    most = [slabs.take(MOST_SHARED - ALIGNMENT) for _ in range(STATES_SLAB // MOST_SHARED)]
     other = slabs.take(MOST_SHARED)
     assert other.base is not most[0].base
     small = slabs.take(ALIGNMENT)
