@@ -26,6 +26,7 @@ from backends.cpu.isa import cores
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
 from backends.cpu.packing import packed
+from backends.cpu.past import past_caches
 from backends.cpu.pool import Instruction, Pool, Table
 from graph.backend import Bytes, Place
 from graph.dtype import DTYPES
@@ -144,7 +145,7 @@ class CPUProgram:
 
     def _flush(self, instructions: list[Instruction]) -> None:
         if instructions:
-            self.parts.append(Table(instructions))
+            self.parts.append(Table(past_caches(instructions)))
 
     @classmethod
     def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:

@@ -118,7 +118,7 @@ def compiled_for() -> Host:
 
 @functools.cache
 def cache_nbytes(level: int) -> int:
-    """A core's data cache of the first or second level; a small one where the system does not say."""
+    """A core's data cache of this level; a small one where the system does not say, of the third level a large one."""
     for index in range(4):
         try:
             folder = CACHES / f"index{index}"
@@ -127,7 +127,7 @@ def cache_nbytes(level: int) -> int:
             break
         if said == str(level) and kind != "Instruction" and size[:-1].isdecimal():
             return int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
-    return {1: 32 << 10, 2: 256 << 10}[level]
+    return {1: 32 << 10, 2: 256 << 10, 3: 64 << 20}[level]
 
 
 def cores() -> int:

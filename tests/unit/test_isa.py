@@ -98,10 +98,12 @@ def test_sizes_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
     monkeypatch.setattr(isa, "CACHES", tmp_path / "cache")
     sizes = isa.cache_nbytes.__wrapped__
-    assert [sizes(1), sizes(2)] == [32 << 10, 256 << 10]
+    assert [sizes(1), sizes(2), sizes(3)] == [32 << 10, 256 << 10, 64 << 20]
     for told in ((0, 1, "Instruction", "64K"), (1, 1, "Data", "48K"), (2, 2, "Unified", "2M"), (3, 3, "Unified", "")):
         tell(*told)
-    assert [sizes(1), sizes(2)] == [48 << 10, 2 << 20]
+    assert [sizes(1), sizes(2), sizes(3)] == [48 << 10, 2 << 20, 64 << 20]
+    (tmp_path / "cache" / "index3" / "size").write_text("16384K\n")
+    assert sizes(3) == 16 << 20
     (tmp_path / "cache" / "index2" / "size").write_text("many\n")
     assert sizes(2) == 256 << 10
 

@@ -39,15 +39,16 @@ def keep_order(b):
     b.fence("seq_cst", "singlethread")
 
 
-def prefetch(b, pointer, *, write=False, near=True):
+def prefetch(b, pointer, *, write=False, near=True, past=False):
     """Ask for a cache line that is read (or written) later; an address that does not exist is no fault.
 
-    Not `near`: not into the first-level cache, whose lines under way are few and are wanted by loads.
+    Not `near`: not into the first-level cache, whose lines under way are few and are wanted by loads. `past`: into no
+    other, for it is read once.
     """
     function = b.module.globals.get("llvm.prefetch.p0")
     if function is None:
         function = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32]), "llvm.prefetch.p0")
-    b.call(function, [pointer, *(ir.Constant(I32, v) for v in (int(write), 3 if near else 1, 1))])
+    b.call(function, [pointer, *(ir.Constant(I32, v) for v in (int(write), 0 if past else 3 if near else 1, 1))])
 
 
 @intrinsic

@@ -68,21 +68,22 @@ def glu_act(activation, group_size):
 
 
 @kernel("linear_glu")
-def linear_glu(dtype, activation, rows=""):
+def linear_glu(dtype, activation, rows="", then=""):
     """a: gate, up, x, y, m, n, blocks of k, stretch of them, bytes of a group, rows at once, how many times, rows of a
-    panel of x and of y, panels. `rows` "1": of one row, for which the last five are not looked at.
+    panel of x and of y, panels. `rows` "1": of one row, for which the last five are not looked at; `then` "past": its
+    weights are read past the caches.
 
     A unit is 32 columns of y for the rows at once.
     """
-    return _lone(dtype, activation) if rows == "1" else _expanded(dtype, activation)
+    return _lone(dtype, activation, then == "past") if rows == "1" else _expanded(dtype, activation)
 
 
-def _lone(dtype, activation):
+def _lone(dtype, activation, past):
     """One row. Scratch: gate and up in f32 [2][columns of all units].
 
     With more rows the time to join and round them, in which memory rests, is as long as a stage of its own takes.
     """
-    tile = quant_tile(dtype, 1, 1, Packed)
+    tile = quant_tile(dtype, 1, 1, Packed, past=past)
     join, round_row = joined(activation), row_rounder(32)
     nbytes = LAYOUTS[dtype].block_nbytes
 

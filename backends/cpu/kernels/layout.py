@@ -48,6 +48,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from backends.cpu.isa import compiled_for
 from graph.dtype import DTYPES
 
 LANES = 16
@@ -194,6 +195,17 @@ def gemm_tile(isa: str) -> tuple[int, int, int]:
 def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:
     """The tile for which a type's weights are expanded first (blocks.py); None for floats."""
     return tiles(dtype, isa)[-1] if LAYOUTS[dtype].block > 1 else None
+
+
+def asks(dtype: str, mt: int) -> bool:
+    """Whether tiles of so many rows ask for packed weights before they load them.
+
+    Zen's own prefetching is best where a row or two do little but load them, of one place after the other, and is not
+    up to floats, whose groups are so many streams.
+    """
+    if LAYOUTS[dtype].block == 1:
+        return compiled_for().is_zen and (mt > 1 or dtype != "f32")
+    return not (compiled_for().is_zen and LAYOUTS[dtype].quants == 512 and mt <= 2)
 
 
 @cache

@@ -62,22 +62,23 @@ def linear(dtype, shape, then=""):
     """a: w, x, y, m, n, count (blocks or k), stretch of it, bytes of a group; with expanded weights rows at once, how
     many times, rows of a panel of x, panels; with packed ones units whose results are held back (0: none are).
 
-    `then` "add", with expanded weights: y is added to, by whole tiles, whose last rows may be moved back, too.
+    `then` "add", with expanded weights: y is added to, by whole tiles, whose last rows may be moved back, too. "past",
+    with packed ones: they are read past the caches.
     """
     mt, nt = (int(s) for s in shape.split("x"))
     if (mt, nt) == expanded_tile(dtype, isa()):
         return _expanded(dtype, mt, nt, then == "add")
-    return _packed(dtype, mt, nt)
+    return _packed(dtype, mt, nt, then == "past")
 
 
-def _packed(dtype, mt, nt):
+def _packed(dtype, mt, nt, past):
     """Few rows. Scratch: sums of a tile for all rows, then what is held back of y.
 
     Rows of y lie in pages of their own. A core that gets a line here and a line there between two groups of weights
     reads these so much slower that 8 rows take a sixth longer. So where weights come from memory, results of some units
     are `held` and go to y together, a long piece of each row, and past the caches: nothing has to be read for it.
     """
-    walk = packed_strips(dtype, mt, nt)
+    walk = packed_strips(dtype, mt, nt, past=past)
 
     def run(a, begin, end, scratch):
         following = i64p(scratch - FOLLOWING)[0]
@@ -86,10 +87,10 @@ def _packed(dtype, mt, nt):
     return run
 
 
-def packed_strips(dtype, mt, nt):
+def packed_strips(dtype, mt, nt, *, past=False):
     """f(w, x, y, m, n, count, stretch, bytes of a group, held, begin, end, scratch, following): those strips of y."""
     quantised = LAYOUTS[dtype].block > 1
-    tile = quant_tile(dtype, mt, nt, Packed) if quantised else float_tile(dtype, mt, nt)
+    tile = quant_tile(dtype, mt, nt, Packed, past=past) if quantised else float_tile(dtype, mt, nt)
     x_nbytes, block_nbytes = ACT_BLOCK if quantised else 4, LAYOUTS[dtype].block_nbytes if quantised else 0
     follows = LAYOUTS[dtype].block == 32  # those of 256 lose 2 to 3 % where a distance is not always the same
 

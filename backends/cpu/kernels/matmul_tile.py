@@ -26,25 +26,24 @@ from backends.cpu.kernels.layout import (
     AT_ONCE,
     BESIDE_HELD,
     LAYOUTS,
+    asks,
 )
 
 EARLY_BYTES = 2048  # of floats, in each stream
 
 
-def quant_tile(dtype, mt, nt, form):
+def quant_tile(dtype, mt, nt, form, *, past=False):
     """A tile of quantised weights, as one of the forms of blocks.py: a loop over blocks of 32, within one over the
     scales of activations if blocks share them. A dot that does not need a scale of its own is an operation less.
 
     Between the dots of a block the memory is asked for what comes later: with few rows it is the limit, and it has to
     be asked all the time, for few lines can be under way at once. So a block of packed weights meets up to 16 rows,
-    AT_ONCE by AT_ONCE, before the next.
+    AT_ONCE by AT_ONCE, before the next. `past`: what is asked for keeps out of the outer caches.
     """
     layout = LAYOUTS[dtype]
     shared = layout.shared
-    # Zen's own prefetching is best where a row or two take little longer than loading what is not even unpacked
-    as_they_lie = compiled_for().is_zen and layout.quants == 512 and mt <= 2
     # LLVM moves what is asked for to a block's end, all at once; of few rows in wide registers it leaves more apart
-    in_order = form is Packed and (mt >= AT_ONCE or as_they_lie or not compiled_for().has_512_bits)
+    in_order = form is Packed and (mt >= AT_ONCE or not asks(dtype, mt) or not compiled_for().has_512_bits)
     # Quants of halves with scales of their own cost most to unpack: there they are kept for all rows instead
     holds = form is Packed and mt > AT_ONCE and layout.parts > 1 and compiled_for().has_512_bits
     at_once = BESIDE_HELD if holds else AT_ONCE
@@ -71,7 +70,7 @@ def quant_tile(dtype, mt, nt, form):
             dots = [Dot(b, layout, start) for start in starts for _ in blocks]
             for step in steps:
                 for line, near in next(asks):
-                    e.prefetch(b, line, near=near)
+                    e.prefetch(b, line, near=near, past=past)
                 if in_order and not holds:
                     e.keep_order(b)
                 u = held[step] if holds else [block.quants(step) for block in blocks]
@@ -120,10 +119,8 @@ def quant_tile(dtype, mt, nt, form):
         return [form(b, layout, group, i) for group in w]
 
     def asks_of(b, blocks, x, ahead, asked):
-        if form is Packed and as_they_lie:
-            return []
         if form is Packed:
-            return blocks[0].asks(asked[0])
+            return blocks[0].asks(asked[0]) if asks(dtype, mt) else []
         weights = [ask for block in blocks for ask in block.asks()] + [(line, False) for line in asked]
         return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
@@ -140,19 +137,16 @@ def spread(items, n):
 
 
 def float_tile(dtype, mt, nt):
-    """A tile of floats: a loop over k. Its groups are so many streams, with which a Zen core's own prefetching does not
-    keep up.
-    """
+    """A tile of floats: a loop over k."""
     quants = LAYOUTS[dtype].quants
     in_line = 64 // quants
-    asking = compiled_for().is_zen and (mt > 1 or dtype != "f32")
 
     def elements_of(n):
         def elements(b, i, acc, w, x_at, _ahead, _wide, _asked):
             for j in range(n):
                 k = b.add(i, e.i64(j))
                 places, x = [e.at(b, group, b.mul(k, e.i64(quants))) for group in w], x_at(k)
-                for place in places if asking and j == 0 else ():
+                for place in places if j == 0 and asks(dtype, mt) else ():
                     e.prefetch(b, e.at(b, place, EARLY_BYTES))
                 ws, sums, acc = [e.floats(b, place, dtype) for place in places], acc, []
                 for row in range(mt):
