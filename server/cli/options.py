@@ -415,9 +415,13 @@ BENCH = (
         ),
     ),
 )
+GUESSING_TAKES = (
+    *("spec_type", "model_draft", "spec_draft_n_max", "device_draft", "gpu_layers_draft"),
+    *("cache_type_k_draft", "cache_type_v_draft"),
+)
 GUESSING = Group(
-    "Speculation (draft-mtp takes memory; a smaller model has a plan of its own)",
-    tuple(f for f in SPECULATION.flags if f.dest in ("spec_type", "model_draft", "spec_draft_n_max")),
+    "Speculation (a model that drafts, and draft-mtp, take memory)",
+    tuple(f for f in SPECULATION.flags if f.dest in GUESSING_TAKES),
 )
 PLAN = (
     Group(

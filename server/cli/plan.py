@@ -17,9 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from server.cli import load, speculation
-from server.cli.flags import CliError
 from server.cli.progress import COMPILING
-from server.speculation.settings import MODEL
 
 if TYPE_CHECKING:
     from graph.partition import Placement
@@ -58,27 +56,20 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
     path = load.model_path(options, "plan")
     speculation.defaults(options)
-    if MODEL in speculation.models(options):
-        raise CliError("plan: --model-draft: a smaller model's memory is told by a plan of its own")
     engine = load.open_engine(path, options)
-    engine.session.eval_order = options.eval_order
-    sizes, process = rehearse(options, engine, path)
+    speculation.check_draft_model(options, engine.gguf)
+    draft = speculation.draft_engine(options, engine)
+    for one in (engine, draft):
+        if one is not None:
+            one.session.eval_order = options.eval_order
+    sizes, sizes_of_draft, process = rehearse(options, engine, path, draft)
     placement, arenas = engine.measure()  # afterwards: a server keeps no graph
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
     for segment in placement.segments:
         ops[names[segment.backend]].update(t.op for t in segment.nodes)
     devices = [
-        {
-            "device": d.device,
-            "weights": d.weights,
-            "kv": d.states,
-            "arena": d.arena,
-            "feeds": d.feeds,
-            "total": d.total,
-            "parts": of_model,
-            "ops": dict(sorted(ops[d.device].items())),
-        }
+        memory_of(d) | {"parts": of_model, "ops": dict(sorted(ops[d.device].items()))}
         for d, of_model in zip(sizes, parts(placement, len(names)), strict=True)
     ]
     opts = engine.options
@@ -90,8 +81,9 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "type_k": opts.type_k,
         "type_v": opts.type_v,
         "devices": devices,
+        "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
         "process": process,
-        "total": process + sum(d.total for d in sizes),
+        "total": process + sum(d.total for d in sizes + sizes_of_draft),
         "prompts": cache_ram_bytes(options.cache_ram, total_memory()),
         "segments": len(placement.segments),
         "seams": len(placement.seams),
@@ -102,8 +94,22 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     }
 
 
-def rehearse(options: SimpleNamespace, engine: Engine, path: str) -> tuple[list[DeviceBytes], int]:
-    """Bytes of each device, and of the process of a server whose slots are all busy."""
+def memory_of(d: DeviceBytes) -> dict[str, Any]:
+    """A device's bytes by what they are for."""
+    return {
+        "device": d.device,
+        "weights": d.weights,
+        "kv": d.states,
+        "arena": d.arena,
+        "feeds": d.feeds,
+        "total": d.total,
+    }
+
+
+def rehearse(
+    options: SimpleNamespace, engine: Engine, path: str, draft: Engine | None
+) -> tuple[list[DeviceBytes], list[DeviceBytes], int]:
+    """Bytes of each device, those of a model that drafts, and of the process of a server whose slots are all busy."""
     import asyncio
 
     from models import tokenizer
@@ -114,16 +120,18 @@ def rehearse(options: SimpleNamespace, engine: Engine, path: str) -> tuple[list[
     metadata = engine.gguf.metadata
     words = tokenizer.from_metadata(metadata, path=path)
 
-    def make_all() -> tuple[list[DeviceBytes], object]:
-        made = engine.rehearse()
+    def make_all() -> tuple[list[DeviceBytes], list[DeviceBytes], object]:
+        sizes, programs = engine.rehearse()
+        of_draft, others = draft.rehearse() if draft is not None else ([], None)
         vocabulary.prepare_ahead(words)
-        return made
+        return sizes, of_draft, (programs, others)
 
     template = from_metadata(metadata, words)
     make_scheduler = partial(load.make_scheduler, tokenizer=words, options=options)
     serving = rehearsal.rehearse(engine, words, template, make_scheduler, make_all, own_bytes)
-    (sizes, _), process = asyncio.run(serving)
-    return sizes, process + sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes)
+    (sizes, of_draft, _), process = asyncio.run(serving)
+    ends = sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes + of_draft)
+    return sizes, of_draft, process + ends
 
 
 def large_pages(device: str, weights: int, others: int) -> int:
@@ -184,11 +192,10 @@ def as_text(report: dict[str, Any]) -> str:
         f"{report['model']}: {report['n_ctx']} tokens of context for {report['n_slots']} slots, "
         f"steps of up to {report['n_ubatch']} tokens, cache {report['type_k']}/{report['type_v']}",
         "",
-        f"{'device':<10}{'weights':>14}{'KV cache':>14}{'arena':>14}{'feeds':>14}{'total':>14}",
+        *memory_table(report["devices"]),
     ]
-    for d in report["devices"]:
-        columns = (mib(d[key]) for key in ("weights", "kv", "arena", "feeds", "total"))
-        lines.append(f"{d['device']:<10}" + "".join(f"{text:>14}" for text in columns))
+    if report["draft"] is not None:
+        lines += ["", f"{report['draft']['model']}, which drafts:", *memory_table(report["draft"]["devices"]), ""]
     lines.append(f"the process itself, with its code, its tables and the vocabulary: {mib(report['process'])}")
     lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
     most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"
@@ -206,6 +213,14 @@ def as_text(report: dict[str, Any]) -> str:
     sizes = f"{left:,} bytes from the left, {right:,} from the right"
     lines.append(f"results of the largest ordinary step: {sizes}; {order} it is")
     return "\n".join([*lines, "", *report["nodes"]] if report["nodes"] else lines)
+
+
+def memory_table(devices: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [f"{'device':<10}{'weights':>14}{'KV cache':>14}{'arena':>14}{'feeds':>14}{'total':>14}"]
+    for d in devices:
+        columns = (mib(d[key]) for key in ("weights", "kv", "arena", "feeds", "total"))
+        lines.append(f"{d['device']:<10}" + "".join(f"{text:>14}" for text in columns))
+    return lines
 
 
 def own_bytes() -> int:

@@ -268,15 +268,38 @@ def check_draft_model(options: SimpleNamespace, target: GGUFFile) -> None:
             raise CliError(f"--model-draft {options.model_draft}: {reason[:300]}")
 
 
-def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokenizer) -> Speculator:
-    """The drafters of a server, with the draft model loaded beside the engine's."""
+def draft_engine(options: SimpleNamespace, engine: Engine) -> Engine | None:
+    """The engine of the smaller model beside the other's, with nothing allocated yet; None where no such model
+    drafts."""
     from dataclasses import replace
 
-    from server.cli.load import load_weights, make_engine
+    from server.cli.load import make_engine
     from server.placement import PlacementOptions
+    from server.speculation.places import N_ROWS
+
+    if options.model_draft is None or block_file(options):
+        return None
+    devices = tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices
+    wanted = replace(
+        engine.options,
+        n_ctx=engine.n_ctx,
+        type_k=options.cache_type_k_draft,
+        type_v=options.cache_type_v_draft,
+        devices=devices,
+        placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
+        swa_full=True,  # it goes back whenever it was wrong
+        n_checkpoints=N_ROWS - 2,
+        n_guesses=0,
+        block="",
+    )
+    return make_engine(options.model_draft, wanted, beside=engine if devices == engine.options.devices else None)
+
+
+def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokenizer) -> Speculator:
+    """The drafters of a server, with the draft model loaded beside the engine's."""
+    from server.cli.load import load_weights
     from server.speculation.model import ModelDrafter
     from server.speculation.nextn import NextnDrafter
-    from server.speculation.places import N_ROWS
     from server.speculation.settings import MODEL, NEXTN
     from server.speculation.speculator import Speculator
     from server.speculation.worth import Worth
@@ -284,22 +307,7 @@ def make_speculator(options: SimpleNamespace, engine: Engine, tokenizer: Tokeniz
     drafting: dict[str, BatchDrafter] = {}
     if engine.hidden is not None:
         drafting[NEXTN] = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab, tokenizer.eog_ids)
-    if options.model_draft is not None and not block_file(options):
-        devices = tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices
-        wanted = replace(
-            engine.options,
-            n_ctx=engine.n_ctx,
-            type_k=options.cache_type_k_draft,
-            type_v=options.cache_type_v_draft,
-            devices=devices,
-            placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
-            swa_full=True,  # it goes back whenever it was wrong
-            n_checkpoints=N_ROWS - 2,
-            n_guesses=0,
-            block="",
-        )
-        together = engine if devices == engine.options.devices else None
-        draft = make_engine(options.model_draft, wanted, beside=together)
+    if (draft := draft_engine(options, engine)) is not None:
         load_weights(draft)
         drafting[MODEL] = ModelDrafter(
             draft,

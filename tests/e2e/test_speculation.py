@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -205,3 +206,29 @@ def test_many_seeds_give_the_same_texts_with_every_kind() -> None:
     assert speculation_seeds.same_texts(server, 16, lines.append) == []
     assert len(lines) == 1 + len(KINDS) + 2
     server.close()
+
+
+def plan(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server.cli", "plan", "-m", str(MODEL), "-c", "512", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.skipif(not (MODEL.exists() and DRAFT.exists()), reason="no models beside the checkout")
+def test_a_plan_counts_the_model_that_drafts() -> None:
+    report = json.loads(plan("-md", str(DRAFT), "-ctkd", "f32", "--json").stdout)
+    (cpu,), (drafts,) = report["devices"], report["draft"]["devices"]
+    assert report["draft"]["model"] == str(DRAFT)
+    assert drafts["weights"] < cpu["weights"]  # of 8 bits, not 32
+    assert 1.4 * cpu["kv"] < drafts["kv"] < 1.6 * cpu["kv"]  # keys of 32 bits, and values as they were
+    assert report["total"] == report["process"] + cpu["total"] + drafts["total"]
+    said = plan("-md", str(DRAFT)).stdout
+    assert f"{DRAFT}, which drafts:" in said
+    assert json.loads(plan("--json").stdout)["draft"] is None
+
+
+@pytest.mark.skipif(not MODEL.exists(), reason="no model beside the checkout")
+def test_a_plan_refuses_what_cannot_draft_for_the_model() -> None:
+    other = DATA / "prometheus-shakespeare-2.3M-F32.gguf"
+    said = plan("-md", str(other))
+    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+    assert said.stderr.startswith(f"logitless: --model-draft {other}: its vocabulary")
