@@ -29,7 +29,8 @@ def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
         if not chosen:
             raise CliError(f"--hf-file: {repo.id} has no file {file}; it has {_listed(models)}")
     elif not whole:
-        raise CliError(f"--hf-repo: {repo.id} has no GGUF file")
+        but = f" that is a whole model; it has {_listed(models)}: --hf-file names one" if models else ""
+        raise CliError(f"--hf-repo: {repo.id} has no GGUF file{but}")
     elif repo.quant:
         chosen = _first_with(whole, repo.quant)
         if not chosen:

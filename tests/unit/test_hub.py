@@ -153,8 +153,10 @@ def test_a_block_is_no_model() -> None:
     """But for who names its file."""
     assert choose([*BLOCKS, "z-Q8_0.gguf"], Repo.parse("u/r:Q8_0")) == ["z-Q8_0.gguf"]
     assert choose([*BLOCKS, "z-Q8_0.gguf"], Repo("u/r"), BLOCKS[1]) == [BLOCKS[1]]
-    with pytest.raises(CliError, match="has no GGUF file"):
+    with pytest.raises(CliError, match=r"u/r has no GGUF file that is a whole model; it has mtp-m-BF16\.gguf, mtp-"):
         choose(BLOCKS, Repo("u/r"))
+    with pytest.raises(CliError, match=r"u/r has no GGUF file$"):
+        choose(["README.md"], Repo("u/r"))
 
 
 @pytest.mark.parametrize(
