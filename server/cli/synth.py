@@ -14,9 +14,12 @@ def run(options: SimpleNamespace) -> int:
     from models.synth import SHAPES, parse_dtype, synthesize
 
     if options.list:
+        column = max(map(len, SHAPES)) + 2
         for name, s in SHAPES.items():
             heads = f"{s.n_head} heads" if s.n_head == s.n_head_kv else f"{s.n_head} heads ({s.n_head_kv} KV)"
-            print(f"{name:<6}width {s.n_embd}, {s.n_layer} layers, {heads}, ffn {s.n_ff}, vocabulary {s.n_vocab}")
+            experts = f" of {s.n_expert} experts, {s.n_expert_used} used" if s.n_expert else ""
+            layers = f"{s.n_layer} layers, {heads}, ffn {s.n_ff}{experts}"
+            print(f"{name:<{column}}width {s.n_embd}, {layers}, vocabulary {s.n_vocab}")
         print("types:", ", ".join(DTYPES).upper())
         return 0
     if not options.output:

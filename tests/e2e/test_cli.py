@@ -187,6 +187,14 @@ def test_synth_is_deterministic(tiny_model: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == tiny_model.read_bytes() != other.read_bytes()
 
 
+def test_synth_lists_its_shapes_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("synth", "--list")) == 0
+    *shapes, types = capsys.readouterr().out.splitlines()
+    assert len({line.index(" width ") for line in shapes}) == 1
+    assert "tiny-moe  width 64, 2 layers, 4 heads (2 KV), ffn 96 of 8 experts, 3 used, vocabulary 512" in shapes
+    assert types.startswith("types: F32, ")
+
+
 def test_tokenize_options(shared_data: Path) -> None:
     model = str(shared_data / "vocabs" / "ggml-vocab-llama-spm.gguf")
     plain = run("tokenize", "-m", model, stdin=b"Hello world\n").stdout
