@@ -26,7 +26,7 @@ from backends.cpu.isa import cores
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
 from backends.cpu.packing import packed
-from backends.cpu.past import past_caches
+from backends.cpu.past import past_caches, too_many
 from backends.cpu.pool import Instruction, Pool, Table
 from graph.backend import Bytes, Place
 from graph.dtype import DTYPES
@@ -123,6 +123,7 @@ class CPUProgram:
         self._pool = pool
         self._n_threads = pool.n_threads
         self._keep: set[Memory] = set()  # what the instructions point into
+        self._past = too_many(nodes)
         self.parts: list[Part] = []
         pending: list[Instruction] = []
 
@@ -145,7 +146,7 @@ class CPUProgram:
 
     def _flush(self, instructions: list[Instruction]) -> None:
         if instructions:
-            self.parts.append(Table(past_caches(instructions)))
+            self.parts.append(Table(past_caches(instructions) if self._past else instructions))
 
     @classmethod
     def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:

@@ -12,25 +12,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from backends.cpu.isa import cache_nbytes, compiled_for
-from backends.cpu.kernels.layout import asks
+from backends.cpu.kernels.layout import asks_ahead
+from backends.cpu.packing import packed
 from backends.cpu.pool import Instruction
+from backends.cpu.weights import packed_nbytes
+from graph.tensor import Tensor
 
 
-def too_many(nbytes: int) -> bool:
-    """Whether a step's weights leave each other no place in the third level."""
-    return nbytes > cache_nbytes(3)
+def too_many(nodes: Iterable[Tensor]) -> bool:
+    """Whether the weights of a step's nodes leave each other no place in the third level."""
+    weights = {id(s): packed_nbytes(s.dtype, *s.shape) for t in nodes for s in t.src if packed(s)}
+    return sum(weights.values()) > cache_nbytes(3)
 
 
 def variant(kernel: str) -> str:
     """Of a kernel the variant that reads weights past the caches; the kernel itself where there is none."""
     family, *params = kernel.split(":")
     of_one_row = (family == "linear" and params[1:] == ["1x1"]) or (family == "linear_glu" and params[2:] == ["1"])
-    return f"{kernel}:past" if of_one_row and compiled_for().is_zen and asks(params[0], 1) else kernel
+    return f"{kernel}:past" if of_one_row and compiled_for().is_zen and asks_ahead(params[0], 1) else kernel
 
 
 def past_caches(instructions: Iterable[Instruction]) -> list[Instruction]:
-    """A step's instructions, with the variants that suit what they stream."""
-    instructions = list(instructions)
-    if not too_many(sum(i.n_units * i.streams[1] for i in instructions)):
-        return instructions
+    """The same instructions by the variants of their kernels."""
     return [replace(i, kernel=variant(i.kernel)) for i in instructions]

@@ -14,7 +14,6 @@ from backends.cpu.lower_linear import ROWS_OF_PLAIN
 from backends.cpu.lowering import LOWERINGS
 from backends.cpu.packing import packed
 from backends.cpu.past import too_many, variant
-from backends.cpu.weights import packed_nbytes
 from graph.ops.samplers import LAYOUT
 from graph.tensor import Tensor
 
@@ -62,8 +61,7 @@ def prepare(nodes: Iterable[Tensor]) -> None:
     """Load every kernel that a graph with these nodes runs, for any number of rows."""
     nodes = list(nodes)
     if wanted := [name for t in nodes for name in _kernels(t)]:
-        weights = {id(s): packed_nbytes(s.dtype, *s.shape) for t in nodes for s in t.src if packed(s)}
-        if too_many(sum(weights.values())):
+        if too_many(nodes):
             wanted += [variant(name) for name in wanted]
         jit.load((*GENERAL, *wanted))
 

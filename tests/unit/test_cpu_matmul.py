@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -33,7 +34,8 @@ from backends.cpu.memory import aligned
 from backends.cpu.pool import Instruction, Pool, Table
 from backends.cpu.weights import pack_instructions, packed_nbytes
 from graph.dtype import DTYPES
-from graph.ops.linear import linear, pack_act, quantize_act
+from graph.ops.fused import linear_glu_act
+from graph.ops.linear import linear, linear_q8, pack_act, quantize_act
 from graph.ops.rows import get_rows
 from graph.tensor import Tensor, feed, state
 
@@ -252,6 +254,26 @@ def test_every_tile_has_the_same_bits(pool: Pool, dtype: str, monkeypatch: pytes
         results.append(multiply(pool, x, packed, dtype, n))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
+
+
+@pytest.mark.parametrize("op", ["linear_q8", "linear_glu_act"])
+def test_weights_read_past_the_caches_give_the_same_bits(pool: Pool, op: str) -> None:
+    n, k, dtype = 96, 256, "q4_0"
+    rng = np.random.default_rng(3)
+    weights = {name: pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k) for name in "ab"}
+    memory = Memory(x=rng.normal(size=(1, k)).astype(np.float32), **weights)
+    a, b = (state(name, (n, k), dtype, constant=True) for name in "ab")
+    act = quantize_act(feed("x", (1, k)))
+    t = linear_q8(act, a) if op == "linear_q8" else linear_glu_act(act, a, b, activation="silu")
+    pool.run(Table(LOWERINGS["quantize_act"](act, memory)))
+    (plain,) = LOWERINGS[op](t, memory)
+    seen = []
+    for kernel in (plain.kernel, f"{plain.kernel}:past"):
+        memory.result(t)[:] = 0xCB
+        pool.run(Table([replace(plain, kernel=kernel)]))
+        seen.append(memory.result(t).copy())
+    assert (seen[0] != 0xCB).any()
+    np.testing.assert_array_equal(seen[0], seen[1])
 
 
 def fingerprint() -> str:

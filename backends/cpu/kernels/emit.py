@@ -163,6 +163,16 @@ def loop(b, begin, end, start, body, step=1):
     return out
 
 
+def unrolled(b, begin, end, start, body_of, n):
+    """`body_of(n)` for begin…end as often as n goes into it, then `body_of(1)` for each that is left."""
+    count, by = b.sub(end, begin), i64(n)
+    left = b.srem(count, by)
+    first_left, together, one = b.sub(end, left), body_of(n), body_of(1)
+    some = lambda i, values: together(b.add(begin, b.mul(i, by)), values)
+    values = loop_from_zero(b, b.sdiv(count, by), start, some)
+    return loop_from_zero(b, left, values, lambda i, values: one(b.add(first_left, i), values))
+
+
 def loop_from_zero(b, n, start, body):
     """`loop` over 0…n, which may be none."""
     entry, some, done = b.block, b.append_basic_block("some"), b.append_basic_block("none")

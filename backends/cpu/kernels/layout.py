@@ -197,7 +197,7 @@ def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:
     return tiles(dtype, isa)[-1] if LAYOUTS[dtype].block > 1 else None
 
 
-def asks(dtype: str, mt: int) -> bool:
+def asks_ahead(dtype: str, mt: int) -> bool:
     """Whether tiles of so many rows ask for packed weights before they load them.
 
     Zen's own prefetching is best where a row or two do little but load them, of one place after the other, and is not

@@ -8,6 +8,7 @@ quantised types over what shares a scale of activations: blocks of 32, whose dot
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 from numba import types
 from numba.extending import intrinsic
@@ -26,7 +27,7 @@ from backends.cpu.kernels.layout import (
     AT_ONCE,
     BESIDE_HELD,
     LAYOUTS,
-    asks,
+    asks_ahead,
 )
 
 EARLY_BYTES = 2048  # of floats, in each stream
@@ -43,7 +44,7 @@ def quant_tile(dtype, mt, nt, form, *, past=False):
     layout = LAYOUTS[dtype]
     shared = layout.shared
     # LLVM moves what is asked for to a block's end, all at once; of few rows in wide registers it leaves more apart
-    in_order = form is Packed and (mt >= AT_ONCE or not asks(dtype, mt) or not compiled_for().has_512_bits)
+    in_order = form is Packed and (mt >= AT_ONCE or not asks_ahead(dtype, mt) or not compiled_for().has_512_bits)
     # Quants of halves with scales of their own cost most to unpack: there they are kept for all rows instead
     holds = form is Packed and mt > AT_ONCE and layout.parts > 1 and compiled_for().has_512_bits
     at_once = BESIDE_HELD if holds else AT_ONCE
@@ -120,7 +121,7 @@ def quant_tile(dtype, mt, nt, form, *, past=False):
 
     def asks_of(b, blocks, x, ahead, asked):
         if form is Packed:
-            return blocks[0].asks(asked[0]) if asks(dtype, mt) else []
+            return blocks[0].asks(asked[0]) if asks_ahead(dtype, mt) else []
         weights = [ask for block in blocks for ask in block.asks()] + [(line, False) for line in asked]
         return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
@@ -146,7 +147,7 @@ def float_tile(dtype, mt, nt):
             for j in range(n):
                 k = b.add(i, e.i64(j))
                 places, x = [e.at(b, group, b.mul(k, e.i64(quants))) for group in w], x_at(k)
-                for place in places if j == 0 and asks(dtype, mt) else ():
+                for place in places if j == 0 and asks_ahead(dtype, mt) else ():
                     e.prefetch(b, e.at(b, place, EARLY_BYTES))
                 ws, sums, acc = [e.floats(b, place, dtype) for place in places], acc, []
                 for row in range(mt):
@@ -214,12 +215,7 @@ def tile_of(body, mt, nt, by=1, *, rest=None, claiming=False):
             if rest is None:
                 values = e.loop(b, a[9], a[10], start, step, by)
             else:
-                count, n = b.sub(a[10], a[9]), e.i64(by)
-                left = b.srem(count, n)
-                some = lambda j, acc: step(b.add(a[9], b.mul(j, n)), acc)
-                one = lambda j, acc: step(b.add(b.sub(a[10], left), j), acc, rest)
-                values = e.loop_from_zero(b, b.sdiv(count, n), start, some)
-                values = e.loop_from_zero(b, left, values, one)
+                values = e.unrolled(b, a[9], a[10], start, lambda n: partial(step, body=body if n == by else rest), by)
             with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (added, put):
                 with added:
                     for place, value in zip(ends, values, strict=True):

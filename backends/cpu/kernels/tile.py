@@ -84,9 +84,7 @@ def tile_of(vectors, whole):
 
                 return body
 
-            values = [pa, pb, *sums]
-            values = e.loop_from_zero(bl, bl.sdiv(args[4], e.i64(UNROLLED)), values, steps_of(UNROLLED))
-            values = e.loop_from_zero(bl, bl.srem(args[4], e.i64(UNROLLED)), values, steps_of(1))
+            values = e.unrolled(bl, e.i64(0), args[4], [pa, pb, *sums], steps_of, UNROLLED)
             put_sums(bl, values[2:], places, masks)
             return ctx.get_dummy_value()
 
