@@ -16,25 +16,32 @@ ITERATIONS = 100_000  # of a unit of arithmetic: a fraction of a millisecond
 UNITS = 24  # a thread
 
 
-def measure(pool: Pool) -> dict[str, float]:
-    """Billions of bytes read and of multiply-adds done in a second: the best of three, in about a second altogether."""
-    chains = peak_chains(isa())
-    memory = np.ones(READ_BYTES, np.uint8)  # written, or every page would be the same page of zeros
-    units = UNITS * pool.n_threads
-    work = ITERATIONS * units * chains
-    return {
-        "read_gb_s": READ_BYTES / _best(pool, "peak_read", (memory.ctypes.data, UNIT_BYTES), READ_BYTES // UNIT_BYTES),
-        "int8_gmac_s": work * 64 / _best(pool, "peak_int8", (ITERATIONS,), units),
-        "f32_gmac_s": work * 16 / _best(pool, "peak_f32", (ITERATIONS,), units),
-    }
+class Peaks:
+    """Measures with some threads, over and over: what they read is written once."""
 
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._memory = np.ones(READ_BYTES, np.uint8)  # written, or every page would be the same page of zeros
 
-def _best(pool: Pool, kernel: str, args: tuple[int, ...], n_units: int) -> float:
-    """Nanoseconds of the fastest of three runs."""
-    table = Table([Instruction(kernel, args, n_units, 1, scratch=64)])
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        pool.run(table)
-        times.append(time.perf_counter() - start)
-    return min(times) * 1e9
+    def measure(self) -> dict[str, float]:
+        """Billions of bytes read and of multiply-adds done in a second: the best of three, in a tenth of a second
+        altogether."""
+        chains = peak_chains(isa())
+        units = UNITS * self._pool.n_threads
+        work = ITERATIONS * units * chains
+        read = self._best("peak_read", (self._memory.ctypes.data, UNIT_BYTES), READ_BYTES // UNIT_BYTES)
+        return {
+            "read_gb_s": READ_BYTES / read,
+            "int8_gmac_s": work * 64 / self._best("peak_int8", (ITERATIONS,), units),
+            "f32_gmac_s": work * 16 / self._best("peak_f32", (ITERATIONS,), units),
+        }
+
+    def _best(self, kernel: str, args: tuple[int, ...], n_units: int) -> float:
+        """Nanoseconds of the fastest of three runs."""
+        table = Table([Instruction(kernel, args, n_units, 1, scratch=64)])
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            self._pool.run(table)
+            times.append(time.perf_counter() - start)
+        return min(times) * 1e9

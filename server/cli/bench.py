@@ -1,8 +1,9 @@
 """`logitless bench`: tokens per second of the engine alone, and what part of this machine's limit that is.
 
 The limit of a run is the time that its bytes take at the machine's read bandwidth, or its multiply-adds at the peak,
-whichever is longer; bandwidth and peaks are measured in the same process, on the same threads. Bytes are taken to come
-from memory: a model that stays in the processor's cache can go beyond this limit, and its fraction means little.
+whichever is longer; bandwidth and peaks are measured in the same process, on the same threads, before and after each
+run, for a shared machine may read twice as fast a second later. Bytes are taken to come from memory: a model that stays
+in the processor's cache can go beyond this limit, and its fraction means little.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -56,24 +57,24 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     machines: dict[int, Machine] = {}
     for n_threads in options.threads or [cores()]:
         bench = Bench(path, options, n_threads)
-        seen = [bench.limits()]
         for n_batch in options.batch:
             for test in bench.tests(options.n_prompt, options.n_gen, n_batch):
                 test.warm_up()
-                seconds, ops = bench.measured(test.once, options.repetitions)
-                seen.append(bench.limits())
-                around = mean(seen[-2:])  # just before and just after: a shared machine drifts
-                limits = around if bench.alone else None
+                found = bench.measured(test.once, options.repetitions)
+                middle, fraction = found[(len(found) - 1) // 2], None
+                if bench.alone:
+                    fraction = round(statistics.median(run.fraction(test.cost) for run in found), 4)
                 row = {
                     "test": test.name,
                     "batch": n_batch,
                     "threads": n_threads,
-                    "tok_s": round(test.n_tokens / seconds, 2),
-                    "limit_fraction": round(max(test.cost.seconds(limits)) / seconds, 4) if limits else None,
+                    "tok_s": round(test.n_tokens / middle.seconds, 2),
+                    "limit_fraction": fraction,
                 }
-                rows.append(row | ({"ops": profiled(ops, seconds, limits)} if ops else {}))
-                note(f"{test.name} batch {n_batch} threads {n_threads}: {test.n_tokens / seconds:.1f} tokens/s")
-        machines[n_threads] = mean(seen)
+                limits = middle.limits if bench.alone else None
+                rows.append(row | ({"ops": profiled(middle.ops, middle.seconds, limits)} if middle.ops else {}))
+                note(f"{test.name} batch {n_batch} threads {n_threads}: {row['tok_s']:.1f} tokens/s")
+        machines[n_threads] = mean(bench.seen)
         bench.engine.close()
     return {"machine": machines[max(machines)], "rows": rows}
 
@@ -93,10 +94,25 @@ class Test:
     once: Run
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One run of a test: what the machine could do just before and just after it, and where its time went, if that is
+    asked for."""
+
+    seconds: float
+    limits: Machine
+    ops: Ops
+
+    def fraction(self, cost: Cost) -> float:
+        """Of the limit."""
+        return max(cost.seconds(self.limits)) / self.seconds
+
+
 class Bench:
     """One engine on some threads; each slot has pages of its own."""
 
     def __init__(self, path: str, options: SimpleNamespace, n_threads: int) -> None:
+        from backends.cpu.peaks import Peaks
         from server.ubatch import PAGE
 
         n_slots = max(options.batch)
@@ -117,6 +133,8 @@ class Bench:
             self.profile = Profile()
             self.engine.session.observer = self.profile.add
         load.load_weights(self.engine)
+        self.peaks = Peaks(self.engine.session.backends[-1].pool)  # type: ignore[attr-defined]
+        self.seen: list[Machine] = []  # its limits, each time that they were measured
 
     @property
     def alone(self) -> bool:
@@ -125,21 +143,24 @@ class Bench:
 
     def limits(self) -> Machine:
         """What the machine can do at this moment, on the bench's threads."""
-        from backends.cpu import peaks
+        self.seen.append(self.peaks.measure())
+        return self.seen[-1]
 
-        return peaks.measure(self.engine.session.backends[-1].pool)  # type: ignore[attr-defined]
-
-    def measured(self, once: Run, repetitions: int) -> tuple[float, Ops]:
-        """Seconds of the run in the middle, and where they went, if that is asked for."""
-        found: list[tuple[float, Ops]] = []
-        while len(found) < repetitions and sum(seconds for seconds, _ in found) < LONG:
+    def measured(self, once: Run, repetitions: int) -> list[Measured]:
+        """The runs, the fastest first."""
+        found: list[Measured] = []
+        before = self.limits()
+        while len(found) < repetitions and sum(run.seconds for run in found) < LONG:
             if self.profile is not None:
                 self.profile.take()
             began = time.perf_counter()
             once()
             seconds = time.perf_counter() - began
-            found.append((seconds, self.profile.take() if self.profile is not None else {}))
-        return sorted(found, key=itemgetter(0))[(len(found) - 1) // 2]
+            ops = self.profile.take() if self.profile is not None else {}
+            after = self.limits()
+            found.append(Measured(seconds, mean([before, after]), ops))
+            before = after
+        return sorted(found, key=attrgetter("seconds"))
 
     def tests(self, n_prompt: int, n_gen: int, n_batch: int) -> Iterator[Test]:
         """Those of this batch; before the first one the context is filled as deep as it is wanted."""

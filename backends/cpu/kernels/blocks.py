@@ -11,7 +11,7 @@ from numba import njit
 from backends.cpu.isa import compiled_for
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.emit_codes import coded
-from backends.cpu.kernels.emit_dot import late_shift, of_signed
+from backends.cpu.kernels.emit_dot import of_signed
 from backends.cpu.kernels.layout import expanded_nbytes
 
 NEAR = 4  # blocks
@@ -32,13 +32,31 @@ def places(layout):
     return find
 
 
-class Packed:
-    """32 k of one group as packed (layout.py), in registers: `quants(step)`, `scale` and `min`."""
+class Bundle:
+    """The bundle of a packed group that holds block i: where it begins, its first block, and of types of 256 k their
+    numbers as f32."""
 
     def __init__(self, b, layout, group, i):
-        self.b, self.layout, self.group, self.i = b, layout, group, i
-        bundle = b.lshr(i, e.i64(layout.bundle.bit_length() - 1))
-        start, j = e.at(b, group, b.mul(bundle, e.i64(layout.bundle_nbytes))), b.and_(i, e.i64(layout.bundle - 1))
+        self.b, self.layout, self.group = b, layout, group
+        number = b.lshr(i, e.i64(layout.bundle.bit_length() - 1))
+        self.start = e.at(b, group, b.mul(number, e.i64(layout.bundle_nbytes)))
+        self.first = b.and_(i, e.i64(-layout.bundle))
+        if layout.block == 256:
+            self.scale = self.scale_at(self.start)
+            self.min = b.fneg(e.half(b, e.at(b, self.start, 32))) if layout.mins else None
+
+    def scale_at(self, coarse):
+        """Of quants as they are shifted."""
+        d, shift = e.half(self.b, coarse), self.layout.shift
+        return self.b.fmul(d, e.each(2.0**-shift)) if shift else d
+
+
+class Packed:
+    """32 k of one group as packed (layout.py), in registers: `quants(step, late)`, `scale` and `min`."""
+
+    def __init__(self, b, layout, bundle, i):
+        self.b, self.layout, self.bundle, self.i = b, layout, bundle, i
+        start, j = bundle.start, b.sub(i, bundle.first)
 
         def place(section, width):
             return e.at(b, e.at(b, start, section), b.mul(j, e.i64(width)))
@@ -59,7 +77,7 @@ class Packed:
 
     def _near_asks(self, blocks=NEAR):
         b, nbytes = self.b, self.layout.block_nbytes
-        start = e.at(b, e.at(b, self.group, b.mul(self.i, e.i64(nbytes))), blocks * nbytes)
+        start = e.at(b, e.at(b, self.bundle.group, b.mul(self.i, e.i64(nbytes))), blocks * nbytes)
         return [(e.at(b, start, line), True) for line in range(0, nbytes, 64)]
 
     def vector(self, section, index):
@@ -68,7 +86,7 @@ class Packed:
             self.loaded[key] = e.load(self.b, e.at(self.b, self.at[section], 64 * index), e.V16I)
         return self.loaded[key]
 
-    def quants(self, step):
+    def quants(self, step, late):
         """Unsigned bytes: q << shift, of signed types + 128; less what waits for their dots (emit_dot.late_shift).
 
         Codes of 8 bits are signed bytes where dots take these.
@@ -76,9 +94,9 @@ class Packed:
         b, layout = self.b, self.layout
         if layout.quants == 512:
             return self.vector(0, step)
-        shift = layout.shift - late_shift(layout)
+        shift = layout.shift - late
         if layout.codes:
-            zero = 0 if of_signed() and layout.bits == 8 else 128 >> late_shift(layout)
+            zero = 0 if of_signed() and layout.bits == 8 else 128 >> late
             places = e.bits_to(b, self.vector(0, step % 4), -4 * (step // 4), 15)
             return coded(b, places, [(code << shift) + zero & 255 for code in layout.codes])
         mask = 15 << shift
@@ -95,21 +113,17 @@ class Packed:
         if layout.coarse == 16:
             exponent = b.zext(e.load(b, self.coarse, e.V16I8), e.V16I)
             return b.fmul(b.bitcast(b.shl(exponent, e.each(23)), e.V16F), e.each(2.0 ** -(layout.shift + 1)))
-        d = e.half(b, self.coarse)
-        if layout.shift:
-            d = b.fmul(d, e.each(2.0**-layout.shift))
         if not layout.fine:
-            return d
+            return self.bundle.scale_at(self.coarse)
         fine = e.load(b, e.at(b, self.fine, 16 * part), e.V16I8)
-        return b.fmul(d, b.sitofp((b.zext if layout.mins else b.sext)(fine, e.V16I), e.V16F))
+        return b.fmul(self.bundle.scale, b.sitofp((b.zext if layout.mins else b.sext)(fine, e.V16I), e.V16F))
 
     def min(self):
-        b, layout = self.b, self.layout
-        m = e.half(b, e.at(b, self.coarse, 32))
-        if layout.fine:
-            fine = b.zext(e.load(b, e.at(b, self.fine, 16), e.V16I8), e.V16I)
-            m = b.fneg(b.fmul(m, b.sitofp(fine, e.V16F)))
-        return m
+        b = self.b
+        if not self.layout.fine:
+            return e.half(b, e.at(b, self.coarse, 32))
+        fine = b.zext(e.load(b, e.at(b, self.fine, 16), e.V16I8), e.V16I)
+        return b.fmul(self.bundle.min, b.sitofp(fine, e.V16F))
 
 
 class Expanded:
@@ -122,7 +136,7 @@ class Expanded:
     def asks(self):
         return []  # they stay in the first-level cache
 
-    def quants(self, step):
+    def quants(self, step, late):
         return e.load(self.b, e.at(self.b, self.at, 64 * step), e.V16I)
 
     def scale(self, part):
@@ -135,8 +149,8 @@ class Expanded:
 class Expanding(Packed):
     """The same for the first rows that meet it: as packed, and left `to` the others expanded."""
 
-    def __init__(self, b, layout, group, i, to):
-        super().__init__(b, layout, group, i)
+    def __init__(self, b, layout, bundle, i, to):
+        super().__init__(b, layout, bundle, i)
         self.to = e.at(b, to, b.mul(i, e.i64(expanded_nbytes(layout))))
 
     def asks(self):
@@ -146,8 +160,8 @@ class Expanding(Packed):
         e.store(self.b, vector, e.at(self.b, self.to, at))
         return vector
 
-    def quants(self, step):
-        return self._left(super().quants(step), 64 * step)
+    def quants(self, step, late):
+        return self._left(super().quants(step, late), 64 * step)
 
     def scale(self, part):
         return self._left(super().scale(part), 512 + 64 * part)

@@ -27,10 +27,12 @@ def of_signed():
     return isa() in ("avx2", "neon_dot")
 
 
-def late_shift(layout):
-    """By how much dots are shifted instead of quants: with AVX2 two products have to fit into 16 bits, with NEON
-    quants into 7."""
-    return layout.shift if of_signed() else 0
+def late_shift(layout, step, *, lone=False):
+    """By how much the dots of a step are shifted instead of its quants: with AVX2 two products have to fit into 16
+    bits, with NEON quants into 7. Quants that a `lone` row meets are shifted for it alone: low nibbles stay where they
+    are, and its chain of dots becomes two short ones.
+    """
+    return layout.shift if of_signed() or (lone and layout.nibbles and step < 4) else 0
 
 
 class Dot:
@@ -44,18 +46,20 @@ class Dot:
     """
 
     def __init__(self, b, layout, offset):
-        self.b, self.late, self.biased = b, late_shift(layout), not layout.codes
+        self.b, self.biased = b, not layout.codes
         self.signed = of_signed() and layout.bits == 8
-        self.start = splat(b, offset) if not (layout.mins or self.signed) else each(DOT_ZERO)
-        self.sum = each(0) if self.late else self.start
+        start = splat(b, offset) if not (layout.mins or self.signed) else each(DOT_ZERO)
+        self.sums = {0: start}  # by how much they are to be shifted left
         self.room = (1 << 15) // (2 * 127 * ((1 << layout.bits) - 1)) or 1
         self.pairs, self.held = [], 0
 
-    def add(self, u, x):
-        """The products of 4 unsigned bytes of u in each lane and the 4 signed bytes of the i32 x."""
+    def add(self, u, x, late):
+        """The products of 4 unsigned bytes of u in each lane and the 4 signed bytes of the i32 x, shifted when all are
+        there that are to be shifted so."""
         b = self.b
         if isa() != "avx2":
-            self.sum = products_added(b, self.sum, b.xor(u, each(FLIP)) if self.signed and self.biased else u, x)
+            u = b.xor(u, each(FLIP)) if self.signed and self.biased else u
+            self.sums[late] = products_added(b, self.sums.get(late, each(0)), u, x)
             return
         xs = splat(b, x)
         if self.signed:
@@ -63,19 +67,23 @@ class Dot:
         products = products_of_pairs(b, u, xs)
         self.pairs = [b.add(p, q) for p, q in zip(self.pairs, products, strict=True)] if self.held else products
         self.held += 1
+        self.late = late  # the same for all of a type here
         if self.held == self.room:
             self._take_in()
 
     def value(self):
         """Its bits, which are those of the float DOT_FLOAT + the dot."""
         self._take_in()
-        return self.b.add(self.b.shl(self.sum, each(self.late)), self.start) if self.late else self.sum
+        whole = self.sums[0]
+        for late in sorted(self.sums)[1:]:
+            whole = self.b.add(self.b.shl(self.sums[late], each(late)), whole)
+        return whole
 
     def _take_in(self):
         if self.held:
             ones = ir.Constant(V16I16, [1] * 16)
             parts = [call(self.b, "llvm.x86.avx2.pmadd.wd", V8I, [pairs, ones]) for pairs in self.pairs]
-            self.sum = self.b.add(self.sum, joined(self.b, parts))
+            self.sums[self.late] = self.b.add(self.sums.get(self.late, each(0)), joined(self.b, parts))
             self.held = 0
 
 

@@ -80,6 +80,11 @@ class Layout:
         return 8 if self.quants == 512 else 4 + self.high // 64
 
     @property
+    def nibbles(self) -> bool:
+        """Whether quants are, or have as their lower bits, halves of bytes that are numbers themselves."""
+        return self.quants == 256 and not self.codes
+
+    @property
     def parts(self) -> int:
         """Scales of 32 k."""
         return 2 if self.high == 128 else 1

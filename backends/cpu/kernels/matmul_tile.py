@@ -15,8 +15,8 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import compiled_for
 from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.blocks import Expanding, Packed
-from backends.cpu.kernels.emit_dot import Dot, added, less_zeros, times
+from backends.cpu.kernels.blocks import Bundle, Expanded, Expanding, Packed
+from backends.cpu.kernels.emit_dot import Dot, added, late_shift, less_zeros, times
 from backends.cpu.kernels.emit_math import STRICT
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,
@@ -50,20 +50,21 @@ def quant_tile(dtype, mt, nt, form, *, past=False):
     at_once = BESIDE_HELD if holds else AT_ONCE
     some = [range(first, min(mt, first + at_once)) for first in range(0, mt, at_once)]
     parts = range(layout.parts)
+    late = partial(late_shift, layout, lone=mt == 1 and form is Packed)
     turns = [(rows, part) for part in parts for rows in some] if holds else list(itertools.product(some, parts))
 
-    def block_of(b, i, acc, w, x, ahead, wide, asked):
+    def block_of(b, i, acc, groups, x, ahead, wide, asked):
         """`acc`: the sums, and where blocks share a scale of activations, so far without it, the groups' scales."""
         sums, zeros = list(acc[: mt * nt]), list(acc[mt * nt :])
-        asks = iter(spread(asks_of(b, blocks_of(b, i, w, wide), x, ahead, asked(i)), 8 * len(some)))
+        asks = iter(spread(asks_of(b, blocks_of(b, i, groups, wide), x, ahead, asked(i)), 8 * len(some)))
         for rows, part in turns:
             steps = range(8 // layout.parts * part, 8 // layout.parts * (part + 1))
             if (rows, part) != turns[0]:
                 e.keep_order(b)
             if part == 0 and (not holds or rows[0] == 0):
-                blocks = blocks_of(b, i, w, wide)
+                blocks = blocks_of(b, i, groups, wide)
             if holds and rows[0] == 0:
-                held = {step: [block.quants(step) for block in blocks] for step in steps}
+                held = {step: [block.quants(step, late(step)) for block in blocks] for step in steps}
                 scales = [block.scale(part) for block in blocks]
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
@@ -74,11 +75,11 @@ def quant_tile(dtype, mt, nt, form, *, past=False):
                     e.prefetch(b, line, near=near, past=past)
                 if in_order and not holds:
                     e.keep_order(b)
-                u = held[step] if holds else [block.quants(step) for block in blocks]
+                u = held[step] if holds else [block.quants(step, late(step)) for block in blocks]
                 for j, row in enumerate(xs):
                     x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
                     for n in range(nt):
-                        dots[j * nt + n].add(u[n], x4)
+                        dots[j * nt + n].add(u[n], x4, late(step))
             values = [dot.value() for dot in dots]
             if not holds:
                 scales = [block.scale(part) for block in blocks]
@@ -104,7 +105,8 @@ def quant_tile(dtype, mt, nt, form, *, past=False):
 
     def shared_of(b, i, acc, w, x_at, ahead, wide, asked):
         none = [e.each(0.0)] * (mt * nt + nt)
-        inner = lambda j, values: block_of(b, j, values, w, x_at(j), ahead, wide, asked)
+        groups = groups_of(b, i, w)
+        inner = lambda j, values: block_of(b, j, values, groups, x_at(j), ahead, wide, asked)
         values = e.loop(b, i, b.add(i, e.i64(shared)), none, inner)
         sums, zeros = values[: mt * nt], values[mt * nt :]
         scales_x = [scale_of(b, e.at(b, x_at(i), ACT_BLOCK * j)) for j in range(mt)]
@@ -114,10 +116,14 @@ def quant_tile(dtype, mt, nt, form, *, past=False):
     def scale_of(b, row):
         return e.splat(b, e.load(b, e.at(b, row, ACT_SCALE), e.F32, 4))
 
-    def blocks_of(b, i, w, wide):
+    def groups_of(b, i, w):
+        """What a form takes block i of: of a packed group the bundle."""
+        return w if form is Expanded else [Bundle(b, layout, group, i) for group in w]
+
+    def blocks_of(b, i, groups, wide):
         if form is Expanding:
-            return [form(b, layout, group, i, to) for group, to in zip(w, wide, strict=True)]
-        return [form(b, layout, group, i) for group in w]
+            return [form(b, layout, group, i, to) for group, to in zip(groups, wide, strict=True)]
+        return [form(b, layout, group, i) for group in groups]
 
     def asks_of(b, blocks, x, ahead, asked):
         if form is Packed:
@@ -126,7 +132,7 @@ def quant_tile(dtype, mt, nt, form, *, past=False):
         return weights + [(e.at(b, e.at(b, x, ahead), 64 * line), True) for line in range(-(-mt * ACT_BLOCK // 64))]
 
     def lone_of(b, i, acc, w, x_at, ahead, wide, asked):
-        return block_of(b, i, acc, w, x_at(i), ahead, wide, asked)
+        return block_of(b, i, acc, groups_of(b, i, w), x_at(i), ahead, wide, asked)
 
     return tile_of(shared_of if shared > 1 else lone_of, mt, nt, shared, claiming=form is not Packed)
 
