@@ -30,10 +30,10 @@ class Apart:
         cpu = current()
         if cpu == self._cpu:
             return
-        self._cpu = cpu
         others = os.sched_getaffinity(0) - {cpu}
         if len(self._threads) > len(others):
             return
+        self._cpu = cpu
         for thread in self._threads:
             try:
                 os.sched_setaffinity(thread, others)

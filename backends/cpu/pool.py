@@ -163,6 +163,8 @@ class Pool:
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
         self._most_stages = self._most_scratch = self._most_shared = self._caller = 0
         self._ctl[41], self._ctl[42] = n_threads, cache_nbytes(2) // 2
+        self._masks = _aligned_words(4 * 16)
+        self._ctl[44] = self._masks.ctypes.data
         self._out = np.zeros(8, np.int64)
         out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
         self._arguments = [(out, out, ctl, n, ends, 0) for n in range(n_threads + 1)]  # by the threads that take part
@@ -177,6 +179,7 @@ class Pool:
 
     def _serve(self, thread: int, pipe: int) -> None:
         slices.lengthen()
+        self._ctl[64 + 8 * thread + 3] = threading.get_native_id()
         out = np.zeros(8, np.int64)
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
@@ -202,6 +205,7 @@ class Pool:
     def _ready(self, table: Table, n_threads: int) -> None:
         if self._caller != threading.get_ident():
             self._caller = threading.get_ident()
+            self._ctl[64 + 3] = threading.get_native_id()
             slices.lengthen()
         if n_threads > 1:
             self._apart()

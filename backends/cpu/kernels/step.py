@@ -19,7 +19,7 @@ in case thread 0 has lost its core.
 
 A thread that waits has its core fetch what it will stream next, an eighth of what its second-level cache holds, for a
 step with few rows is bound by memory. A worker between steps fetches what it streamed first, half of that cache: most
-steps begin like the last.
+steps begin like the last. A thread that has waited for long looks after the others (stalled.py).
 
 A thread reads the generation, then the table, then the number of stages, which carries the generation too and is
 0 between steps: so it never takes the next step's table for the one that it woke up for.
@@ -27,8 +27,9 @@ A thread reads the generation, then the table, then the number of stages, which 
 Control block, one 64-byte line each (word index): 0 generation · 8 table, 9 the next one · 16 n_stages, stamped,
 17 the next number · 24 scratch address · 32 scratch bytes per thread · 40 counters' address (a line for each stage's
 finished chunks, and one for each thread's stretch), 41 n_threads, 42 bytes that a worker fetches between steps,
-43 threads that take part in this step (the others' stretches, too, are theirs) · 48 stop · 56 threads inside a step ·
-64+8w: worker w is parked.
+43 threads that take part in this step (the others' stretches, too, are theirs), 44 where stalled.py keeps masks ·
+48 stop · 56 threads inside a step · 64+8t: of each thread, worker t is parked, a byte of its pipe's, and what
+stalled.py knows.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ from numba.extending import intrinsic
 from backends.cpu.kernels.emit import fetch, for_x86
 from backends.cpu.kernels.layout import FOLLOWING
 from backends.cpu.kernels.registry import i64p, kernel
+from backends.cpu.kernels.stalled import (
+    HOLDS,
+    NOBODY,
+    doze,
+    help_out,
+    line_of,
+    read_clock,
+    send_home,
+    settle,
+    was_brought,
+)
 
 I64, I32, I8P = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 TABLE, N_STAGES, SCRATCH, SCRATCH_BYTES, COUNTERS, STOP, INSIDE, PARKED = 8, 16, 24, 32, 40, 48, 56, 64
@@ -50,12 +62,14 @@ TAKE_PART = COUNTERS + 3
 SHIFT = 24  # bits of a count; the generation above it lasts for years
 LOW = (1 << SHIFT) - 1
 PATIENCE = 2000  # looks at a counter, some 60 ns each, before a thread lets others have its core
+BETWEEN_LOOKS = 1024  # more of them before it looks after the others, and before it does so again
 NEAR = 6  # stages: what streams later is not next, and tables of training have none among thousands
 REACH = 4  # of what a worker fetches between steps, the part that a thread asks for before it is due
 FETCHES = 16  # cache lines asked for between two looks at a counter: what a core has under way
 CLOCK = time.CLOCK_MONOTONIC
 DONE = 48  # bytes into a stage
 HELP = 100  # looks before the other threads take a serial stage from thread 0
+COMPLETE, TIRED, OVER = 1, 0, -1  # how a wait ends
 
 
 @intrinsic
@@ -124,7 +138,6 @@ def call(typingctx, function, block, begin, end, scratch):
     return types.void(*[types.int64] * 5), codegen
 
 
-read_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 yield_cpu = types.ExternalFunction("sched_yield", types.int32())
 read_fd = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
 write_fd = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
@@ -151,28 +164,34 @@ def _walk(timed=False):
         return 0, 0
 
     @njit(forceinline=True)
-    def wait(done, complete, generation, limit, ahead):
-        """1 when the count is complete, 0 when `limit` looks were not enough, −1 when the step is over. Fetches the
+    def wait(ctl, thread, done, complete, generation, limit, ahead):
+        """COMPLETE when the count is, TIRED when `limit` looks were not enough, OVER when the step is. Fetches the
         memory between the two addresses of `ahead` in the meantime."""
-        spins = 0
+        spins, helped = 0, NOBODY
         line, stop = ahead
         while True:
             word = atomic_load(done)
             if word == complete:
-                return 1
+                if helped > 0:
+                    send_home(ctl, helped)
+                return COMPLETE
             if (word >> SHIFT) > generation:
-                return -1
+                return OVER
             spins += 1
             if spins == limit:
-                return 0
+                return TIRED
             if line < stop:
                 for _ in range(FETCHES):
                     fetch(line)
                     line += 64
             elif spins < PATIENCE:
                 pause()
-            else:  # the holder of a chunk has lost its core: let it have ours
+            elif helped != NOBODY:
+                doze()
+            else:  # the holder of a chunk has lost its core, perhaps to a thread that may run on ours
                 yield_cpu()
+                if spins % BETWEEN_LOOKS == 0:
+                    helped = help_out(ctl, thread, i64p(ctl)[TAKE_PART], generation)
 
     @njit(forceinline=True)
     def take(counter, generation, most):
@@ -220,7 +239,7 @@ def _walk(timed=False):
             return stages, 0
         n, n_threads, reach = stamped & LOW, c[COUNTERS + 1], c[COUNTERS + 2] // REACH
         scratch = c[SCRATCH] + thread * c[SCRATCH_BYTES]
-        stamp = generation << SHIFT
+        stamp, mine = generation << SHIFT, line_of(ctl, thread)
         for i in range(n):
             stage = stages + i * 64
             done = c[COUNTERS] + i * (n_threads + 1) * 64
@@ -229,13 +248,15 @@ def _walk(timed=False):
             finished = 0
             if chunks == 0:
                 if thread != 0:
-                    over = wait(done, stamp + 1, generation, HELP, ahead)
-                    if over < 0:
+                    end = wait(ctl, thread, done, stamp + 1, generation, HELP, ahead)
+                    if end == OVER:
                         return stages, 0
-                    if over > 0:
+                    if end == COMPLETE:
                         continue
                 if take(done + 64, generation, 1) == 0:
+                    i64p(mine)[HOLDS] = 1
                     do_serial(stage, scratch)
+                    i64p(mine)[HOLDS] = 0
                     finished = 1
             else:
                 for turn in range(n_threads):
@@ -246,15 +267,26 @@ def _walk(timed=False):
                         chunk = take(done + 64 + owner * 64, generation, most)
                         if chunk < 0:
                             break
+                        i64p(mine)[HOLDS] = 1
                         do_chunk(stage, first + chunk, scratch, chunk == most - 1, ahead[0])
+                        i64p(mine)[HOLDS] = 0
                         finished += 1
+                        if was_brought(mine, generation):
+                            if thread != 0:
+                                break
+                            settle(ctl, thread, generation)
+                    if was_brought(mine, generation):
+                        break
             added = finished == 0
             while not added:
                 word = atomic_load(done)
                 count = word & LOW if (word >> SHIFT) == generation else 0
                 added = compare_and_swap(done, word, stamp + count + finished) != 0
+            if was_brought(mine, generation):
+                settle(ctl, thread, generation)
             complete = stamp + max(chunks, 1)
-            if wait(done, complete, generation, -1, ahead) < 0:
+            end = wait(ctl, thread, done, complete, generation, -1, ahead)
+            if end == OVER:
                 return stages, 0
             if timed and thread == 0:
                 read_clock(CLOCK, stage + DONE)
