@@ -172,14 +172,14 @@ class Pool:
             threading.Thread(target=self._serve, args=(t + 1, r), name=f"cpu-{t + 1}", daemon=True)
             for t, (r, _) in enumerate(self._pipes)
         ]
-        for thread in self._threads:
+        for t, thread in enumerate(self._threads):
             thread.start()
+            self._ctl[64 + 8 * (t + 1) + 3] = thread.native_id
         self._apart = Apart([thread.native_id for thread in self._threads if thread.native_id is not None])
         _open_pools.add(self)
 
     def _serve(self, thread: int, pipe: int) -> None:
         slices.lengthen()
-        self._ctl[64 + 8 * thread + 3] = threading.get_native_id()
         out = np.zeros(8, np.int64)
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
