@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.cpu import compile as compiler
-from backends.cpu import image
-from backends.cpu.frontend import ir_of
 from backends.cpu.kernels import emit_math, mathf
 from backends.cpu.kernels.registry import f32p
+from tests.unit.linked_kernel import linked
 
 
 @functools.cache
@@ -33,10 +31,8 @@ def entry_of(name: str) -> Any:
         def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
             vectors(a[0], a[1], a[2])
 
-    source, entry = ir_of(run)
-    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_mathf"), "test_mathf")])
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
-    return kind(address)
+    return kind(linked(run))
 
 
 def compiled(name: str) -> Callable[[np.ndarray], np.ndarray]:

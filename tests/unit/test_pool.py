@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from backends.cpu import compile as compiler
-from backends.cpu import image, jit
-from backends.cpu.frontend import ir_of
+from backends.cpu import jit
 from backends.cpu.kernels.registry import i64p
 from backends.cpu.kernels.step import FOLLOWING, atomic_add, atomic_load, yield_cpu
 from backends.cpu.pool import Instruction, Pool, Table
+from tests.unit.linked_kernel import linked
 
 
 @pytest.fixture(params=[1, 2, 5], ids="{} threads".format)
@@ -129,13 +127,6 @@ def test_what_is_streamed_may_lie_anywhere(pool: Pool) -> None:
     for i in range(20):
         pool.run(table)
         assert (x == 2.0 ** (i + 1)).all()
-
-
-def linked(run: Callable[[Any, int, int, Any], None]) -> int:
-    """The address of a kernel."""
-    source, entry = ir_of(run)
-    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_pool"), "test_pool")])
-    return address
 
 
 def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

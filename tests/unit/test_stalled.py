@@ -6,19 +6,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from backends.cpu import compile as compiler
-from backends.cpu import image, jit
-from backends.cpu.frontend import ir_of
+from backends.cpu import jit
 from backends.cpu.kernels.registry import i64p
 from backends.cpu.kernels.stalled import BROUGHT, HOLDS, LINES, NUMBER, get_cpu, stands_still
 from backends.cpu.kernels.step import atomic_add, atomic_load, read_fd, yield_cpu
 from backends.cpu.pool import Instruction, Pool, Table
+from tests.unit.linked_kernel import linked
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux that is told"),
@@ -34,13 +32,6 @@ def pool() -> Iterator[Pool]:
     pool.close()
 
 
-def linked(run: Callable[[Any, int, int, Any], None]) -> int:
-    """The address of a kernel."""
-    source, entry = ir_of(run)
-    (address,) = image.load([image.link(compiler.object_code(source, entry, "test_stalled"), "test_stalled")])
-    return address
-
-
 def two_chunks(a, begin, end, scratch):  # type: ignore[no-untyped-def]
     """Each thread begins one; the thread a[3] reads from the pipe a[2] in it, and tells where it runs then."""
     patience = 100_000_000
@@ -53,48 +44,78 @@ def two_chunks(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         i64p(a[1])[1] = get_cpu()
 
 
+class Stall:
+    """A step of two threads of a pool, of which one stands still until it was brought to the other's core."""
+
+    def __init__(self, pool: Pool, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(jit._addresses, "probe", linked(two_chunks))
+        self.pool, self.sleeper = pool, sleeper
+        self.x = np.ones(64, np.float32)
+        args = (self.x.ctypes.data, self.x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
+        self.double = Instruction("scale", args, 64)
+        self.line = LINES + 8 * sleeper + BROUGHT
+        self.places: list[int] = []  # where it was brought
+        self.told = np.full(2, -1, np.int64)
+
+    def run(self) -> None:
+        pool = self.pool
+        pool.run(Table([self.double, self.double]), 2)  # memory and threads are there
+        self.generation = int(pool._ctl[0]) + 1
+        here, (out, self.wake) = np.zeros(1, np.int64), os.pipe()
+        scratch = int(pool._ctl[24]), int(pool._ctl[32])
+        args = (here.ctypes.data, self.told.ctypes.data, out, self.sleeper, *scratch)
+        other = threading.Thread(target=self._wake_it_up)
+        other.start()
+        pool.run(Table([Instruction("probe", args, 2), self.double]), 2)
+        other.join()
+        for fd in (out, self.wake):
+            os.close(fd)
+
+    def _wake_it_up(self) -> None:
+        """When it was brought."""
+        deadline, worker = time.monotonic() + PATIENCE, self.pool._threads[0].native_id
+        here = self.pool._masks[(3 - 2 * self.sleeper) * 16 :][:16]
+        while not self.places and time.monotonic() < deadline:
+            time.sleep(0)
+            if self.pool._ctl[self.line] == self.generation:
+                (word,) = np.flatnonzero(here)
+                place = 64 * int(word) + int(here[word]).bit_length() - 1
+                if self.sleeper == 0 or (worker is not None and os.sched_getaffinity(worker) == {place}):
+                    self.places.append(place)
+        os.write(self.wake, b"x")
+
+
 @pytest.mark.parametrize("sleeper", [0, 1], ids=["the caller", "a worker"])
 def test_who_stands_still_is_brought_to_the_core_of_who_waits(
     pool: Pool, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(jit._addresses, "probe", linked(two_chunks))
     mine, worker = os.sched_getaffinity(0), pool._threads[0].native_id
     assert worker is not None
-    x = np.ones(64, np.float32)
-    double = Instruction("scale", (x.ctypes.data, x.ctypes.data, 1, int(np.float32(2).view(np.int32))), 64)
-    pool.run(Table([double, double]))  # memory and threads are there
-    line, generation = LINES + 8 * sleeper + BROUGHT, int(pool._ctl[0]) + 1
-    out, wake = os.pipe()
-    here, told = np.zeros(1, np.int64), np.full(2, -1, np.int64)
-    places: list[int] = []
-
-    def wake_it_up() -> None:
-        """When it was brought."""
-        deadline = time.monotonic() + PATIENCE
-        while not places and time.monotonic() < deadline:
-            time.sleep(0)
-            if pool._ctl[line] == generation:
-                (word,) = np.flatnonzero(pool._masks[(3 - 2 * sleeper) * 16 :][:16])
-                place = 64 * int(word) + int(pool._masks[(3 - 2 * sleeper) * 16 + word]).bit_length() - 1
-                if sleeper == 0 or os.sched_getaffinity(worker) == {place}:
-                    places.append(place)
-        os.write(wake, b"x")
-
-    args = (here.ctypes.data, told.ctypes.data, out, sleeper, int(pool._ctl[24]), int(pool._ctl[32]))
-    other = threading.Thread(target=wake_it_up)
-    other.start()
-    pool.run(Table([Instruction("probe", args, 2), double]))
-    other.join()
-    assert len(places) == 1
-    assert sleeper == 0 or told[1] == places[0]  # thread 0 may have gone elsewhere meanwhile
-    assert (x == 8).all()
-    assert pool._ctl[line] == 0
+    stall = Stall(pool, sleeper, monkeypatch)
+    stall.run()
+    assert len(stall.places) == 1
+    assert sleeper == 0 or stall.told[1] == stall.places[0]  # thread 0 may have gone elsewhere meanwhile
+    assert (stall.x == 8).all()
+    assert pool._ctl[stall.line] == 0
+    deadline = time.monotonic() + PATIENCE
+    while os.sched_getaffinity(0) != mine and time.monotonic() < deadline:
+        time.sleep(0)  # the worker may not have come to it
     assert os.sched_getaffinity(0) == mine
-    pool.run(Table([double]))
-    assert (x == 16).all()
+    pool.run(Table([stall.double]))
+    assert (stall.x == 16).all()
     assert len(mine - os.sched_getaffinity(worker)) == 1
-    for fd in (out, wake):
-        os.close(fd)
+
+
+def test_of_more_threads_than_processors_each_may_run_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after thread 0 was brought elsewhere."""
+    mine = os.sched_getaffinity(0)
+    pool = Pool(len(mine) + 1)
+    stall = Stall(pool, 0, monkeypatch)
+    stall.run()
+    masks = [os.sched_getaffinity(thread.native_id) for thread in pool._threads if thread.native_id is not None]
+    pool.close()
+    assert len(stall.places) == 1
+    assert masks == [mine] * len(mine)
 
 
 def test_time_stands_still_of_who_holds_a_chunk_and_sleeps(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

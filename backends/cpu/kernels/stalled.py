@@ -95,7 +95,7 @@ def _help_out(ctl, thread, n_threads, generation):
             if stands_still(line_of(ctl, worker)) and _bring(ctl, worker, generation, masks):
                 return worker
     elif thread == 1 and stands_still(line_of(ctl, 0)) and _bring(ctl, 0, generation, masks):
-        set_mask(number_of(ctl, 0), MASK_NBYTES, masks)  # it may run anywhere, and the system leaves it where it is
+        set_mask(number_of(ctl, 0), MASK_NBYTES, masks)  # again anywhere: the system leaves it where it is
         return 0
     return NOBODY
 
@@ -105,16 +105,30 @@ def _send_home(ctl, worker):
     i64p(line_of(ctl, worker))[BROUGHT] = 0
 
 
+@njit
+def _cores_of(mask):
+    n = 0
+    for i in range(MASK_NBYTES // 8):
+        word = i64p(mask)[i]
+        while word != 0:
+            word &= word - 1
+            n += 1
+    return n
+
+
 def _settle(ctl, thread, generation):
     line = line_of(ctl, thread)
     if thread != 0:
         while was_brought(line, generation):
             doze()
         return
-    masks, cpu = i64p(ctl)[MASKS], np.int64(get_cpu())
-    if get_mask(0, MASK_NBYTES, masks) == 0:
-        i64p(masks)[cpu // 64] &= ~(np.int64(1) << (cpu % 64))
-        for worker in range(1, i64p(ctl)[ALL]):
+    masks, cpu, n_threads = i64p(ctl)[MASKS], np.int64(get_cpu()), i64p(ctl)[ALL]
+    before = masks + 2 * MASK_NBYTES  # as the first worker has seen it, who may wait for this core
+    set_mask(0, MASK_NBYTES, before)
+    for i in range(MASK_NBYTES // 8):
+        i64p(masks)[i] = i64p(before)[i] & ~(np.int64(1) << (cpu % 64) if i == cpu // 64 else 0)
+    if n_threads - 1 <= _cores_of(masks):  # of more threads than cores each may run anywhere
+        for worker in range(1, n_threads):
             set_mask(number_of(ctl, worker), MASK_NBYTES, masks)
     i64p(line)[BROUGHT] = 0
 

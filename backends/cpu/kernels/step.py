@@ -271,12 +271,6 @@ def _walk(timed=False):
                         do_chunk(stage, first + chunk, scratch, chunk == most - 1, ahead[0])
                         i64p(mine)[HOLDS] = 0
                         finished += 1
-                        if was_brought(mine, generation):
-                            if thread != 0:
-                                break
-                            settle(ctl, thread, generation)
-                    if was_brought(mine, generation):
-                        break
             added = finished == 0
             while not added:
                 word = atomic_load(done)
@@ -285,8 +279,7 @@ def _walk(timed=False):
             if was_brought(mine, generation):
                 settle(ctl, thread, generation)
             complete = stamp + max(chunks, 1)
-            end = wait(ctl, thread, done, complete, generation, -1, ahead)
-            if end == OVER:
+            if wait(ctl, thread, done, complete, generation, -1, ahead) == OVER:
                 return stages, 0
             if timed and thread == 0:
                 read_clock(CLOCK, stage + DONE)
