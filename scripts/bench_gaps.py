@@ -1,8 +1,10 @@
 """What `scripts/bench-gaps` runs: one stream, and a long prompt that arrives when a quarter of it has come.
 
 Gaps are told as multiples of the stream's median before the prompt. What a client sees is not the server's alone: other
-processes, the kernel and a virtual machine's host add to it (docs/LOG.md, Slots, cache and scheduling). How much, tells
-`--prompt 0`: the gaps of the same stream with no prompt beside it.
+processes, the kernel and a virtual machine's host add to it (docs/LOG.md, Slots, cache and scheduling). A gap beside a
+prompt is meant to last as long as two without one. So the same is told of two tokens of the same stream, before the
+prompt came and after its first token: what of these is beyond the bound is not the prompt's. With `--prompt 0` none
+comes.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from scripts.bench_http import Stream, begin, connect, message, part, receive
 
 BOUND = 3.0
 LEAST_ALONE = 30  # tokens of the stream before the prompt
+SETTLED = 5  # gaps after the stream's begin and the prompt's end, which are neither's
 
 
 @dataclass(frozen=True)
 class Round:
     alone: float  # seconds, the median
     gaps: list[float]  # beside the prompt, in medians, sorted
+    pairs: list[float]  # two gaps without it, in medians
     first: float  # seconds to the prompt's first token; without one to the stream's end
 
 
@@ -47,8 +51,11 @@ def measure(url: str, turn: int, options: argparse.Namespace) -> Round:
     waiting.close()
     first = prompt.times[0] if long else stream.times[-1]
     gaps = [(b, b - a) for a, b in pairwise(stream.times)]
-    alone = statistics.median(gap for end, gap in gaps[5:] if end < sent)
-    return Round(alone, sorted(gap / alone for end, gap in gaps if sent < end <= first), first - sent)
+    before = [gap for end, gap in gaps if end < sent][SETTLED:]
+    after = [gap for end, gap in gaps if end > first][SETTLED:]
+    alone = statistics.median(before)
+    pairs = [(a + b) / alone for part in (before, after) for a, b in zip(part[::2], part[1::2], strict=False)]
+    return Round(alone, sorted(gap / alone for end, gap in gaps if sent < end <= first), pairs, first - sent)
 
 
 def main() -> None:
@@ -61,14 +68,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.gen < 2 * LEAST_ALONE:
         parser.error(f"--gen: at least {2 * LEAST_ALONE}, for the stream's own pace")
-    print(f"| alone, ms | gaps | median, x | p95, x | p99, x | greatest, x | beyond {BOUND:g} x | first token, s |")
-    print("|---" * 8 + "|")
+    titles = "alone, ms", "gaps", "median, x", "p95, x", "p99, x", "greatest, x", f"beyond {BOUND:g} x"
+    print("|", " | ".join([*titles, "first token, s", f"two alone beyond {BOUND:g} x"]), "|")
+    print("|---" * 9 + "|")
     for turn in range(options.turns):
         time.sleep(options.pause)
         found = measure(options.url, turn, options)
         shares = " | ".join(f"{part(found.gaps, share):.2f}" for share in (0.5, 0.95, 0.99, 1.0))
-        beyond = sum(gap > BOUND for gap in found.gaps)
-        print(f"| {1e3 * found.alone:.2f} | {len(found.gaps)} | {shares} | {beyond} | {found.first:.2f} |", flush=True)
+        beyond, control = (sum(gap > BOUND for gap in gaps) for gaps in (found.gaps, found.pairs))
+        row = f"{1e3 * found.alone:.2f} | {len(found.gaps)} | {shares} | {beyond} | {found.first:.2f}"
+        print(f"| {row} | {control} of {len(found.pairs)} |", flush=True)
 
 
 if __name__ == "__main__":
