@@ -102,7 +102,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     found: list[Instruction] = []
     for i, (mt, nt) in enumerate(shapes):
         upto = shapes[i + 1][0] - 1 if i + 1 < len(shapes) else most
-        stretch = count if upto <= mt else stretch_of(count, nt * group, upto, layout.shared)
+        stretch = count if upto <= mt else stretch_of(count, nt * group, upto, layout.whole)
         args = (at(w), at(x), at(t), at(order), rows, n, count, stretch, group, units, mt, upto)
         kernel, scratch = f"expert_linear:{w.dtype}:{mt}x{nt}", (2 * upto + mt) * nt * LANES * 4
         found.append(Instruction(kernel, args, units, 1, scratch, beside=i > 0))

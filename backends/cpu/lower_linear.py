@@ -169,7 +169,7 @@ def matmul(
         chunk = min(HELD_CHUNK_BYTES, nt * group * strips // FEWEST_CHUNKS) if holds else CHUNK_BYTES
         grain = max(1, chunk // (nt * group))
         held = grain if holds else 0
-        args = (*args, count if m <= mt else stretch_of(count, nt * group, m, layout.shared), group, held)
+        args = (*args, count if m <= mt else stretch_of(count, nt * group, m, layout.whole), group, held)
         scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
     streams = (addresses[0], nt * group) if times == 1 else (0, 0)
     return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, times * strips, grain, scratch, streams, beside)]
@@ -193,15 +193,15 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
 
 
-def stretch_of(count: int, nbytes: int, m: int, shared: int) -> int:
+def stretch_of(count: int, nbytes: int, m: int, whole: int) -> int:
     """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts of
-    those that have `shared` a scale of activations.
+    `whole` ones.
 
     They take half of the first-level cache at most. While tiles run, the next weights are asked for: of few rows not
     many, for a core can have few lines under way.
     """
     parts = -(-nbytes // min(cache_nbytes(1) // 2, max(5 << 10, 250 * m)))
-    return -(-count // shared // parts) * shared
+    return -(-count // whole // parts) * whole
 
 
 @lower("get_rows")

@@ -32,6 +32,12 @@ def places(layout):
     return find
 
 
+@njit(forceinline=True)
+def float_place(together, k, r):
+    """Which number of a packed group of floats is that of row r and k."""
+    return (k // together * 16 + r) * together + k % together
+
+
 class Bundle:
     """The bundle of a packed group that holds block i: where it begins, its first block, and of types of 256 k their
     numbers as f32."""

@@ -110,13 +110,12 @@ def half(b, pointer):
     return b.fpext(load(b, pointer, V16H, 2), V16F)
 
 
-def floats(b, pointer, dtype):
-    """16 numbers of a float type as f32."""
-    if dtype == "f32":
-        return load(b, pointer, V16F, 4)
-    if dtype == "f16":
-        return half(b, pointer)
-    return b.bitcast(b.shl(b.zext(load(b, pointer, V16I16, 2), V16I), each(16)), V16F)
+def floats(b, line, dtype, n):
+    """The first n k of a line of a packed group of floats (layout.py) as f32, 16 numbers each."""
+    if dtype == "bf16":
+        both = load(b, line, V16I)
+        return [b.bitcast(v, V16F) for v in (b.shl(both, each(16)), b.and_(both, each(-1 << 16)))][:n]
+    return [load(b, line, V16F, 4)] if dtype == "f32" else [half(b, at(b, line, 32 * k)) for k in range(n)]
 
 
 def part(b, value, i, n):

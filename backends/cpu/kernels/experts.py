@@ -258,7 +258,7 @@ def expert_matmul(dtype):
                         decode(a[1] + row // 16 * group_nbytes, row % 16, block, 0, 8, scratch)
                     else:
                         for c in range(columns):
-                            part[c] = get(a[1] + row // 16 * group_nbytes, (block * 32 + c) * 16 + row % 16)
+                            part[c] = get(a[1] + row // 16 * group_nbytes, block * 32 + c, row % 16)
                     for r in range(place, after):
                         x, y = f32p(a[0])[r * n + i], f32p(a[2] + (r * k + block * 32) * 4)
                         for c in range(columns):

@@ -213,7 +213,7 @@ def pack_tiles(layout):
 
 def widened(dtype):
     """intrinsic f(group, last, group_nbytes, k, steps, target): NR/16 packed groups of floats → target[step][NR], from
-    element k of each on; `last` groups follow the first one, and stand for any beyond them."""
+    k on, a multiple of those in a line; `last` groups follow the first one, and stand for any beyond them."""
     nbytes = LAYOUTS[dtype].quants
 
     @intrinsic
@@ -222,13 +222,18 @@ def widened(dtype):
             start, out = b.inttoptr(b.add(args[0], b.mul(args[3], e.i64(nbytes))), e.I8P), b.inttoptr(args[5], e.I8P)
             groups = [e.at(b, start, b.mul(args[2], e.smaller(b, args[1], e.i64(v)))) for v in range(NR // 16)]
 
-            def step(i, _):
-                for v, source in enumerate(groups):
-                    place = e.at(b, source, b.mul(i, e.i64(nbytes)))
-                    e.store(b, e.floats(b, place, dtype), e.at(b, out, b.add(b.mul(i, e.i64(4 * NR)), e.i64(64 * v))))
-                return []
+            def steps_of(n):
+                def some(i, _):
+                    for v, source in enumerate(groups):
+                        line = e.at(b, source, b.mul(i, e.i64(nbytes)))
+                        for k, values in enumerate(e.floats(b, line, dtype, n)):
+                            row = b.mul(b.add(i, e.i64(k)), e.i64(4 * NR))
+                            e.store(b, values, e.at(b, out, b.add(row, e.i64(64 * v))))
+                    return []
 
-            e.loop(b, e.i64(0), args[4], [], step)
+                return some
+
+            e.unrolled(b, e.i64(0), args[4], [], steps_of, 64 // nbytes)
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 6), codegen

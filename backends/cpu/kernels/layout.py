@@ -2,8 +2,9 @@
 
 A weight (N rows out, K in) is packed into groups of 16 output rows: the 16 rows are the 16 lanes of a vector, so a dot
 product needs no horizontal sum, and the order of additions over k is the same for 1 activation row and for 512. N is
-padded to whole groups with zeros. A group is self-contained and `group_nbytes` long. Floats are [K][16] f32, f16 or
-bf16. A group of a quantised type is a sequence of bundles, of 256 k (types of GGUF blocks of 256), 128 k (mxfp4) or
+padded to whole groups with zeros. A group is self-contained and `group_nbytes` long. Floats are [K][16] f32 or f16;
+bf16 are [K/2][16][2], for two that lie beside each other become f32 without being moved apart, a last one alone with a
+zero. A group of a quantised type is a sequence of bundles, of 256 k (types of GGUF blocks of 256), 128 k (mxfp4) or
 64 k, so that it is read from one end to the other: what belongs to k in four places is four streams, and a processor's
 own prefetching follows those now well and now badly. A bundle has these sections, each at a multiple of 64:
 
@@ -71,6 +72,7 @@ class Layout:
     shift: int = 0  # quants are read as q << shift; signed types with offset 128
     mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
     codes: tuple[int, ...] = ()  # what quants are places of: value = scale · code
+    together: int = 1  # k of a row that lie beside each other, of floats
 
     @property
     def bits(self) -> int:
@@ -93,6 +95,11 @@ class Layout:
     def shared(self) -> int:
         """Blocks of 32 k whose activations share a scale."""
         return max(1, self.block // 32)
+
+    @property
+    def whole(self) -> int:
+        """What a part of K is a multiple of: blocks that are summed up together, or k of floats."""
+        return max(self.shared, self.together)
 
     @property
     def bundle(self) -> int:
@@ -128,7 +135,7 @@ class Layout:
 
     def group_nbytes(self, k: int) -> int:
         if self.block == 1:
-            return k * self.quants
+            return -(-k // self.together) * self.together * self.quants
         bundles, rest = divmod(k // 32, self.bundle)
         return bundles * self.bundle_nbytes + bool(rest) * (self.quants_at + rest * self.quants)
 
@@ -136,7 +143,7 @@ class Layout:
 LAYOUTS: dict[str, Layout] = {
     "f32": Layout(1, 4, 64),
     "f16": Layout(1, 2, 32),
-    "bf16": Layout(1, 2, 32),
+    "bf16": Layout(1, 2, 32, together=2),
     "q8_0": Layout(32, 34, 512, coarse=32),
     "q4_0": Layout(32, 18, 256, coarse=32, shift=4),
     "q4_1": Layout(32, 20, 256, coarse=64, mins=True),

@@ -150,15 +150,14 @@ def float_tile(dtype, mt, nt):
 
     def elements_of(n):
         def elements(b, i, acc, w, x_at, _ahead, _wide, _asked):
-            for j in range(n):
-                k = b.add(i, e.i64(j))
-                places, x = [e.at(b, group, b.mul(k, e.i64(quants))) for group in w], x_at(k)
-                for place in places if j == 0 and asks_ahead(dtype, mt) else ():
-                    e.prefetch(b, e.at(b, place, EARLY_BYTES))
-                ws, sums, acc = [e.floats(b, place, dtype) for place in places], acc, []
+            lines = [e.at(b, group, b.mul(i, e.i64(quants))) for group in w]
+            for line in lines if asks_ahead(dtype, mt) else ():
+                e.prefetch(b, e.at(b, line, EARLY_BYTES))
+            for j, ws in enumerate(zip(*(e.floats(b, line, dtype, n) for line in lines), strict=True)):
+                x, sums, acc = x_at(b.add(i, e.i64(j))), acc, []
                 for row in range(mt):
                     xj = e.splat(b, e.load(b, e.at(b, x, 4 * row), e.F32, 4))
-                    acc += [e.fma(b, ws[n], xj, sums[row * nt + n]) for n in range(nt)]
+                    acc += [e.fma(b, w, xj, sums[row * nt + g]) for g, w in enumerate(ws)]
             return acc
 
         return elements

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from backends.cpu.kernels.blocks import places
+from backends.cpu.kernels.blocks import float_place, places
 from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.kernels.registry import kernel, u8p, u16p, u32p
 
@@ -41,7 +41,7 @@ def pack(dtype):
 
 
 def pack_floats(layout):
-    width = layout.source
+    width, together = layout.source, layout.together
 
     def run(a, begin, end, scratch):
         n, k, group_nbytes = a[2], a[3], a[4]
@@ -49,12 +49,13 @@ def pack_floats(layout):
             out = a[1] + group * group_nbytes
             source = a[0] + group * 16 * k * width
             rows = min(16, n - group * 16)
-            for i in range(k):
+            for i in range((k + together - 1) // together * together):
                 for r in range(16):
+                    place, there = float_place(together, i, r), r < rows and i < k
                     if width == 4:
-                        u32p(out)[i * 16 + r] = u32p(source)[r * k + i] if r < rows else 0
+                        u32p(out)[place] = u32p(source)[r * k + i] if there else 0
                     else:
-                        u16p(out)[i * 16 + r] = u16p(source)[r * k + i] if r < rows else 0
+                        u16p(out)[place] = u16p(source)[r * k + i] if there else 0
 
     return run
 

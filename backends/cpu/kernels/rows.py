@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels.blocks import places
+from backends.cpu.kernels.blocks import float_place, places
 from backends.cpu.kernels.layout import LAYOUTS
 from backends.cpu.kernels.registry import bf16_to_f32, f16_to_f32, f32p, from_bits, i8p, i32p, kernel, u8p, u16p
 
@@ -30,10 +30,12 @@ def copy_rows(a, begin, end, scratch):
 
 
 def element(dtype):
-    """f(group, i): number i of a packed group of floats, as f32."""
+    """f(group, k, r): a number of a packed group of floats, as f32."""
+    together = LAYOUTS[dtype].together
 
     @njit(forceinline=True)
-    def get(group, i):
+    def get(group, k, r):
+        i = float_place(together, k, r)
         if dtype == "f32":
             return f32p(group)[i]
         elif dtype == "f16":
@@ -53,7 +55,7 @@ def float_rows(dtype):
             row = np.int64(i32p(a[1])[t])
             group, y = a[0] + row // 16 * group_nbytes, f32p(a[2] + t * k * 4)
             for i in range(k):
-                y[i] = get(group, i * 16 + row % 16)
+                y[i] = get(group, i, row % 16)
 
     return run
 
@@ -144,7 +146,7 @@ def unpack(dtype):
         for row in range(begin, end):
             y = f32p(a[1] + row * k * 4)
             for i in range(k):
-                y[i] = get(a[0] + row // 16 * a[3], i * 16 + row % 16)
+                y[i] = get(a[0] + row // 16 * a[3], i, row % 16)
 
     return blocks if layout.block > 1 else floats
 
@@ -161,7 +163,7 @@ def strip(dtype, width):
             for r in range(rows):
                 group, out = table + (row + r) // 16 * group_nbytes, f32p(target + r * width * 4)
                 for c in range(width):
-                    out[c] = get(group, (column + c) * 16 + (row + r) % 16) if c < columns else np.float32(0)
+                    out[c] = get(group, column + c, (row + r) % 16) if c < columns else np.float32(0)
 
         return floats
     decode = decoded(layout)
