@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,18 +24,24 @@ Feeds = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Cost:
-    """Products with weights of block types can be done in int8, all others in f32."""
+    """Products with weights of block types can be done in int8, those of rows that are rounded to bf16 in bf16, all
+    others in f32."""
 
     nbytes: float = 0
     int8_macs: float = 0
     f32_macs: float = 0
+    bf16_macs: float = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.nbytes + other.nbytes, self.int8_macs + other.int8_macs, self.f32_macs + other.f32_macs)
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, n: float) -> Cost:
+        return Cost(*(n * a for a in astuple(self)))
 
     def seconds(self, machine: Mapping[str, float]) -> tuple[float, float]:
         """For its bytes and for its multiply-adds, at a machine's limits (billions a second)."""
         computing = self.int8_macs / machine["int8_gmac_s"] + self.f32_macs / machine["f32_gmac_s"]
+        computing += self.bf16_macs / machine["bf16_gmac_s"] if self.bf16_macs else 0
         return self.nbytes / machine["read_gb_s"] / 1e9, computing / 1e9
 
 
@@ -56,7 +62,8 @@ def _moved(t: Tensor) -> int:
 # Which sources are matrices whose every element meets every row.
 MATRICES = {
     **dict.fromkeys(
-        ("linear", "linear_q8", "linear_f32", "linear_add", "linear_q8_add", "matmul", "tiled_product"), slice(1, 2)
+        ("linear", "linear_q8", "linear_f32", "linear_bf16", "linear_add", "linear_q8_add", "matmul", "tiled_product"),
+        slice(1, 2),
     ),
     **dict.fromkeys(("linear_glu", "linear_glu_act"), slice(1, 3)),
     "linear_parts": slice(1, None),
@@ -68,6 +75,8 @@ def _product(t: Tensor, _: Feeds) -> Cost:
     macs = [0, 0]
     for w in t.src[MATRICES[t.op]]:
         macs[DTYPES[w.dtype].quantised] += rows * math.prod(w.shape)
+    if t.src[0].dtype == "bf16_act":
+        return Cost(_moved(t), bf16_macs=macs[False])
     return Cost(_moved(t), int8_macs=macs[True], f32_macs=macs[False])
 
 

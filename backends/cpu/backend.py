@@ -22,7 +22,7 @@ from backends.cpu import weights
 from backends.cpu.clock import Clock
 from backends.cpu.fuse import fuse
 from backends.cpu.fuse_rounding import fuse_rounding
-from backends.cpu.isa import cores
+from backends.cpu.isa import cores, rounds_bf16
 from backends.cpu.lowering import LOWERINGS, REWRITES
 from backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
 from backends.cpu.packing import packed
@@ -42,6 +42,7 @@ class CPUBackend:
     memory_bytes = 0
 
     def __init__(self, n_threads: int = 0) -> None:
+        rounds_bf16()  # what is asked for and not there is told now
         self.pool = Pool(n_threads or cores())
         # Apart, because a slab stays until its last piece goes: weights and states come and go at different times.
         self._weights, self._states = Slabs(WEIGHTS_SLAB), Slabs(STATES_SLAB)

@@ -12,13 +12,15 @@ from backends.cpu.packing import MANY_ROWS, packed
 from graph.ops.fused import part_of
 from graph.tensor import Tensor, toposort, with_sources
 
+FUSED = ("linear_q8", "linear_f32", "linear_bf16")
+
 
 def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Tensor, ...]:
     """The same values, bit by bit. `mine`: whether a node runs on this backend."""
     order = toposort(fetches)
     families: dict[int, list[Tensor]] = defaultdict(list)  # by their activations
     for t in order:
-        if t.op in ("linear_q8", "linear_f32") and packed(t.src[1]) and t.shape[0] < MANY_ROWS and mine(t):
+        if t.op in FUSED and packed(t.src[1]) and t.shape[0] < MANY_ROWS and mine(t) and not _is_tiled(t):
             families[id(t.src[0])].append(t)
     family_of = {id(t): family for family in families.values() if len(family) > 1 for t in family}
     if not family_of:
@@ -34,3 +36,8 @@ def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Ten
             node = part_of(wholes[id(family[0])], family, t)
         made[id(t)] = node
     return tuple(made[id(f)] for f in fetches)
+
+
+def _is_tiled(t: Tensor) -> bool:
+    """Whether its rows are in tiles (lower_gemm.py)."""
+    return bool(t.src[0].attrs.get("rows", 1) > 1)

@@ -154,12 +154,19 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return _product("k", "k", t, t.src[0].shape[0], at)
 
 
-def _product(a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bool = False) -> list[Instruction]:
+def rounded_product(t: Tensor, at: At) -> list[Instruction]:
+    """`linear_bf16` of many rows."""
+    return _product("tiles", "n", t, t.src[1].shape[1] // 2, at, how=":rounded")
+
+
+def _product(
+    a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bool = False, how: str = ""
+) -> list[Instruction]:
     """A long K is summed in parts one after the other, to the same bits: what requests beside training wait for."""
     a, b = t.src[-2:]
     (m, n), group = t.shape, 0
     if packed(b):
-        b_layout, group = f"{b_layout}:{b.dtype}", LAYOUTS[b.dtype].group_nbytes(b.shape[1])
+        b_layout, group = f"{b_layout}:{b.dtype}{how}", LAYOUTS[b.dtype].group_nbytes(b.shape[1])
     rows, columns = blocks(a_layout, m, n, k)
     mt, nr, kc = gemm_tile(isa())
     tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2

@@ -2,14 +2,15 @@
 
 A constant 2-D state is packed (weights.py), and activations are packed to meet it (kernels/layout.py): `linear` becomes
 `linear_q8(quantize_act(x), w)` with a quantised weight, else `linear_f32(pack_act(x), w)`, or with many rows a product
-of lower_gemm.py. Weights that read the same x share its packed form.
+of lower_gemm.py; with one of bf16, where that is wanted (isa.rounds_bf16), `linear_bf16(round_act(x), w)`. Weights that
+read the same x share its packed form.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from backends.cpu.isa import cache_nbytes, isa
+from backends.cpu.isa import cache_nbytes, isa, rounds_bf16
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,
     LANES,
@@ -19,17 +20,18 @@ from backends.cpu.kernels.layout import (
     expanded_nbytes,
     expanded_tile,
     gemm_tile,
+    in_tiles,
     rows_at_once,
     tile_for,
 )
 from backends.cpu.lower_basic import rows_of
-from backends.cpu.lower_gemm import tiled_linear
+from backends.cpu.lower_gemm import rounded_product, tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
 from backends.cpu.packing import MANY_ROWS, packed, packed_act
 from backends.cpu.pool import Instruction, bits
 from backends.cpu.weights import packed_nbytes
 from graph.dtype import DTYPES
-from graph.ops.linear import linear_f32, linear_q8, pack_act, quantize_act
+from graph.ops.linear import linear_bf16, linear_f32, linear_q8, pack_act, quantize_act, round_act
 from graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
@@ -47,9 +49,17 @@ def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
         return linear_q8(packed_act(x, how=quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
-    if x.shape[0] >= gemm_tile(isa())[0] * (2 if packed(w) else 1):
+    if _rounded(w):
+        rows = gemm_tile(isa())[0] if in_tiles(x.shape[0], isa()) else 1
+        return linear_bf16(packed_act(x, how=round_act, rows=rows), w, m=x.shape[0], name=t.name)
+    if in_tiles(x.shape[0], isa()) if packed(w) else x.shape[0] >= gemm_tile(isa())[0]:
         return tiled_linear(t)
     return linear_f32(packed_act(x, how=pack_act), w, name=t.name)
+
+
+def _rounded(w: Tensor) -> bool:
+    """Whether rows that meet this weight are rounded to bf16."""
+    return packed(w) and w.dtype == "bf16" and w.shape[1] % 2 == 0 and rounds_bf16()
 
 
 @rewrite("linear_parts")
@@ -60,7 +70,10 @@ def _(t: Tensor) -> Tensor:
     groups = {DTYPES[w.dtype].block for w in ws if DTYPES[w.dtype].quantised}
     if len(groups) > 1 or (groups and not all(DTYPES[w.dtype].quantised for w in ws)):
         return t
-    act = packed_act(x, how=quantize_act, group=groups.pop()) if groups else packed_act(x, how=pack_act)
+    if groups:
+        act = packed_act(x, how=quantize_act, group=groups.pop())
+    else:
+        act = packed_act(x, how=round_act if all(map(_rounded, ws)) else pack_act)
     return replace(t, src=(act, *ws))
 
 
@@ -95,6 +108,23 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction("pack_act", (at(t.src[0]), at(t), m, k), -(-k // K_OF_UNIT), max(1, 256 // m))]
 
 
+@lower("round_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    (m, k), rows = t.src[0].shape, t.attrs.get("rows", 1)
+    args = (at(t.src[0]), at(t), m, k)
+    if rows > 1:
+        return [Instruction("round_act:tiles", args, -(-m // rows), max(1, 4096 // k), rows * k * 2)]
+    return [Instruction("round_act:k", args, -(-k // 2 // K_OF_UNIT), max(1, 1024 // m))]
+
+
+@lower("linear_bf16")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, w = t.src
+    if x.attrs.get("rows", 1) > 1:
+        return rounded_product(t, at)
+    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], rounded=True)
+
+
 @lower("linear_q8")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, w = t.src
@@ -116,11 +146,11 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     if x.dtype == "f32":
         return None
     found: list[Instruction] = []
-    y, m = at(t), x.shape[0]
+    y, m, rounded = at(t), x.shape[0], x.dtype == "bf16_act"
     nbytes = sum(packed_nbytes(w.dtype, *w.shape) for w in ws)
     for w in ws:
         n, k = w.shape
-        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, beside=bool(found))
+        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, beside=bool(found), rounded=rounded)
         y += 4 * m * n
     return found
 
@@ -144,15 +174,16 @@ def matmul(
     nbytes: int = 0,
     *,
     beside: bool = False,
+    rounded: bool = False,
 ) -> list[Instruction]:
     """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy.
 
-    `nbytes`: of all weights of the stage, if there are others.
+    `nbytes`: of all weights of the stage, if there are others. `rounded`: rows are bf16, as the weight is.
     """
     m, n = shape
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
-    count = k // min(32, layout.block)
+    count = k // (2 if rounded else min(32, layout.block))
     group = layout.group_nbytes(k)
     strips = -(-n // (nt * LANES))
     args: tuple[int, ...] = (*addresses, m, n, count)
@@ -172,7 +203,8 @@ def matmul(
         args = (*args, count if m <= mt else stretch_of(count, nt * group, m, layout.whole), group, held)
         scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
     streams = (addresses[0], nt * group) if times == 1 else (0, 0)
-    return [Instruction(f"linear:{dtype}:{mt}x{nt}", args, times * strips, grain, scratch, streams, beside)]
+    kernel = f"linear:{dtype}:{mt}x{nt}" + ":rounded" * rounded
+    return [Instruction(kernel, args, times * strips, grain, scratch, streams, beside)]
 
 
 @lower("linear_glu_act")
@@ -194,8 +226,8 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def stretch_of(count: int, nbytes: int, m: int, whole: int) -> int:
-    """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts of
-    `whole` ones.
+    """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts,
+    multiples of `whole`.
 
     They take half of the first-level cache at most. While tiles run, the next weights are asked for: of few rows not
     many, for a core can have few lines under way.

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from backends.cpu.isa import isa
+from backends.cpu.isa import isa, rounds_bf16
 from backends.cpu.kernels.layout import peak_chains
 from backends.cpu.pool import Instruction, Pool, Table
 
@@ -25,16 +25,19 @@ class Peaks:
 
     def measure(self) -> dict[str, float]:
         """Billions of bytes read and of multiply-adds done in a second: the best of three, in a tenth of a second
-        altogether."""
+        altogether. Those of bf16 where they are used."""
         chains = peak_chains(isa())
         units = UNITS * self._pool.n_threads
         work = ITERATIONS * units * chains
         read = self._best("peak_read", (self._memory.ctypes.data, UNIT_BYTES), READ_BYTES // UNIT_BYTES)
-        return {
+        found = {
             "read_gb_s": READ_BYTES / read,
             "int8_gmac_s": work * 64 / self._best("peak_int8", (ITERATIONS,), units),
             "f32_gmac_s": work * 16 / self._best("peak_f32", (ITERATIONS,), units),
         }
+        if rounds_bf16():
+            found["bf16_gmac_s"] = work * 32 / self._best("peak_bf16", (ITERATIONS,), units)
+        return found
 
     def _best(self, kernel: str, args: tuple[int, ...], n_units: int) -> float:
         """Nanoseconds of the fastest of three runs."""

@@ -74,10 +74,12 @@ def _kernels(t: Tensor) -> Iterator[str]:
         if family == "linear":
             if params[2:] == ["add"]:
                 yield from (instruction.kernel, "binary:add")
-            yield from (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
+            how = ":rounded" * (params[2:] == ["rounded"])
+            yield from (f"linear:{params[0]}:{rows}x{groups}{how}" for rows, groups in tiles(params[0], isa()))
         elif family == "gemm" and params[1] == "n" and len(params) > 2:
-            yield from (instruction.kernel, "pack_act")
-            yield from (f"linear:{params[2]}:{rows}x{groups}" for rows, groups in tiles(params[2], isa()))
+            how = ":rounded" * (params[3:] == ["rounded"])
+            yield from (instruction.kernel, "round_act:k" if how else "pack_act")
+            yield from (f"linear:{params[2]}:{rows}x{groups}{how}" for rows, groups in tiles(params[2], isa()))
         elif family == "linear_glu":
             apart = (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
             both = f"linear_glu:{params[0]}:{params[1]}"

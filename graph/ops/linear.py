@@ -134,6 +134,37 @@ def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
 
 
 @op
+def round_act(x: Array, *, rows: int = 1) -> Array:
+    """x (T, K), K even, rounded to bf16: to 8 significant bits, of two equally near the even one; with rows of zeros up
+    to a multiple of `rows`, for a backend's tiles of so many."""
+    size, exponent = np.frexp(np.concatenate([x, np.zeros((-len(x) % rows, x.shape[1]), x.dtype)]))
+    rounded: Array = np.ldexp(np.rint(size * 256) / 256, exponent).astype(x.dtype)
+    return rounded
+
+
+@round_act.shape
+def _(x: Tensor, rows: int = 1) -> tuple[Shape, str]:
+    require(len(x.shape) == 2 and x.dtype == "f32", "round_act", "wants x (T, K) of f32", x)
+    require(x.shape[1] % 2 == 0, "round_act", "rows must be an even number long", x)
+    return (-(-x.shape[0] // rows) * rows, x.shape[1]), "bf16_act"
+
+
+@op
+def linear_bf16(xr: Array, w: Array, *, m: int) -> Array:
+    """`linear` of the m rows that `round_act` was given and a weight of bf16."""
+    return xr[:m] @ w.T
+
+
+@linear_bf16.shape
+def _(xr: Tensor, w: Tensor, m: int) -> tuple[Shape, str]:
+    require(len(xr.shape) == 2 and len(w.shape) == 2, "linear_bf16", "wants x (T, K) and w (N, K)", xr, w)
+    require(0 < m <= xr.shape[0], "linear_bf16", f"x has not {m} rows", xr, w)
+    require(xr.shape[1] == w.shape[1], "linear_bf16", "rows of x and of w differ in length", xr, w)
+    require((xr.dtype, w.dtype) == ("bf16_act", "bf16"), "linear_bf16", "x must be bf16_act, w bf16", xr, w)
+    return (m, w.shape[0]), "f32"
+
+
+@op
 def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
     """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after the other.
 

@@ -256,7 +256,8 @@ def show(report: dict[str, Any]) -> None:
     console = Console()
     console.print(
         f"this machine: reads {machine['read_gb_s']:.1f} GB/s, multiplies and adds "
-        f"{machine['int8_gmac_s']:.0f} G int8 or {machine['f32_gmac_s']:.0f} G f32 per second",
+        + " or ".join(f"{machine[key]:.0f} G {key.partition('_')[0]}" for key in machine if key.endswith("gmac_s"))
+        + " per second",
         soft_wrap=True,
     )
     table = Table("test", *("batch", "threads", "tokens/s", "of the limit"))

@@ -21,13 +21,14 @@ def devices() -> list[dict[str, Any]]:
 
 
 def cpu() -> dict[str, Any]:
-    from backends.cpu.isa import cores, isa
+    from backends.cpu.isa import cores, isa, rounds_bf16
 
     return {
         "name": "cpu",
         "available": True,
         "description": cpu_name(),
         "isa": isa(),
+        "rounds_bf16": rounds_bf16(),
         "features": cpu_features(),
         "cores": cores(),
         "memory_bytes": total_memory(),
@@ -91,7 +92,7 @@ def as_text(found: list[dict[str, Any]]) -> str:
         if d["available"]:
             memory = f"{d['memory_bytes'] / 2**30:.1f} GiB of memory"
             if "cores" in d:
-                lines.append(f"{'':<10}{d['cores']} cores, {memory}, kernels: {d['isa']}")
+                lines.append(f"{'':<10}{d['cores']} cores, {memory}, kernels: {d['isa']}{rounding_as_text(d)}")
             else:
                 lines.append(f"{'':<10}{d['type']}, {memory}, driver: {d['driver']}")
             if products := d.get("products"):
@@ -115,6 +116,15 @@ def cpu_name() -> str:
         if key.strip() in ("model name", "Model"):
             return value.strip()
     return platform.processor() or platform.machine()
+
+
+def rounding_as_text(d: dict[str, Any]) -> str:
+    """Of products with bf16 weights what there is to choose."""
+    from backends.cpu.isa import BF16, has_bf16_products
+
+    if d["rounds_bf16"]:
+        return ", bf16 weights meet rows rounded to bf16"
+    return f" ({BF16}=1: faster prompts of BF16 models)" if has_bf16_products() else ""
 
 
 def cpu_features() -> list[str]:

@@ -6,27 +6,25 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from backends.cpu.isa import rounds_bf16
 from graph.cost import Cost, met_by_chance
+from graph.dtype import DTYPES
 
 if TYPE_CHECKING:
     from models.gguf_file import TensorInfo
     from server.engine import Engine
 
-FLOATS = ("f32", "f16", "bf16")
-
 
 @dataclass(frozen=True)
 class _Weights:
-    """Of the matrices that a token passes (`layers`) and of the output matrix: bytes, and elements by type. Of experts,
-    bytes are all of them's, elements those of a token's."""
+    """Of the matrices that a token passes (`layers`) and of the output matrix: bytes, and multiply-adds of a row. Of
+    experts, bytes are all of them's, multiply-adds those with a token's."""
 
     layer_bytes: int
     expert_bytes: int
     output_bytes: int
-    layer_int8: int
-    layer_f32: int
-    output_int8: int
-    output_f32: int
+    layers: Cost
+    output: Cost
     n_expert: int
     n_expert_used: int
 
@@ -46,23 +44,23 @@ def _weights(engine: Engine) -> _Weights:
     others = [tensors[name] for name in names if len(tensors[name].shape) > 1 and not _of_experts(name, tensors[name])]
     used, n_expert = (h.experts.n_used, h.experts.n) if h.experts else (0, 1)
 
-    def elements(of: list[TensorInfo], *, floats: bool) -> int:
-        return sum(math.prod(t.shape) for t in of if (t.dtype in FLOATS) == floats)
-
-    def met(*, floats: bool) -> int:
-        return elements(others, floats=floats) + used * elements(experts, floats=floats) // n_expert
-
     return _Weights(
         layer_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in others),
         expert_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in experts),
         output_bytes=held_nbytes(output.dtype, output.nbytes),
-        layer_int8=met(floats=False),
-        layer_f32=met(floats=True),
-        output_int8=elements([output], floats=False),
-        output_f32=elements([output], floats=True),
+        layers=sum((_met(t) for t in others), Cost()) + sum((_met(t, used / n_expert) for t in experts), Cost()),
+        output=_met(output),
         n_expert=n_expert,
         n_expert_used=used,
     )
+
+
+def _met(t: TensorInfo, part: float = 1) -> Cost:
+    """A row's multiply-adds with a matrix, or, less than 1, with a part of experts."""
+    n = math.prod(t.shape) * part
+    if DTYPES[t.dtype].quantised:
+        return Cost(int8_macs=n)
+    return Cost(bf16_macs=n) if t.dtype == "bf16" and part == 1 and rounds_bf16() else Cost(f32_macs=n)
 
 
 def _of_experts(name: str, t: TensorInfo) -> bool:
@@ -115,19 +113,13 @@ def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> 
     w, n = _weights(engine), n_prompt * n_batch
     steps = -(-n // engine.options.n_ubatch)
     _, macs = _read(engine, depth, depth + n_prompt, n_batch)
-    return Cost(
-        nbytes=steps * w.read_bytes(-(-n // steps)) + w.output_bytes + _state_bytes(engine, n_batch),
-        int8_macs=n * w.layer_int8 + n_batch * w.output_int8,
-        f32_macs=n * w.layer_f32 + n_batch * w.output_f32 + macs + _state_macs(engine, n),
-    )
+    moved = steps * w.read_bytes(-(-n // steps)) + w.output_bytes + _state_bytes(engine, n_batch)
+    return w.layers * n + w.output * n_batch + Cost(moved, f32_macs=macs + _state_macs(engine, n))
 
 
 def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
     """n steps of one token of each sequence after `depth` others: every step reads all weights and cells."""
     w, n = _weights(engine), n_gen * n_batch
     of_cache, macs = _read(engine, depth, depth + n_gen, n_batch)
-    return Cost(
-        nbytes=n_gen * (w.read_bytes(n_batch) + w.output_bytes) + of_cache + _state_bytes(engine, n),
-        int8_macs=n * (w.layer_int8 + w.output_int8),
-        f32_macs=n * (w.layer_f32 + w.output_f32) + macs + _state_macs(engine, n),
-    )
+    moved = n_gen * (w.read_bytes(n_batch) + w.output_bytes) + of_cache + _state_bytes(engine, n)
+    return (w.layers + w.output) * n + Cost(moved, f32_macs=macs + _state_macs(engine, n))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from backends.cpu.isa import has_bf16_products
+
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
@@ -29,6 +31,15 @@ def test_answers_are_those_of_llama_cpp(serve: Any, file: Path) -> None:
     sampled = file.with_name(f"sampling-{name.removesuffix('.gguf')}.json")
     if sampled.exists():
         samples_as_recorded(server, json.loads(sampled.read_text()))
+
+
+@pytest.mark.skipif(not has_bf16_products(), reason="this processor has no products of bf16")
+@pytest.mark.parametrize("file", recorded("*-BF16.gguf.json"))
+def test_rows_rounded_to_bf16_cost_little(serve: Any, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setenv("LOGITLESS_CPU_BF16", "1")
+    expected = json.loads(file.read_text())
+    server = serve(DATA / "models" / expected["file"], "-c", "512", "-ctk", "f32", "-ctv", "f32")
+    agrees_on_text_and_likelihood(server, expected)
 
 
 @pytest.mark.parametrize("file", recorded("sampling-*.json"))

@@ -9,7 +9,7 @@ fused multiply-adds over k, in order, whatever the tile and the division into un
         k       (K, M)
     B   n       (N, K)
         k       (K, N)
-        n:type  a packed weight of floats (layout.py), N rows of K numbers
+        n:type  a packed weight of floats (layout.py), N rows of K numbers; `n:bf16:rounded`: of K pairs, as A is then
         k:type  a packed weight of K rows and N columns: back through it
 A unit is a block of C.
 """
@@ -26,7 +26,7 @@ from backends.cpu.kernels.emit_mask import lanes_below, masked_load, masked_stor
 from backends.cpu.kernels.layout import LAYOUTS, STRIPS
 from backends.cpu.kernels.registry import f32p, kernel
 from backends.cpu.kernels.rows import strip
-from backends.cpu.kernels.tile import KC, MT, NR, put_tile
+from backends.cpu.kernels.tile import KC, MT, NR, put_pairs, put_tile
 
 PACK_STEPS = 16
 AHEAD = 12  # rows of k that are asked for while one is copied
@@ -242,14 +242,15 @@ def widened(dtype):
 
 
 @kernel("gemm")
-def gemm(a_layout, b_layout, dtype=""):
+def gemm(a_layout, b_layout, dtype="", how=""):
     """a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group, whether C is added to; begin
     and end of the part of K to be summed now, multiples of KC but for the last: the parts come one after the other.
 
     Scratch: NR·KC numbers for each of STRIPS of B, MT·(KC+2) for each tile of a block's rows (A unpacked).
     """
     tiled, rows_of_k, columns_of_k, packed = a_layout == "tiles", a_layout == "m", b_layout == "n", dtype != ""
-    widen = widened(dtype) if packed and columns_of_k else None
+    widen = widened("f32" if how == "rounded" else dtype) if packed and columns_of_k else None
+    put = put_pairs if how == "rounded" else put_tile
     decode = strip(dtype, NR) if packed and not columns_of_k else None
 
     def run(a, begin, end, scratch):
@@ -287,6 +288,6 @@ def gemm(a_layout, b_layout, dtype=""):
                     for r in range(m0, m1, MT):
                         x, y = tiles + (r - m0) // MT * tile_nbytes, a[2] + (r * n + c) * 4
                         fresh = 1 if k0 == 0 and a[9] == 0 else 0
-                        put_tile(x, strip_at, y, n * 4, steps, fresh, min(MT, m1 - r), columns)
+                        put(x, strip_at, y, n * 4, steps, fresh, min(MT, m1 - r), columns)
 
     return run

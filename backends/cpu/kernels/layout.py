@@ -40,6 +40,7 @@ Activations (M rows) are rearranged, too.
                quants, f32 scale, f32 sum, and the starts of an integer dot with all, with the first 16 and with
                the second
     f32_act    [K][M] f32
+    bf16_act   [K/2][M][2] bf16, of many rows [M/rows][K/2][rows][2], for the tiles of gemm.py
 
 In front of a thread's scratch lie what the step (step.py) and the pool tell kernels.
 """
@@ -202,6 +203,11 @@ def peak_chains(isa: str) -> int:
 def gemm_tile(isa: str) -> tuple[int, int, int]:
     """Rows, columns and k of gemm.py's tiles."""
     return (8, 48, 288) if isa == "avx512_vnni" else (6, 16, 288)
+
+
+def in_tiles(m: int, isa: str) -> bool:
+    """Whether so many rows meet packed weights of floats in the tiles of gemm.py."""
+    return m >= 2 * gemm_tile(isa)[0]
 
 
 def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:

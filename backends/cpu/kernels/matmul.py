@@ -15,7 +15,7 @@ from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Expanded, Expanding, Packed
 from backends.cpu.kernels.emit_math import copied, past_caches
 from backends.cpu.kernels.layout import ACT_BLOCK, FOLLOWING, LAYOUTS, expanded_nbytes, expanded_tile
-from backends.cpu.kernels.matmul_tile import float_tile, quant_tile
+from backends.cpu.kernels.matmul_tile import bf16_tile, float_tile, quant_tile
 from backends.cpu.kernels.registry import f32p, i64p, kernel
 
 
@@ -63,22 +63,22 @@ def linear(dtype, shape, then=""):
     many times, rows of a panel of x, panels; with packed ones units whose results are held back (0: none are).
 
     `then` "add", with expanded weights: y is added to, by whole tiles, whose last rows may be moved back, too. "past",
-    with packed ones: they are read past the caches.
+    with packed ones: they are read past the caches. "rounded", with bf16: so are rows, and a k is two of them.
     """
     mt, nt = (int(s) for s in shape.split("x"))
     if (mt, nt) == expanded_tile(dtype, isa()):
         return _expanded(dtype, mt, nt, then == "add")
-    return _packed(dtype, mt, nt, then == "past")
+    return _packed(dtype, mt, nt, then)
 
 
-def _packed(dtype, mt, nt, past):
+def _packed(dtype, mt, nt, then):
     """Few rows. Scratch: sums of a tile for all rows, then what is held back of y.
 
     Rows of y lie in pages of their own. A core that gets a line here and a line there between two groups of weights
     reads these so much slower that 8 rows take a sixth longer. So where weights come from memory, results of some units
     are `held` and go to y together, a long piece of each row, and past the caches: nothing has to be read for it.
     """
-    walk = packed_strips(dtype, mt, nt, past=past)
+    walk = packed_strips(dtype, mt, nt, then)
 
     def run(a, begin, end, scratch):
         following = i64p(scratch - FOLLOWING)[0]
@@ -87,10 +87,13 @@ def _packed(dtype, mt, nt, past):
     return run
 
 
-def packed_strips(dtype, mt, nt, *, past=False):
+def packed_strips(dtype, mt, nt, then=""):
     """f(w, x, y, m, n, count, stretch, bytes of a group, held, begin, end, scratch, following): those strips of y."""
     quantised = LAYOUTS[dtype].block > 1
-    tile = quant_tile(dtype, mt, nt, Packed, past=past) if quantised else float_tile(dtype, mt, nt)
+    if quantised:
+        tile = quant_tile(dtype, mt, nt, Packed, past=then == "past")
+    else:
+        tile = bf16_tile(mt, nt) if then == "rounded" else float_tile(dtype, mt, nt)
     x_nbytes, block_nbytes = ACT_BLOCK if quantised else 4, LAYOUTS[dtype].block_nbytes if quantised else 0
     follows = LAYOUTS[dtype].block == 32  # those of 256 lose 2 to 3 % where a distance is not always the same
 

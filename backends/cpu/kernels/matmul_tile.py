@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 from backends.cpu.isa import compiled_for
 from backends.cpu.kernels import emit as e
 from backends.cpu.kernels.blocks import Bundle, Expanded, Expanding, Packed
+from backends.cpu.kernels.emit_bf16 import pairs_added
 from backends.cpu.kernels.emit_dot import Dot, added, late_shift, less_zeros, times
 from backends.cpu.kernels.emit_math import STRICT
 from backends.cpu.kernels.layout import (
@@ -145,19 +146,27 @@ def spread(items, n):
 
 def float_tile(dtype, mt, nt):
     """A tile of floats: a loop over k."""
-    quants = LAYOUTS[dtype].quants
-    in_line = 64 // quants
+    return _tile_of_numbers(dtype, mt, nt, 64 // LAYOUTS[dtype].quants, partial(e.floats, dtype=dtype), e.fma)
+
+
+def bf16_tile(mt, nt):
+    """A tile of bf16 and rows that are rounded to it: a loop over pairs, which are moved as if they were f32."""
+    return _tile_of_numbers("bf16", mt, nt, 1, partial(e.floats, dtype="f32"), pairs_added)
+
+
+def _tile_of_numbers(dtype, mt, nt, in_line, numbers, multiply):
+    quants = 64 // in_line
 
     def elements_of(n):
         def elements(b, i, acc, w, x_at, _ahead, _wide, _asked):
             lines = [e.at(b, group, b.mul(i, e.i64(quants))) for group in w]
             for line in lines if asks_ahead(dtype, mt) else ():
                 e.prefetch(b, e.at(b, line, EARLY_BYTES))
-            for j, ws in enumerate(zip(*(e.floats(b, line, dtype, n) for line in lines), strict=True)):
+            for j, ws in enumerate(zip(*(numbers(b, line, n=n) for line in lines), strict=True)):
                 x, sums, acc = x_at(b.add(i, e.i64(j))), acc, []
                 for row in range(mt):
                     xj = e.splat(b, e.load(b, e.at(b, x, 4 * row), e.F32, 4))
-                    acc += [e.fma(b, w, xj, sums[row * nt + g]) for g, w in enumerate(ws)]
+                    acc += [multiply(b, w, xj, sums[row * nt + g]) for g, w in enumerate(ws)]
             return acc
 
         return elements

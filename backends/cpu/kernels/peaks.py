@@ -7,6 +7,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_bf16 import pairs_added
 from backends.cpu.kernels.emit_dot import busiest_step
 from backends.cpu.kernels.layout import peak_chains
 from backends.cpu.kernels.registry import kernel
@@ -74,6 +75,21 @@ def peak_int8():
         return [busiest_step(b, s, x) for s in sums]  # what stays the same would be multiplied once, before the loop
 
     burn = busy_loop(step, CHAINS, e.V16I)
+
+    def run(a, begin, end, scratch):
+        burn(scratch, (end - begin) * a[0])
+
+    return run
+
+
+@kernel("peak_bf16")
+def peak_bf16():
+    """a: iterations of a unit; one is CHAINS · 32 multiply-adds. Scratch: 64 bytes."""
+
+    def step(b, i, sums, pointer):
+        return [*(pairs_added(b, sums[-1], sums[-1], s) for s in sums[:-1]), sums[-1]]
+
+    burn = busy_loop(step, CHAINS + 1, e.V16F)
 
     def run(a, begin, end, scratch):
         burn(scratch, (end - begin) * a[0])

@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 
 from backends.cpu.isa import isa
 from backends.cpu.kernels import emit as e
+from backends.cpu.kernels.emit_bf16 import pairs_added
 from backends.cpu.kernels.emit_mask import MASK, lanes_below, masked_load, masked_store
 from backends.cpu.kernels.layout import gemm_tile
 
@@ -53,7 +54,7 @@ def put_sums(b, sums, places, masks):
             e.store(b, value, place, 4)
 
 
-def tile_of(vectors, whole):
+def tile_of(vectors, whole, multiply=e.fma):
     """intrinsic of MT × 16·vectors of C: + Σ over `steps` of a[k][MT] · b[k][NR], from zero where fresh.
 
     C's rows are `row_nbytes` apart. Not `whole`: only `rows` × `columns` of it are there.
@@ -78,7 +79,7 @@ def tile_of(vectors, whole):
                         out = []
                         for r in range(MT):
                             x = e.splat(bl, e.load(bl, e.at(bl, at_a, 4 * (MT * k + r)), e.F32, 4))
-                            out += [e.fma(bl, columns[v], x, sums[r * vectors + v]) for v in range(vectors)]
+                            out += [multiply(bl, columns[v], x, sums[r * vectors + v]) for v in range(vectors)]
                         sums = out
                     return [e.at(bl, at_a, 4 * MT * n), e.at(bl, at_b, 4 * NR * n), *sums]
 
@@ -127,22 +128,30 @@ def reaching(vectors):
 
 
 _widths = [min(n, VECTORS) for n in (1, 2, 3)]
-whole_tile = tile_of(VECTORS, True)
-tile_1, tile_2, tile_3 = (tile_of(n, False) for n in _widths)
 reach_1, reach_2, reach_3 = (reaching(n) for n in _widths)
 
 
-@njit(forceinline=True)
-def put_tile(a, b, c, row_nbytes, steps, fresh, rows, columns):
-    """A tile of packed A and B, also where only part of it is C."""
-    if rows == MT and columns == NR:
-        whole_tile(a, b, c, row_nbytes, steps, fresh, rows, columns)
-    elif columns > 32:
-        tile_3(a, b, c, row_nbytes, steps, fresh, rows, columns)
-    elif columns > 16:
-        tile_2(a, b, c, row_nbytes, steps, fresh, rows, columns)
-    else:
-        tile_1(a, b, c, row_nbytes, steps, fresh, rows, columns)
+def putting(multiply):
+    """A function for tiles of packed A and B, also where only part of one is C."""
+    whole_tile = tile_of(VECTORS, True, multiply)
+    tile_1, tile_2, tile_3 = (tile_of(n, False, multiply) for n in _widths)
+
+    @njit(forceinline=True)
+    def put(a, b, c, row_nbytes, steps, fresh, rows, columns):
+        if rows == MT and columns == NR:
+            whole_tile(a, b, c, row_nbytes, steps, fresh, rows, columns)
+        elif columns > 32:
+            tile_3(a, b, c, row_nbytes, steps, fresh, rows, columns)
+        elif columns > 16:
+            tile_2(a, b, c, row_nbytes, steps, fresh, rows, columns)
+        else:
+            tile_1(a, b, c, row_nbytes, steps, fresh, rows, columns)
+
+    return put
+
+
+put_tile = putting(e.fma)
+put_pairs = putting(pairs_added)  # of bf16, moved as if two were an f32
 
 
 @njit(forceinline=True)
