@@ -20,7 +20,7 @@ def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Ten
     order = toposort(fetches)
     families: dict[int, list[Tensor]] = defaultdict(list)  # by their activations
     for t in order:
-        if t.op in FUSED and packed(t.src[1]) and t.shape[0] < MANY_ROWS and mine(t) and not _is_tiled(t):
+        if t.op in FUSED and packed(t.src[1]) and t.shape[0] < MANY_ROWS and mine(t):
             families[id(t.src[0])].append(t)
     family_of = {id(t): family for family in families.values() if len(family) > 1 for t in family}
     if not family_of:
@@ -36,8 +36,3 @@ def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Ten
             node = part_of(wholes[id(family[0])], family, t)
         made[id(t)] = node
     return tuple(made[id(f)] for f in fetches)
-
-
-def _is_tiled(t: Tensor) -> bool:
-    """Whether its rows are in tiles (lower_gemm.py)."""
-    return bool(t.src[0].attrs.get("rows", 1) > 1)

@@ -20,7 +20,6 @@ from backends.cpu.kernels.layout import (
     expanded_nbytes,
     expanded_tile,
     gemm_tile,
-    in_tiles,
     rows_at_once,
     tile_for,
 )
@@ -49,10 +48,11 @@ def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
         return linear_q8(packed_act(x, how=quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
+    rows, _, _ = gemm_tile(isa())
+    in_tiles = x.shape[0] >= (MANY_ROWS if packed(w) else rows)
     if _rounded(w):
-        rows = gemm_tile(isa())[0] if in_tiles(x.shape[0], isa()) else 1
-        return linear_bf16(packed_act(x, how=round_act, rows=rows), w, m=x.shape[0], name=t.name)
-    if in_tiles(x.shape[0], isa()) if packed(w) else x.shape[0] >= gemm_tile(isa())[0]:
+        return linear_bf16(packed_act(x, how=round_act, rows=rows if in_tiles else 1), w, m=x.shape[0], name=t.name)
+    if in_tiles:
         return tiled_linear(t)
     return linear_f32(packed_act(x, how=pack_act), w, name=t.name)
 

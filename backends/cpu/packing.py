@@ -10,7 +10,9 @@ from graph.tensor import Tensor
 
 _packed_acts: OrderedDict[tuple[Any, ...], tuple[tuple[Tensor, ...], Tensor]] = OrderedDict()
 
-MANY_ROWS = 64  # of activations, whose work is handed out in larger parts; fewer stay in the second-level cache
+# Of activations: their work is handed out in larger parts, for fewer stay in the second-level cache, and they meet
+# packed weights of floats in the tiles of kernels/gemm.py, which have to pay for weights made f32 beforehand.
+MANY_ROWS = 64
 
 
 def packed(t: Tensor) -> bool:

@@ -240,7 +240,7 @@ def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator],
 
 
 for _dtype, _k in {"f32": 37, "f16": 50, "bf16": 65}.items():
-    for _t, _n in ((1, 33), (3, 16), (8, 5), (17, 100)):
+    for _t, _n in ((1, 33), (3, 16), (8, 5), (17, 100), (67, 50)):
         linear.case(_case(_dtype, _t, _n, _k))
 for _dtype in (name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")):
     for _t, _n in ((1, 33), (2, 16), (5, 7), (9, 48), (33, 20)):

@@ -159,7 +159,7 @@ LAYOUTS: dict[str, Layout] = {
 
 # Tiles (activation rows, groups), and last the one for many rows, for which quantised weights are expanded (blocks.py)
 WIDE_TILES = {
-    "float": ((1, 4), (2, 4), (4, 4)),  # for more than 23 rows: gemm.py
+    "float": ((1, 4), (2, 4), (4, 4)),  # for more than 63 rows: gemm.py
     "int": ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (6, 2)),
 }
 NARROW_TILES = {  # 16 registers of half the width
@@ -203,11 +203,6 @@ def peak_chains(isa: str) -> int:
 def gemm_tile(isa: str) -> tuple[int, int, int]:
     """Rows, columns and k of gemm.py's tiles."""
     return (8, 48, 288) if isa == "avx512_vnni" else (6, 16, 288)
-
-
-def in_tiles(m: int, isa: str) -> bool:
-    """Whether so many rows meet packed weights of floats in the tiles of gemm.py."""
-    return m >= 2 * gemm_tile(isa)[0]
 
 
 def expanded_tile(dtype: str, isa: str) -> tuple[int, int] | None:
