@@ -98,7 +98,7 @@ def _start(scheduler: Scheduler, seq: Sequence, older: bool, events: Events) -> 
         seq.refused_at = scheduler.n_released
         return False
     seq.started = True
-    seq.paced = seq.owed > scheduler.n_ubatch or any(other.flows for other in started)
+    seq.paced = seq.owed > scheduler.n_ubatch or any(other.settled for other in started)
     scheduler.interleaver.starts(seq)
     if seq.resumed:
         scheduler.stats.recomputed_tokens += max(0, seq.n_lost - seq.n_computed)

@@ -85,7 +85,7 @@ class Interleaver:
 
     def _may_take(self, seq: Sequence) -> bool:
         """A stream that owes a few tokens, which were not sampled, is none of these."""
-        if seq.undivided or seq.choice != BASE or seq.request.prompt_logprobs is not None:
+        if seq.undivided or not seq.paced or seq.choice != BASE or seq.request.prompt_logprobs is not None:
             return False
         return seq.started and self._scheduler.debt(seq) > 1 and (seq.resumed or not seq.n_generated)
 

@@ -14,6 +14,7 @@ from server.speculation.drafts import Drafts
 from server.thoughts import Thoughts
 from server.ubatch import PAGE
 
+FIRST_TOKENS = 8  # of a stream: requests that come as early as these have come together with its own
 PATIENCE = 100  # places in the line that a level of priority is worth: many later ones may go first, not all
 
 
@@ -182,6 +183,11 @@ class Sequence:
     def flows(self) -> bool:
         """Whether its client knows a pace: a first token has set none yet."""
         return self.n_generated > 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has flowed for so long that short prompts have not come with its own."""
+        return self.n_generated > FIRST_TOKENS
 
     @property
     def is_processing(self) -> bool:

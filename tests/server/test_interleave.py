@@ -145,6 +145,18 @@ def test_prompts_take_turns() -> None:
     assert not bench.joint
 
 
+def test_short_prompts_that_came_with_the_streams_are_not_parted() -> None:
+    """Where steps with both are too long, they have whole ones with the others, as long as nobody is used to a pace."""
+    bench = Slow()
+    bench.crowd()
+    bench.submit(prompt(20, 1), n_predict=60, ignore_eos=True)
+    bench.step(3)
+    others = [bench.submit(prompt(20, salt), n_predict=60, ignore_eos=True) for salt in (2, 3, 4)]
+    bench.step()
+    assert [seq.n_generated for seq in others] == [1, 1, 1]
+    assert not bench.apart
+
+
 def test_a_prompt_is_not_overtaken_by_all_that_come_later() -> None:
     bench = crowded(n_predict=400)
     long = bench.submit(prompt(300, 7), n_predict=1)
