@@ -132,7 +132,8 @@ class RemoteBackend:
         wire = encode([t if id(t) in own else leaf(t) for t in sent], index)
         answer, _ = self._ask({"do": "fuse", "graph": wire, "results": results})
         graph, nodes, made_of = answer["id"], answer["nodes"], dict(zip(results, answer["results"], strict=True))
-        made: dict[int, Tensor] = {}  # by what was before
+        # By what was before. A node in the place of several may read the weights of all where the first of them stood.
+        made: dict[int, Tensor] = {id(t): t for t in order if t.is_leaf}
         new: dict[int, Tensor] = {}  # by the server's number
 
         def build(last: int) -> Tensor:
@@ -157,6 +158,8 @@ class RemoteBackend:
             return new[last]
 
         for t in order:
+            if t.is_leaf:
+                continue
             if id(t) not in own:
                 made[id(t)] = with_sources(t, tuple(made[id(s)] for s in t.src))
             elif (i := index[id(t)]) in made_of:
