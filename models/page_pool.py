@@ -36,19 +36,26 @@ class Pool:
         """Of one, in the order of its bytes: states, and how many bytes they have of it."""
         return [(t.name, t.nbytes // t.shape[0]) for t in self.caches]
 
-    def read(self, session: Session, i: int, into: Bytes | None = None) -> Bytes:
-        """A copy of number i, layer by layer, as the device keeps it; on request `into` memory for `nbytes`."""
-        data, at = np.empty(self.nbytes, np.uint8) if into is None else into, 0
+    def read(self, session: Session, i: int) -> Bytes:
+        """A copy of number i, layer by layer, as the device keeps it."""
+        data, at = np.empty(self.nbytes, np.uint8), 0
+        to = data.data
         for name, size in self._parts:
-            session.read_bytes(name, i * size, size, data[at : at + size])
+            if (seen := session.seen(name)) is not None:
+                to[at : at + size] = seen[i * size : (i + 1) * size]
+            else:
+                session.read_bytes(name, i * size, size, data[at : at + size])
             at += size
         return data
 
     def write(self, session: Session, i: int, data: Bytes) -> None:
         """Overwrite number i with what `read` gave."""
-        at = 0
+        source, at = data.data, 0
         for name, size in self._parts:
-            session.write(name, data[at : at + size], i * size)
+            if (seen := session.seen(name)) is not None:
+                seen[i * size : (i + 1) * size] = source[at : at + size]
+            else:
+                session.write(name, data[at : at + size], i * size)
             at += size
 
 

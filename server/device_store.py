@@ -27,9 +27,9 @@ class DeviceStore:
         """Of one, all layers."""
         return self._pool.nbytes
 
-    def read(self, i: int, into: Bytes | None = None) -> Bytes:
-        """A copy of number i, all layers; on request `into` memory for `nbytes`."""
-        return self._pool.read(self._session, i, into)
+    def read(self, i: int) -> Bytes:
+        """A copy of number i, all layers."""
+        return self._pool.read(self._session, i)
 
     def write(self, i: int, data: Bytes) -> None:
         """Overwrite number i with what `read` gave."""

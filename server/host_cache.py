@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Protocol
 
@@ -26,7 +25,7 @@ class Store(Protocol):
     def nbytes(self) -> int:
         """Of one."""
 
-    def read(self, i: int, into: Bytes | None = None, /) -> Bytes: ...
+    def read(self, i: int, /) -> Bytes: ...
 
     def write(self, i: int, data: Bytes, /) -> None: ...
 
@@ -42,7 +41,7 @@ class HostCache:
     K and V depend on nothing but the tokens up to their own, so a page that comes back has the bits that it had.
     """
 
-    __slots__ = ("_pages", "_spare", "limit", "n_restored", "n_saved", "nbytes")
+    __slots__ = ("_pages", "limit", "n_restored", "n_saved", "nbytes")
 
     def __init__(self, limit: int | None) -> None:
         """`limit` in bytes; None: as much as there is."""
@@ -51,7 +50,6 @@ class HostCache:
         self.n_saved = 0
         self.n_restored = 0
         self._pages: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()  # (a bit for each slot that had it, bytes)
-        self._spare: list[Bytes] = []
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -68,16 +66,9 @@ class HostCache:
         self._pages.move_to_end(key)
         return True
 
-    def room(self, nbytes: int) -> Bytes:
-        """Memory for the next page, from the stock if there is any."""
-        return self._spare.pop() if self._spare else np.empty(nbytes, np.uint8)
-
-    def stock(self, n: int, nbytes: int, wanted: Callable[[], bool]) -> None:
-        """Lay in memory for n pages of `nbytes` within the limit, until somebody wants something else."""
-        if self.limit is not None:
-            n = min(n, (self.limit - self.nbytes) // nbytes)
-        while len(self._spare) < n and not wanted():
-            self._spare.append(np.full(nbytes, 0, np.uint8))
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much more is within the limit, so that nothing has to go."""
+        return self.limit is None or self.nbytes + nbytes <= self.limit
 
     def put(self, key: bytes, owners: int, data: Bytes) -> None:
         """Keep a page's bytes, if they are within the limit."""

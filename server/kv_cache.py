@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from server.host_cache import HostCache, Store
@@ -16,7 +17,7 @@ from server.windows import NearStore, Windows
 
 NEAR_END = 8  # tokens before a prompt's end, which templates write another time (a thought that begins)
 MARK_EVERY = 4096  # tokens of a prompt: somewhere in it others may part from it
-SPARE = 64 << 20  # bytes of host memory at most that are taken before a step needs them (see server.prefault)
+AHEAD = 64 << 20  # bytes of pages that go to host memory before others take their place (see server.prefault)
 
 
 class _Found(NamedTuple):
@@ -176,11 +177,11 @@ class KvCache:
             self.host.forget(1 << slot.id)
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
-        """Have host memory at hand for known prefixes that sequences will soon take the place of."""
+        """Have known prefixes in host memory that sequences will soon take the place of, for no step to wait for it."""
         nbytes = self.store.nbytes  # 0: all layers keep states
-        n = min(SPARE // nbytes, len(self.prefixes.idle)) if nbytes else 0
-        if self.host is not None and self.keep_idle and len(self.pages.free) < n:
-            self.host.stock(n, nbytes, wanted)
+        n = AHEAD // nbytes - len(self.pages.free) if nbytes else 0
+        if self.host is not None and self.keep_idle and n > 0:
+            self.offload.save_ahead(list(islice(self.prefixes.idle, n)), wanted)
 
     def sleep(self) -> None:
         """The device is about to forget its pages, and no sequence has any: keep in host memory what may be there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -57,16 +57,27 @@ class Offload:
         self.prefixes, self.store, self.beside, self.host = prefixes, store, beside, host
 
     def save(self, node: Node) -> None:
-        """Keep a page's bytes. A page that the device cannot read is computed again one day."""
+        """Keep a page's bytes, and what there is beside it."""
+        if self._is_kept(node):
+            self.save_beside(node)
+            self._save_page(node)
+
+    def _save_page(self, node: Node) -> None:
+        """A page that the device cannot read is computed again one day."""
         assert self.host is not None
-        if not self._is_kept(node):
-            return
-        self.save_beside(node)
-        if self.host.add_owners(node.key, node.owners):
-            return
-        with suppress(MemoryError, OSError):
-            room = self.host.room(self.store.nbytes)
-            self.host.put(node.key, node.owners, self.store.read(node.page, room))
+        if not self.host.add_owners(node.key, node.owners):
+            with suppress(MemoryError, OSError):
+                self.host.put(node.key, node.owners, self.store.read(node.page))
+
+    def save_ahead(self, nodes: Iterable[Node], wanted: Callable[[], bool]) -> None:
+        """Keep the bytes of pages that will soon be saved, until somebody waits (`wanted`), or what others have left
+        would have to go for them."""
+        assert self.host is not None
+        for node in nodes:
+            if wanted() or not self.host.has_room(self.store.nbytes):
+                break
+            if node.key not in self.host and self._is_kept(node):
+                self._save_page(node)
 
     def _is_kept(self, node: Node) -> bool:
         """Full pages are; of others, which may take as long to compute where one goes on from ends, such ends."""

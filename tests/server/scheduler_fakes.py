@@ -100,6 +100,7 @@ class FakePages:
         self.n, self.window = n, window
         self.cells: list[Cell] = [None] * (n * PAGE)
         self.tables: dict[int, list[int]] = {}
+        self.n_read = 0
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
         assert not {to for _, to in copies} & {source for source, _ in copies}
@@ -110,13 +111,10 @@ class FakePages:
     def lose(self) -> None:
         self.cells, self.tables = [None] * len(self.cells), {}
 
-    def read(self, page: int, into: Any = None) -> Any:
+    def read(self, page: int) -> Any:
+        self.n_read += 1
         cells = self.cells[page * PAGE : (page + 1) * PAGE]
-        data = np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
-        if into is None:
-            return data
-        into[:] = data
-        return into
+        return np.array([cell or (-1, -1) for cell in cells], np.int64).reshape(-1).view(np.uint8)
 
     def write(self, page: int, data: Any) -> None:
         cells = data.view(np.int64).reshape(PAGE, 2).tolist()
