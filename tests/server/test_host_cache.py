@@ -23,7 +23,7 @@ def host_of(bench: Bench) -> HostCache:
 
 
 def full(cache_ram: int | None = None) -> Bench:
-    """Two prompts have left all twelve pages but one known; the oldest are the first's, the last of which is not full."""
+    """Two prompts have left all twelve pages but one known; the oldest are the first's."""
     bench = Bench(n_slots=1, n_ctx=192, cache_ram=cache_ram)
     bench.run(prompt(118, 0), n_predict=2, ignore_eos=True)
     bench.run(prompt(46, 1), n_predict=2, ignore_eos=True)
