@@ -207,6 +207,11 @@ class Life(RuleBasedStateMachine):
         assert seq.done
         assert not seq.table
 
+    @rule(n=st.integers(0, 9))
+    def prepare_ahead(self, n: int) -> None:
+        looks = iter(range(n))
+        self.bench.scheduler.prepare_ahead(lambda: next(looks, None) is None)
+
     @rule(id=st.integers(0, 4))
     def erase(self, id: int) -> None:
         slots = self.bench.scheduler.slots
