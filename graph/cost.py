@@ -96,6 +96,8 @@ def _expert_product(t: Tensor, _: Feeds) -> Cost:
     order = t.src[1 if several else 2]
     n_used = order.src[0].shape[1] if order.op == "expert_order" else 1
     unread = (1 - met_by_chance(n, n_used, rows // n_used)) * sum(w.nbytes for w in weights)
+    if t.src[0].dtype == "bf16_act":
+        return Cost(_moved(t) - unread, bf16_macs=macs)
     quantised = DTYPES[weights[0].dtype].quantised
     return Cost(_moved(t) - unread, int8_macs=macs * quantised, f32_macs=macs * (not quantised))
 

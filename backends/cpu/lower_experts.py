@@ -6,10 +6,10 @@ from backends.cpu.isa import cores, isa
 from backends.cpu.kernels.layout import LANES, LAYOUTS, expanded_tile, tiles
 from backends.cpu.lower_linear import stretch_of
 from backends.cpu.lowering import At, lower, rewrite
-from backends.cpu.packing import packed, packed_act
+from backends.cpu.packing import packed, packed_act, rounded
 from backends.cpu.pool import Instruction
 from graph.dtype import DTYPES
-from graph.ops.experts import expert_linear_act, pack_experts, quantize_experts
+from graph.ops.experts import expert_linear_act, pack_experts, quantize_experts, round_experts
 from graph.tensor import Tensor
 
 UNITS = 16  # of a product for each core
@@ -25,7 +25,7 @@ def _(t: Tensor) -> Tensor:
     if DTYPES[w.dtype].quantised:
         act = packed_act(source, order, how=quantize_experts, gather=gather, group=DTYPES[w.dtype].block)
     else:
-        act = packed_act(source, order, how=pack_experts, gather=gather)
+        act = packed_act(source, order, how=round_experts if rounded(w) else pack_experts, gather=gather)
     return expert_linear_act(act, w, order, n=t.attrs["n"], name=t.name)
 
 
@@ -91,12 +91,19 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction("pack_experts", (*map(at, t.src), at(t), rows, k, _gathered(t)), rows, 4)]
 
 
+@lower("round_experts")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    rows, k = t.shape
+    return [Instruction("round_experts", (*map(at, t.src), at(t), rows, k // 2, _gathered(t)), rows, 4)]
+
+
 @lower("expert_linear_act")
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, w, order = t.src
     (rows, n), k, layout = t.shape, w.shape[1], LAYOUTS[w.dtype]
     most = order.src[0].shape[0] if order.op == "expert_order" else rows  # a row has an expert but once
-    count, group = k // min(32, layout.block), layout.group_nbytes(k)
+    pairs = x.dtype == "bf16_act"
+    count, group = k // (2 if pairs else min(32, layout.block)), layout.group_nbytes(k)
     shapes = [s for s in tiles(w.dtype, isa()) if s[0] <= most and (s[1] == 1 or s != expanded_tile(w.dtype, isa()))]
     units = UNITS * cores()
     found: list[Instruction] = []
@@ -104,7 +111,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
         upto = shapes[i + 1][0] - 1 if i + 1 < len(shapes) else most
         stretch = count if upto <= mt else stretch_of(count, nt * group, upto, layout.whole)
         args = (at(w), at(x), at(t), at(order), rows, n, count, stretch, group, units, mt, upto)
-        kernel, scratch = f"expert_linear:{w.dtype}:{mt}x{nt}", (2 * upto + mt) * nt * LANES * 4
+        kernel, scratch = f"expert_linear:{w.dtype}:{mt}x{nt}" + ":rounded" * pairs, (2 * upto + mt) * nt * LANES * 4
         found.append(Instruction(kernel, args, units, 1, scratch, beside=i > 0))
     return found
 

@@ -2,7 +2,7 @@
 
 A constant 2-D state is packed (weights.py), and activations are packed to meet it (kernels/layout.py): `linear` becomes
 `linear_q8(quantize_act(x), w)` with a quantised weight, else `linear_f32(pack_act(x), w)`, or with many rows a product
-of lower_gemm.py; with one of bf16, where that is wanted (isa.rounds_bf16), `linear_bf16(round_act(x), w)`. Weights that
+of lower_gemm.py; with one of bf16, where that is wanted (packing.rounded), `linear_bf16(round_act(x), w)`. Weights that
 read the same x share its packed form.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backends.cpu.isa import cache_nbytes, isa, rounds_bf16
+from backends.cpu.isa import cache_nbytes, isa
 from backends.cpu.kernels.layout import (
     ACT_BLOCK,
     LANES,
@@ -26,7 +26,7 @@ from backends.cpu.kernels.layout import (
 from backends.cpu.lower_basic import rows_of
 from backends.cpu.lower_gemm import rounded_product, tiled_linear
 from backends.cpu.lowering import At, lower, rewrite
-from backends.cpu.packing import MANY_ROWS, packed, packed_act
+from backends.cpu.packing import MANY_ROWS, packed, packed_act, rounded
 from backends.cpu.pool import Instruction, bits
 from backends.cpu.weights import packed_nbytes
 from graph.dtype import DTYPES
@@ -50,16 +50,11 @@ def _(t: Tensor) -> Tensor:
         return linear_q8(packed_act(x, how=quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
     rows, _, _ = gemm_tile(isa())
     in_tiles = x.shape[0] >= (MANY_ROWS if packed(w) else rows)
-    if _rounded(w):
+    if rounded(w):
         return linear_bf16(packed_act(x, how=round_act, rows=rows if in_tiles else 1), w, m=x.shape[0], name=t.name)
     if in_tiles:
         return tiled_linear(t)
     return linear_f32(packed_act(x, how=pack_act), w, name=t.name)
-
-
-def _rounded(w: Tensor) -> bool:
-    """Whether rows that meet this weight are rounded to bf16."""
-    return packed(w) and w.dtype == "bf16" and w.shape[1] % 2 == 0 and rounds_bf16()
 
 
 @rewrite("linear_parts")
@@ -73,7 +68,7 @@ def _(t: Tensor) -> Tensor:
     if groups:
         act = packed_act(x, how=quantize_act, group=groups.pop())
     else:
-        act = packed_act(x, how=round_act if all(map(_rounded, ws)) else pack_act)
+        act = packed_act(x, how=round_act if all(map(rounded, ws)) else pack_act)
     return replace(t, src=(act, *ws))
 
 
@@ -122,7 +117,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     x, w = t.src
     if x.attrs.get("rows", 1) > 1:
         return rounded_product(t, at)
-    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], rounded=True)
+    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], pairs=True)
 
 
 @lower("linear_q8")
@@ -146,11 +141,11 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     if x.dtype == "f32":
         return None
     found: list[Instruction] = []
-    y, m, rounded = at(t), x.shape[0], x.dtype == "bf16_act"
+    y, m, pairs = at(t), x.shape[0], x.dtype == "bf16_act"
     nbytes = sum(packed_nbytes(w.dtype, *w.shape) for w in ws)
     for w in ws:
         n, k = w.shape
-        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, beside=bool(found), rounded=rounded)
+        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, beside=bool(found), pairs=pairs)
         y += 4 * m * n
     return found
 
@@ -174,16 +169,16 @@ def matmul(
     nbytes: int = 0,
     *,
     beside: bool = False,
-    rounded: bool = False,
+    pairs: bool = False,
 ) -> list[Instruction]:
     """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy.
 
-    `nbytes`: of all weights of the stage, if there are others. `rounded`: rows are bf16, as the weight is.
+    `nbytes`: of all weights of the stage, if there are others. `pairs`: rows are bf16, as the weight is.
     """
     m, n = shape
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
-    count = k // (2 if rounded else min(32, layout.block))
+    count = k // (2 if pairs else min(32, layout.block))
     group = layout.group_nbytes(k)
     strips = -(-n // (nt * LANES))
     args: tuple[int, ...] = (*addresses, m, n, count)
@@ -203,7 +198,7 @@ def matmul(
         args = (*args, count if m <= mt else stretch_of(count, nt * group, m, layout.whole), group, held)
         scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
     streams = (addresses[0], nt * group) if times == 1 else (0, 0)
-    kernel = f"linear:{dtype}:{mt}x{nt}" + ":rounded" * rounded
+    kernel = f"linear:{dtype}:{mt}x{nt}" + ":rounded" * pairs
     return [Instruction(kernel, args, times * strips, grain, scratch, streams, beside)]
 
 

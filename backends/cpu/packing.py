@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from backends.cpu.isa import rounds_bf16
 from graph.op import Op
 from graph.tensor import Tensor
 
@@ -18,6 +19,11 @@ MANY_ROWS = 64
 def packed(t: Tensor) -> bool:
     """Whether a source's bytes are a packed weight."""
     return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
+
+
+def rounded(t: Tensor) -> bool:
+    """Whether rows that meet this weight are rounded to bf16."""
+    return packed(t) and t.dtype == "bf16" and t.shape[1] % 2 == 0 and rounds_bf16()
 
 
 def packed_act(*src: Tensor, how: Op, **attrs: Any) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 from graph.dtype import DTYPES
 from graph.op import Array, Case, Weight, op, require
 from graph.ops.elementwise import broadcast_to, mul, sub, sum_to
-from graph.ops.linear import linear, quantize_act
+from graph.ops.linear import linear, quantize_act, round_act
 from graph.ops.rows import get_rows
 from graph.ops.shape import reshape, slice_rows
 from graph.tensor import Shape, Tensor, const
@@ -232,6 +232,19 @@ def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
 
 
 @op
+def round_experts(x: Array, order: Array, *, gather: bool) -> Array:
+    """`round_act` of the same."""
+    return round_act.reference(expert_rows.reference(x, order) if gather else x)
+
+
+@round_experts.shape
+def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
+    require(_is_order(order), "round_experts", "wants x (R, K) and order (3, R)", x, order)
+    (_, k), dtype = round_act.shape_rule(x)
+    return (order.shape[1], k), dtype
+
+
+@op
 def expert_linear_act(xp: Array, w: Array, order: Array, *, n: int) -> Array:
     """`expert_linear` of activations that are packed already."""
     return expert_linear.reference(xp, w, order, n=n)
@@ -239,8 +252,8 @@ def expert_linear_act(xp: Array, w: Array, order: Array, *, n: int) -> Array:
 
 @expert_linear_act.shape
 def _(xp: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
-    wanted = "q8_act" if DTYPES[w.dtype].quantised else "f32_act"
-    require(xp.dtype == wanted, "expert_linear_act", f"x must be {wanted}", xp, w)
+    wanted = {"q8_act"} if DTYPES[w.dtype].quantised else {"f32_act"} | ({"bf16_act"} if w.dtype == "bf16" else set())
+    require(xp.dtype in wanted, "expert_linear_act", f"x must be {' or '.join(sorted(wanted))}", xp, w)
     return (xp.shape[0], w.shape[0] // n), "f32"
 
 

@@ -117,10 +117,10 @@ def n_slots(options: SimpleNamespace) -> int:
 
 
 def weights_nbytes(gguf: GGUFFile) -> int:
-    """Of a file that is mapped, and of its weights as they are held."""
+    """Of its weights as they are held. The file's own pages are the system's, and given back with each of them."""
     from models.held import held_nbytes
 
-    return gguf.size + sum(held_nbytes(t.dtype, t.nbytes) for t in gguf.tensors.values())
+    return sum(held_nbytes(t.dtype, t.nbytes) for t in gguf.tensors.values())
 
 
 def engine_options(options: SimpleNamespace, hparams: Hparams, nbytes: int) -> EngineOptions:

@@ -28,7 +28,7 @@ same bits; where a device has both, the faster is found by a short trial when it
 (`LOGITLESS_VULKAN_MATRICES=1`: always matrices, `0`: never). `logitless devices` tells what is used.
 
 Products with BF16 weights are done in f32 on the CPU. A processor with AVX512-BF16 does them at twice the speed if it
-may round the rows that meet these weights to bf16 as well (`LOGITLESS_CPU_BF16=1`; experts' weights are left out).
+may round the rows that meet these weights to bf16 as well (`LOGITLESS_CPU_BF16=1`).
 
 | op | cases | gradient | writes | cpu | opencl | vulkan |
 |---|---|---|---|---|---|---|

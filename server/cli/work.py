@@ -60,7 +60,7 @@ def _met(t: TensorInfo, part: float = 1) -> Cost:
     n = math.prod(t.shape) * part
     if DTYPES[t.dtype].quantised:
         return Cost(int8_macs=n)
-    return Cost(bf16_macs=n) if t.dtype == "bf16" and part == 1 and rounds_bf16() else Cost(f32_macs=n)
+    return Cost(bf16_macs=n) if t.dtype == "bf16" and rounds_bf16() else Cost(f32_macs=n)
 
 
 def _of_experts(name: str, t: TensorInfo) -> bool:

@@ -8,12 +8,15 @@ import gguf
 import numpy as np
 import pytest
 
-from backends.cpu import isa, lower_linear, peaks
+from backends.cpu import isa, packing, peaks
 from backends.cpu.backend import CPUBackend
 from backends.cpu.kernels.layout import gemm_tile
 from backends.cpu.lowering import REWRITES
 from graph.cost import Cost
+from graph.ops.experts import expert_linear, expert_order, expert_rows
 from graph.ops.linear import linear, linear_bf16, round_act
+from graph.ops.rows import get_rows
+from graph.ops.shape import reshape, slice_rows
 from graph.plan import Array
 from graph.session import Session
 from graph.tensor import Tensor, feed, state
@@ -32,7 +35,7 @@ def session() -> Iterator[Session]:
 
 @pytest.fixture
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lower_linear, peaks):
+    for module in (packing, peaks):
         monkeypatch.setattr(module, "rounds_bf16", lambda: True)
 
 
@@ -71,6 +74,31 @@ def test_products_of_rounded_rows(session: Session, n: int, k: int) -> None:
     for m in (1, 2, 3, 5, 8, 9, 16, 17, 33, 63, 64, 65):
         for all_rows, some in zip(whole, product(session, x[:m], [first, second]), strict=True):
             np.testing.assert_array_equal(some, all_rows[:m], err_msg=f"{m} rows")
+
+
+@has_products
+@pytest.mark.usefixtures("rounding")
+def test_rows_that_meet_experts_are_rounded_too(session: Session) -> None:
+    """16 experts of 32 rows each, of which every row has two; the same bits whatever rows are beside them."""
+    rng, n, k = np.random.default_rng(5), 16, 130
+    experts, values = weight(session, rng, "experts", n * 32, k)
+    x, ids = rng.normal(size=(90, k)).astype(np.float32), np.stack([rng.permutation(n)[:2] for _ in range(90)])
+    ids[:40] = ids[0]  # so that tiles of all heights are used
+
+    def run(rows: int) -> Array:
+        def products() -> list[Tensor]:
+            order = expert_order(feed("ids", (rows, 2), "i32"), n=n)
+            placed = expert_linear(expert_rows(feed("x", (rows, k)), order), experts, order, n=n)
+            places = reshape(slice_rows(order, start=1, stop=2), shape=(2 * rows,))
+            return [get_rows(placed, places)]
+
+        return session.run(rows, products, {"x": x[:rows], "ids": ids[:rows].astype(np.int32)})[0]
+
+    wanted = np.einsum("tk,tjnk->tjn", rounded(x).astype(np.float64), values.reshape(n, 32, k)[ids]).reshape(180, 32)
+    whole = run(90)
+    assert np.abs(whole - wanted).max() < 1e-4
+    for rows in (1, 2, 3, 7, 40, 61):
+        np.testing.assert_array_equal(run(rows), whole[: 2 * rows], err_msg=f"{rows} rows")
 
 
 def test_rows_are_rounded_as_gguf_does_it(session: Session) -> None:

@@ -202,14 +202,15 @@ def pack_experts():
 
 
 @kernel("expert_linear")
-def expert_linear(dtype, shape):
+def expert_linear(dtype, shape, then=""):
     """a: w, x (packed), y (R, N), order, R, N, count (blocks or k), stretch of it, bytes of a group, units, fewest and
     most rows of the experts that are meant. Scratch as for `linear`, with few rows.
 
-    A unit is a part of all strips of all these experts, one after the other, so that all units are alike.
+    A unit is a part of all strips of all these experts, one after the other, so that all units are alike. `then`
+    "rounded", with bf16: so are rows, and a k is two of them.
     """
     mt, nt = (int(s) for s in shape.split("x"))
-    walk = packed_strips(dtype, mt, nt)
+    walk = packed_strips(dtype, mt, nt, then)
     x_nbytes = ACT_BLOCK if LAYOUTS[dtype].block > 1 else 4
 
     def run(a, begin, end, scratch):

@@ -1,4 +1,5 @@
-"""Rows rounded to bf16, in the order in which products read them (layout.py): `round_act:k` and `round_act:tiles`.
+"""Rows rounded to bf16, in the order in which products read them (layout.py): `round_act:k` and `round_act:tiles`, and
+`round_experts` where each row meets experts of its own.
 
 Two numbers of 16 bits that lie beside each other are moved as the f32 that they would be together.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from backends.cpu.kernels.experts import panel_at
 from backends.cpu.kernels.gemm import pack_rows
 from backends.cpu.kernels.registry import f32p, kernel, u32p
 from backends.cpu.kernels.tile import MT
@@ -59,3 +61,16 @@ def round_act(layout):
                 last[r] = f32p(scratch + r * pairs * 4)[pairs - 1] if r < rows else np.float32(0)
 
     return stretches if layout == "k" else tiles
+
+
+@kernel("round_experts")
+def round_experts():
+    """a: x, order, y (R, K), R, pairs of a row, R over x's rows (0: these are at their places). A place is a unit."""
+
+    def run(a, begin, end, scratch):
+        rows, pairs = a[3], a[4]
+        for place in range(begin, end):
+            first, panel, row = panel_at(a[1], place, rows, a[5])
+            round_pairs(a[0] + row * pairs * 8, a[2] + (first * pairs + place - first) * 4, pairs, panel)
+
+    return run
