@@ -45,6 +45,13 @@ class Cost:
         return self.nbytes / machine["read_gb_s"] / 1e9, computing / 1e9
 
 
+def multiplied(n: float, dtype: str, *, rounded: bool = False) -> Cost:
+    """n multiply-adds with a weight of this type; `rounded`: of rows that are rounded to bf16, as the weight is."""
+    if rounded:
+        return Cost(bf16_macs=n)
+    return Cost(int8_macs=n) if DTYPES[dtype].quantised else Cost(f32_macs=n)
+
+
 COSTS = Rules[Callable[[Tensor, Feeds], Cost]]()
 
 
@@ -72,12 +79,9 @@ MATRICES = {
 
 def _product(t: Tensor, _: Feeds) -> Cost:
     rows = t.shape[0] if len(t.shape) == 2 else t.src[0].shape[0]
-    macs = [0, 0]
-    for w in t.src[MATRICES[t.op]]:
-        macs[DTYPES[w.dtype].quantised] += rows * math.prod(w.shape)
-    if t.src[0].dtype == "bf16_act":
-        return Cost(_moved(t), bf16_macs=macs[False])
-    return Cost(_moved(t), int8_macs=macs[True], f32_macs=macs[False])
+    rounded = t.src[0].dtype == "bf16_act"
+    met = (multiplied(rows * math.prod(w.shape), w.dtype, rounded=rounded) for w in t.src[MATRICES[t.op]])
+    return sum(met, Cost(_moved(t)))
 
 
 COSTS.update(dict.fromkeys(MATRICES, _product))
@@ -96,10 +100,7 @@ def _expert_product(t: Tensor, _: Feeds) -> Cost:
     order = t.src[1 if several else 2]
     n_used = order.src[0].shape[1] if order.op == "expert_order" else 1
     unread = (1 - met_by_chance(n, n_used, rows // n_used)) * sum(w.nbytes for w in weights)
-    if t.src[0].dtype == "bf16_act":
-        return Cost(_moved(t) - unread, bf16_macs=macs)
-    quantised = DTYPES[weights[0].dtype].quantised
-    return Cost(_moved(t) - unread, int8_macs=macs * quantised, f32_macs=macs * (not quantised))
+    return Cost(_moved(t) - unread) + multiplied(macs, weights[0].dtype, rounded=t.src[0].dtype == "bf16_act")
 
 
 COSTS.update(dict.fromkeys(("expert_linear", "expert_linear_act", "expert_parts"), _expert_product))

@@ -85,16 +85,13 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     return [Instruction(f"quantize_experts:{t.attrs['group']}", args, rows, max(1, 4096 // k))]
 
 
-@lower("pack_experts")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    rows, k = t.shape
-    return [Instruction("pack_experts", (*map(at, t.src), at(t), rows, k, _gathered(t)), rows, 4)]
+def _in_panels(t: Tensor, at: At) -> list[Instruction]:
+    (rows, k), together = t.shape, 2 if t.op == "round_experts" else 1
+    return [Instruction(t.op, (*map(at, t.src), at(t), rows, k // together, _gathered(t)), rows, 4)]
 
 
-@lower("round_experts")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    rows, k = t.shape
-    return [Instruction("round_experts", (*map(at, t.src), at(t), rows, k // 2, _gathered(t)), rows, 4)]
+lower("pack_experts")(_in_panels)
+lower("round_experts")(_in_panels)
 
 
 @lower("expert_linear_act")

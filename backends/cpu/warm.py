@@ -66,6 +66,11 @@ def prepare(nodes: Iterable[Tensor]) -> None:
         jit.load((*GENERAL, *wanted))
 
 
+def _linears(dtype: str, *how: str) -> Iterator[str]:
+    """Products with weights of a type, for any number of rows."""
+    return (":".join(["linear", dtype, f"{rows}x{groups}", *how]) for rows, groups in tiles(dtype, isa()))
+
+
 def _kernels(t: Tensor) -> Iterator[str]:
     yield from (f"pack:{s.dtype}" for s in t.src if packed(s))
     rule = LOWERINGS.get(t.op)
@@ -74,16 +79,13 @@ def _kernels(t: Tensor) -> Iterator[str]:
         if family == "linear":
             if params[2:] == ["add"]:
                 yield from (instruction.kernel, "binary:add")
-            how = ":rounded" * (params[2:] == ["rounded"])
-            yield from (f"linear:{params[0]}:{rows}x{groups}{how}" for rows, groups in tiles(params[0], isa()))
+            yield from _linears(params[0], *(how for how in params[2:] if how == "rounded"))
         elif family == "gemm" and params[1] == "n" and len(params) > 2:
-            how = ":rounded" * (params[3:] == ["rounded"])
-            yield from (instruction.kernel, "round_act:k" if how else "pack_act")
-            yield from (f"linear:{params[2]}:{rows}x{groups}{how}" for rows, groups in tiles(params[2], isa()))
+            yield from (instruction.kernel, "round_act:k" if params[3:] else "pack_act")
+            yield from _linears(*params[2:])
         elif family == "linear_glu":
-            apart = (f"linear:{params[0]}:{rows}x{groups}" for rows, groups in tiles(params[0], isa()))
             both = f"linear_glu:{params[0]}:{params[1]}"
-            yield from (both, f"{both}:1", f"glu_act:{params[1]}:32", *apart)
+            yield from (both, f"{both}:1", f"glu_act:{params[1]}:32", *_linears(params[0]))
         elif family == "glu_act" and t.src[0].op == "linear_q8" and t.attrs["group"] == 32:
             yield from (instruction.kernel, f"linear_glu:{t.src[0].src[1].dtype}:{params[0]}:1")
         elif family == "attention":

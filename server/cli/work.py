@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.cpu.isa import rounds_bf16
-from graph.cost import Cost, met_by_chance
-from graph.dtype import DTYPES
+from graph.cost import Cost, met_by_chance, multiplied
 
 if TYPE_CHECKING:
     from models.gguf_file import TensorInfo
@@ -57,10 +56,7 @@ def _weights(engine: Engine) -> _Weights:
 
 def _met(t: TensorInfo, part: float = 1) -> Cost:
     """A row's multiply-adds with a matrix, or, less than 1, with a part of experts."""
-    n = math.prod(t.shape) * part
-    if DTYPES[t.dtype].quantised:
-        return Cost(int8_macs=n)
-    return Cost(bf16_macs=n) if t.dtype == "bf16" and rounds_bf16() else Cost(f32_macs=n)
+    return multiplied(math.prod(t.shape) * part, t.dtype, rounded=t.dtype == "bf16" and rounds_bf16())
 
 
 def _of_experts(name: str, t: TensorInfo) -> bool:

@@ -171,34 +171,39 @@ def expert_sum():
     return run
 
 
-@kernel("quantize_experts")
-def quantize_experts(group):
-    """a: x, order, y (R, K), R, blocks of a row, R over x's rows (0: these are at their places). A place is a unit."""
-    round_row = row_rounder(int(group))
+def into_panels(pack_row, x_nbytes, y_nbytes):
+    """A kernel that packs rows, of `count` blocks of so many bytes in x and in y, into the panels of their experts, by
+    `pack_row(x, y, stride, count)`. a: x, order, y (R, K), R, blocks of a row, R over x's rows (0: these are at their
+    places). A place is a unit."""
 
     def run(a, begin, end, scratch):
         rows, count = a[3], a[4]
         for place in range(begin, end):
             first, panel, row = panel_at(a[1], place, rows, a[5])
-            y = a[2] + (first * count + place - first) * ACT_BLOCK
-            round_row(a[0] + row * count * 128, y, panel * ACT_BLOCK, count)
+            y = a[2] + (first * count + place - first) * y_nbytes
+            pack_row(a[0] + row * count * x_nbytes, y, panel * y_nbytes, count)
 
     return run
+
+
+@kernel("quantize_experts")
+def quantize_experts(group):
+    """into_panels, blocks of 32."""
+    return into_panels(row_rounder(int(group)), 128, ACT_BLOCK)
+
+
+@njit(forceinline=True)
+def spread_out(x, y, stride, count):
+    """`count` numbers, `stride` bytes apart."""
+    numbers, out = f32p(x), f32p(y)
+    for i in range(count):
+        out[i * (stride // 4)] = numbers[i]
 
 
 @kernel("pack_experts")
 def pack_experts():
-    """a: x, order, y (R, K), R, K, R over x's rows (0: these are at their places). A place is a unit."""
-
-    def run(a, begin, end, scratch):
-        rows, k = a[3], a[4]
-        for place in range(begin, end):
-            first, panel, row = panel_at(a[1], place, rows, a[5])
-            x, y = f32p(a[0] + row * k * 4), f32p(a[2] + (first * k + place - first) * 4)
-            for i in range(k):
-                y[i * panel] = x[i]
-
-    return run
+    """into_panels, number by number."""
+    return into_panels(spread_out, 4, 4)
 
 
 @kernel("expert_linear")

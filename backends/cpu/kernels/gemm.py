@@ -97,6 +97,15 @@ def pack_rows(source, row_nbytes, rows, steps, target):
 
 
 @njit(forceinline=True)
+def pack_whole_rows(source, row_nbytes, rows, steps, target):
+    """The same where the target has no room at its end."""
+    pack_rows(source, row_nbytes, rows, steps - 1, target)  # its last store reaches into the column that is left
+    last = f32p(target + (steps - 1) * MT * 4)
+    for r in range(MT):
+        last[r] = f32p(source + r * row_nbytes)[steps - 1] if r < rows else np.float32(0)
+
+
+@njit(forceinline=True)
 def pack_columns(source, row_nbytes, columns, steps, target):
     """`columns` ≤ NR rows of k numbers → target[k][NR], in whole vectors of 16 columns."""
     out, done = f32p(target), steps // 16 * 16
@@ -202,11 +211,7 @@ def pack_tiles(layout):
         m, k = a[2], a[3]
         for t in range(begin, end):
             rows = min(MT, m - t * MT)
-            x, y = a[0] + t * MT * k * 4, a[1] + t * MT * k * 4
-            pack_rows(x, k * 4, rows, k - 1, y)  # its last store reaches into the column that is left
-            last = f32p(y + (k - 1) * MT * 4)
-            for r in range(MT):
-                last[r] = f32p(x + r * k * 4)[k - 1] if r < rows else np.float32(0)
+            pack_whole_rows(a[0] + t * MT * k * 4, k * 4, rows, k, a[1] + t * MT * k * 4)
 
     return columns if layout == "k" else rows
 

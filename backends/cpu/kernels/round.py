@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels.experts import panel_at
-from backends.cpu.kernels.gemm import pack_rows
-from backends.cpu.kernels.registry import f32p, kernel, u32p
+from backends.cpu.kernels.experts import into_panels
+from backends.cpu.kernels.gemm import pack_whole_rows
+from backends.cpu.kernels.quantize import STRETCH
+from backends.cpu.kernels.registry import kernel, u32p
 from backends.cpu.kernels.tile import MT
 
-STRETCH = 64  # pairs of a unit
 LESS_THAN_HALF, INFINITE, QUIET = np.uint32(0x7FFF), np.uint32(0x7F800000), np.uint32(0x400000)
 SIZE, UPPER, ONE, HALF = np.uint32(0x7FFFFFFF), np.uint32(0xFFFF0000), np.uint32(1), np.uint32(16)
 
@@ -27,11 +27,11 @@ def upper_bits(x):
 
 
 @njit(forceinline=True)
-def round_pairs(x, y, n, apart):
-    """2·n numbers of x → n words, `apart` words apart."""
+def round_pairs(x, y, stride, count):
+    """2·count numbers of x → count words, `stride` bytes apart."""
     source, out = u32p(x), u32p(y)
-    for i in range(n):
-        out[i * apart] = (upper_bits(source[2 * i]) >> HALF) | upper_bits(source[2 * i + 1])
+    for i in range(count):
+        out[i * (stride // 4)] = (upper_bits(source[2 * i]) >> HALF) | upper_bits(source[2 * i + 1])
 
 
 @kernel("round_act")
@@ -43,34 +43,20 @@ def round_act(layout):
         first, last = begin * STRETCH, min(pairs, end * STRETCH)
         for r in range(m):
             x, y = a[0] + (r * pairs + first) * 8, a[1] + (first * m + r) * 4
-            if m == 1:
-                round_pairs(x, y, last - first, 1)
-            else:
-                round_pairs(x, y, last - first, m)
+            round_pairs(x, y, m * 4, last - first)
 
     def tiles(a, begin, end, scratch):
         m, pairs = a[2], a[3] // 2
         for t in range(begin, end):
             rows = min(MT, m - t * MT)
             for r in range(rows):
-                round_pairs(a[0] + (t * MT + r) * pairs * 8, scratch + r * pairs * 4, pairs, 1)
-            y = a[1] + t * MT * pairs * 4
-            pack_rows(scratch, pairs * 4, rows, pairs - 1, y)  # its last store reaches into the column that is left
-            last = f32p(y + (pairs - 1) * MT * 4)
-            for r in range(MT):
-                last[r] = f32p(scratch + r * pairs * 4)[pairs - 1] if r < rows else np.float32(0)
+                round_pairs(a[0] + (t * MT + r) * pairs * 8, scratch + r * pairs * 4, 4, pairs)
+            pack_whole_rows(scratch, pairs * 4, rows, pairs, a[1] + t * MT * pairs * 4)
 
     return stretches if layout == "k" else tiles
 
 
 @kernel("round_experts")
 def round_experts():
-    """a: x, order, y (R, K), R, pairs of a row, R over x's rows (0: these are at their places). A place is a unit."""
-
-    def run(a, begin, end, scratch):
-        rows, pairs = a[3], a[4]
-        for place in range(begin, end):
-            first, panel, row = panel_at(a[1], place, rows, a[5])
-            round_pairs(a[0] + row * pairs * 8, a[2] + (first * pairs + place - first) * 4, pairs, panel)
-
-    return run
+    """into_panels (experts.py), pair by pair."""
+    return into_panels(round_pairs, 8, 4)
