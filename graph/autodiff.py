@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graph.op import OPS
-from graph.tensor import Tensor, const, toposort
+from logitless.graph.op import OPS
+from logitless.graph.tensor import Tensor, const, toposort
 
 
 def backward(
@@ -19,7 +19,7 @@ def backward(
     Linear in the graph's size. A gradient that is zero is no node at all: the first contribution starts a sum.
     ValueError names an op that has no gradient, or one whose rule gives a wrong shape.
     """
-    from graph.ops.elementwise import add
+    from logitless.graph.ops.elementwise import add
 
     if isinstance(loss, Tensor):
         if loss.shape != ():

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from graph.tensor import Tensor
+from logitless.graph.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
 Rewrite = Callable[[Tensor], Tensor]  # from a node whose sources are rewritten already: it, or what stands in its place

@@ -51,7 +51,8 @@ DTYPES: dict[str, DType] = {
         DType("q5_k", 256, 176),
         DType("q6_k", 256, 210),
         # What `quantize_act`, `pack_act` and `round_act` make, in an order of the backend's own
-        # (backends/cpu/kernels/layout.py): 32 int8 values with their scale and forms of their sum; f32 values; bf16.
+        # (backends/cpu/kernels/matmul/layout.py): 32 int8 values with their scale and forms of their sum; f32 values;
+        # bf16.
         DType("q8_act", 32, 52),
         DType("f32_act", 1, 4),
         DType("bf16_act", 1, 2),

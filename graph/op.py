@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Shape, Tensor
 
 Array = Any  # ndarray inside a reference, Tensor while a graph is being built
 Case = tuple[list[Any], dict[str, Any]]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from graph.dtype import DTYPES, nbytes
+from logitless.graph.dtype import DTYPES, nbytes
 
 Shape = tuple[int, ...]
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
@@ -112,7 +112,7 @@ def _toposort(roots: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
 
 def _readers_of_overwritten(roots: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
     """Of each node that writes: the other readers of what it overwrites, under whatever alias."""
-    from graph.op import OPS
+    from logitless.graph.op import OPS
 
     nodes: dict[Tensor, None] = {}
     stack = list(roots)[::-1]

@@ -11,17 +11,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from graph.ops.attention import PAGE, attention, store_k, store_v
-from graph.ops.causal import causal_attention
-from graph.ops.elementwise import broadcast_to
-from graph.ops.encoder import full_attention
-from graph.ops.latent import latent_attention
-from graph.ops.recurrent import causal_conv, causal_conv_kept, linear_attention, linear_attention_kept, text_begins
-from graph.ops.sinks import attention_sinks, causal_attention_sinks
-from graph.session import Session
-from graph.tensor import Tensor, const, feed
-from models.hparams import Hparams
-from models.page_pool import PagePool, Pool
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.attention_sinks import attention_sinks, causal_attention_sinks
+from logitless.graph.ops.attention.causal_attention import causal_attention
+from logitless.graph.ops.attention.encoder_attention import full_attention
+from logitless.graph.ops.attention.mla import latent_attention
+from logitless.graph.ops.attention.paged_attention import PAGE, attention, store_k, store_v
+from logitless.graph.ops.elementwise import broadcast_to
+from logitless.graph.ops.linear_attention import (
+    causal_conv,
+    causal_conv_kept,
+    linear_attention,
+    linear_attention_kept,
+    text_begins,
+)
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.kv_pool import PagePool, Pool
 
 KV_TYPES = ("f32", "f16", "q8_0")
 
@@ -53,7 +59,9 @@ class Rows(Protocol):
 
 
 class Weighing(NamedTuple):
-    """How queries and keys make weights: graph/ops/attention.py, graph/ops/sinks.py."""
+    """How queries and keys make weights: graph/ops/attention/paged_attention.py,
+    graph/ops/attention/attention_sinks.py.
+    """
 
     scale: float
     window: int = 0
@@ -62,7 +70,7 @@ class Weighing(NamedTuple):
 
 
 class Recalling(NamedTuple):
-    """How layers that keep a state learn and recall: graph/ops/recurrent.py."""
+    """How layers that keep a state learn and recall: graph/ops/linear_attention.py."""
 
     scale: float = 1.0
     delta: bool = False
@@ -83,12 +91,16 @@ class States(Protocol):
     """What layers go on from that keep a state of each sequence. Texts that are seen as a whole have none."""
 
     def convolve(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
-        """x (T, C), w (C, 1, K) → (T, C): graph.ops.recurrent.causal_conv, going on from each sequence's last row."""
+        """x (T, C), w (C, 1, K) → (T, C): logitless.graph.ops.linear_attention.causal_conv, going on from each
+        sequence's last row.
+        """
 
     def recall(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, how: Recalling
     ) -> Tensor:
-        """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → as v: graph.ops.recurrent.linear_attention."""
+        """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → as v:
+        logitless.graph.ops.linear_attention.linear_attention.
+        """
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,8 @@ class Batch:
     slot: Tensor  # (T,) i32: the row of `tables` that holds the token's sequence
     cells: Tensor  # (T,) i32: where the token's key and value go
     near: Tensor  # (T,) i32: and where in layers with a window, when these have pages of their own
-    begin: Tensor  # (T,) i32: the state that it goes on from, -1: what the row before leaves (graph.ops.recurrent)
+    # (T,) i32: the state that it goes on from, -1: what the row before leaves (logitless.graph.ops.linear_attention)
+    begin: Tensor
     end: Tensor  # (T,) i32: the state that keeps what it leaves, or -1
     out: Out | None
 
@@ -119,7 +132,7 @@ class Batch:
 @dataclass(frozen=True)
 class PagedMemory:
     """The KV cache as states: pages of each layer that keeps keys and values; of layers that keep a state of a
-    sequence, rows of such (graph/ops/recurrent.py), of which the first stays zero."""
+    sequence, rows of such (graph/ops/linear_attention.py), of which the first stays zero."""
 
     far: PagePool  # of layers that see everything, and of those with a window unless these have their own
     near: PagePool | None  # of layers with a window

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph.ops.elementwise import scaled, softcap
-from graph.ops.loss import softmax
-from graph.session import Session
-from graph.tensor import Tensor
-from models import altup, bert, decoder
-from models.architectures import ARCHITECTURES
-from models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.hparams import Hparams, read_hparams
-from models.low_rank import LowRank
-from models.rope import Rotary, define_rotary
-from models.weights import Weights, check_weights, load_weights
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import scaled, softcap
+from logitless.graph.ops.training.loss import softmax
+from logitless.graph.tensor import Tensor
+from logitless.models.adapters.low_rank import LowRank
+from logitless.models.architectures import decoder, encoder, gemma3n
+from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.architectures.rope import Rotary, define_rotary
+from logitless.models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams, read_hparams
+from logitless.models.weights.weights import Weights, check_weights, load_weights
 
 FORWARD = {
-    name: bert.forward if kind.after_sum else altup.forward if kind.altup else decoder.forward
+    name: encoder.forward if kind.after_sum else gemma3n.forward if kind.altup else decoder.forward
     for name, kind in ARCHITECTURES.items()
 }
 
@@ -29,7 +29,9 @@ class Model:
     hparams: Hparams
     weights: Weights
     rotary: Rotary
-    nextn: Weights | None = None  # of the block behind the layers that guesses (models/nextn.py), where it is loaded
+    nextn: Weights | None = (
+        None  # of the block behind the layers that guesses (models/architectures/mtp.py), where it is loaded
+    )
 
     def adapted(self, low_rank: LowRank) -> Model:
         """The same model with low-rank adapters."""
@@ -47,7 +49,7 @@ class Model:
         return cached.kept(self.hparams.n_kept - 1)
 
     def training_logits(self, sequences: Sequences) -> Tensor:
-        """(T, n_vocab) f32 of whole sequences without a cache; `graph.autodiff.backward` goes through it."""
+        """(T, n_vocab) f32 of whole sequences without a cache; `logitless.graph.autodiff.backward` goes through it."""
         return self.forward(sequences, sequences)
 
     def forward(self, rows: Rows, memory: Memory) -> Tensor:
@@ -116,7 +118,8 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
 
 
 def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, nextn: bool = False) -> Model:
-    """Define the weights on a session (bytes are read at first use), with `nextn` those of models/nextn.py, too.
+    """Define the weights on a session (bytes are read at first use), with `nextn` those of
+    models/architectures/mtp.py, too.
     ModelFileError names what is wrong."""
     if hparams.kind.learned_positions and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")

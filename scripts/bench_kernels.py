@@ -52,13 +52,13 @@ def numbers(rng: np.random.Generator, dtype: str) -> np.ndarray:
 
 def work(product: Product, threads: int) -> None:
     """In one checkout: for each line of the input the seconds of so many runs' median."""
-    from backends.cpu import backend  # noqa: F401 — registers what lowers a product
-    from backends.cpu.lowering import LOWERINGS, REWRITES
-    from backends.cpu.memory import aligned
-    from backends.cpu.pool import Instruction, Pool, Table
-    from backends.cpu.weights import packed_nbytes
-    from graph.ops.linear import linear
-    from graph.tensor import feed, state, toposort
+    from logitless.backends.cpu import backend  # noqa: F401 — registers what lowers a product
+    from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
+    from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
+    from logitless.backends.cpu.memory import aligned
+    from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+    from logitless.graph.ops.linear import linear
+    from logitless.graph.tensor import feed, state, toposort
 
     rng, pool = np.random.default_rng(0), Pool(threads)
     try:

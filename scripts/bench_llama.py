@@ -16,11 +16,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from logitless.cli.commands.benchmark.bench import Bench
+from logitless.cli.flags.flags import parse
+from logitless.cli.flags.options import BENCH
+from logitless.training.reporting.plot import plot
 from scripts.bench_llama_peer import Peer
-from server.cli.bench import Bench
-from server.cli.flags import parse
-from server.cli.options import BENCH
-from training.plot import plot
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, N_GEN = 512, 32  # tokens of a prompt, steps of decoding

@@ -13,23 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from backends.cpu.backend import CPUBackend
-from graph.autodiff import backward
-from graph.checkpoint import choose, layers_of
-from graph.ops.elementwise import sum_to
-from graph.ops.optim import adamw_params, adamw_step
-from graph.session import Session
-from graph.tensor import Tensor, const, feed
-from models.batch import Sequences
-from models.hparams import Hparams, RopeScaling
-from models.model import Model
-from models.rope import Rotary
-from models.synth import SHAPES
-from models.weight_parts import parts
-from models.weights import Weights
-from training.examples import mnist
-from training.head import gradients
-from training.plot import plot
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.autodiff import backward
+from logitless.graph.execution.session import Session
+from logitless.graph.gradient_checkpointing import choose, layers_of
+from logitless.graph.ops.elementwise import sum_to
+from logitless.graph.ops.training.optimizer import adamw_params, adamw_step
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.architectures.rope import Rotary
+from logitless.models.batch import Sequences
+from logitless.models.hparams.hparams import Hparams, RopeScaling
+from logitless.models.model import Model
+from logitless.models.synthetic.model import SHAPES
+from logitless.models.weights.tensor_map import parts
+from logitless.models.weights.weights import Weights
+from logitless.training.examples import mnist
+from logitless.training.head import gradients
+from logitless.training.reporting.plot import plot
 
 N_SEQUENCES, LENGTH = 4, 128
 N_IMAGES, STEPS_OF_DIGITS = 6000, 10  # times the steps of a model

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from server.sampling import SamplingParams
-from server.speculation.settings import SpeculationParams
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.speculation.settings import SpeculationParams
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -36,7 +36,7 @@ class ServerConfig:
     reverse_prompts: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
-    models_that_draft: tuple[str, ...] = ()  # kinds (server.speculation.settings: MODELS)
+    models_that_draft: tuple[str, ...] = ()  # kinds (logitless.engine.speculation.settings: MODELS)
     api_keys: tuple[str, ...] = ()
     api_key_file: str = ""  # more of them; read again when it changes
     admin_api_key: str = ""  # what changes of the server need, where it is set

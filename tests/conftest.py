@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from graph.backend import Backend
+    from logitless.graph.backend import Backend
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 # The same examples on every run, however slow the machine is at that moment: what fails here fails everywhere.
@@ -72,8 +72,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def open_device(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Backend]]:
     """Opens a device by name, once a session; skips the test where the machine has none."""
-    from backends.errors import DeviceError
-    from backends.open import open_backends
+    from logitless.backends.errors import DeviceError
+    from logitless.backends.registry import open_backends
 
     opened: dict[str, Backend] = {}
 

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.gguf_types import ValueType
-from models.gguf_write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
-from training.errors import TrainingError
-from training.results import Result
-from training.schedule import Stopping
-from training.trainable import LORA, RANKS, LoraOptions
-from training.trainer import Counters, Trainer
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
+from logitless.training.errors import TrainingError
+from logitless.training.reporting.results import Result
+from logitless.training.schedule import Stopping
+from logitless.training.trainable import LORA, RANKS, LoraOptions
+from logitless.training.trainer import Counters, Trainer
 
 F32 = npt.NDArray[np.float32]
 FILE_VERSION = 1

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graph.autodiff import backward
-from graph.checkpoint import choose, layers_of, recompute
-from graph.ops.elementwise import add, mul, sum_to
-from graph.ops.loss import cross_entropy
-from graph.ops.pointwise import argmax
-from graph.ops.shape import after, slice_rows
-from graph.tensor import Tensor, feed
-from models.batch import Sequences
-from models.model import Model
+from logitless.graph.autodiff import backward
+from logitless.graph.gradient_checkpointing import choose, layers_of, recompute
+from logitless.graph.ops.elementwise import add, mul, sum_to
+from logitless.graph.ops.pointwise import argmax
+from logitless.graph.ops.shape import after, slice_rows
+from logitless.graph.ops.training.loss import cross_entropy
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.batch import Sequences
+from logitless.models.model import Model
 
 LOGITS_NBYTES = 24 << 20  # at most, at a time
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from models.gguf_file import GGUFFile, TensorInfo
-from models.gguf_write import Data, copied_keys, u32, write_gguf
-from models.hparams import Hparams
-from models.lora import write_adapter
-from models.merge import dequantized
-from models.quantize import quantize, storable_dtype
-from models.weight_parts import Part
-from models.weights import check_weights
-from training.trainable import LORA, Trainable
+from logitless.models.adapters.lora import write_adapter
+from logitless.models.adapters.merge import dequantized
+from logitless.models.gguf.file import GGUFFile, TensorInfo
+from logitless.models.gguf.write import Data, copied_keys, u32, write_gguf
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.quantization.quantize import quantize, storable_dtype
+from logitless.models.weights.tensor_map import Part
+from logitless.models.weights.weights import check_weights
+from logitless.training.trainable import LORA, Trainable
 
 
 def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hparams, dtype: str = "f32") -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from training.errors import TrainingError
+from logitless.training.errors import TrainingError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph.ops.optim import global_norm
-from graph.tensor import Tensor
-from models.batch import Sequences
-from models.tuned import Tuned
-from training.head import gradients
-from training.schedule import OptimizerSettings
-from training.step import Feeds, Steps
-from training.tokens import Example
-from training.trainable import FULL, Trainable
-from training.windows import Window
+from logitless.graph.ops.training.optimizer import global_norm
+from logitless.graph.tensor import Tensor
+from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.batch import Sequences
+from logitless.training.data.packing import Window
+from logitless.training.data.tokenize_rows import Example
+from logitless.training.head import gradients
+from logitless.training.schedule import OptimizerSettings
+from logitless.training.step import Feeds, Steps
+from logitless.training.trainable import FULL, Trainable
 
 _UNIT = 16  # windows are multiples of this long, so that few plans serve all texts
 

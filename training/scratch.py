@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from models.gguf_file import GGUFFile
-from models.gguf_types import ValueType
-from models.gguf_write import Data, Key, copied_keys, f32, tensor, text, u32, write_gguf
-from models.synth import Shape
-from training.errors import TrainingError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Data, Key, copied_keys, f32, tensor, text, u32, write_gguf
+from logitless.models.synthetic.model import Shape
+from logitless.training.errors import TrainingError
 
 _STD = 0.02
 

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from graph.divided import Divided
-from graph.ops.optim import (
+from logitless.graph.execution.preemptible_plan import Divided
+from logitless.graph.execution.session import Build, DeviceBytes, Measured
+from logitless.graph.ops.shape import after
+from logitless.graph.ops.training.optimizer import (
     N_ADAMW,
     N_SGD,
     accumulate,
@@ -23,15 +25,13 @@ from graph.ops.optim import (
     sgd_step,
     square_sums,
 )
-from graph.ops.shape import after
-from graph.session import Build, DeviceBytes, Measured
-from graph.tensor import Tensor, const, feed
-from models.batch import Sequences
-from training.errors import TrainingError
-from training.head import evaluation, gradients, stretches
-from training.schedule import OptimizerSettings
-from training.trainable import Trainable
-from training.windows import Window
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.batch import Sequences
+from logitless.training.data.packing import Window
+from logitless.training.errors import TrainingError
+from logitless.training.head import evaluation, gradients, stretches
+from logitless.training.schedule import OptimizerSettings
+from logitless.training.trainable import Trainable
 
 Feeds = dict[str, npt.NDArray[Any]]
 T = TypeVar("T")

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph.session import PIECE_NBYTES, Session
-from graph.tensor import Tensor
-from models.gguf_file import GGUFFile
-from models.hparams import Hparams
-from models.lora import Adapter, Pair, matrix_shape
-from models.low_rank import EMBEDDING, LowRank
-from models.merge import dequantized
-from models.model import Model
-from models.weight_parts import Part
-from models.weights import Weights, check_weights
-from training.errors import TrainingError
+from logitless.graph.execution.session import PIECE_NBYTES, Session
+from logitless.graph.tensor import Tensor
+from logitless.models.adapters.lora import Adapter, Pair, matrix_shape
+from logitless.models.adapters.low_rank import EMBEDDING, LowRank
+from logitless.models.adapters.merge import dequantized
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.model import Model
+from logitless.models.weights.tensor_map import Part
+from logitless.models.weights.weights import Weights, check_weights
+from logitless.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
 FULL, LORA = "train_model", "finetune_lora"

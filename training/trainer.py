@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from training.errors import TrainingError
-from training.order import Order, validation
-from training.results import Result
-from training.schedule import OptimizerSettings, Schedule, Stopping
-from training.step import Part, Steps
-from training.tokens import I32
-from training.trainable import Trainable
+from logitless.training.data.sampler import Order, validation
+from logitless.training.data.tokenize_rows import I32
+from logitless.training.errors import TrainingError
+from logitless.training.reporting.results import Result
+from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
+from logitless.training.step import Part, Steps
+from logitless.training.trainable import Trainable
 
 
 @dataclass(frozen=True)

@@ -10,28 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import backends.cpu.lower_basic
-import backends.cpu.lower_encoder
-import backends.cpu.lower_experts
-import backends.cpu.lower_linear
-import backends.cpu.lower_recurrent
-import backends.cpu.lower_select
-import backends.cpu.lower_train
-import backends.cpu.lower_window  # noqa: F401  (they register their rules)
-from backends.cpu import weights
-from backends.cpu.clock import Clock
-from backends.cpu.fuse import fuse
-from backends.cpu.fuse_rounding import fuse_rounding
-from backends.cpu.isa import cores, rounds_bf16
-from backends.cpu.lowering import LOWERINGS, REWRITES
-from backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
-from backends.cpu.packing import packed
-from backends.cpu.past import past_caches, too_many
-from backends.cpu.pool import Instruction, Pool, Table
-from graph.backend import Bytes, Place
-from graph.dtype import DTYPES
-from graph.op import OPS, destination
-from graph.tensor import Tensor
+from logitless.backends.cpu.fusion import packed_weights
+from logitless.backends.cpu.fusion.fuse_linear import fuse
+from logitless.backends.cpu.fusion.fuse_quantize import fuse_rounding
+from logitless.backends.cpu.fusion.packing import packed
+from logitless.backends.cpu.isa import cores, rounds_bf16
+from logitless.backends.cpu.lowering.cache_bypass import past_caches, too_many
+from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
+from logitless.backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.stage_timer import Clock
+from logitless.graph.backend import Bytes, Place
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import OPS, destination
+from logitless.graph.tensor import Tensor
 
 
 class CPUBackend:
@@ -61,14 +53,14 @@ class CPUBackend:
         return Memory(aligned(nbytes) if feeds else self._states.take(nbytes))
 
     def constant_nbytes(self, t: Tensor) -> int:
-        return weights.packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes
+        return packed_weights.packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes
 
     def load(self, t: Tensor, raw: Bytes) -> Memory:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
         memory = Memory(self._weights.take(self.constant_nbytes(t)))
         if packed(t):
-            self.pool.run(Table(weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
+            self.pool.run(Table(packed_weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:
             memory.array[:] = raw
         return memory
@@ -206,7 +198,7 @@ def _unpacked(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
     """A packed weight's values in f32."""
     values = np.empty(t.shape, np.float32)
     address = at.buffer.address + at.offset
-    pool.run(Table([weights.unpack_instruction(t.dtype, address, values.ctypes.data, *t.shape)]))
+    pool.run(Table([packed_weights.unpack_instruction(t.dtype, address, values.ctypes.data, *t.shape)]))
     return values
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from backends import cache
+from logitless.backends import disk_cache
 
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_dot", "plain")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of the first processor
@@ -63,12 +63,12 @@ def host() -> Host:
     except OSError:  # no Linux
         return _asked(dots=sys.platform == "darwin" and platform.machine() == "arm64")  # all of Apple's have them
     digest = hashlib.sha256("".join([metadata.version("llvmlite"), *lines]).encode()).hexdigest()
-    path = cache.cache_folder() / "cpu" / f"host-{digest[:16]}"
-    kept = cache.read(path)
+    path = disk_cache.cache_folder() / "cpu" / f"host-{digest[:16]}"
+    kept = disk_cache.read(path)
     if kept:
         return Host(*json.loads(kept))
     found = _asked(dots=any(line.startswith("Features") and "asimddp" in line.split() for line in lines))
-    cache.write(path, json.dumps([found.name, found.attributes]).encode())
+    disk_cache.write(path, json.dumps([found.name, found.attributes]).encode())
     return found
 
 

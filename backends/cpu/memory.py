@@ -12,7 +12,7 @@ import weakref
 
 import numpy as np
 
-from graph.backend import Bytes
+from logitless.graph.backend import Bytes
 
 ALIGNMENT = 64
 STATES_SLAB = 32 << 20  # bytes of a slab: states come and go, and with them what is left of others beside them

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.cpu.memory import STATES_SLAB, Slabs
-from backends.errors import DeviceLost
-from backends.kernels import device as kernels
-from backends.kernels.dialect import CPU, KERNELS, Shape
-from backends.kernels.lowering import At, Dispatch
-from backends.kernels.stages import Piece, table
-from backends.opencl.devices import Found, device_named
-from graph.backend import Bytes, Place
-from graph.tensor import Tensor
+from logitless.backends.cpu.memory import STATES_SLAB, Slabs
+from logitless.backends.errors import DeviceLost
+from logitless.backends.gpu.language import device as kernels
+from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
+from logitless.backends.gpu.lowering import At, Dispatch
+from logitless.backends.gpu.software.stages import Piece, table
+from logitless.backends.opencl.devices import Found, device_named
+from logitless.graph.backend import Bytes, Place
+from logitless.graph.tensor import Tensor
 
 if TYPE_CHECKING:
-    from backends.opencl.native import Launches
+    from logitless.backends.opencl.native_launch import Launches
 
 ALIGNMENT = 128
 SLACK = 64  # bytes after a buffer: lanes that are masked read there
@@ -40,12 +40,12 @@ class OpenCLBackend:
     alignment = ALIGNMENT
 
     def __init__(self, name: str = "opencl:0") -> None:
-        from backends.opencl.programs import Programs, use_cache_of_pocl
+        from logitless.backends.opencl.programs import Programs, use_cache_of_pocl
 
         use_cache_of_pocl()
         import pyopencl as cl
 
-        from backends.opencl.chain import Chains
+        from logitless.backends.opencl.chain import Chains
 
         found = device_named(name)
         self._cl, self.device, self.name, self.memory_bytes = cl, found, found.name, found.memory_bytes
@@ -132,7 +132,7 @@ class OpenCLBackend:
         return held
 
     def launches(self) -> Launches:
-        from backends.opencl.native import Launches
+        from logitless.backends.opencl.native_launch import Launches
 
         return Launches(self._queue)
 
@@ -206,7 +206,7 @@ class OpenCLProgram:
 
     def _add_chain(self, pieces: tuple[Piece, ...], part: Sequence[Dispatch], at: Callable[[At], Place]) -> None:
         """One launch that does what these would."""
-        from backends.opencl.chain import TRIES
+        from logitless.backends.opencl.chain import TRIES
 
         backend, chains = self._backend, self._backend.chains
         assert chains is not None

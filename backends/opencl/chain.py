@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from backends.kernels import prelude
-from backends.kernels.dialect import CL_TYPES, CPU, KERNELS, Defines, Kernel, choose, constants
-from backends.kernels.lowering import Dispatch
-from backends.kernels.stages import HEAD, LINE, Piece, row_words
+from logitless.backends.gpu.language import prelude
+from logitless.backends.gpu.language.dialect import CL_TYPES, CPU, KERNELS, Defines, Kernel, choose, constants
+from logitless.backends.gpu.lowering import Dispatch
+from logitless.backends.gpu.software.stages import HEAD, LINE, Piece, row_words
 
 LEAST = 40  # launches of a plan that are worth a program: it takes seconds to compile, once
 PATIENCE = 1000  # looks at a count, some 50 µs, that a worker takes before it leaves

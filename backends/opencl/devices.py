@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from backends.errors import DeviceError
+from logitless.backends.errors import DeviceError
 
 
 @dataclass(frozen=True)

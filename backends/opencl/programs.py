@@ -12,8 +12,8 @@ from typing import Any
 
 import pyopencl as cl
 
-from backends import cache
-from backends.kernels.dialect import KERNELS, Defines, Shape, render_opencl
+from logitless.backends import disk_cache
+from logitless.backends.gpu.language.dialect import KERNELS, Defines, Shape, render_opencl
 
 OPTIONS = ["-cl-std=CL1.2"]
 
@@ -37,15 +37,15 @@ class Programs:
         if not self._keep:
             return self._compile(source)
         digest = hashlib.sha256("\0".join([self._identity, *OPTIONS, source]).encode()).hexdigest()[:24]
-        path = cache.cache_folder() / "opencl" / f"{name}-{digest}"
-        kept = cache.read(path)
+        path = disk_cache.cache_folder() / "opencl" / f"{name}-{digest}"
+        kept = disk_cache.read(path)
         if kept:
             try:
                 return cl.Program(self._context, [self._device], [kept]).build(OPTIONS)
             except cl.Error:  # a driver that changed without changing its version
                 pass
         program = self._compile(source)
-        cache.write(path, program.get_info(cl.program_info.BINARIES)[0])
+        disk_cache.write(path, program.get_info(cl.program_info.BINARIES)[0])
         return program
 
     def _compile(self, source: str) -> Any:
@@ -56,5 +56,5 @@ class Programs:
 
 def use_cache_of_pocl() -> None:
     """PoCL compiles for each local size on its own and keeps the result: beside ours. It reads this when it starts."""
-    os.environ.setdefault("POCL_CACHE_DIR", str(cache.cache_folder() / "pocl"))
+    os.environ.setdefault("POCL_CACHE_DIR", str(disk_cache.cache_folder() / "pocl"))
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # pyopencl's own would keep a second copy of every program

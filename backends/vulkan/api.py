@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from backends.errors import DeviceError, DeviceLost
+from logitless.backends.errors import DeviceError, DeviceLost
 
 # Literals that the binding lacks or has wrong, and those used on hot paths.
 WHOLE_SIZE = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""The Vulkan backend: the shared kernels (backends/kernels) as SPIR-V, one recorded command buffer per program."""
+"""The Vulkan backend: the shared kernels (backends/gpu) as SPIR-V, one recorded command buffer per program."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.errors import DeviceError
-from backends.kernels import device as shared
-from backends.kernels.chain_texels import PIECES, TRIES, counts_nbytes
-from backends.kernels.dialect import KERNELS, TEXELS, Arg
-from backends.kernels.lowering import Dispatch
-from backends.kernels.stages import table
-from backends.vulkan import chain, choice
-from backends.vulkan.device import Device, Memory
-from backends.vulkan.instance import all_devices
-from backends.vulkan.pipelines import Pipelines
-from backends.vulkan.record import Range, Recording
-from graph.backend import Bytes, Place
-from graph.tensor import Tensor
+from logitless.backends.errors import DeviceError
+from logitless.backends.gpu.language import device as shared
+from logitless.backends.gpu.language.dialect import KERNELS, TEXELS, Arg
+from logitless.backends.gpu.lowering import Dispatch
+from logitless.backends.gpu.software.chain import PIECES, TRIES, counts_nbytes
+from logitless.backends.gpu.software.stages import table
+from logitless.backends.vulkan import autotune, chain
+from logitless.backends.vulkan.device import Device, Memory
+from logitless.backends.vulkan.instance import all_devices
+from logitless.backends.vulkan.pipelines import Pipelines
+from logitless.backends.vulkan.record import Range, Recording
+from logitless.graph.backend import Bytes, Place
+from logitless.graph.tensor import Tensor
 
 ALIGNMENT = 64
 STAGING_NBYTES = 16 << 20
@@ -41,12 +41,12 @@ class VulkanBackend:
             raise DeviceError(f"device {self.name} is not available: {found[index].name} lacks {found[index].missing}")
         self.device, self.memory_bytes = Device(found[index], mapped=mapped), found[index].memory_bytes
         self.pipelines = Pipelines(self.device)
-        self.shape = choice.class_of(found[index])
+        self.shape = autotune.class_of(found[index])
         self._staging: Memory | None = None
         self._scratch: Memory | None = None
         self._copies, self._last = Recording(self.device), Recording(self.device)
         self._results: Memory | None = None
-        found_out = choice.known(found[index]) or choice.measure(self)
+        found_out = autotune.known(found[index]) or autotune.measure(self)
         self.shape = replace(self.shape, coop=found_out.rows if found_out.used else 0)
         self.identity = f"{found[index].name} {found[index].driver}{' with dot products' * self.shape.dot}"
         self.identity += f" and matrices of {found[index].matrices}" * found_out.used

@@ -1,4 +1,4 @@
-"""Which launches of a plan are one, where a CPU runs Vulkan; the kernel is backends/kernels/chain_texels.py."""
+"""Which launches of a plan are one, where a CPU runs Vulkan; the kernel is backends/gpu/software/chain.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from backends.kernels.chain_texels import LANES, PATIENCE, PIECES, TRIES
-from backends.kernels.dialect import KERNELS, Shape
-from backends.kernels.lowering import Dispatch
+from logitless.backends.gpu.language.dialect import KERNELS, Shape
+from logitless.backends.gpu.lowering import Dispatch
+from logitless.backends.gpu.software.chain import LANES, PATIENCE, PIECES, TRIES
 
 LEAST = 2 * TRIES  # launches that are worth those of a chain
 WORKERS = min(os.cpu_count() or 1, 64)  # more than the driver has threads do no harm

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.vulkan import api
-from backends.vulkan.api import Keep, binding, check
-from backends.vulkan.instance import COOPERATIVE_MATRIX, CORE_FEATURES, FEATURES, DeviceInfo, feature_chain
-from backends.vulkan.views import Views
-from graph.backend import Bytes
+from logitless.backends.vulkan import api
+from logitless.backends.vulkan.api import Keep, binding, check
+from logitless.backends.vulkan.instance import COOPERATIVE_MATRIX, CORE_FEATURES, FEATURES, DeviceInfo, feature_chain
+from logitless.backends.vulkan.views import Views
+from logitless.graph.backend import Bytes
 
 ANY = 0xFFFFFFFF  # every memory type
 

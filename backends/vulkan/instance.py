@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from backends import cache
-from backends.cpu.isa import host
-from backends.errors import DeviceError
-from backends.vulkan import matrices
-from backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
+from logitless.backends import disk_cache
+from logitless.backends.cpu.isa import host
+from logitless.backends.errors import DeviceError
+from logitless.backends.vulkan import coop_matrix as matrices
+from logitless.backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
 
 VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
 SYNCHRONIZATION = 4  # VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
@@ -88,7 +88,7 @@ class Instance:
         # Mesa's drivers read these when they start. lavapipe takes 256 bits unless told, and does not tell shaders that
         # it kept on disk by that: those of each width lie in a folder of their own, beside ours.
         width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "512" if host().has_512_bits else "256")
-        os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(cache.cache_folder() / f"mesa-{width}"))
+        os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(disk_cache.cache_folder() / f"mesa-{width}"))
         ffi, self.lib = binding()
         self.keep = keep = Keep()
         self.messages: list[str] = []

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends import cache
-from backends.kernels.dialect import Defines, Kernel
-from backends.vulkan.api import COMPUTE, FULL_SUBGROUPS, Keep, binding, check
-from backends.vulkan.device import Device
+from logitless.backends import disk_cache
+from logitless.backends.gpu.language.dialect import Defines, Kernel
+from logitless.backends.vulkan.api import COMPUTE, FULL_SUBGROUPS, Keep, binding, check
+from logitless.backends.vulkan.device import Device
 
 SHADERS = Path(__file__).parent / "shaders"
 MANIFEST = SHADERS / "manifest.json"
@@ -49,8 +49,10 @@ class Pipelines:
         self._made: dict[tuple[str, Defines, Special], Pipeline] = {}
         self._layouts: dict[tuple[int, bool], Any] = {}
         self._unsaved = False
-        self._path = cache.cache_folder() / "vulkan" / f"{hashlib.sha256(device.info.identity).hexdigest()[:16]}.cache"
-        keep, held = Keep(), cache.read(self._path)
+        self._path = (
+            disk_cache.cache_folder() / "vulkan" / f"{hashlib.sha256(device.info.identity).hexdigest()[:16]}.cache"
+        )
+        keep, held = Keep(), disk_cache.read(self._path)
         info = keep.struct("PipelineCacheCreateInfo", initialDataSize=len(held), pInitialData=ffi.from_buffer(held))
         made = ffi.new("VkPipelineCache *")
         check(lib.vkCreatePipelineCache(device.handle, info, ffi.NULL, made), "vkCreatePipelineCache")
@@ -128,7 +130,7 @@ class Pipelines:
             if lib.vkGetPipelineCacheData(self.device.handle, self._cache, size, ffi.NULL) == 0 and size[0]:
                 data = ffi.new("char[]", size[0])
                 if lib.vkGetPipelineCacheData(self.device.handle, self._cache, size, data) == 0:
-                    cache.write(self._path, bytes(ffi.buffer(data, size[0])))
+                    disk_cache.write(self._path, bytes(ffi.buffer(data, size[0])))
 
     def close(self) -> None:
         self.save()

@@ -6,10 +6,10 @@ import weakref
 from bisect import bisect
 from typing import Any
 
-from backends.vulkan import api
-from backends.vulkan.api import Keep, binding, check
-from backends.vulkan.device import Device
-from backends.vulkan.pipelines import Pipeline
+from logitless.backends.vulkan import api
+from logitless.backends.vulkan.api import Keep, binding, check
+from logitless.backends.vulkan.device import Device
+from logitless.backends.vulkan.pipelines import Pipeline
 
 Range = tuple[int, int]  # device addresses: start, end
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import backends.kernels.device  # noqa: F401  (registers every kernel)
-from backends.kernels.dialect import KERNELS, SIMT, SOFT, render_glsl
-from backends.vulkan.pipelines import MANIFEST, SHADERS, manifest, shader_name
+import logitless.backends.gpu.language.device  # noqa: F401  (registers every kernel)
+from logitless.backends.gpu.language.dialect import KERNELS, SIMT, SOFT, render_glsl
+from logitless.backends.vulkan.pipelines import MANIFEST, SHADERS, manifest, shader_name
 
 COMPILE = ["glslc", "--target-env=vulkan1.2", "-O", "-fshader-stage=comp"]
 VALIDATE = ["spirv-val", "--target-env", "vulkan1.2"]

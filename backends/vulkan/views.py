@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.vulkan import api
-from backends.vulkan.api import Keep, binding, check
+from logitless.backends.vulkan import api
+from logitless.backends.vulkan.api import Keep, binding, check
 
 MOST = 4096
 TEXEL = 16  # bytes: four words

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from graph.op import Array, Case, op, require
-from graph.ops.linear import linear
-from graph.ops.shape import reshape
-from graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, Case, op, require
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Shape, Tensor
 
 
 def conv2d(x: Tensor, w: Tensor, *, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Tensor:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from graph.op import Array, Case, op
-from graph.tensor import Shape, Tensor, const
+from logitless.graph.op import Array, Case, op
+from logitless.graph.tensor import Shape, Tensor, const
 
 GELU_SCALE = math.sqrt(2 / math.pi)
 

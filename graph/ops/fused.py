@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from graph.dtype import DTYPES
-from graph.op import Array, Case, Op, State, Weight, op, require, writing
-from graph.ops.attention import PAGE, attention, attention_case, store_k
-from graph.ops.elementwise import glu
-from graph.ops.experts import expert_linear, expert_order, expert_rows
-from graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
-from graph.ops.norm import rms_norm
-from graph.ops.rope import rope
-from graph.ops.shape import reshape, slice_rows
-from graph.ops.sinks import attention_sinks, sinks_case
-from graph.tensor import Shape, Tensor
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import Array, Case, Op, State, Weight, op, require, writing
+from logitless.graph.ops.attention.attention_sinks import attention_sinks, sinks_case
+from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_case, store_k
+from logitless.graph.ops.elementwise import glu
+from logitless.graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
+from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.rope import rope
+from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.tensor import Shape, Tensor
 
 
 @op

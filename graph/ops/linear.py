@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from graph.dtype import DTYPES
-from graph.op import Array, Case, State, Weight, op, require, writing
-from graph.tensor import Shape, Tensor
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import Array, Case, State, Weight, op, require, writing
+from logitless.graph.tensor import Shape, Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
 

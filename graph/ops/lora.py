@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph.op import Array, Case, op, require
-from graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, Case, op, require
+from logitless.graph.tensor import Shape, Tensor
 
 
 @op

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph.op import Array, Case, op, require
-from graph.ops.elementwise import mul, scale, sub, sum_to
-from graph.tensor import Shape, Tensor, const
+from logitless.graph.op import Array, Case, op, require
+from logitless.graph.ops.elementwise import mul, scale, sub, sum_to
+from logitless.graph.tensor import Shape, Tensor, const
 
 
 @op

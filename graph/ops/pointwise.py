@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph.dtype import DTYPES
-from graph.op import Array, Case, State, Weight, op, require
-from graph.ops.elementwise import add, mul, scale, unbroadcast
-from graph.tensor import Shape, Tensor, const
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import Array, Case, State, Weight, op, require
+from logitless.graph.ops.elementwise import add, mul, scale, unbroadcast
+from logitless.graph.tensor import Shape, Tensor, const
 
 
 @op

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph.op import Array, Case, op, require
-from graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, Case, op, require
+from logitless.graph.tensor import Shape, Tensor
 
 
 @op
 def rope_angles(pos: Array, frequency: Array, *, magnitude: float = 1.0) -> Array:
     """magnitude · cos and sin of pos · frequency: (T,) and (n/2,) → (T, 2, n/2).
 
-    Every scaling (linear, Llama 3, YaRN, long factors) is in `frequency` and `magnitude`; see models/rope.py.
+    Every scaling (linear, Llama 3, YaRN, long factors) is in `frequency` and `magnitude`; see
+    models/architectures/rope.py.
     """
     angle = pos[:, None] * frequency
     return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graph.op import Array, Case, op, require
-from graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, Case, op, require
+from logitless.graph.tensor import Shape, Tensor
 
 
 @op

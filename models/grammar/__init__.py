@@ -10,8 +10,8 @@ A tool call is a "lark" grammar of literals and schemas:
     "start: " + quoted("<tool_call>\\n") + " " + json_rule(schema) + " " + quoted("\\n</tool_call>")
 """
 
-from models.grammar.errors import GrammarError
-from models.grammar.matcher import Grammar, Matcher
-from models.grammar.sources import KINDS, in_regex, json_rule, quoted
+from logitless.models.grammar.errors import GrammarError
+from logitless.models.grammar.matcher import Grammar, Matcher
+from logitless.models.grammar.sources import KINDS, in_regex, json_rule, quoted
 
 __all__ = ["KINDS", "Grammar", "GrammarError", "Matcher", "in_regex", "json_rule", "quoted"]

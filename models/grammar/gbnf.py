@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from models.grammar.ast import LAST, Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token, chars
-from models.grammar.errors import GrammarError
-from models.tokenizer import Tokenizer
+from logitless.models.grammar.ast import LAST, Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token, chars
+from logitless.models.grammar.errors import GrammarError
+from logitless.models.tokenizer import Tokenizer
 
 MAX_REPEAT = 2000  # llama.cpp's "sane default"
 MAX_DEPTH = 100

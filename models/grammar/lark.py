@@ -7,9 +7,9 @@ a mask then takes longer), and longer parts only where the greedy choice is the 
 
 from __future__ import annotations
 
-from models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
-from models.grammar.errors import GrammarError
-from models.grammar.lexemes import Lexemes
+from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
+from logitless.models.grammar.errors import GrammarError
+from logitless.models.grammar.lexemes import Lexemes
 
 _MAX_REGEX = 100_000  # characters of one regular expression
 _MAX_LARK = 4_000_000

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
+from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
 
 _MAX_POSITIONS = 400  # of a lexeme's automaton
 _MAX_NODES = 4000  # of a grammar that is worth a look

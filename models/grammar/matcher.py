@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from models.grammar.errors import GrammarError
-from models.grammar.sources import KINDS, explained, reason, to_lark
-from models.grammar.vocabulary import byte_token, vocabulary_of
-from models.tokenizer import Tokenizer
+from logitless.models.grammar.errors import GrammarError
+from logitless.models.grammar.sources import KINDS, explained, reason, to_lark
+from logitless.models.grammar.vocabulary import byte_token, vocabulary_of
+from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from models.grammar.errors import GrammarError
-from models.tokenizer import Tokenizer
+from logitless.models.grammar.errors import GrammarError
+from logitless.models.tokenizer import Tokenizer
 
 KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")
 
@@ -35,8 +35,8 @@ def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
     if kind in ("json_schema", "strict_json_schema"):
         return f"start: {json_rule(_schema(source), strict=kind == 'strict_json_schema')}\n"
     if kind == "gbnf":
-        from models.grammar.gbnf import parse
-        from models.grammar.lark import to_lark
+        from logitless.models.grammar.gbnf import parse
+        from logitless.models.grammar.lark import to_lark
 
         return to_lark(parse(source, tokenizer))
     return source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.grammar.errors import GrammarError
+from logitless.models.grammar.errors import GrammarError
 
 _MAX_MEMORY = 8 << 20
 

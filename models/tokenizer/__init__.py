@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from models.errors import ModelFileError
-from models.tokenizer.base import Tokenizer
-from models.tokenizer.bpe import BpeTokenizer
-from models.tokenizer.spm import SpmTokenizer
-from models.tokenizer.stream import StreamDecoder
-from models.tokenizer.ugm import UgmTokenizer
-from models.tokenizer.vocab import BPE, SPM, UGM, WPM, Attr, VocabError, load_vocab, read_merges
-from models.tokenizer.wpm import WpmTokenizer
+from logitless.models.errors import ModelFileError
+from logitless.models.tokenizer.base import Tokenizer
+from logitless.models.tokenizer.bpe import BpeTokenizer
+from logitless.models.tokenizer.detokenizer import StreamDecoder
+from logitless.models.tokenizer.sentencepiece import SpmTokenizer
+from logitless.models.tokenizer.unigram import UgmTokenizer
+from logitless.models.tokenizer.vocab import BPE, SPM, UGM, WPM, Attr, VocabError, load_vocab, read_merges
+from logitless.models.tokenizer.wordpiece import WpmTokenizer
 
 __all__ = ["BPE", "SPM", "UGM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
 

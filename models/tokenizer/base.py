@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from models.tokenizer.vocab import Attr, Vocab
+from logitless.models.tokenizer.vocab import Attr, Vocab
 
 _C_SPACES = " \t\n\v\f\r"  # what swallowing special tokens swallow
 # plain numbers: an operation of flags takes a microsecond, as long as all else of a token's piece

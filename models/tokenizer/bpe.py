@@ -8,9 +8,9 @@ import tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
-from models.tokenizer.base import Tokenizer
-from models.tokenizer.pretokenizers import PRE_TOKENIZERS
-from models.tokenizer.vocab import Vocab, is_unicode
+from logitless.models.tokenizer.base import Tokenizer
+from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS
+from logitless.models.tokenizer.vocab import Vocab, is_unicode
 
 
 def _byte_alphabet() -> dict[str, int]:

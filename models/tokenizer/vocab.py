@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from models.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 SPM, BPE, WPM, UGM = 1, 2, 3, 4  # llama.cpp's vocabulary types
 
@@ -110,7 +110,7 @@ class Vocab:
     lowercase: bool
     strip_accents: bool
     merge_spaces: bool
-    charsmap: bytes  # normalisations of models/tokenizer/ugm.py
+    charsmap: bytes  # normalisations of models/tokenizer/unigram.py
 
 
 def load_vocab(metadata: Mapping[str, Any]) -> Vocab:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from backends.kernels.dialect import CPU, SIMT
-from backends.opencl.backend import OpenCLBackend
-from backends.opencl.programs import OPTIONS, Programs
-from graph.conformance import OK, UNSUPPORTED, problems, register_all, run
-from graph.op import OPS
+from logitless.backends.gpu.language.dialect import CPU, SIMT
+from logitless.backends.opencl.backend import OpenCLBackend
+from logitless.backends.opencl.programs import OPTIONS, Programs
+from logitless.graph.op import OPS
+from logitless.graph.testing.conformance import OK, UNSUPPORTED, problems, register_all, run
 
 
 def main(names: list[str]) -> int:

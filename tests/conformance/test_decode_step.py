@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.ops import samplers
-from graph.ops.select import log_probs, sample
-from graph.session import Session
-from graph.tensor import Tensor, feed
-from models.batch import Batch, PagedMemory
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.sampling import samplers
+from logitless.graph.ops.sampling.sample import log_probs, sample
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.batch import Batch, PagedMemory
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
 
 MODELS = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32", "llama-gqa-Q4_K_M")
 N_SLOTS, N_LIST, N_OUT, N_TOP = 2, 16, 2, 3

@@ -1,4 +1,6 @@
-"""Blocks that guess (models/nextn.py) on devices: all of it runs there, and guesses the model's own tokens."""
+"""Blocks that guess (models/architectures/mtp.py) on devices: all of it runs there, and guesses the model's own
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from graph.backend import Backend
-from models.tokenizer import from_metadata
-from server.engine import Engine, EngineOptions
-from server.plan_shapes import Shape
-from server.requests import CompletionRequest, Finished, Token
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.speculation.nextn import NextnDrafter
-from server.speculation.settings import SpeculationParams, SpeculationSettings
-from server.speculation.speculator import Speculator
+from logitless.engine.requests import CompletionRequest, Finished, Token
+from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.graph.backend import Backend
+from logitless.models.tokenizer import from_metadata
 from tests.models.nextn_specs import NEXTN
 from tests.models.reference_model import write
 

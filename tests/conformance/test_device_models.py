@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.backend import Backend
-from graph.conformance import decode
-from graph.evaluate import evaluate
-from graph.ops.attention import PAGE, load_k, load_v, store_k, store_v
-from graph.partition import partition
-from graph.session import Session
-from graph.tensor import Tensor, feed, toposort
-from models.batch import Batch, PagedMemory
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.backend import Backend
+from logitless.graph.execution.partition import partition
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.paged_attention import PAGE, load_k, load_v, store_k, store_v
+from logitless.graph.tensor import Tensor, feed, toposort
+from logitless.graph.testing.conformance import decode
+from logitless.graph.testing.evaluate import evaluate
+from logitless.models.batch import Batch, PagedMemory
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Spec, write
 from tests.models.test_gemma_layers import EXPERTS, GEMMA3N, SMALL

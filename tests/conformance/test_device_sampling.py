@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.kernels.dialect import SIMT
-from graph.backend import Backend
-from graph.conformance import OK, problems, register_all
-from graph.conformance import run as judge
-from graph.ops import samplers as s
-from graph.ops import select
-from graph.session import Session
-from graph.tensor import Tensor, feed
+from logitless.backends.gpu.language.dialect import SIMT
+from logitless.graph.backend import Backend
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.sampling import sample
+from logitless.graph.ops.sampling import samplers as s
+from logitless.graph.tensor import Tensor, feed
+from logitless.graph.testing.conformance import OK, problems, register_all
+from logitless.graph.testing.conformance import run as judge
 from tests.unit.sampling_kernel import DTYPES, typed
 from tests.unit.test_sampling_kernel import copies, rows_of, with_masks
 
@@ -26,7 +26,7 @@ register_all()
 def gpu(open_device: Callable[[str], Backend]) -> Iterator[Backend]:
     """A device as if it were a GPU with groups of 1024 threads. Those of 256 have the same text, and lavapipe takes
     half a minute to compile either (PoCL many)."""
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     backend = VulkanBackend()
@@ -45,7 +45,7 @@ def run(backend: Backend, arrays: list[np.ndarray], n_probs: int) -> np.ndarray:
         else:
             sources.append(feed(f"s{i}", array.shape, dtype))
             feeds[f"s{i}"] = array
-    node: Tensor = select.sample(*sources, n_probs=n_probs)
+    node: Tensor = sample.sample(*sources, n_probs=n_probs)
     (words,) = session.plan(lambda: [node]).run(feeds)
     arrays[1][...] = session.read("state")
     result: np.ndarray = words
@@ -65,8 +65,8 @@ def test_random_chains(device: str, n_vocab: int, open_device: Callable[[str], B
         near[0] *= np.float32(1 + 2e-6)
         n_probs = (0, 3)[seed // 2 % 2]
         with np.errstate(all="ignore"):
-            expected = select.sample.reference(*theirs, n_probs=n_probs)
-            moved = select.sample.reference(*near, n_probs=n_probs)
+            expected = sample.sample.reference(*theirs, n_probs=n_probs)
+            moved = sample.sample.reference(*near, n_probs=n_probs)
         words = run(backend, ours, n_probs)
         same = words[:, 0] == expected[:, 0]
         # a rounding tie may fall the other way: it does so too when the logits are moved by a hair
@@ -101,7 +101,7 @@ def test_ties_of_a_large_vocabulary(n_equal: int, n_top: int, gpu: Backend) -> N
     r, n_vocab, rows = np.random.default_rng([n_equal, n_top]), 40_007, len(CHAINS)
     logits = np.floor(r.permuted(np.tile(np.arange(n_vocab), (rows, 1)), axis=1) / n_equal) * (9 * n_equal / n_vocab)
     logits[:, r.integers(0, n_vocab, 9)] = -np.inf
-    params, chain = np.tile(select.default_params(), (rows, 1)), np.zeros((rows, 6), np.int32)
+    params, chain = np.tile(sample.default_params(), (rows, 1)), np.zeros((rows, 6), np.int32)
     params[:, s.K], params[:, s.P], params[:, s.LEAST_P], params[:, s.TYPICAL] = n_top, 0.7, 0.02, 0.4
     params[:, [s.XTC_PROBABILITY, s.XTC_THRESHOLD]] = 1, 3e-5
     for row, codes in zip(chain, CHAINS, strict=True):
@@ -110,7 +110,7 @@ def test_ties_of_a_large_vocabulary(n_equal: int, n_top: int, gpu: Backend) -> N
     lists = [np.zeros(rows + 1), none, none, none]
     arrays = typed("sample", [logits, np.zeros((rows, 4)), params, chain, draws, *lists, np.arange(rows)])
     for n_probs in (0, 5):
-        expected = select.sample.reference(*copies(arrays), n_probs=n_probs)
+        expected = sample.sample.reference(*copies(arrays), n_probs=n_probs)
         words = run(gpu, copies(arrays), n_probs)
         assert (words[:, : 2 if n_probs else 1] == expected[:, : 2 if n_probs else 1]).all()
         assert (words[:, 3 : 3 + n_probs] == expected[:, 3 : 3 + n_probs]).all()

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.backend import Backend
-from graph.ops.elementwise import add, scale, silu
-from graph.ops.linear import linear
-from graph.session import Session
-from graph.tensor import Tensor, feed
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.synth import Shape
-from training.checkpoint import read_checkpoint, save_checkpoint
-from training.examples import mnist
-from training.examples.network import Batches
-from training.order import Order
-from training.schedule import OptimizerSettings, Schedule
-from training.scratch import new_model
-from training.step import Part
-from training.trainable import FULL, LORA, LoraOptions, full, lora
-from training.trainer import Settings, Step, Trainer
-from training.windows import TextWindows
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.backend import Backend
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, scale, silu
+from logitless.graph.ops.linear import linear
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.models.synthetic.model import Shape
+from logitless.training.checkpoint import read_checkpoint, save_checkpoint
+from logitless.training.data.packing import TextWindows
+from logitless.training.data.sampler import Order
+from logitless.training.examples import mnist
+from logitless.training.examples.network import Batches
+from logitless.training.schedule import OptimizerSettings, Schedule
+from logitless.training.scratch import new_model
+from logitless.training.step import Part
+from logitless.training.trainable import FULL, LORA, LoraOptions, full, lora
+from logitless.training.trainer import Settings, Step, Trainer
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
 N_BATCH, N_CTX, N_STEPS = 2, 16, 5

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends.kernels.dialect import SIMT
-from graph.backend import Backend
-from graph.conformance import OK, encode, problems, register_all, run
-from graph.op import OPS
-from graph.ops.elementwise import mul
-from graph.ops.experts import expert_linear, expert_order, expert_rows, expert_sum, expert_weights, top_experts
-from graph.session import Session
-from graph.tensor import Tensor, feed
+from logitless.backends.gpu.language.dialect import SIMT
+from logitless.graph.backend import Backend
+from logitless.graph.execution.session import Session
+from logitless.graph.op import OPS
+from logitless.graph.ops.elementwise import mul
+from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows, expert_sum, expert_weights, top_experts
+from logitless.graph.tensor import Tensor, feed
+from logitless.graph.testing.conformance import OK, encode, problems, register_all, run
 
 if TYPE_CHECKING:
-    from backends.opencl.backend import OpenCLBackend
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.opencl.backend import OpenCLBackend
+    from logitless.backends.vulkan.backend import VulkanBackend
 
 register_all()
 N, TOP, WIDE, N_FF, OUT = 5, 2, 512, 256, 48
@@ -45,7 +45,7 @@ def device(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]
     if request.param not in ("gpu", "dots"):
         yield open_device(request.param)
         return
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     backend = VulkanBackend()

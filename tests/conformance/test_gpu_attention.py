@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.kernels.device import lower_all
-from backends.kernels.dialect import SIMT
-from graph.backend import Backend
-from graph.conformance import OK, problems, register_all, run
-from graph.op import OPS
-from graph.ops.attention import PAGE, attention, load_k, load_v, store_k, store_v
-from graph.ops.latent import latent_attention
-from graph.ops.rope import rope
-from graph.ops.sinks import attention_sinks
-from graph.session import Session
-from graph.tensor import Tensor, feed, state
+from logitless.backends.gpu.language.device import lower_all
+from logitless.backends.gpu.language.dialect import SIMT
+from logitless.graph.backend import Backend
+from logitless.graph.execution.session import Session
+from logitless.graph.op import OPS
+from logitless.graph.ops.attention.attention_sinks import attention_sinks
+from logitless.graph.ops.attention.mla import latent_attention
+from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_k, load_v, store_k, store_v
+from logitless.graph.ops.rope import rope
+from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.testing.conformance import OK, problems, register_all, run
 
 PAGES = 44  # of a sequence: 704 cells, three spans
 SEEN = [0, 15, 16, 255, 256, 300, 511, 512, 703]  # last cells
@@ -32,15 +32,15 @@ def gpu(
     name: str = request.param
     open_device(f"{name}:0")
     if name == "vulkan":
-        from backends.vulkan.backend import VulkanBackend
+        from logitless.backends.vulkan.backend import VulkanBackend
 
         vulkan = VulkanBackend()
         vulkan.shape = SIMT
         yield vulkan
         vulkan.close()
         return
-    from backends.opencl import programs
-    from backends.opencl.backend import OpenCLBackend
+    from logitless.backends.opencl import programs
+    from logitless.backends.opencl.backend import OpenCLBackend
 
     # PoCL 3.1 makes wrong code of the loops that are written out; oclgrind finds no fault in them.
     monkeypatch.setattr(programs, "OPTIONS", [*programs.OPTIONS, "-cl-opt-disable"])

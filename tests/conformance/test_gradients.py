@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graph.autodiff import backward
-from graph.conformance import register_all
-from graph.evaluate import evaluate
-from graph.op import OPS, State, Weight
-from graph.ops.elementwise import add, mul, scale, silu, sum_to
-from graph.tensor import Tensor, const, feed, state
+from logitless.graph.autodiff import backward
+from logitless.graph.op import OPS, State, Weight
+from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
+from logitless.graph.tensor import Tensor, const, feed, state
+from logitless.graph.testing.conformance import register_all
+from logitless.graph.testing.evaluate import evaluate
 
 register_all()
 CASES = [(name, i) for name in sorted(OPS) if OPS[name].vjp_rule for i in range(len(OPS[name].cases))]

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from backends.cpu.isa import isa, offered
+from logitless.backends.cpu.isa import isa, offered
 
 PRODUCTS = ("linear", "matmul", "matmul_tn", "add_product", "accumulate_product")
 
 
 @pytest.mark.skipif("avx2" not in offered() or isa() == "avx2", reason="AVX2 is what test_ops runs on, or not there")
 def test_products_on_avx2() -> None:
-    command = [sys.executable, "-m", "server.cli", "selftest", *(part for op in PRODUCTS for part in ("--op", op))]
+    command = [sys.executable, "-m", "logitless", "selftest", *(part for op in PRODUCTS for part in ("--op", op))]
     done = subprocess.run(command, env={**os.environ, "LOGITLESS_ISA": "avx2"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(op in done.stdout for op in PRODUCTS)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from backends.errors import DeviceLost
-from graph.backend import Backend, Place
-from graph.ops.elementwise import add, mul
-from graph.ops.norm import rms_norm
-from graph.session import Session
-from graph.tensor import Tensor, feed
+from logitless.backends.errors import DeviceLost
+from logitless.graph.backend import Backend, Place
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, mul
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.tensor import Tensor, feed
 
 if TYPE_CHECKING:
-    from backends.opencl.backend import OpenCLBackend
+    from logitless.backends.opencl.backend import OpenCLBackend
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_many_launches_are_one_to_the_same_bits(
     """Stages of one group and of many, whose sums need all of the stage before."""
     if device.chains is None:
         pytest.skip("groups are no threads of this process")
-    from backends.opencl import chain
-    from backends.opencl.backend import OpenCLBackend, OpenCLProgram
+    from logitless.backends.opencl import chain
+    from logitless.backends.opencl.backend import OpenCLBackend, OpenCLProgram
 
     def build() -> list[Tensor]:
         y, w = feed("x", (37, 96)), feed("w", (96,))

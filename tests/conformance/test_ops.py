@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.backend import Backend
-from graph.conformance import OK, UNSUPPORTED, problems, register_all, run
-from graph.op import OPS
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.backend import Backend
+from logitless.graph.op import OPS
+from logitless.graph.testing.conformance import OK, UNSUPPORTED, problems, register_all, run
 
 register_all()
 

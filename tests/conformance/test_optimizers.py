@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.autodiff import backward
-from graph.evaluate import evaluate
-from graph.ops.elementwise import add, mul, scale, sub, sum_to
-from graph.ops.linear import linear
-from graph.ops.loss import mean, softmax, square_error
-from graph.ops.optim import (
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.autodiff import backward
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, mul, scale, sub, sum_to
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.pointwise import log
+from logitless.graph.ops.training.loss import mean, softmax, square_error
+from logitless.graph.ops.training.optimizer import (
     accumulate,
     adamw_params,
     adamw_step,
@@ -24,9 +25,8 @@ from graph.ops.optim import (
     sgd_params,
     sgd_step,
 )
-from graph.ops.pointwise import log
-from graph.session import Session
-from graph.tensor import Tensor, const, feed
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.graph.testing.evaluate import evaluate
 
 RATE, DECAY = 0.1, 0.2
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.backend import Backend
-from graph.ops import samplers
-from server.cli import main
-from server.cli.bench import greedy
-from server.engine import Engine, EngineOptions
-from server.placement import PlacementOptions
-from server.ubatch import UBatch
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.cli import main
+from logitless.cli.commands.benchmark.bench import greedy
+from logitless.engine.batch import UBatch
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.placement import PlacementOptions
+from logitless.graph.backend import Backend
+from logitless.graph.ops.sampling import samplers
 from tests.conformance.test_random_placements import Part
 
 PLACEMENTS = {
@@ -40,7 +40,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, open_device: Callable[[str], Backen
     def open_(name: str, _: int) -> Any:
         return CPUBackend(1) if name == "cpu" else Kept(open_device(name), 0, {})
 
-    monkeypatch.setattr("backends.open._open_backend", open_)
+    monkeypatch.setattr("logitless.backends.registry._open_backend", open_)
     return names
 
 

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.allocate import roots_of
-from graph.autodiff import backward
-from graph.backend import Backend
-from graph.conformance import decode
-from graph.evaluate import evaluate
-from graph.ops import samplers
-from graph.ops.select import log_probs, sample
-from graph.partition import TRANSFER
-from graph.plan import Plan
-from graph.session import Session
-from graph.tensor import ALIASES, Tensor, feed, toposort
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.tuned import Tuned
-from server.embedder import Embedder
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.engine.runner.embedder import Embedder
+from logitless.graph.autodiff import backward
+from logitless.graph.backend import Backend
+from logitless.graph.execution.memory import roots_of
+from logitless.graph.execution.partition import TRANSFER
+from logitless.graph.execution.plan import Plan
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.sampling import samplers
+from logitless.graph.ops.sampling.sample import log_probs, sample
+from logitless.graph.tensor import ALIASES, Tensor, feed, toposort
+from logitless.graph.testing.conformance import decode
+from logitless.graph.testing.evaluate import evaluate
+from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
 from tests.bert_model import tensors, write
 from tests.conformance.test_device_models import DATA, TinyModel, steps
 from tests.conformance.test_training_step import Trained

@@ -1,6 +1,6 @@
 """docs/SUPPORT.md says what the registries say."""
 
-from server.cli import support
+from logitless.cli.commands import support
 
 
 def test_the_page_is_up_to_date() -> None:

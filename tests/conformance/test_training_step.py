@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu import warm
-from backends.cpu.backend import CPUBackend
-from backends.cpu.lowering import LOWERINGS
-from graph.autodiff import backward
-from graph.evaluate import evaluate
-from graph.ops.elementwise import add, mul, scale, sum_to
-from graph.ops.linear import linear
-from graph.ops.loss import cross_entropy
-from graph.ops.optim import adamw_params, adamw_step, clip_factor, global_norm
-from graph.partition import partition
-from graph.session import Session
-from graph.tensor import Tensor, feed, state, toposort
-from models.batch import Batch, PagedMemory, Sequences
-from models.gguf_file import GGUFFile
-from models.model import Model, define_model, hparams_of
-from models.weights import Weights
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.compiler import warmup
+from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.graph.autodiff import backward
+from logitless.graph.execution.partition import partition
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, mul, scale, sum_to
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.training.loss import cross_entropy
+from logitless.graph.ops.training.optimizer import adamw_params, adamw_step, clip_factor, global_norm
+from logitless.graph.tensor import Tensor, feed, state, toposort
+from logitless.graph.testing.evaluate import evaluate
+from logitless.models.batch import Batch, PagedMemory, Sequences
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import Model, define_model, hparams_of
+from logitless.models.weights.weights import Weights
 from tests.models.latent_specs import LATENT
 from tests.models.reference_model import Spec, write
 from tests.models.reference_recurrent import DELTA, OF_MAMBA
@@ -220,7 +220,7 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     fallbacks = {op for program in plan.programs for op in program.fallbacks}
     of_experts = name in OF_LATENT or (name in MADE_UP and MADE_UP[name].n_expert > 0)
     assert fallbacks == (FALLBACKS if of_experts else set()) | (OF_SINKS if name == "gpt-oss" else set())
-    assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warm.TRAINING)
+    assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warmup.TRAINING)
     for gradient, wanted in zip(plan.run(feeds)[1:], slopes, strict=True):
         np.testing.assert_allclose(gradient, wanted, atol=1e-3 * np.abs(wanted).max())
     trained.session.close()
@@ -323,7 +323,7 @@ def test_steps_on_the_device_follow_the_oracle(shared_data: Path) -> None:
     assert session.n_plans_built == 1
     programs: Any = session.prepare("step", build).programs
     assert [program.fallbacks for program in programs] == [[]]
-    assert kernels_of(session, build()) <= set(warm.TRAINING)
+    assert kernels_of(session, build()) <= set(warmup.TRAINING)
     for p in params:
         gap = np.abs(session.read(p.name) - values[p.name])  # a gradient near 0 may turn a whole step of 0.01 around
         assert gap.mean() < 1e-6

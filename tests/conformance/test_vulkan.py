@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from backends.kernels import chunked, weights
-from backends.kernels.device import dispatches
-from graph.backend import Backend, Place
-from graph.conformance import OK, UNSUPPORTED, encode, problems, register_all, run
-from graph.op import OPS
-from graph.ops.attention import attention
-from graph.ops.elementwise import glu
-from graph.ops.fused import linear_add, linear_glu, linear_parts
-from graph.ops.linear import linear
-from graph.ops.norm import rms_norm
-from graph.ops.shape import reshape
-from graph.session import Session
-from graph.tensor import Tensor, feed, state
+from logitless.backends.gpu.language.device import dispatches
+from logitless.backends.gpu.matmul import split_k
+from logitless.backends.gpu.matmul import unpack as weights
+from logitless.graph.backend import Backend, Place
+from logitless.graph.execution.session import Session
+from logitless.graph.op import OPS
+from logitless.graph.ops.attention.paged_attention import attention
+from logitless.graph.ops.elementwise import glu
+from logitless.graph.ops.fused import linear_add, linear_glu, linear_parts
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.testing.conformance import OK, UNSUPPORTED, encode, problems, register_all, run
 
 if TYPE_CHECKING:
-    from backends.kernels.dialect import Shape
-    from backends.kernels.lowering import Dispatch
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.gpu.language.dialect import Shape
+    from logitless.backends.gpu.lowering import Dispatch
+    from logitless.backends.vulkan.backend import VulkanBackend
 
 register_all()
 
@@ -35,8 +36,8 @@ register_all()
 @pytest.fixture(params=["mapped", "copied"])
 def watched(request: pytest.FixtureRequest, open_device: Callable[[str], Backend]) -> Iterator[Backend]:
     """A device of its own under the validation layer; at the end, nothing may have been said."""
-    from backends.vulkan.backend import VulkanBackend
-    from backends.vulkan.instance import has_validation
+    from logitless.backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.instance import has_validation
 
     open_device("vulkan:0")
     if not has_validation():
@@ -64,8 +65,8 @@ def test_validation_is_silent(watched: Backend) -> None:
 
 def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a CPU runs Vulkan, `linear` has kernels of its own: those of GPUs must be right there too."""
-    from backends.kernels.dialect import SIMT
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.gpu.language.dialect import SIMT
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     backend = VulkanBackend()
@@ -75,7 +76,7 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], mo
     cases = [p for p in problems("linear") if "odd" not in p.label and any(w in p.label for w in wanted)]
     of_gradients = [p for name in ("matmul", "matmul_tn") for p in problems(name)]
     outcomes = [run(problem, [backend]) for problem in cases + of_gradients]
-    monkeypatch.setattr(chunked, "FULL", 1)  # as a large product of many rows, which is not split
+    monkeypatch.setattr(split_k, "FULL", 1)  # as a large product of many rows, which is not split
     outcomes += [run(problem, [backend]) for problem in cases if "[33, 512] q8_0" in problem.label]
     backend.close()
     assert (len(cases), len(outcomes)) == (len(wanted), len(cases + of_gradients) + 1)
@@ -85,8 +86,8 @@ def test_products_of_the_class_of_gpus(open_device: Callable[[str], Backend], mo
 @pytest.mark.parametrize("gpu", [False, True], ids=["as it is", "as a GPU"])
 def test_gates_of_a_row_do_not_depend_on_its_batch(open_device: Callable[[str], Backend], gpu: bool) -> None:
     """1, 8 and 64 rows are three kernels: what is precise in one must be in the others, and in the op alone."""
-    from backends.kernels.dialect import SIMT
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.gpu.language.dialect import SIMT
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     backend = VulkanBackend()
@@ -118,8 +119,8 @@ def test_gates_of_a_row_do_not_depend_on_its_batch(open_device: Callable[[str], 
 @pytest.fixture
 def dots(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """A device that is told to use integer dot products, under the validation layer where that is installed."""
-    from backends.vulkan.backend import VulkanBackend
-    from backends.vulkan.instance import has_validation
+    from logitless.backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.instance import has_validation
 
     open_device("vulkan:0")
     monkeypatch.setenv("LOGITLESS_VULKAN_MATRICES", "0")
@@ -162,7 +163,7 @@ def test_integer_dots_of_a_row_do_not_depend_on_its_batch(dots: Session, monkeyp
 
     whole = of(40, 0)
     assert np.abs(whole - values @ w.T).max() < 0.02 * np.abs(whole).max()
-    monkeypatch.setattr(chunked, "FULL", 1)
+    monkeypatch.setattr(split_k, "FULL", 1)
     assert (of(40, 0, "as if it were large") == whole).all()
     for rows, first in ((1, 0), (1, 39), (5, 7)):
         assert (of(rows, first) == whole[first : first + rows]).all()
@@ -180,7 +181,7 @@ def test_rounded_rows_pass_on_what_is_no_number(dots: Session) -> None:
 @pytest.mark.parametrize("dtype", weights.BLOCKS)
 def test_matrices_give_the_bits_of_dots(dots: Session, dtype: str) -> None:
     """Whichever of the two kernels a device takes for many rows, and whatever a launch does with a product."""
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     (backend,) = dots.backends
     assert isinstance(backend, VulkanBackend)
@@ -223,7 +224,7 @@ def test_memory_starts_as_zero_and_keeps_what_is_written(watched: Backend) -> No
 
 def test_small_results_of_many_places_need_no_recording_each(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache has as many pages to read as it likes."""
-    from backends.vulkan.record import Recording
+    from logitless.backends.vulkan.record import Recording
 
     memory, data = watched.alloc(4096), np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
     watched.upload(Place(memory), data)
@@ -237,8 +238,8 @@ def test_small_results_of_many_places_need_no_recording_each(watched: Backend, m
 
 def test_the_layer_would_speak(watched: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a copy that nothing ordered after the one it reads from is told."""
-    from backends.vulkan.backend import VulkanBackend
-    from backends.vulkan.record import Recording
+    from logitless.backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.record import Recording
 
     assert isinstance(watched, VulkanBackend)
     a, b, c = (watched.device.memory(64) for _ in range(3))
@@ -258,7 +259,7 @@ def test_the_layer_would_speak(watched: Backend, monkeypatch: pytest.MonkeyPatch
 def test_pipelines_are_kept_on_disk(
     open_device: Callable[[str], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
@@ -283,7 +284,7 @@ def test_programs_are_made_for_what_has_no_memory_yet(open_device: Callable[[str
 
 
 def test_closing_twice_is_closing_once(open_device: Callable[[str], Backend]) -> None:
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     backend = VulkanBackend()
@@ -294,8 +295,8 @@ def test_closing_twice_is_closing_once(open_device: Callable[[str], Backend]) ->
 
 
 def test_a_device_that_is_not_there(open_device: Callable[[str], Backend]) -> None:
-    from backends.errors import DeviceError
-    from backends.vulkan.backend import VulkanBackend
+    from logitless.backends.errors import DeviceError
+    from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     with pytest.raises(DeviceError, match=r"vulkan:99 is not available: this machine has vulkan:0"):
@@ -338,7 +339,7 @@ def test_many_launches_are_one_to_the_same_bits(
     workers: int, patience: int, watched: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stages of one group and of several, whose sums need all of the stage before; what was counted is forgotten."""
-    from backends.vulkan import backend, chain
+    from logitless.backends.vulkan import backend, chain
 
     device = cast("VulkanBackend", watched)
     if not (device.shape.texels and device.shape.lanes == chain.LANES):
@@ -381,7 +382,7 @@ def test_many_launches_are_one_to_the_same_bits(
 
 def test_what_makes_activations_rounds_them_to_the_same_bits(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm, and attention whose spans are joined, before a product that multiplies bytes."""
-    from backends.kernels import device
+    from logitless.backends.gpu.language import device
 
     draw = np.random.default_rng(2)
     pages, shapes = 40, {"k": (40, 2, 64, 16), "v": (40, 2, 16, 64)}

@@ -30,7 +30,7 @@ class Server:
     """
 
     def __init__(self, model: Path | None, *flags: str) -> None:
-        command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
+        command = [sys.executable, "-m", "logitless", "serve", "--port", "0", *flags]
         if model is not None:
             command += ["-m", str(model)]
         if "-t" not in flags:

@@ -13,9 +13,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "server")]
 
 from scheduler_checks import check_pages  # noqa: E402
 
-from server.cli.main import main  # noqa: E402
-from server.scheduler import Scheduler  # noqa: E402
-from server.service import Service  # noqa: E402
+from logitless.cli.main import main  # noqa: E402
+from logitless.engine.async_engine import Service  # noqa: E402
+from logitless.engine.scheduler.scheduler import Scheduler  # noqa: E402
 
 BROKEN = 3  # the exit code that tells of a page or a slot in the wrong state
 step, cancel, drop = Scheduler.step, Service.cancel, Service._drop

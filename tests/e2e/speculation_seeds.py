@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from models import tokenizer
-from server.engine import Engine, EngineOptions
-from server.requests import CompletionRequest, Token
-from server.sampling import RowSampler, SamplingParams
-from server.scheduler import Scheduler
-from server.speculation.model import ModelDrafter
-from server.speculation.settings import MODEL as DRAFTING
-from server.speculation.settings import NGRAM_KINDS, NgramSizes, SpeculationParams, SpeculationSettings
-from server.speculation.speculator import Speculator
+from logitless.engine.requests import CompletionRequest, Token
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.draft_model import ModelDrafter
+from logitless.engine.speculation.settings import MODEL as DRAFTING
+from logitless.engine.speculation.settings import NGRAM_KINDS, NgramSizes, SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.models import tokenizer
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 MODEL, DRAFT = DATA / "stories260K.gguf", DATA / "stories260K-conv-Q4_0.gguf"

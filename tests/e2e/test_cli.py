@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.main import main
+from logitless.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 Refused = Callable[..., str]
@@ -22,7 +22,7 @@ def run(*args: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedP
     env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_", "PYTHONWARNINGS"))}
     path = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "server.cli", *args],
+        [sys.executable, "-W", "error", "-m", "logitless", *args],
         input=stdin,
         capture_output=True,
         timeout=120,
@@ -74,7 +74,7 @@ def test_help_and_version() -> None:
 @pytest.mark.parametrize("argv", [["--help"], ["tokenize", "--help"], ["serve", "--help"]])
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     code = (
-        f"import sys; from server.cli.main import main; main({argv!r}); "
+        f"import sys; from logitless.cli.main import main; main({argv!r}); "
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=True, timeout=60)
@@ -86,7 +86,7 @@ HEAVY = ("numpy", "numba", "llvmlite", "aiohttp", "asyncio", "rich", "gguf")
 
 def test_tokenize_imports_neither_kernels_nor_http(tiny_model: Path) -> None:
     code = (
-        "import sys; from server.cli.main import main; "
+        "import sys; from logitless.cli.main import main; "
         f"main(['tokenize', '-m', {str(tiny_model)!r}]); "
         "print([m for m in ('numba', 'llvmlite', 'aiohttp') if m in sys.modules])"
     )
@@ -98,7 +98,7 @@ def test_tokenize_imports_neither_kernels_nor_http(tiny_model: Path) -> None:
 
 def test_a_server_imports_neither_compilers_nor_what_writes_files() -> None:
     code = (
-        "import sys, server.http.app, server.cli.serve; "
+        "import sys, logitless.server.app, logitless.cli.commands.serve; "
         "print([m for m in ('numba', 'llvmlite', 'gguf', 'yaml', 'sentencepiece') if m in sys.modules])"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, check=True, timeout=60)
@@ -218,7 +218,7 @@ def test_tokenize_agrees_with_llama_cpp(shared_data: Path, name: str) -> None:
 
 
 def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
-    command = f'"{sys.executable}" -m server.cli tokenize -m "{tiny_model}" | true'
+    command = f'"{sys.executable}" -m logitless tokenize -m "{tiny_model}" | true'
     got = subprocess.run(command, shell=True, input=b"a " * 100_000, capture_output=True, cwd=ROOT, timeout=60)
     assert got.stderr == b""
 
@@ -254,7 +254,7 @@ def test_who_says_how_it_is_to_be_replaced_has_it_so(tiny_model: Path) -> None:
 
 
 def test_closed_streams_are_empty_ones(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "server.cli", "tokenize", "-m", str(tiny_model)]
+    command = [sys.executable, "-m", "logitless", "tokenize", "-m", str(tiny_model)]
     words = ["sh", "-c", 'exec "$0" "$@" <&- >&-', *command]
     got = subprocess.run(words, stderr=subprocess.PIPE, timeout=120, cwd=ROOT)
     assert (got.returncode, got.stderr) == (0, b"")

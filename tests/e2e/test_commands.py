@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from graph.backend import Backend
-from graph.conformance import OK, UNSUPPORTED, WRONG, Outcome, register_all
-from graph.op import OPS
-from models.gguf_file import GGUFFile
-from models.lora import write_adapter
-from models.model import hparams_of
-from server.cli import selftest
-from server.cli.main import main
-from server.cli.rehearsal import Understudy
-from server.ubatch import StepResult, UBatch
+from logitless.cli.commands import selftest
+from logitless.cli.commands.planning.dry_run import Understudy
+from logitless.cli.main import main
+from logitless.engine.batch import StepResult, UBatch
+from logitless.graph.backend import Backend
+from logitless.graph.op import OPS
+from logitless.graph.testing.conformance import OK, UNSUPPORTED, WRONG, Outcome, register_all
+from logitless.models.adapters.lora import write_adapter
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
 from tests.models.test_lora import random_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def run(*args: str) -> subprocess.CompletedProcess[bytes]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     return subprocess.run(
-        [sys.executable, "-m", "server.cli", *args], capture_output=True, timeout=300, env=env, check=False
+        [sys.executable, "-m", "logitless", *args], capture_output=True, timeout=300, env=env, check=False
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from models.synth import synthesize
+from logitless.models.synthetic.model import synthesize
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 STORY = "Once upon a time there was a little girl who lived in a house near the forest and"

@@ -11,10 +11,10 @@ import aiohttp
 import numpy as np
 import pytest
 
-from backends.errors import DeviceError
-from graph.backend import Backend
-from server.engine import Engine, EngineOptions
-from server.ubatch import PAGE, UBatch
+from logitless.backends.errors import DeviceError
+from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.graph.backend import Backend
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
 ROPES = ("llama-gqa", "llama-linear", "llama-yarn", "llama3-rope", "qwen3", "gemma3", "phi3")

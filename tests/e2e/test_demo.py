@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from models.gguf_file import GGUFFile
+from logitless.models.gguf.file import GGUFFile
 from tests.e2e.conftest import ClientFactory, ServerFactory
 
-DEMO = Path(__file__).resolve().parents[2] / "server" / "demo" / "shakespeare.gguf"
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "shakespeare.gguf"
 
 
 def test_the_demo_speaks(serve: ServerFactory, connect: ClientFactory, shared_data: Path) -> None:

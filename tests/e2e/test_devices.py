@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from graph.backend import Backend
+from logitless.graph.backend import Backend
 from tests.e2e.test_company import ask, requests
 from tests.e2e.test_goldens import DATA, agrees_on_text_and_likelihood, samples_as_recorded
 

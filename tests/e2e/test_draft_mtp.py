@@ -124,7 +124,7 @@ def test_the_block_may_have_a_file_of_its_own(serve: Any, tmp_path: Path) -> Non
     assert counts[0][1] > 10
     with pytest.raises(Exception, match="400"):
         server.post("/completion", {**BODY, "speculative.type": "draft-simple"})
-    command = [sys.executable, "-m", "server.cli", "serve", "-m", str(layers), "--port", "0", "-md", str(block)]
+    command = [sys.executable, "-m", "logitless", "serve", "-m", str(layers), "--port", "0", "-md", str(block)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (said.returncode, said.stderr.count("\n")) == (1, 1)
     assert said.stderr.endswith(
@@ -133,7 +133,20 @@ def test_the_block_may_have_a_file_of_its_own(serve: Any, tmp_path: Path) -> Non
 
 
 def test_on_the_terminal(path: Path) -> None:
-    command = [sys.executable, "-m", "server.cli", "generate", "-m", str(path), "-p", PROMPT, "-n", "40", "-c", "512"]
+    command = [
+        sys.executable,
+        "-m",
+        "logitless",
+        "generate",
+        "-m",
+        str(path),
+        "-p",
+        PROMPT,
+        "-n",
+        "40",
+        "-c",
+        "512",
+    ]
     command += ["--seed", "3", "--ignore-eos", "-t", "1"]
     plain, drafted = (
         subprocess.run([*command, *flags], capture_output=True, timeout=300, check=True)
@@ -145,7 +158,7 @@ def test_on_the_terminal(path: Path) -> None:
 
 
 def test_its_memory_is_planned(path: Path) -> None:
-    command = [sys.executable, "-m", "server.cli", "plan", "-m", str(path), "-c", "512", "--json"]
+    command = [sys.executable, "-m", "logitless", "plan", "-m", str(path), "-c", "512", "--json"]
     plain, guessing = (
         json.loads(subprocess.run([*command, *flags], capture_output=True, timeout=300, check=True).stdout)
         for flags in ((), ("--spec-type", "draft-mtp"))
@@ -157,7 +170,18 @@ def test_its_memory_is_planned(path: Path) -> None:
 
 def test_a_model_without_such_a_block(path: Path, serve: Any, tmp_path: Path) -> None:
     write(plain := tmp_path / "m.gguf", replace(NEXTN["glm4moe"], n_nextn=0, n_vocab=512, vocabulary=True))
-    command = [sys.executable, "-m", "server.cli", "serve", "-m", str(plain), "--port", "0", "--spec-type", "draft-mtp"]
+    command = [
+        sys.executable,
+        "-m",
+        "logitless",
+        "serve",
+        "-m",
+        str(plain),
+        "--port",
+        "0",
+        "--spec-type",
+        "draft-mtp",
+    ]
     said = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert said.returncode == 1
     assert said.stderr.count("\n") == 1

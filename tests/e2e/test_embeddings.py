@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from bert_model import TOKENS, forward, tensors, write
 
-from server.cli.main import main
+from logitless.cli.main import main
 
 
 def test_a_bert_is_served(serve: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from models.gguf_file import GGUFFile
+from logitless.models.gguf.file import GGUFFile
 from tests.e2e.conftest import ClientFactory, ServerFactory
 
 ROWS, HELD_OUT = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.cpu.isa import has_bf16_products
+from logitless.backends.cpu.isa import has_bf16_products
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -219,7 +219,7 @@ def test_flags_give_a_default(serve: Any, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_flags_are_told_in_one_line(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "logitless", "serve", "--port", "0", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert message in ended.stderr.splitlines()[-1]

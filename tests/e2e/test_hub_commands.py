@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from server.cli.main import main
+from logitless.cli.main import main
 
 REPO = "someone/stories-GGUF"
 COMMIT = "f" * 40
@@ -78,7 +78,7 @@ def test_serving_a_repository_and_then_the_same_offline(hub: str, serve: Any, co
     assert said.usage.prompt_tokens == len(server.post("/tokenize", {"content": "Once upon a time"})["tokens"])  # type: ignore[union-attr]
     assert "downloading" in "".join(server.log)
     assert "verysecret" not in "".join(server.log) + str(server.get("/props"))
-    command = [sys.executable, "-m", "server.cli"]
+    command = [sys.executable, "-m", "logitless"]
     repository, tail = ["-hf", REPO, "--offline"], ["-p", "Once upon a time", "-n", "8", "--temp", "0"]
     got = subprocess.run([*command, "generate", *repository, *tail, *keys], capture_output=True, text=True, timeout=60)
     assert said.choices[0].text.strip() in got.stdout, got.stderr

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.gguf_file import GGUFFile
-from models.lora import Adapter, Pair, read_adapter, write_adapter
-from models.merge import merge
-from models.model import hparams_of
-from models.weights import check_weights
+from logitless.models.adapters.lora import Adapter, Pair, read_adapter, write_adapter
+from logitless.models.adapters.merge import merge
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.models.weights.weights import check_weights
 from tests.e2e.conftest import Server, ServerFactory
 
 PROMPT = "Once upon a time there was a little"

@@ -88,7 +88,7 @@ def test_what_it_cannot_do_is_said(serve: Any, path: Path) -> None:
     server = serve(path, "-c", "512")
     with pytest.raises(Exception, match="501"):
         server.post("/completion", {"prompt": "rain", "n_cache_reuse": 4})
-    command = [sys.executable, "-m", "server.cli", "serve", "-m", str(path), "--port", "0", "--context-shift"]
+    command = [sys.executable, "-m", "logitless", "serve", "-m", str(path), "--port", "0", "--context-shift"]
     got = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert got.returncode == 1
     assert got.stderr.splitlines()[-1].startswith("logitless: --context-shift: this model's layers keep states")

@@ -72,7 +72,7 @@ def children(router: Any) -> list[int]:
 
 def _is_child(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"server.router.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"logitless.cli.commands.router_child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from models import tokenizer
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.models import tokenizer
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.training.data.dataset_rows import read_records
+from logitless.training.data.packing import PackedExamples
+from logitless.training.data.tokenize_rows import examples_of
+from logitless.training.schedule import OptimizerSettings
+from logitless.training.step import Steps, outcome
+from logitless.training.trainable import LoraOptions, full, lora
 from tests.e2e.conftest import ServerFactory
-from training.records import read_records
-from training.schedule import OptimizerSettings
-from training.step import Steps, outcome
-from training.tokens import examples_of
-from training.trainable import LoraOptions, full, lora
-from training.windows import PackedExamples
 
 ROWS = [
     {"prompt": "Once upon a time", "completion": ", there was a little girl named Lily."},

@@ -189,7 +189,7 @@ def test_a_client_that_speculates_itself(server: Any) -> None:
 def test_what_cannot_draft_is_said(flags: list[str], code: int, words: list[str]) -> None:
     if not MODEL.exists():
         pytest.skip(f"no {MODEL.name} beside the checkout")
-    command = [sys.executable, "-m", "server.cli", "serve", "-m", str(MODEL), "--port", "0", *flags]
+    command = [sys.executable, "-m", "logitless", "serve", "-m", str(MODEL), "--port", "0", *flags]
     got = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert got.returncode == code, got.stderr
     assert got.stderr.startswith("logitless: ")
@@ -209,7 +209,7 @@ def test_many_seeds_give_the_same_texts_with_every_kind() -> None:
 
 
 def plan(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "server.cli", "plan", "-m", str(MODEL), "-c", "512", *flags]
+    command = [sys.executable, "-m", "logitless", "plan", "-m", str(MODEL), "-c", "512", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from models.gguf_file import GGUFFile
+from logitless.models.gguf.file import GGUFFile
 
 TEMPLATE = """\
 {%- if tools %}<tool_call>{{ tools | length }}{% endif %}

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from backends import trust
-from backends.cpu.backend import CPUBackend
-from graph.backend import Backend
-from graph.ops.optim import adamw_params
-from graph.tensor import Tensor
-from models.gguf_file import GGUFFile
-from models.synth import Shape
-from server.cli import training_run
-from server.cli.finetune import lora_options
-from server.cli.flags import parse
-from server.cli.main import main
-from server.cli.options_training import FINETUNE
-from training.scratch import new_model
+from logitless.backends import self_test
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.cli.commands.training.finetune import lora_options
+from logitless.cli.flags.flags import parse
+from logitless.cli.flags.options_training import FINETUNE
+from logitless.cli.main import main
+from logitless.cli.setup import training_run
+from logitless.graph.backend import Backend
+from logitless.graph.ops.training.optimizer import adamw_params
+from logitless.graph.tensor import Tensor
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.synthetic.model import Shape
+from logitless.training.scratch import new_model
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20
 
@@ -190,13 +190,13 @@ def test_on_a_device(
 ) -> None:
     """The losses that the CPU prints, and an adapter that loads. The device is tried on the run's ops first."""
     open_device(device.partition(",")[0])
-    examine, tried = trust.examine, set()
+    examine, tried = self_test.examine, set()
 
     def seen(backend: Backend, nodes: Iterable[Tensor]) -> dict[str, str]:
         tried.update((backend.name, t.op) for t in nodes)
         return examine(backend, nodes)
 
-    monkeypatch.setattr(trust, "examine", seen)
+    monkeypatch.setattr(self_test, "examine", seen)
     (folder / "d.txt").write_text(TEXT)
     one = ("--file", str(folder / "d.txt"), "-c", "8", "-b", "2", "-t", "1", "--warmup", "0", "--iterations", "2")
     model, adapter = str(folder / "d.gguf"), folder / f"{device[:6]}.gguf"
@@ -231,7 +231,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
 
     whole, killed = f"whole{kind}", f"killed{kind}"
     assert run(capsys, *words(whole))[0] == 0
-    process = subprocess.Popen([sys.executable, "-m", "server.cli", *words(killed)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-m", "logitless", *words(killed)], stderr=subprocess.PIPE, text=True)
     with process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -323,8 +323,8 @@ def test_devices_are_opened_in_order_and_closed_once(
         asked.append((*names, threads))
         return [Watched(threads)]
 
-    monkeypatch.setattr("backends.open.open_backends", opened)
-    monkeypatch.setattr("server.cli.example._sine", lambda session, options: None)
+    monkeypatch.setattr("logitless.backends.registry.open_backends", opened)
+    monkeypatch.setattr("logitless.cli.commands.training.example._sine", lambda session, options: None)
     assert run(capsys, "example", "--name", "sine", "--device", "opencl,cpu", "-t", "1")[0] == 0
     assert asked == [("opencl:0", "cpu", 1)]
     assert closed == ["cpu"]

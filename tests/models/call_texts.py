@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from models.tool_calls import (
-    HERMES,
-    CallFormat,
-    Message,
-    Parser,
-    Style,
-)
+from logitless.models.chat.tool_calls import HERMES, CallFormat, Message, Parser, Style
 
 THINK = ("<think>", "</think>")
 NAMES = frozenset({"add", "get_weather"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.held import HELD
+from logitless.models.quantization.requantize import HELD
 from tests.models.latent_specs import DENSE_FIRST, GROUPS, LATENT
 from tests.models.reference_model import Spec
 from tests.models.reference_recurrent import DELTA, OF_MAMBA

@@ -11,9 +11,9 @@ import numpy as np
 from gguf import GGUFWriter, quants
 from gguf.constants import GGMLQuantizationType
 
-from models.held import HELD
-from models.quantize import quantize
-from models.synth_vocab import vocabulary
+from logitless.models.quantization.quantize import quantize
+from logitless.models.quantization.requantize import HELD
+from logitless.models.synthetic.vocabulary import vocabulary
 from tests.models import gemma_layers
 from tests.models import reference_traits as traits
 from tests.models.random_blocks import random_blocks

@@ -1,4 +1,6 @@
-"""Which architectures have which trait, as their papers and converters say it: apart from models/architectures.py."""
+"""Which architectures have which trait, as their papers and converters say it: apart from
+models/architectures/registry.py.
+"""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from models.batch import Batch, PagedMemory
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.overrides import NONE, Overrides
-from server.cli.flags import parse
-from server.cli.model_keys import MODEL_KEYS, overrides
-from server.engine import Engine, EngineOptions
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.cli.flags.flags import parse
+from logitless.cli.flags.model_keys import MODEL_KEYS, overrides
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.graph.execution.session import Session
+from logitless.models.batch import Batch, PagedMemory
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.overrides import NONE, Overrides
+from logitless.models.model import define_model, hparams_of
 from tests.models.plain_specs import COHERE_MOE, GPT_OSS, PLAIN, QUANTISED
 from tests.models.reference_model import Array, Spec, reference, write
 from tests.models.reference_rope import plain, yarn

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.model import hparams_of
-from models.synth import synthesize
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.models.synthetic.model import synthesize
 
 ROOT = Path(__file__).resolve().parents[2]
 Rewrite = Callable[..., Path]
@@ -183,7 +183,7 @@ def test_each_command_refuses_in_one_line(rewrite: Rewrite, command: str) -> Non
     more = {"serve": ["--port", "0"], "generate": ["-p", "x"]}.get(command, [])
     env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")} | {"PYTHONPATH": str(ROOT)}
     got = subprocess.run(
-        [sys.executable, "-m", "server.cli", command, "-m", str(path), *more],
+        [sys.executable, "-m", "logitless", command, "-m", str(path), *more],
         capture_output=True,
         env=env,
         timeout=60,

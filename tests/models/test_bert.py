@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from bert_model import N_CTX, forward, score, tensors, write
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.tuned import Tuned
-from server.embedder import Embedder
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.engine.runner.embedder import Embedder
+from logitless.graph.execution.session import Session
+from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
 from tests.models.reference_model import Spec, reference
 from tests.models.reference_model import write as write_spec
 from tests.models.reference_rope import plain

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.nextn import can_guess
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.models.architectures.mtp import can_guess
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
 from tests.models.nextn_specs import NEXTN
 from tests.models.reference_model import Spec, write
 from tests.models.test_nextn import GONE, changed

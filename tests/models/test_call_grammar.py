@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models import tokenizer as tokenizers
-from models.gguf_file import GGUFFile
-from models.grammar import Grammar
-from models.tokenizer import Tokenizer
-from models.tool_calls import (
+from logitless.models import tokenizer as tokenizers
+from logitless.models.chat.tool_calls import (
     COMMAND_R,
     COMMAND_R_ACTION,
     DEEPSEEK,
@@ -32,8 +29,11 @@ from models.tool_calls import (
     Parser,
     Style,
 )
-from models.tool_calls.families import MISTRAL_NAMED
-from models.tool_calls.grammar import answer_grammar, call_grammar
+from logitless.models.chat.tool_calls.families import MISTRAL_NAMED
+from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.grammar import Grammar
+from logitless.models.tokenizer import Tokenizer
 
 THINK = ("<think>", "</think>")
 ADD = {

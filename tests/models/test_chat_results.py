@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.chat_template import ChatTemplate
-from models.tool_calls import GEMMA4, Message, Parser, Style
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
 
 # What the public templates write of calls and results, without tools, media and thoughts.
 _FORM = """

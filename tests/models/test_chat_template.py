@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.chat_template import CHATML, ChatTemplate, ChatTemplateError, builtin_names, from_metadata
-from models.tokenizer import from_metadata as tokenizer_from
+from logitless.models.chat.template import CHATML, ChatTemplate, ChatTemplateError, builtin_names, from_metadata
+from logitless.models.tokenizer import from_metadata as tokenizer_from
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}
@@ -355,14 +355,14 @@ def test_failures_are_one_line(source: str, message: str) -> None:
 
 
 def test_texts_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.chat_limits.MAX_CHARS", 1000)
+    monkeypatch.setattr("logitless.models.chat.limits.MAX_CHARS", 1000)
     doubled = "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="makes a value longer than 1000"):
         template(doubled).render([USER])
 
 
 def test_loops_that_write_nothing_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.chat_jinja.MAX_SECONDS", 0.01)
+    monkeypatch.setattr("logitless.models.chat.jinja.MAX_SECONDS", 0.01)
     loop = "{% for i in range(99999) %}"
     with pytest.raises(ChatTemplateError, match=r"^the chat template runs longer than 0.01 s$"):
         template(loop + loop + "{% endfor %}{% endfor %}").render([USER])

@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.autodiff import backward
-from graph.ops.elementwise import sum_to
-from graph.session import Session
-from models.batch import Sequences
-from models.errors import ModelFileError
-from models.expert_params import read_experts
-from models.gguf_file import GGUFFile
-from models.keys import Keys
-from models.lora import Adapter, Pair, read_adapter, write_adapter
-from models.model import define_model, hparams_of
-from models.weights import check_weights
-from server.cli.main import main
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.cli.main import main
+from logitless.graph.autodiff import backward
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import sum_to
+from logitless.models.adapters.lora import Adapter, Pair, read_adapter, write_adapter
+from logitless.models.batch import Sequences
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.keys import Keys
+from logitless.models.hparams.moe import read_experts
+from logitless.models.model import define_model, hparams_of
+from logitless.models.weights.weights import check_weights
+from logitless.training.save import save_result
+from logitless.training.trainable import full
 from tests.models.latent_specs import DEEPSEEK, GROUPS
 from tests.models.plain_specs import GPT_OSS
 from tests.models.reference_model import Spec, write
-from training.save import save_result
-from training.trainable import full
 
 MIXTRAL = Spec(n_expert=4, n_expert_used=2)
 GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
@@ -207,7 +207,7 @@ def test_weights_of_held_types_are_in_memory_once(tmp_path: Path, dtype: str) ->
 
 
 def two_windows() -> tuple[Any, Any]:
-    from models.batch import Sequences
+    from logitless.models.batch import Sequences
 
     rows = Sequences.feeds(2, 4)
     return rows, rows

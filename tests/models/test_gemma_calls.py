@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from models.grammar import Grammar
-from models.tokenizer import Tokenizer
-from models.tool_calls import GEMMA4
-from models.tool_calls.gemma_schema import SHARED, argument_rules
-from models.tool_calls.grammar import call_grammar
+from logitless.models.chat.tool_calls import GEMMA4
+from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
+from logitless.models.chat.tool_calls.grammar import call_grammar
+from logitless.models.grammar import Grammar
+from logitless.models.tokenizer import Tokenizer
 from tests.models.call_texts import called, content, parse, told
 from tests.models.test_call_grammar import allows, parsed, vocabulary, written
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.hparams import read_hparams
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import read_hparams
 from tests.models.gemma_layers import REFERENCE
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import compute, error, tokens

@@ -18,10 +18,10 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile, TensorInfo
-from models.gguf_write import copied_keys, write_gguf
-from models.overrides import Overrides
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile, TensorInfo
+from logitless.models.gguf.write import copied_keys, write_gguf
+from logitless.models.hparams.overrides import Overrides
 
 STRINGS = [
     "",

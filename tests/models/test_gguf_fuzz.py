@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graph.session import Session
-from models.chat_template import from_metadata as template_of
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.synth import synthesize
-from models.tokenizer import from_metadata
-from models.weights import check_weights
+from logitless.graph.execution.session import Session
+from logitless.models.chat.template import from_metadata as template_of
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.models.synthetic.model import synthesize
+from logitless.models.tokenizer import from_metadata
+from logitless.models.weights.weights import check_weights
 from tests.unit.numpy_backend import NumpyBackend
 
 NUMBERS = [0, 1, 2, 7, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1]

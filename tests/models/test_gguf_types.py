@@ -2,7 +2,7 @@
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, LlamaFileType
 
-from models.gguf_types import FILE_TYPES, TENSOR_TYPES, ValueType
+from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
 
 
 def test_value_types() -> None:

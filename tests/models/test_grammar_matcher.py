@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.grammar import Grammar, GrammarError, json_rule, quoted
-from models.grammar.ast import LAST, Alt, Chars, Node, Ref, Repeat, Seq, chars
-from models.grammar.matcher import Matcher
-from models.tokenizer import Tokenizer, from_metadata
+from logitless.models.grammar import Grammar, GrammarError, json_rule, quoted
+from logitless.models.grammar.ast import LAST, Alt, Chars, Node, Ref, Repeat, Seq, chars
+from logitless.models.grammar.matcher import Matcher
+from logitless.models.tokenizer import Tokenizer, from_metadata
 
 PIECES = [*"abcxy ", "ab", "abc", "ba", "é", "{", "}", '"', ":", ",", "0", "1", "true", '{"', '"}']
 TOKENS = ["<unk>", "<s>", "</s>", "<tool>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES]

@@ -9,11 +9,11 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from models.gguf_file import GGUFFile
-from models.held import HELD, NUMBERS, held, held_as
-from models.lora import Adapter, Pair
-from models.merge import dequantized, merge
-from models.model import hparams_of
+from logitless.models.adapters.lora import Adapter, Pair
+from logitless.models.adapters.merge import dequantized, merge
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.models.quantization.requantize import HELD, NUMBERS, held, held_as
 from tests.models.random_blocks import put_scales
 from tests.models.reference_model import Spec, write
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from graph.tensor import Tensor, toposort
-from models.batch import Batch, PagedMemory
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.graph.tensor import Tensor, toposort
+from logitless.models.batch import Batch, PagedMemory
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
 from tests.models.test_gemma_layers import GEMMA3N, SMALL

@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from graph.tensor import feed
-from models.batch import PagedMemory
-from models.expert_params import read_experts
-from models.gguf_file import GGUFFile
-from models.keys import Keys
-from models.merge import dequantized
-from models.model import define_model, hparams_of
-from server.engine import Engine, EngineOptions
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.graph.execution.session import Session
+from logitless.graph.tensor import feed
+from logitless.models.adapters.merge import dequantized
+from logitless.models.batch import PagedMemory
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.keys import Keys
+from logitless.models.hparams.moe import read_experts
+from logitless.models.model import define_model, hparams_of
+from logitless.training.save import save_result
+from logitless.training.trainable import full
 from tests.models.latent_specs import DEEPSEEK, LATENT
 from tests.models.reference_model import reference, write
 from tests.models.reference_rope import plain
 from tests.models.test_architectures import KV, compute, error, no_window, tokens
-from training.save import save_result
-from training.trainable import full
 
 
 @pytest.mark.parametrize("kind", KV)

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
-from models.gguf_file import GGUFFile
-from models.held import HELD
-from models.lora import Adapter, Pair, fused, read_adapter, write_adapter
-from models.low_rank import EMBEDDING, NORMS
-from models.merge import merge
-from models.model import hparams_of
-from models.synth import synthesize
-from models.tokenizer import from_metadata
-from server.engine import Engine, EngineOptions
-from server.ubatch import UBatch
+from logitless.engine.batch import UBatch
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.adapters.lora import Adapter, Pair, fused, read_adapter, write_adapter
+from logitless.models.adapters.low_rank import EMBEDDING, NORMS
+from logitless.models.adapters.merge import merge
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.models.quantization.requantize import HELD
+from logitless.models.synthetic.model import synthesize
+from logitless.models.tokenizer import from_metadata
 from tests.models.latent_specs import DEEPSEEK
 from tests.models.plain_specs import COHERE_MOE, PLAIN
 from tests.models.random_blocks import random_blocks

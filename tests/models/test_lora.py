@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
-from models.low_rank import EMBEDDING, NORMS
-from models.merge import dequantized, merge
-from models.model import hparams_of
-from models.weights import check_weights
-from server.engine import Engine, EngineOptions
-from server.ubatch import UBatch
+from logitless.engine.batch import UBatch
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.adapters.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
+from logitless.models.adapters.low_rank import EMBEDDING, NORMS
+from logitless.models.adapters.merge import dequantized, merge
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.models.weights.weights import check_weights
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
 from tests.models.test_gemma_layers import GEMMA3N, SMALL

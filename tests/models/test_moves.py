@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from models.batch import Batch, PagedMemory
-from models.gguf_file import GGUFFile
-from models.model import Model, define_model, hparams_of
-from models.moves import move_cells
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.models.batch import Batch, PagedMemory
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.kv_move import move_cells
+from logitless.models.model import Model, define_model, hparams_of
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Spec, write
 from tests.models.test_gemma_layers import SMALL

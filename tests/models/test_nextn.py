@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from graph.tensor import Tensor
-from models.batch import Batch, Cached, PagedMemory
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.nextn import Hidden, can_guess, follow, guess
-from models.weight_sets import WeightSets
-from models.weights import check_weights
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.graph.tensor import Tensor
+from logitless.models.adapters.full_finetunes import WeightSets
+from logitless.models.architectures.mtp import Hidden, can_guess, follow, guess
+from logitless.models.batch import Batch, Cached, PagedMemory
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.models.weights.weights import check_weights
 from tests.models.nextn_specs import NEXTN, said_by_block, said_by_layers, said_by_model
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Array, Spec, write
@@ -289,7 +289,7 @@ def test_blocks_of_other_architectures_are_left_alone(tmp_path: Path, name: str)
 
 
 def test_a_finetune_guesses_by_its_own_block(tmp_path: Path) -> None:
-    """Where another model's graph has its weights: models/weight_sets.py."""
+    """Where another model's graph has its weights: models/adapters/full_finetunes.py."""
     s = NEXTN["qwen35"]
     t, name = write(path := tmp_path / "m.gguf", s), "blk.4.nextn.eh_proj.weight"
     other = changed(path, tmp_path / "other.gguf", {name: 2 * t[name].astype(np.float32)})

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from models.tokenizer import from_metadata
-from server.engine import Engine, EngineOptions
-from server.requests import CompletionRequest, Finished, Token
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.sequence import Sequence
-from server.speculation.guess import Grow
-from server.speculation.nextn import NextnDrafter
-from server.speculation.settings import SpeculationParams, SpeculationSettings
-from server.speculation.speculator import Speculator
+from logitless.engine.requests import CompletionRequest, Finished, Token
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.sequence import Sequence
+from logitless.engine.speculation.guess import Grow
+from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.models.tokenizer import from_metadata
 from tests.models.nextn_specs import NEXTN
 from tests.models.reference_model import write
 from tests.models.test_llama_cpp import TEXT, answers

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.model import hparams_of
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
 

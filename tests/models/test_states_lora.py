@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
-from models.merge import merge
-from models.model import hparams_of
-from server.engine import Engine, EngineOptions
-from server.ubatch import UBatch
+from logitless.engine.batch import UBatch
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.adapters.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
+from logitless.models.adapters.merge import merge
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import Array, write
 

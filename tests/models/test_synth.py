@@ -10,10 +10,10 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.gguf_file import GGUFFile
-from models.quantize import DTYPES, block_of, quantize, storable_dtype
-from models.synth import SHAPES, Shape, parse_dtype, synthesize
-from models.synth_vocab import SMALLEST, SPACE, vocabulary
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.quantization.quantize import DTYPES, block_of, quantize, storable_dtype
+from logitless.models.synthetic.model import SHAPES, Shape, parse_dtype, synthesize
+from logitless.models.synthetic.vocabulary import SMALLEST, SPACE, vocabulary
 
 # relative RMS error on normal values; the larger of a type's own and what a simple encoder reaches
 ERRORS = {"f32": 0.0, "f16": 3e-4, "bf16": 2e-3, "q8_0": 0.007, "q6_k": 0.023, "q5_0": 0.05, "q5_1": 0.045}

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import Sequence, Split
 
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.tokenizer import Attr, StreamDecoder, Tokenizer, from_metadata
-from models.tokenizer.pretokenizers import PRE_TOKENIZERS
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.tokenizer import Attr, StreamDecoder, Tokenizer, from_metadata
+from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 VOCABS = ("bert-bge", "gpt-2", "llama-spm", "mpt", "qwen2", "starcoder")
 Load = Callable[[str], Tokenizer]

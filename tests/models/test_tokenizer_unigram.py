@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import ModelFileError
-from models.tokenizer import UGM, Tokenizer, from_metadata
-from models.tokenizer.ugm import Charsmap
+from logitless.models.errors import ModelFileError
+from logitless.models.tokenizer import UGM, Tokenizer, from_metadata
+from logitless.models.tokenizer.unigram import Charsmap
 from tests.models.unigram import NORMAL, RULES, TOKENS, UNUSED, charsmap
 
 

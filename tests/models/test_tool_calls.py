@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.tool_calls import (
+from logitless.models.chat.tool_calls import (
     COMMAND_R,
     COMMAND_R_ACTION,
     DEEPSEEK,
@@ -29,7 +29,7 @@ from models.tool_calls import (
     family_of,
     reasoning_tags,
 )
-from models.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan
+from logitless.models.chat.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan
 from tests.models.call_texts import (
     ADD,
     ANALYSIS,

@@ -6,14 +6,7 @@ import json
 
 import pytest
 
-from models.tool_calls import (
-    COMMAND_R,
-    COMMAND_R_ACTION,
-    DEEPSEEK,
-    DEEPSEEK_V31,
-    GPT_OSS,
-    QWEN3_CODER,
-)
+from logitless.models.chat.tool_calls import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS, QWEN3_CODER
 from tests.models.call_texts import (
     ADD,
     ANALYSIS,

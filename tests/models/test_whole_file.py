@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from models.synth import synthesize
-from models.whole_file import ABANDONED, unfinished
-from training.plot import plot
+from logitless.models.gguf.atomic_write import ABANDONED, unfinished
+from logitless.models.synthetic.model import synthesize
+from logitless.training.reporting.plot import plot
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITE = """
 import sys
-from models.whole_file import unfinished
+from logitless.models.gguf.atomic_write import unfinished
 with unfinished(sys.argv[1]) as part:
     part.write_text("theirs")
     print("begun", flush=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from http_fakes import FakeScheduler, FakeSequence, Running, running
 
-from models.chat_template import ChatTemplate
-from server.requests import CompletionRequest
+from logitless.engine.requests import CompletionRequest
+from logitless.models.chat.template import ChatTemplate
 
 HERMES_LIKE = """\
 {%- if tools %}{% for tool in tools %}[tools]<tool_call> {{ tool | tojson }}

@@ -1,4 +1,5 @@
-"""A device whose model has a block that guesses (models/nextn.py): rows hold what was said of tokens, and the block's
+"""A device whose model has a block that guesses (models/architectures/mtp.py): rows hold what was said of tokens, and
+the block's
 cells what it made of them."""
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import numpy as np
 from scheduler_checks import chain
 from scheduler_fakes import N_VOCAB, Bench, Cell, FakeEngine, FakePages, next_id
 
-from server.hidden_rows import NOTHING, HiddenRows
-from server.speculation.nextn import NextnDrafter
-from server.ubatch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.batch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
+from logitless.engine.speculation.mtp import NextnDrafter
 
 
 class GuessedPages(FakePages):

@@ -20,16 +20,16 @@ import aiohttp
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from models.adapter_bank import BASE, Choice
-from models.chat_template import ChatTemplateError
-from models.tool_calls import GENERIC
-from server.config import ModelInfo, ServerConfig
-from server.errors import ExceedsContext
-from server.http import make_app
-from server.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
-from server.sequence import Slot
-from server.service import Served, Service
-from server.stats import SchedulerStats
+from logitless.engine.async_engine import Served, Service
+from logitless.engine.errors import ExceedsContext
+from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
+from logitless.engine.sequence import Slot
+from logitless.engine.stats import SchedulerStats
+from logitless.models.adapters.adapter_bank import BASE, Choice
+from logitless.models.chat.template import ChatTemplateError
+from logitless.models.chat.tool_calls import GENERIC
+from logitless.server.app import make_app
+from logitless.server.config import ModelInfo, ServerConfig
 
 T = TypeVar("T")
 N_CTX = 512

@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from server.pages import n_pages_for
-from server.scheduler import Scheduler
-from server.ubatch import PAGE
+from logitless.engine.batch import PAGE
+from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from scheduler_fakes import FakeEngine

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from scheduler_checks import chain, check_all
 
-from server.hidden_rows import HiddenRows
-from server.pages import near_pool_size
-from server.requests import CompletionRequest, Event, Failed, Finished, Token
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.sequence import Sequence
-from server.slot_files import CacheKind
-from server.speculation.settings import NgramSizes, SpeculationSettings
-from server.speculation.speculator import Speculator
-from server.ubatch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.batch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.kv_cache.block_pool import near_pool_size
+from logitless.engine.kv_cache.slot_files import CacheKind
+from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
+from logitless.engine.runner.hidden_rows import HiddenRows
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.sequence import Sequence
+from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
 
 PIECES = [b"</s>", *(bytes([c]) for c in b"abcdefgh \n"), b"ab", b"cd\n", "é".encode()[:1], "é".encode()[1:], b"\n  x"]
 EOG = 0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from models.lora import Adapter
-from models.merge import merge
-from models.weight_sets import digest_of
-from server.adapters import Adapters
-from server.engine import Engine, EngineOptions
+from logitless.engine.adapters import Adapters
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.adapters.full_finetunes import digest_of
+from logitless.models.adapters.lora import Adapter
+from logitless.models.adapters.merge import merge
 from tests.models.test_lora import log_probs, random_adapter
 
 MIX = ((0, 0.5), (1, 2.0), (2, -1.0))
@@ -83,7 +83,7 @@ def test_a_finetune_that_was_put_away_has_its_name_still(engine: Engine, given: 
 
 def test_what_no_slot_remembers_is_forgotten(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often adapters come and go."""
-    monkeypatch.setattr("server.adapters.MAX_RESIDENT", 2)
+    monkeypatch.setattr("logitless.engine.adapters.MAX_RESIDENT", 2)
     bank = engine.adapters
     adapters = registry(engine, [random_adapter(engine.gguf, i) for i in range(3)])
     slots = [adapters.resolve(((0, 1.0),))]
@@ -98,7 +98,7 @@ def test_what_no_slot_remembers_is_forgotten(engine: Engine, monkeypatch: pytest
 
 def test_the_stack_grows_with_what_is_in_it_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair wants its second adapter behind its first, which lies farther on every time."""
-    monkeypatch.setattr("server.adapters.MAX_RESIDENT", 4)
+    monkeypatch.setattr("logitless.engine.adapters.MAX_RESIDENT", 4)
     adapters = registry(engine, [random_adapter(engine.gguf, i, 8) for i in range(40)])
     before = engine.adapters.n_columns
     for i in range(39):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from server.adapters import Adapters
-from server.engine import Engine, EngineOptions
-from server.errors import ServerFault
+from logitless.engine.adapters import Adapters
+from logitless.engine.errors import ServerFault
+from logitless.engine.runner.model_runner import Engine, EngineOptions
 from tests.models.test_lora import log_probs, random_adapter
 
 

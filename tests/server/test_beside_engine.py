@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from models.tokenizer import from_metadata
-from server.engine import Engine, EngineOptions
-from server.requests import CompletionRequest, Finished, Token
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.slot_actions import erase, install, snapshot
-from server.speculation.settings import SpeculationParams
+from logitless.engine.kv_cache.slot_actions import erase, install, snapshot
+from logitless.engine.requests import CompletionRequest, Finished, Token
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.settings import SpeculationParams
+from logitless.models.tokenizer import from_metadata
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
 from tests.models.test_gemma_layers import GEMMA3N, SMALL

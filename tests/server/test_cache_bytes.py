@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from models.gguf_file import GGUFFile
-from models.model import hparams_of
-from server.cli.cache_bytes import cache_bytes
-from server.engine import Engine, EngineOptions
-from server.host_cache import HostCache
-from server.kv_cache import KvCache
+from logitless.cli.setup.cache_bytes import cache_bytes
+from logitless.engine.kv_cache.host_cache import HostCache
+from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write
 

@@ -13,9 +13,9 @@ import pytest
 from http_fakes import FakeTokenizer, running
 from scheduler_fakes import Bench, FakeEngine, FakeSampler, oracle
 
-from server.scheduler import Scheduler
-from server.slot_actions import erase, fork, snapshot
-from server.ubatch import StepResult, UBatch
+from logitless.engine.batch import StepResult, UBatch
+from logitless.engine.kv_cache.slot_actions import erase, fork, snapshot
+from logitless.engine.scheduler.scheduler import Scheduler
 
 
 def test_a_claim_on_a_free_slot_is_served_at_once() -> None:

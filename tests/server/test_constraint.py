@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.grammar import GrammarError
-from models.grammar.triggers import Pattern
-from server.constraint import Constraint, Mask, Masks
-from server.requests import Failed
-from server.sampling import RowSampler, SamplingParams
-from server.speculation.settings import SpeculationParams
-from server.step_feeds import SamplingFeeds, room_of, sampling_feeds
-from server.ubatch import StepResult, UBatch
+from logitless.engine.batch import StepResult, UBatch
+from logitless.engine.requests import Failed
+from logitless.engine.runner.step_inputs import SamplingFeeds, room_of, sampling_feeds
+from logitless.engine.sampling.grammar_mask import Constraint, Mask, Masks
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.speculation.settings import SpeculationParams
+from logitless.models.grammar import GrammarError
+from logitless.models.grammar.triggers import Pattern
 from tests.models.test_grammar_matcher import TOKENS, compile_, tokenizer
 from tests.server.scheduler_fakes import Bench, FakeEngine, FakeSampler, oracle
 

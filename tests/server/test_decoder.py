@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_fakes import PIECES, FakeVocab
 
-from models.tokenizer import StreamDecoder
-from server.decoder import Decoder
+from logitless.engine.sampling.stop_filter import Decoder
+from logitless.models.tokenizer import StreamDecoder
 
 
 class Texts:

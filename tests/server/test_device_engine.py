@@ -11,33 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-import backends.open
-from backends import trust
-from backends.cpu.backend import CPUBackend
-from backends.errors import DeviceError, DeviceLost
-from graph.backend import Place, Program
-from graph.op import OPS
-from graph.ops.elementwise import silu
-from graph.ops.norm import rms_norm
-from graph.session import Session
-from graph.tensor import Tensor, feed
-from models import tokenizer
-from models.placement import Places
-from models.synth import synthesize
-from server.cli import plan
-from server.cli.bench import greedy
-from server.cli.flags import CliError
-from server.cli.load import load_weights
-from server.cli.progress import CompileProgress
-from server.engine import Engine, EngineOptions
-from server.placement import PlacementOptions
-from server.requests import CompletionRequest, Failed, Finished, Token
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.speculation.model import ModelDrafter
-from server.speculation.settings import SpeculationParams, SpeculationSettings
-from server.speculation.speculator import Speculator
-from server.ubatch import DeviceFailed, UBatch
+from logitless.backends import registry, self_test
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.errors import DeviceError, DeviceLost
+from logitless.cli.commands.benchmark.bench import greedy
+from logitless.cli.commands.planning import plan
+from logitless.cli.flags.flags import CliError
+from logitless.cli.progress import CompileProgress
+from logitless.cli.setup.engine import load_weights
+from logitless.engine.batch import DeviceFailed, UBatch
+from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.placement import PlacementOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.draft_model import ModelDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.graph.backend import Place, Program
+from logitless.graph.execution.session import Session
+from logitless.graph.op import OPS
+from logitless.graph.ops.elementwise import silu
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.tensor import Tensor, feed
+from logitless.models import tokenizer
+from logitless.models.synthetic.model import synthesize
+from logitless.models.weights.placement import Places
 from tests.unit.numpy_backend import NumpyBackend
 
 
@@ -66,7 +65,7 @@ class Flaky(CPUBackend):
 def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Flaky]:
     """Devices opencl:0 and opencl:1 that are CPUs; the second does no norms."""
     opened: dict[str, Flaky] = {}
-    real = backends.open._open_backend
+    real = registry._open_backend
 
     def open_(name: str, threads: int) -> Any:
         if name == "cpu":
@@ -74,7 +73,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Flaky]:
         opened[name] = Flaky(name, ("rms_norm",) if name == "opencl:1" else ())
         return opened[name]
 
-    monkeypatch.setattr("backends.open._open_backend", open_)
+    monkeypatch.setattr("logitless.backends.registry._open_backend", open_)
     return opened
 
 
@@ -239,11 +238,11 @@ def nodes() -> list[Tensor]:
 
 
 def test_an_op_that_is_wrong_runs_on_the_next() -> None:
-    from graph.conformance import register_all
+    from logitless.graph.testing.conformance import register_all
 
     register_all()
     device = Wrong("silu")
-    why = trust.examine(device, nodes())
+    why = self_test.examine(device, nodes())
     assert set(why) == device.refused == {"silu", "softmax"}
     assert "1.0" in why["silu"] or "expected" in why["silu"]
     assert "the driver has no idea" in why["softmax"]
@@ -254,7 +253,7 @@ def test_an_op_that_is_wrong_runs_on_the_next() -> None:
 
 
 def test_the_result_is_kept_for_as_long_as_the_driver_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graph.conformance import register_all
+    from logitless.graph.testing.conformance import register_all
 
     register_all()
     monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
@@ -262,7 +261,7 @@ def test_the_result_is_kept_for_as_long_as_the_driver_stays(tmp_path: Path, monk
     first.identity = second.identity = "driver 1"
     other.identity = "driver 2"
     for device in (first, second, other):
-        trust.examine(device, nodes()[:2])
+        self_test.examine(device, nodes()[:2])
     assert (first.refused, second.refused, other.refused) == ({"silu"}, {"silu"}, set())
     assert second.ran == []  # read, not tried again
 
@@ -271,7 +270,7 @@ def test_no_time_means_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
     device = Wrong("silu")
     device.identity = "driver 1"
-    assert trust.examine(device, nodes(), seconds=-1.0) == {}
+    assert self_test.examine(device, nodes(), seconds=-1.0) == {}
     assert not list(tmp_path.rglob("*"))
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scheduler_fakes import EOG, N_VOCAB, SPECULATION, Bench, FakeEngine, FakeStates, plain
 
-from graph.ops import samplers as s
-from server.sampling import RowSampler, SamplingParams
-from server.speculation.model import ModelDrafter
-from server.speculation.places import N_ROWS
-from server.speculation.settings import SpeculationParams
-from server.speculation.speculator import Speculator
-from server.ubatch import StepFailed, StepResult, UBatch
+from logitless.engine.batch import StepFailed, StepResult, UBatch
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.speculation.draft_model import ModelDrafter
+from logitless.engine.speculation.settings import SpeculationParams
+from logitless.engine.speculation.speculator import Speculator
+from logitless.engine.speculation.state_rows import N_ROWS
+from logitless.graph.ops.sampling import samplers as s
 
 MODEL = SpeculationParams(("draft-simple",), n_max=4)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from server.speculation.client import ClientDrafter
-from server.speculation.drafts import Drafter, Drafts, Pace
-from server.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
-from server.speculation.ngram_cache import CacheDrafter
-from server.speculation.ngram_mod import ModDrafter, ModTable
-from server.speculation.settings import NgramSizes, SpeculationParams
+from logitless.engine.speculation.client_draft import ClientDrafter
+from logitless.engine.speculation.draft_state import Drafter, Drafts, Pace
+from logitless.engine.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
+from logitless.engine.speculation.ngram_cache import CacheDrafter
+from logitless.engine.speculation.ngram_mod import ModDrafter, ModTable
+from logitless.engine.speculation.settings import NgramSizes, SpeculationParams
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 

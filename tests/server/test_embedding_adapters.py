@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from bert_model import tensors, write
 
-from models.gguf_file import GGUFFile
-from models.lora import Adapter, Pair
-from models.merge import merge
-from models.model import hparams_of
-from models.weights import check_weights
-from server.adapters import Adapters
-from server.embedder import F32
-from server.engine import Engine, EngineOptions
-from server.requests import Lora
+from logitless.engine.adapters import Adapters
+from logitless.engine.requests import Lora
+from logitless.engine.runner.embedder import F32
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.adapters.lora import Adapter, Pair
+from logitless.models.adapters.merge import merge
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.models.weights.weights import check_weights
 
 TEXTS = [[5, 7, 9], [11, 3, 8], [6] * 20]
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import server.engine
-from models.model import hparams_of
-from models.tokenizer import from_metadata
-from models.weight_sets import digest_of
-from server.engine import Engine, EngineOptions
-from server.requests import CompletionRequest
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.speculation.nextn import NextnDrafter
-from server.speculation.settings import SpeculationParams, SpeculationSettings
-from server.speculation.speculator import Speculator
+from logitless.engine.requests import CompletionRequest
+from logitless.engine.runner import model_runner
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.models.adapters.full_finetunes import digest_of
+from logitless.models.model import hparams_of
+from logitless.models.tokenizer import from_metadata
 from tests.models.nextn_specs import NEXTN
 from tests.models.reference_model import write
 from tests.models.test_block_file import three_files
@@ -31,7 +31,7 @@ OPTIONS = EngineOptions(256, n_slots=2, n_ubatch=64, threads=1, n_guesses=2)
 def test_all_of_it_is_loaded_and_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, _, _ = three_files(tmp_path, NEXTN["glm4moe 355B"])
     asked: list[Any] = []
-    monkeypatch.setattr(server.engine, "fit", lambda sizes, backends: asked.append(sizes) or True)
+    monkeypatch.setattr(model_runner, "fit", lambda sizes, backends: asked.append(sizes) or True)
     engine = Engine(both, OPTIONS)
     assert engine._fits(None)
     engine.load()

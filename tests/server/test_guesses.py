@@ -10,9 +10,9 @@ import pytest
 from guess_fakes import GuessingEngine, let_guess
 from scheduler_fakes import Bench, plain
 
-from server.requests import Failed
-from server.speculation.settings import SpeculationParams
-from server.ubatch import PAGE
+from logitless.engine.batch import PAGE
+from logitless.engine.requests import Failed
+from logitless.engine.speculation.settings import SpeculationParams
 
 GUESSES = SpeculationParams(("draft-mtp",), n_max=3)
 NGRAMS_TOO = SpeculationParams(("ngram-simple", "draft-mtp"), n_max=3)

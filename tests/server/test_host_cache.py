@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from scheduler_fakes import Bench, FakePages, oracle, prompt
 
-from server.host_cache import HostCache
-from server.requests import CompletionRequest
+from logitless.engine.kv_cache.host_cache import HostCache
+from logitless.engine.requests import CompletionRequest
 
 PAGE_NBYTES = FakePages.nbytes
 
 
 @pytest.fixture(autouse=True)
 def six_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.kv_cache.AHEAD", 6 * PAGE_NBYTES)
+    monkeypatch.setattr("logitless.engine.kv_cache.manager.AHEAD", 6 * PAGE_NBYTES)
 
 
 def host_of(bench: Bench) -> HostCache:

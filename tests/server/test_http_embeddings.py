@@ -14,14 +14,14 @@ import pytest
 from bert_model import N_CTX, N_EMBD, TOKENS, forward, score, tensors, write
 from http_fakes import Running, running
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
-from models import tokenizer
-from models.gguf_file import GGUFFile
-from models.model import define_model, hparams_of
-from models.tuned import Tuned
-from server.embedder import Embedder
-from server.http.embeddings import normalized
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.engine.runner.embedder import Embedder
+from logitless.graph.execution.session import Session
+from logitless.models import tokenizer
+from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.server.api.openai.embeddings import normalized
 
 Model = tuple[Embedder, Any]
 CAT, DOG, SAT, DOT = (TOKENS.index(word) for word in ("▁cat", "▁dog", "▁sat", "▁."))

@@ -12,10 +12,10 @@ import yarl
 from aiohttp import web
 from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
 
-from server.config import ModelInfo, ServerConfig
-from server.http import make_app
-from server.service import Served, Service
-from server.stats import TrainingStats
+from logitless.engine.async_engine import Served, Service
+from logitless.engine.stats import TrainingStats
+from logitless.server.app import make_app
+from logitless.server.config import ModelInfo, ServerConfig
 
 LLAMACPP_METRICS = [
     "prompt_tokens_total",

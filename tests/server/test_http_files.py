@@ -13,12 +13,12 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from server.config import ServerConfig
-from server.http import files
-from server.http.guard import Guard
-from server.http.tuning_context import DESK, SILENCE
-from server.keys import Keys
-from server.router.desk import RouterDesk
+from logitless.router.desk import RouterDesk
+from logitless.server.api.openai import files
+from logitless.server.api.openai.tuning_context import DESK, SILENCE
+from logitless.server.auth import Keys
+from logitless.server.config import ServerConfig
+from logitless.server.middleware import Guard
 
 LINE = b'{"text": "' + b"a" * 10_227 + b'"}\n'  # 10 KiB
 

@@ -15,10 +15,11 @@ import trustme
 from cryptography.hazmat.primitives import serialization as pem
 from test_http_service import serving
 
-from server.cli import serve, tls
-from server.cli.flags import CliError, UsageError, parse
-from server.cli.options import SERVING
-from server.config import ServerConfig
+from logitless.cli.commands import serve
+from logitless.cli.flags import tls
+from logitless.cli.flags.flags import CliError, UsageError, parse
+from logitless.cli.flags.options import SERVING
+from logitless.server.config import ServerConfig
 
 
 def options(*argv: str) -> SimpleNamespace:

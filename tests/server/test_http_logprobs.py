@@ -9,7 +9,7 @@ import pytest
 from http_fakes import EOS, HELLO, FakeScheduler, FakeSequence, Running, running
 from test_http_native import events
 
-from server.requests import CompletionRequest
+from logitless.engine.requests import CompletionRequest
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, Running
 
-from server import once
+from logitless.server.protocol import once
 
 ASK: Any = [{"role": "user", "content": "What is 1 + 1?"}]
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}

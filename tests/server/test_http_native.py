@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 
-from server import once
-from server.fields import FLOAT_MAX
+from logitless.server.protocol import once
+from logitless.server.protocol.fields import FLOAT_MAX
 
 FINAL = {
     "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated", "prompt",

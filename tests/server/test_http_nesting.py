@@ -7,8 +7,8 @@ import json
 import pytest
 from http_fakes import Running
 
-from server.errors import InvalidRequest
-from server.fields import MAX_DEPTH, json_value
+from logitless.engine.errors import InvalidRequest
+from logitless.server.protocol.fields import MAX_DEPTH, json_value
 
 BODIES = (  # with a place for what is nested deeply
     ("/v1/responses", '{"input": "a", "metadata": DEEP}'),

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from server.config import ServerConfig
-from server.http.app import make_app
-from server.http.openapi import _OPERATIONS, document
-from server.http.page import PAGE
-from server.service import Service
+from logitless.engine.async_engine import Service
+from logitless.server.app import make_app
+from logitless.server.config import ServerConfig
+from logitless.server.openapi.document import _OPERATIONS, document
+from logitless.server.ui.page import PAGE
 from tests.server.http_fakes import running
 
 

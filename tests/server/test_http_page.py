@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from server.http.page import _FILES
+from logitless.server.ui.page import _FILES
 from tests.server.http_fakes import running
 
-HTTP = Path(__file__).parents[2] / "server" / "http"
+HTTP = Path(__file__).parents[2] / "server" / "ui"
 FILES = sorted(path.name for path in HTTP.glob("page*.*") if path.suffix in (".html", ".css", ".js"))
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 

@@ -14,8 +14,8 @@ from http_fakes import N_CTX, FakeTokenizer, Running, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.errors import InvalidRequest
-from server.http.listing import listed
+from logitless.engine.errors import InvalidRequest
+from logitless.server.api.openai.listing import listed
 
 NUMBERS = [
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "top_n_sigma", "xtc_probability",

@@ -10,11 +10,11 @@ from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_native import TIMINGS
 
-from server import namespaces, once
-from server.config import ServerConfig
-from server.http.kept import NOTHING, KeptResponses
-from server.parse import RequestParser
-from server.parse_infill import parse_infill
+from logitless.server.api.openai.stored_responses import NOTHING, KeptResponses
+from logitless.server.config import ServerConfig
+from logitless.server.protocol import namespaces, once
+from logitless.server.protocol.completions import RequestParser
+from logitless.server.protocol.infill import parse_infill
 
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'

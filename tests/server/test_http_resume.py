@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from http_fakes import FakeScheduler, Running, running, while_stepping
 
-from server.http import sessions
-from server.http.sessions import Session
+from logitless.server.api.llamacpp import sessions
+from logitless.server.api.llamacpp.sessions import Session
 
 BODY = {"prompt": "say:" + "wörds " * 6, "stream": True}
 NAMED = {"X-Conversation-Id": "c/1::m"}

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 
-from server.http.context import encode_json
-from server.http.score import shown
-from training.score import Score
-from training.tokens import Example
+from logitless.server.api.context import encode_json
+from logitless.server.api.score import shown
+from logitless.training.data.tokenize_rows import Example
+from logitless.training.score import Score
 
 
 def test_what_is_not_finite_is_null():

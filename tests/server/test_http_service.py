@@ -16,12 +16,12 @@ import aiohttp
 import pytest
 from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
 
-from server.config import ModelInfo, ServerConfig
-from server.errors import ServerFault, Unavailable
-from server.http import serve
-from server.http.context import beside
-from server.requests import CompletionRequest, Failed, Finished, Token
-from server.service import SWITCH, Served, Service
+from logitless.engine.async_engine import SWITCH, Served, Service
+from logitless.engine.errors import ServerFault, Unavailable
+from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
+from logitless.server.api.context import beside
+from logitless.server.app import serve
+from logitless.server.config import ModelInfo, ServerConfig
 
 REQUEST = CompletionRequest((97,), n_predict=3)
 

@@ -9,7 +9,7 @@ import pytest
 from http_fakes import FakeTokenizer, running
 from scheduler_fakes import FakeEngine, FakeSampler
 
-from server.scheduler import Scheduler
+from logitless.engine.scheduler.scheduler import Scheduler
 
 
 def make_scheduler() -> Scheduler:

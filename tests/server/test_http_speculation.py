@@ -9,8 +9,8 @@ import pytest
 from http_fakes import N_CTX, FakeTokenizer, Running, running
 from test_http_refusals import refused
 
-from server.parse_speculation import continuation
-from server.speculation.settings import SpeculationParams
+from logitless.engine.speculation.settings import SpeculationParams
+from logitless.server.protocol.speculation import continuation
 
 DEFAULT = SpeculationParams(("ngram-mod",), n_min=2)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from scheduler_fakes import POISON, Bench, FakeSampler, oracle, prompt
 
-from server.requests import Failed
-from server.scheduler import Events
-from server.sequence import Sequence
-from server.ubatch import StepResult, UBatch
+from logitless.engine.batch import StepResult, UBatch
+from logitless.engine.requests import Failed
+from logitless.engine.scheduler.scheduler import Events
+from logitless.engine.sequence import Sequence
 
 STEP = 1.0
 PART = 0.15  # five tokens

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from http_fakes import running
 
-from server.cli.flags import CliError, UsageError, parse
-from server.cli.options import SERVING
-from server.cli.serve import api_key_file
-from server.keys import Keys, read_keys
+from logitless.cli.commands.serve import api_key_file
+from logitless.cli.flags.flags import CliError, UsageError, parse
+from logitless.cli.flags.options import SERVING
+from logitless.server.auth import Keys, read_keys
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -42,7 +42,7 @@ def test_every_key_is_compared_whole_whatever_is_given(monkeypatch: pytest.Monke
         compared.append((len(a), len(b)))
         return a == b
 
-    monkeypatch.setattr("server.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("logitless.server.auth.hmac.compare_digest", compare)
     keys = Keys(["first", "s", "third"])
     for given, opens in (("first", True), ("third", True), ("", False), ("x" * 10_000, False), ("é", False)):
         compared.clear()

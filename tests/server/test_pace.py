@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduler_fakes import Bench, prompt
 
-from server.pace import Pace
-from server.ubatch import StepResult, UBatch
+from logitless.engine.batch import StepResult, UBatch
+from logitless.engine.scheduler.prefill_budget import Pace
 
 
 def costly(bench: Bench, *, step: float, token: float) -> list[float]:

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer
 
-from backends.cpu.backend import CPUBackend
-from models.grammar import vocabulary
-from models.synth import synthesize
-from server import service as service_module
-from server.cli.bench import greedy
-from server.engine import Engine, EngineOptions
-from server.requests import CompletionRequest, Finished
-from server.service import ModelInfo, Served, Service
-from server.ubatch import UBatch
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.cli.commands.benchmark.bench import greedy
+from logitless.engine import async_engine as service_module
+from logitless.engine.async_engine import ModelInfo, Served, Service
+from logitless.engine.batch import UBatch
+from logitless.engine.requests import CompletionRequest, Finished
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.grammar import vocabulary
+from logitless.models.synthetic.model import synthesize
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "m.gguf"
     synthesize(path, "tiny", "F32")
-    monkeypatch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(1)])
+    monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(1)])
     engine = Engine(path, EngineOptions(n_ctx=256, n_slots=3, n_ubatch=32))
     engine.load()
     yield engine

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from models.synth import synthesize
-from server import prefault
-from server.cli.bench import greedy
-from server.engine import Engine, EngineOptions
-from server.ubatch import UBatch
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.cli.commands.benchmark.bench import greedy
+from logitless.engine.batch import UBatch
+from logitless.engine.runner import prefault
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.models.synthetic.model import synthesize
 
 BOOK = Path("/proc/self/pagemap")  # the kernel's own, of which of our pages are there
 N_PAGES = 8191  # 8 MiB with the one of rows that fill a step up, which is there from the first step on
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not BOOK.exists(), reason="the system does not t
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "m.gguf"
     synthesize(path, "tiny", "F32")
-    monkeypatch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(1)])
+    monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(1)])
     monkeypatch.setattr(prefault, "LEAD", 3000 * 4096)  # a page takes 1 KiB in each of four caches
     monkeypatch.setattr(prefault, "PIECE", 3 << 20)  # more than a large page
     engine = Engine(path, EngineOptions(n_ctx=16 * N_PAGES, n_slots=2, n_ubatch=32))

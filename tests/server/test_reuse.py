@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scheduler_checks import chain, check_cells, check_pages
 from scheduler_fakes import N_VOCAB, Bench, moved, next_id, oracle
 
-from server.errors import NotSupported
-from server.requests import CompletionRequest
-from server.reuse import chunks
-from server.slot_actions import erase, snapshot
+from logitless.engine.errors import NotSupported
+from logitless.engine.kv_cache.cache_reuse import chunks
+from logitless.engine.kv_cache.slot_actions import erase, snapshot
+from logitless.engine.requests import CompletionRequest
 
 TOKENS = st.lists(st.integers(0, 3), max_size=30)
 

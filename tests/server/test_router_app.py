@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from server.config import ServerConfig
-from server.router.app import Router
-from server.router.cached import Cache
-from server.router.desk import RouterDesk
-from server.router.fleet import Entry, Fleet, StartFailed
-from server.router.process import ServerProcess
+from logitless.router.app import Router
+from logitless.router.cached import Cache
+from logitless.router.desk import RouterDesk
+from logitless.router.fleet import Entry, Fleet, StartFailed
+from logitless.router.process import ServerProcess
+from logitless.server.config import ServerConfig
 from tests.server.http_fakes import running
 
 

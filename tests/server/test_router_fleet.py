@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from server.errors import BadGateway, InvalidRequest, NotFound, Unavailable
-from server.router.downloads import Downloads
-from server.router.fleet import CRASHED, LOADED, LOADING, UNLOADED, Entry, Fleet, StartFailed
+from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+from logitless.router.downloads import Downloads
+from logitless.router.fleet import CRASHED, LOADED, LOADING, UNLOADED, Entry, Fleet, StartFailed
 
 
 class FakeChild:

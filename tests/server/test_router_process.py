@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.router.fleet import StartFailed
-from server.router.process import ServerProcess
+from logitless.router.fleet import StartFailed
+from logitless.router.process import ServerProcess
 
 LISTENING, LOADED = "logitless: listening on http://127.0.0.1:4711", "logitless: model loaded in 0.1 s"
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from server.router.proxy import forward, stream_over
+from logitless.router.proxy import forward, stream_over
 
 
 async def started(app: web.Application) -> tuple[web.AppRunner, int]:
@@ -53,7 +53,7 @@ async def test_a_path_is_passed_on_as_it_came(path: str) -> None:
 
 @pytest.mark.parametrize("last", [[{"is_done": True}], [], None])
 async def test_a_stream_is_over_when_the_child_says_so(last: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.router.proxy.LOOK", 0.0)
+    monkeypatch.setattr("logitless.router.proxy.LOOK", 0.0)
     answers, asked = [[{"is_done": False}], [{"is_done": False}], last], []
 
     async def lookup(request: web.Request) -> web.Response:

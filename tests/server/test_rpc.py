@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import trust
-from backends.cpu.backend import CPUBackend
-from backends.errors import DeviceError
-from backends.remote import server as rpc
-from backends.remote.backend import RemoteBackend
-from backends.remote.protocol import MAGIC, encode, version
-from graph.backend import Backend, Place
-from graph.conformance import OK, problems, run
-from graph.ops.elementwise import silu
-from graph.tensor import feed, state
-from server.cli import main
-from server.engine import Engine, EngineOptions
-from server.placement import PlacementOptions
-from server.ubatch import DeviceFailed
+from logitless.backends import self_test
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.errors import DeviceError
+from logitless.backends.rpc import server as rpc
+from logitless.backends.rpc.backend import RemoteBackend
+from logitless.backends.rpc.protocol import MAGIC, encode, version
+from logitless.cli import main
+from logitless.engine.batch import DeviceFailed
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.placement import PlacementOptions
+from logitless.graph.backend import Backend, Place
+from logitless.graph.ops.elementwise import silu
+from logitless.graph.tensor import feed, state
+from logitless.graph.testing.conformance import OK, problems, run
 from tests.conformance.test_placements import continued
 from tests.server.test_device_engine import Wrong, nodes
 from tests.unit.numpy_backend import NumpyBackend
@@ -102,7 +102,7 @@ def test_a_text_of_llama_cpp_and_a_server_that_dies(
 def test_a_lent_device_is_tried_where_it_is(lend: Callable[..., Lender]) -> None:
     backend, tried = RemoteBackend(lend(lambda: Wrong("silu")).name), nodes()
     assert all(map(backend.supports, tried))
-    why = trust.examine(backend, tried)
+    why = self_test.examine(backend, tried)
     assert set(why) == {"silu", "softmax"}
     assert "the driver has no idea" in why["softmax"]
     assert [backend.supports(t) for t in tried] == [False, True, False]
@@ -246,7 +246,7 @@ def test_nobody_is_there() -> None:
 
 def test_who_is_there_is_not_one_of_us(lend: Callable[..., Lender], monkeypatch: pytest.MonkeyPatch) -> None:
     lender = lend(NumpyBackend)
-    monkeypatch.setattr("backends.remote.backend.version", lambda: "another")
+    monkeypatch.setattr("logitless.backends.rpc.backend.version", lambda: "another")
     with pytest.raises(DeviceError, match=r"is not available: the server is another version of logitless$"):
         RemoteBackend(lender.name)
 

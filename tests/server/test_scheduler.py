@@ -7,14 +7,14 @@ import math
 import pytest
 from scheduler_fakes import EOG, PIECES, POISON, Bench, oracle, prompt
 
-from server.errors import ExceedsContext, InvalidRequest, Unavailable
-from server.fill import bucket_floor
-from server.pages import pool_size
-from server.requests import CompletionRequest, Failed, Progress, Token
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.slot_actions import erase
-from server.ubatch import PAGE, bucket
+from logitless.engine.batch import PAGE, bucket
+from logitless.engine.errors import ExceedsContext, InvalidRequest, Unavailable
+from logitless.engine.kv_cache.block_pool import pool_size
+from logitless.engine.kv_cache.slot_actions import erase
+from logitless.engine.requests import CompletionRequest, Failed, Progress, Token
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.batch_builder import bucket_floor
+from logitless.engine.scheduler.scheduler import Scheduler
 
 
 def test_a_request_alone() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from scheduler_fakes import EOG, N_VOCAB, POISON, Bench, oracle
 
-from server.requests import CompletionRequest
-from server.sampling import SamplingParams
-from server.speculation.settings import NGRAM_KINDS, SpeculationParams
-from server.ubatch import PAGE, UBatch
+from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.requests import CompletionRequest
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.speculation.settings import NGRAM_KINDS, SpeculationParams
 
 PROMPT = (3, 1, 4, 1, 5)
 

@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_checks import check_cells, check_pages
 from scheduler_fakes import N_VOCAB, POISON, Bench, FakeEngine, oracle
 
-from server.errors import Unavailable
-from server.requests import CompletionRequest, Failed
-from server.sampling import SamplingParams
-from server.sequence import Sequence
-from server.slot_actions import erase, fork, install, snapshot
-from server.speculation.settings import NGRAM_KINDS, SpeculationParams
-from server.ubatch import PAGE, UBatch
+from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.errors import Unavailable
+from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
+from logitless.engine.requests import CompletionRequest, Failed
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.sequence import Sequence
+from logitless.engine.speculation.settings import NGRAM_KINDS, SpeculationParams
 
 STEMS = [[1 + (7 * i + stem) % (N_VOCAB - 1) for i in range(70)] for stem in range(3)]
 STOPS = ["", "\n", "ab", "é", "fgh", "a b", "bc\n  x"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from http_fakes import FakeScheduler, Running, running
 
-from server.errors import ServerFault
-from server.sleep import Sleep
-from server.stats import SchedulerStats
+from logitless.engine.errors import ServerFault
+from logitless.engine.sleep import Sleep
+from logitless.engine.stats import SchedulerStats
 
 
 class Part:

@@ -7,11 +7,11 @@ import pytest
 from scheduler_checks import check_cells, check_pages
 from scheduler_fakes import N_VOCAB, Bench, oracle, prompt
 
-from models.adapter_bank import BASE, Choice
-from server.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
-from server.slot_actions import erase, fork, install, snapshot
-from server.slot_files import AdapterNames, SlotState
-from server.ubatch import PAGE
+from logitless.engine.batch import PAGE
+from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
+from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
+from logitless.engine.kv_cache.slot_files import AdapterNames, SlotState
+from logitless.models.adapters.adapter_bank import BASE, Choice
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 40, 80])
@@ -118,7 +118,7 @@ def test_a_fork_of_what_is_in_host_memory() -> None:
 
 
 class Named:
-    """Stands for server.adapters.Adapters: handles are named by their number and more."""
+    """Stands for logitless.engine.adapters.Adapters: handles are named by their number and more."""
 
     def __init__(self, shift: int) -> None:
         self.shift = shift

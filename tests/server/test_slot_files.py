@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.errors import DiskFull, InvalidRequest, NotFound, RequestError
-from server.slot_files import MAGIC, CacheKind, SlotState, load, save
+from logitless.engine.errors import DiskFull, InvalidRequest, NotFound, RequestError
+from logitless.engine.kv_cache.slot_files import MAGIC, CacheKind, SlotState, load, save
 
 KIND = CacheKind("0123", "f16", "q8_0", 16, 640)
 STATE = SlotState(

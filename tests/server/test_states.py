@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from scheduler_fakes import N_VOCAB, POISON, Bench, asked, oracle, prompt
 
-from server.prefix import PrefixCache
-from server.requests import CompletionRequest
-from server.slot_actions import erase, fork, install, snapshot
-from server.slot_files import load, save
-from server.speculation.settings import SpeculationParams
-from server.ubatch import PAGE
+from logitless.engine.batch import PAGE
+from logitless.engine.kv_cache.prefix_cache import PrefixCache
+from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
+from logitless.engine.kv_cache.slot_files import load, save
+from logitless.engine.requests import CompletionRequest
+from logitless.engine.speculation.settings import SpeculationParams
 
 
 def bench(n_checkpoints: int = 2, n_slots: int = 4, **options: Any) -> Bench:
@@ -209,7 +209,7 @@ def test_who_is_paused_computes_nothing_again(keep_idle: bool) -> None:
 
 
 def test_a_long_prompt_is_known_up_to_places_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.kv_cache.MARK_EVERY", 64)
+    monkeypatch.setattr("logitless.engine.kv_cache.manager.MARK_EVERY", 64)
     for cache_ram, known in (0, 0), (None, 128):
         b = bench(n_checkpoints=1, n_slots=1, n_ubatch=48, cache_ram=cache_ram)
         asked(b, prompt(500))

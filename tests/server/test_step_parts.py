@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from models import tokenizer
-from models.synth import synthesize
-from server.engine import Engine, EngineOptions
-from server.requests import CompletionRequest, Finished, Token, TokenProb
-from server.sampling import SamplingParams
-from server.scheduler import Scheduler
-from server.sequence import Sequence
-from server.step_parts import RUNS
-from server.ubatch import UBatch
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.engine.batch import UBatch
+from logitless.engine.requests import CompletionRequest, Finished, Token, TokenProb
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.preemptible_prefill import RUNS
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.sequence import Sequence
+from logitless.models import tokenizer
+from logitless.models.synthetic.model import synthesize
 
 STREAMS = (7, 20)  # tokens of their prompts
 GREEDY = SamplingParams(temperature=0.0, n_probs=3)
 
 
 def opened(path: Path, monkeypatch: pytest.MonkeyPatch, threads: int = 1, **options: Any) -> Engine:
-    monkeypatch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(threads)])
+    monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(threads)])
     engine = Engine(path, EngineOptions(**{"n_ctx": 2048, "n_slots": 3, "n_ubatch": 128, **options}))
     engine.load()
     return engine

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from models.whole_file import ABANDONED
-from server.errors import DiskFull
-from server.http.context import encode_json
-from server.http.files import _keep
-from server.store import Store
+from logitless.engine.errors import DiskFull
+from logitless.engine.finetuning.store import Store
+from logitless.models.gguf.atomic_write import ABANDONED
+from logitless.server.api.context import encode_json
+from logitless.server.api.openai.files import _keep
 
 
 def test_numbers_that_are_not_finite_are_kept_as_null(tmp_path: Path):
@@ -67,7 +67,7 @@ def test_a_full_disk(tmp_path: Path):
 
 
 def test_who_waits_for_another_process_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("server.store.PATIENCE", -1.0)
+    monkeypatch.setattr("logitless.engine.finetuning.store.PATIENCE", -1.0)
     store = Store(tmp_path)
     store.put("jobs", {"id": "j", "n": 0})
     other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)
@@ -75,7 +75,7 @@ def test_who_waits_for_another_process_keeps_nobody_else_waiting(tmp_path: Path,
     with pytest.raises(OSError, match="database is locked"):
         store.add_event("j", "told")
     tried = threading.Event()
-    monkeypatch.setattr("server.store.time.sleep", lambda _: tried.set())
+    monkeypatch.setattr("logitless.engine.finetuning.store.time.sleep", lambda _: tried.set())
     writer = threading.Thread(target=store.patient().change, args=("jobs", "j", lambda row: {**row, "n": 1}))
     writer.start()
     assert tried.wait(60)

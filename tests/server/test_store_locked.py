@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from http_fakes import running
 
-from server import store
-from server.store import Store
-from server.tuning_job import set_status
+from logitless.engine.finetuning import store
+from logitless.engine.finetuning.job import set_status
+from logitless.engine.finetuning.store import Store
 
 
 class Desk:

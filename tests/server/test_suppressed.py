@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from graph.ops import samplers as s
-from models import tokenizer as tokenizers
-from models.gguf_file import GGUFFile
-from models.gguf_types import ValueType
-from models.gguf_write import Key, copied_keys, tensor, write_gguf
-from models.grammar import Grammar
-from models.tokenizer import Tokenizer
-from server.constraint import Constraint
-from server.engine import Engine, EngineOptions
-from server.errors import InvalidRequest
-from server.fields import Fields
-from server.parse_sampling import parse_sampling
-from server.requests import CompletionRequest, Token, TokenProb
-from server.sampling import RowSampler, SamplingParams
-from server.scheduler import Scheduler
+from logitless.engine.errors import InvalidRequest
+from logitless.engine.requests import CompletionRequest, Token, TokenProb
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.grammar_mask import Constraint
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.graph.ops.sampling import samplers as s
+from logitless.models import tokenizer as tokenizers
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Key, copied_keys, tensor, write_gguf
+from logitless.models.grammar import Grammar
+from logitless.models.tokenizer import Tokenizer
+from logitless.server.protocol.fields import Fields
+from logitless.server.protocol.sampling import parse_sampling
 from tests.models.test_llama_cpp import answers
 
 PROMPT = "Once upon a time"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.thoughts import ReasoningLimit, Thoughts
+from logitless.engine.sampling.reasoning_budget import ReasoningLimit, Thoughts
 
 QUIET = settings(max_examples=150)
 OPEN, CLOSE = b"<think>", b"</think>"

@@ -19,22 +19,22 @@ from unittest.mock import Mock
 
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from backends.errors import DeviceLost
-from graph.session import Session
-from models import tokenizer
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from server.adapters import Adapters
-from server.cli.bench import greedy
-from server.engine import Engine, EngineOptions
-from server.errand import Errand
-from server.store import Store
-from server.tuning import Tuning
-from server.tuning_job import new_job
-from server.ubatch import UBatch
-from training import checkpoint, save
-from training.errors import TrainingError
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.errors import DeviceLost
+from logitless.cli.commands.benchmark.bench import greedy
+from logitless.engine.adapters import Adapters
+from logitless.engine.batch import UBatch
+from logitless.engine.errand import Errand
+from logitless.engine.finetuning.job import new_job
+from logitless.engine.finetuning.store import Store
+from logitless.engine.finetuning.worker import Tuning
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.graph.execution.session import Session
+from logitless.models import tokenizer
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.training import checkpoint, save
+from logitless.training.errors import TrainingError
 
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
 HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learning_rate_multiplier": 5.0}
@@ -43,7 +43,7 @@ HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learni
 @pytest.fixture(scope="module")
 def engine(shared_data: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.engine.open_backends", lambda *_: [CPUBackend(1)])
+        patch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(1)])
         engine = Engine(shared_data / "models" / "stories260K.gguf", EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16))
     engine.load()
     yield engine
@@ -111,7 +111,7 @@ def test_a_turn_ends_before_a_part_that_would_not_fit(
     seconds, part = itertools.count(), Mock(return_value=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(job.tuning, "_part", part)
-        patch.setattr("server.tuning.time.perf_counter", lambda: float(next(seconds)))
+        patch.setattr("logitless.engine.finetuning.worker.time.perf_counter", lambda: float(next(seconds)))
         job.tuning.run(2.5)
         assert part.call_count == 2
         part.side_effect = [0.5, 0.5, 2.0, 0.0]
@@ -217,7 +217,7 @@ def test_a_full_disk_keeps_no_server_from_starting(engine: Engine, tmp_path: Pat
 def test_who_is_to_blame_for_a_job_that_fails(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
-    monkeypatch.setattr("training.trainable.lora", Mock(side_effect=error))
+    monkeypatch.setattr("logitless.training.trainable.lora", Mock(side_effect=error))
     job = Job(tmp_path, engine, full=False)
     while job.status in ("queued", "running"):
         job.turn(0.0)
@@ -268,7 +268,7 @@ def test_a_job_waits_beside_requests_for_whoever_has_the_store(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """Another process writes to it, for longer than anybody would wait: the engine's thread has nothing to do."""
-    monkeypatch.setattr("server.store.PATIENCE", -1.0)
+    monkeypatch.setattr("logitless.engine.finetuning.store.PATIENCE", -1.0)
     job = Job(tmp_path, engine, full=False)
     if at != "begin":
         job.begin()
@@ -277,7 +277,7 @@ def test_a_job_waits_beside_requests_for_whoever_has_the_store(
     other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)
     other.execute("begin immediate")
     tried = threading.Event()
-    monkeypatch.setattr("server.store.time.sleep", lambda _: tried.set())
+    monkeypatch.setattr("logitless.engine.finetuning.store.time.sleep", lambda _: tried.set())
     while not tried.is_set():
         if job.tuning.ready:
             job.turn(0.0)

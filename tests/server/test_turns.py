@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from server.turns import Turns
+from logitless.engine.time_sharing import Turns
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])

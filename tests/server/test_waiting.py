@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_fakes import N_VOCAB, Bench, FakeSampler, oracle
 
-from server.errors import RequestError, TooManyRequests, Unavailable
-from server.requests import Failed
-from server.scheduler import Scheduler
-from server.sequence import Sequence
-from server.shares import shares
-from server.ubatch import PAGE
+from logitless.engine.batch import PAGE
+from logitless.engine.errors import RequestError, TooManyRequests, Unavailable
+from logitless.engine.requests import Failed
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.scheduler.shares import shares
+from logitless.engine.sequence import Sequence
 
 
 def prompt(n: int, salt: int = 0) -> list[int]:

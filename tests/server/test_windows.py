@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scheduler_fakes import Bench, asked, prompt
 
-from server.pages import near_pool_size, window_pages
-from server.slot_actions import install, snapshot
-from server.slot_files import load, save
-from server.speculation.settings import SpeculationParams
+from logitless.engine.kv_cache.block_pool import near_pool_size, window_pages
+from logitless.engine.kv_cache.slot_actions import install, snapshot
+from logitless.engine.kv_cache.slot_files import load, save
+from logitless.engine.speculation.settings import SpeculationParams
 
 WINDOW = 40
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.speculation.worth import Chances, Worth
+from logitless.engine.speculation.draft_length import Chances, Worth
 
 Cost = Callable[[int, int], float]  # of a step of so many sequences, with drafts of so many tokens: seconds
 

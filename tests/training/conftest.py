@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.session import Session
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
 
 
 @pytest.fixture

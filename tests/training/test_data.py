@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from models import tokenizer
-from models.chat_template import ChatTemplate
-from models.gguf_file import GGUFFile
-from models.tokenizer import Tokenizer
-from training.errors import TrainingError
-from training.load import DataOptions, load_dataset, text_dataset
-from training.order import Order, split, split_windows
-from training.records import MAX_LINE, Record, read_records
-from training.scratch import byte_vocabulary
-from training.tokens import Example, encode_parts, examples_of
-from training.windows import PackedExamples, SampleOptions, TextSamples, TextWindows, find_samples
+from logitless.models import tokenizer
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.tokenizer import Tokenizer
+from logitless.training.data.dataset_rows import MAX_LINE, Record, read_records
+from logitless.training.data.load import DataOptions, load_dataset, text_dataset
+from logitless.training.data.packing import PackedExamples, SampleOptions, TextSamples, TextWindows, find_samples
+from logitless.training.data.sampler import Order, split, split_windows
+from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of
+from logitless.training.errors import TrainingError
+from logitless.training.scratch import byte_vocabulary
 
 RNG = np.random.default_rng(0)
 

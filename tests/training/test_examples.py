@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graph.session import Session
-from server.cli.main import main
-from training.errors import TrainingError
-from training.examples import mnist
-from training.examples.network import Batches
-from training.examples.sine import OPTIMIZERS, Sine, picture, wave
-from training.lbfgs import minimize
+from logitless.cli.main import main
+from logitless.graph.execution.session import Session
+from logitless.training.errors import TrainingError
+from logitless.training.examples import mnist
+from logitless.training.examples.network import Batches
+from logitless.training.examples.sine import OPTIMIZERS, Sine, picture, wave
+from logitless.training.lbfgs import minimize
 
 
 def test_lbfgs_finds_known_minima() -> None:

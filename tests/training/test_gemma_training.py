@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graph.session import Session
-from models.gguf_file import GGUFFile
-from models.lora import read_adapter
-from models.merge import dequantized
-from models.model import define_model, hparams_of
+from logitless.graph.execution.session import Session
+from logitless.models.adapters.lora import read_adapter
+from logitless.models.adapters.merge import dequantized
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.training.data.packing import TextWindows
+from logitless.training.data.sampler import Order
+from logitless.training.save import save_result
+from logitless.training.schedule import Schedule
+from logitless.training.trainable import LoraOptions, Trainable, full, lora
+from logitless.training.trainer import Settings, Step, Trainer
 from tests.models.reference_model import Spec, write
 from tests.models.test_architectures import compute
 from tests.models.test_gemma_layers import EXPERTS, GEMMA3N, SMALL
-from training.order import Order
-from training.save import save_result
-from training.schedule import Schedule
-from training.trainable import LoraOptions, Trainable, full, lora
-from training.trainer import Settings, Step, Trainer
-from training.windows import TextWindows
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) - 31
 

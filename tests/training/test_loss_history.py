@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.errors import ModelFileError
-from models.gguf_types import ValueType
-from models.gguf_write import Key, flag, tensor, text, u32, u64, write_gguf
-from training.checkpoint import read_checkpoint
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Key, flag, tensor, text, u32, u64, write_gguf
+from logitless.training.checkpoint import read_checkpoint
 
 PAST = "optimizer.adam.past_loss_values"
 EXACT = "training.past_losses"

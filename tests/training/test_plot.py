@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.plot import plot, svg
+from logitless.training.reporting.plot import plot, svg
 
 CURVES = {"training": [(0.0, 3.0), (1.0, 1.0), (2.0, float("nan"))], "a<b": [(0.0, 2.0), (2.0, 2.5)]}
 

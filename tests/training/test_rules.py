@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from training.errors import TrainingError
-from training.progress import Reporter, bar, clock, status
-from training.results import Result
-from training.schedule import OptimizerSettings, Schedule, Stopping
-from training.trainer import Step, Validated, Validating
+from logitless.training.errors import TrainingError
+from logitless.training.reporting.progress import Reporter, bar, clock, status
+from logitless.training.reporting.results import Result
+from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
+from logitless.training.trainer import Step, Validated, Validating
 
 
 def test_warm_up_and_cosine() -> None:

@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from backends.cpu.backend import CPUBackend
-from backends.cpu.memory import Memory
-from graph.backend import Bytes
-from graph.session import Session
-from graph.tensor import Tensor
-from models.errors import ModelFileError
-from models.gguf_file import GGUFFile
-from models.gguf_write import copied_keys, tensor, u32, write_gguf
-from models.lora import read_adapter
-from models.model import define_model, hparams_of
-from models.synth import Shape
-from training import head
-from training.checkpoint import read_checkpoint, save_checkpoint
-from training.errors import TrainingError
-from training.order import Order
-from training.save import save_result
-from training.schedule import OptimizerSettings, Schedule
-from training.scratch import new_model
-from training.tokens import Example
-from training.trainable import LORA, LoraOptions, full, lora
-from training.trainer import Control, Settings, Step, Trainer, Validated
-from training.windows import PackedExamples, TextWindows
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.memory import Memory
+from logitless.graph.backend import Bytes
+from logitless.graph.execution.session import Session
+from logitless.graph.tensor import Tensor
+from logitless.models.adapters.lora import read_adapter
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.write import copied_keys, tensor, u32, write_gguf
+from logitless.models.model import define_model, hparams_of
+from logitless.models.synthetic.model import Shape
+from logitless.training import head
+from logitless.training.checkpoint import read_checkpoint, save_checkpoint
+from logitless.training.data.packing import PackedExamples, TextWindows
+from logitless.training.data.sampler import Order
+from logitless.training.data.tokenize_rows import Example
+from logitless.training.errors import TrainingError
+from logitless.training.save import save_result
+from logitless.training.schedule import OptimizerSettings, Schedule
+from logitless.training.scratch import new_model
+from logitless.training.trainable import LORA, LoraOptions, full, lora
+from logitless.training.trainer import Control, Settings, Step, Trainer, Validated
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
 SCHEDULE = Schedule(alpha=1e-2, kind="constant", warmup=0)

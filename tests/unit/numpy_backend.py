@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from graph.backend import Bytes, Place
-from graph.dtype import DTYPES
-from graph.op import OPS, destination
-from graph.tensor import Tensor
+from logitless.graph.backend import Bytes, Place
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import OPS, destination
+from logitless.graph.tensor import Tensor
 
 Refuses = Collection[str] | Callable[[Tensor], bool]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from graph.allocate import Layout, layout
-from graph.op import OPS
-from graph.ops.elementwise import add, glu, mul, scale, silu, sum_to
-from graph.ops.norm import rms_norm
-from graph.ops.shape import pad_rows, reshape, slice_rows
-from graph.tensor import ALIASES, Tensor, const, feed, toposort
+from logitless.graph.execution.memory import Layout, layout
+from logitless.graph.op import OPS
+from logitless.graph.ops.elementwise import add, glu, mul, scale, silu, sum_to
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
+from logitless.graph.tensor import ALIASES, Tensor, const, feed, toposort
 
 ROWS, COLUMNS = 6, 8
 Feeds = Mapping[str, np.ndarray[Any, Any]]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-import backends.cpu.lower_select  # noqa: F401  (registers its rules)
-from backends.cpu.lowering import LOWERINGS
-from backends.cpu.pool import Pool, Table
-from graph.op import State
-from graph.ops import select
-from graph.tensor import Tensor, feed
+import logitless.backends.cpu.lowering.sampling  # noqa: F401  (registers its rules)
+from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.backends.cpu.threads.pool import Pool, Table
+from logitless.graph.op import State
+from logitless.graph.ops.sampling import sample
+from logitless.graph.tensor import Tensor, feed
 
 DTYPES = {
     "sample": ("f32", "f32", "f32", "i32", "u32", "i32", "i32", "i32", "f32", "i32", "u32", "i32"),
@@ -38,7 +38,7 @@ def typed(op: str, sources: Sequence[Any]) -> list[np.ndarray]:
 def run(op: str, arrays: Sequence[np.ndarray], n_threads: int = 1, **attrs: int) -> np.ndarray:
     """The kernel's result; like the reference it writes the state among the arrays."""
     sources = [feed(str(i), a.shape, kind) for i, (a, kind) in enumerate(zip(arrays, DTYPES[op], strict=False))]
-    t: Tensor = getattr(select, op)(*sources, **attrs)
+    t: Tensor = getattr(sample, op)(*sources, **attrs)
     out = np.zeros(t.shape, NUMPY[t.dtype])
     at = {id(s): a.ctypes.data for s, a in zip(sources, arrays, strict=True)} | {id(t): out.ctypes.data}
     pool(n_threads).run(Table(LOWERINGS[op](t, lambda s: at[id(s)])))

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph.allocate import MAX_FREE_BLOCKS, Allocator, OutOfArena, layout
-from graph.evaluate import evaluate
-from graph.op import OPS
-from graph.ops.attention import copy_pages
-from graph.ops.elementwise import add, mul, scale, silu, sum_to
-from graph.ops.norm import rms_norm
-from graph.ops.rope import rope
-from graph.ops.shape import pad_rows, reshape, slice_rows
-from graph.tensor import Tensor, feed, state, toposort
+from logitless.graph.execution.memory import MAX_FREE_BLOCKS, Allocator, OutOfArena, layout
+from logitless.graph.op import OPS
+from logitless.graph.ops.attention.paged_attention import copy_pages
+from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.rope import rope
+from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
+from logitless.graph.tensor import Tensor, feed, state, toposort
+from logitless.graph.testing.evaluate import evaluate
 from tests.unit.random_graphs import feeds_of, graphs, lay_out, run_in_arena
 
 ROW = 64  # bytes of 16 f32

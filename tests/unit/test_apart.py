@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from backends.cpu import apart
-from backends.cpu.apart import Apart
-from backends.cpu.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads import affinity
+from logitless.backends.cpu.threads.affinity import Apart
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux that is told")
 Masks = list[tuple[int, set[int]]]
@@ -27,7 +27,7 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
 def test_they_are_told_when_the_caller_has_moved(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
     keep = Apart([70, 71])
     for cpu in (1, 1, 1, 3, 3, 1):
-        monkeypatch.setattr(apart, "current", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(affinity, "current", lambda cpu=cpu: cpu)
         keep()
     assert masks == [
         *((thread, {0, 3}) for thread in (70, 71)),
@@ -37,7 +37,7 @@ def test_they_are_told_when_the_caller_has_moved(masks: Masks, monkeypatch: pyte
 
 
 def test_more_threads_than_processors_stay_as_they_are(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "current", lambda: 1)
+    monkeypatch.setattr(affinity, "current", lambda: 1)
     Apart([70, 71, 72])()
     assert not masks
 

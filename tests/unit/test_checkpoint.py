@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.autodiff import backward
-from graph.checkpoint import choose, layers_of, recompute
-from graph.ops.elementwise import add, mul, silu, sum_to
-from graph.ops.linear import linear
-from graph.session import Session
-from graph.tensor import Tensor, dump, feed, toposort
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.autodiff import backward
+from logitless.graph.execution.session import Session
+from logitless.graph.gradient_checkpointing import choose, layers_of, recompute
+from logitless.graph.ops.elementwise import add, mul, silu, sum_to
+from logitless.graph.ops.linear import linear
+from logitless.graph.tensor import Tensor, dump, feed, toposort
 
 ROWS, WIDTH = 24, 32
 
@@ -133,8 +133,8 @@ def test_without_checkpoints_nothing_changes() -> None:
 
 
 def test_what_writes_cannot_run_twice() -> None:
-    from graph.ops.optim import accumulate
-    from graph.tensor import state
+    from logitless.graph.ops.training.optimizer import accumulate
+    from logitless.graph.tensor import state
 
     x = accumulate(state("total", (4,)), feed("x", (4,)))
     y = mul(x, x, name="blk.0")

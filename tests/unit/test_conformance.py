@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import graph.ops.elementwise  # noqa: F401  (declares add)
-from graph.backend import Place
-from graph.conformance import OK, UNSUPPORTED, WRONG, difference, problems, register_all, run
-from graph.op import OPS
-from graph.tensor import Tensor
+import logitless.graph.ops.elementwise  # noqa: F401  (declares add)
+from logitless.graph.backend import Place
+from logitless.graph.op import OPS
+from logitless.graph.tensor import Tensor
+from logitless.graph.testing.conformance import OK, UNSUPPORTED, WRONG, difference, problems, register_all, run
 
 register_all()
 Fault = Callable[[np.ndarray, np.ndarray], None]  # the right result and the memory from there on, as f32

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backends.cpu import lower_basic
-from backends.cpu.backend import CPUBackend
-from graph.ops.attention import PAGE, attention
-from graph.ops.sinks import attention_sinks
-from graph.session import Session
-from graph.tensor import Tensor, feed
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.lowering import elementwise_attention
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.attention_sinks import attention_sinks
+from logitless.graph.ops.attention.paged_attention import PAGE, attention
+from logitless.graph.tensor import Tensor, feed
 
 HEADS, SIZE, TOKENS, PAST, N_PAGES = 4, 64, 70, 90, 10  # positions 90 to 159
 SCALE = SIZE**-0.5
@@ -154,7 +154,7 @@ def test_a_row_has_the_same_bits_however_many_threads_share_its_context(
     attrs = {"scale": size**-0.5, "window": window}
 
     def rows(cores: int, which: list[int]) -> np.ndarray:
-        monkeypatch.setattr(lower_basic, "cores", lambda: cores)
+        monkeypatch.setattr(elementwise_attention, "cores", lambda: cores)
         backend, n = CPUBackend(min(cores, 3)), len(which)
         session = Session([backend])
         k, v = (session.define(name, shapes[name], "f16") for name in ("k", "v"))

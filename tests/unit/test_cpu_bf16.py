@@ -8,18 +8,20 @@ import gguf
 import numpy as np
 import pytest
 
-from backends.cpu import isa, packing, peaks
-from backends.cpu.backend import CPUBackend
-from backends.cpu.kernels.layout import gemm_tile
-from backends.cpu.lowering import REWRITES
-from graph.cost import Cost
-from graph.ops.experts import expert_linear, expert_order, expert_rows
-from graph.ops.linear import linear, linear_bf16, round_act
-from graph.ops.rows import get_rows
-from graph.ops.shape import reshape, slice_rows
-from graph.plan import Array
-from graph.session import Session
-from graph.tensor import Tensor, feed, state
+from logitless.backends.cpu import isa
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.fusion import packing
+from logitless.backends.cpu.kernels.matmul.layout import gemm_tile
+from logitless.backends.cpu.lowering.registry import REWRITES
+from logitless.backends.cpu.threads import peaks
+from logitless.graph.execution.cost import Cost
+from logitless.graph.execution.plan import Array
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear, linear_bf16, round_act
+from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows
+from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.tensor import Tensor, feed, state
 
 BF16 = gguf.GGMLQuantizationType.BF16
 has_products = pytest.mark.skipif(not isa.has_bf16_products(), reason="this processor has no products of bf16")

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from backends.cpu import lower_basic, warm
-from backends.cpu.backend import CPUBackend
-from backends.cpu.isa import isa
-from backends.cpu.lowering import LOWERINGS
-from graph.conformance import encode
-from graph.ops.attention import PAGE, attention
-from graph.ops.elementwise import add, gelu, mul, silu
-from graph.ops.linear import linear
-from graph.ops.norm import rms_norm
-from graph.ops.shape import reshape
-from graph.session import Session
-from graph.tensor import Tensor, feed
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.compiler import warmup
+from logitless.backends.cpu.isa import isa
+from logitless.backends.cpu.lowering import elementwise_attention
+from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.paged_attention import PAGE, attention
+from logitless.graph.ops.elementwise import add, gelu, mul, silu
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Tensor, feed
+from logitless.graph.testing.conformance import encode
 
 wide = pytest.mark.skipif(isa() != "avx512_vnni", reason="no tile of two groups")
 RNG = np.random.default_rng(5)
@@ -147,7 +148,7 @@ def test_attention_is_rounded_at_once(
     backends: list[CPUBackend], monkeypatch: pytest.MonkeyPatch, heads: int, rows: int, past: int, cores: int
 ) -> None:
     """With a hundred cores threads share contexts (test_cpu_attention.py)."""
-    monkeypatch.setattr(lower_basic, "cores", lambda: cores)
+    monkeypatch.setattr(elementwise_attention, "cores", lambda: cores)
     kv_heads, size, n_pages = 2, 16, (rows // 2 + past) // 16 + 2
     shape = (rows, heads, size)
     numbers = {"slot": np.arange(rows) % 2, "pos": past + np.arange(rows) // 2}
@@ -215,7 +216,7 @@ def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
     }
     w["norm"] = session.define("norm", (64,), "f32", lambda: encode(np.ones(64), "f32"), constant=True)
     memory = session.define("k", (8, 1, 32, PAGE), "f16"), session.define("v", (8, 1, PAGE, 32), "f16")
-    monkeypatch.setattr(lower_basic, "cores", lambda: cores)
+    monkeypatch.setattr(elementwise_attention, "cores", lambda: cores)
 
     def nodes(rows: int) -> tuple[Tensor, ...]:
         batch = feed("tables", (1, 8), "i32"), feed("slot", (rows,), "i32"), feed("pos", (rows,), "i32")
@@ -226,8 +227,8 @@ def test_kernels_of_few_rows_are_known_from_a_graph_of_many(
 
     known: set[str] = set()
     with monkeypatch.context() as patch:
-        patch.setattr(warm.jit, "load", lambda names: known.update(names))
-        warm.prepare(nodes(512))
+        patch.setattr(warmup.jit, "load", lambda names: known.update(names))
+        warmup.prepare(nodes(512))
     asked: set[str] = set()
     for rows in (1, 5, 40, 64, 100, 200):
         asked |= {i.kernel for t in nodes(rows) if t.op in LOWERINGS for i in LOWERINGS[t.op](t, lambda _: 0) or ()}

@@ -14,9 +14,9 @@ import gguf
 import numpy as np
 import pytest
 
-from backends.cpu import lower_linear, peaks
-from backends.cpu.isa import ISAS, isa, offered
-from backends.cpu.kernels.layout import (
+from logitless.backends.cpu.fusion.packed_weights import pack_instructions, packed_nbytes
+from logitless.backends.cpu.isa import ISAS, isa, offered
+from logitless.backends.cpu.kernels.matmul.layout import (
     ACT_BLOCK,
     ACT_HALF,
     ACT_OFFSET,
@@ -29,15 +29,16 @@ from backends.cpu.kernels.layout import (
     tile_for,
     tiles,
 )
-from backends.cpu.lowering import LOWERINGS, REWRITES
-from backends.cpu.memory import aligned
-from backends.cpu.pool import Instruction, Pool, Table
-from backends.cpu.weights import pack_instructions, packed_nbytes
-from graph.dtype import DTYPES
-from graph.ops.fused import linear_glu_act
-from graph.ops.linear import linear, linear_q8, pack_act, quantize_act
-from graph.ops.rows import get_rows
-from graph.tensor import Tensor, feed, state
+from logitless.backends.cpu.lowering import linear as lower_linear
+from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
+from logitless.backends.cpu.memory import aligned
+from logitless.backends.cpu.threads import peaks
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.graph.dtype import DTYPES
+from logitless.graph.ops.fused import linear_glu_act
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear, linear_q8, pack_act, quantize_act
+from logitless.graph.tensor import Tensor, feed, state
 
 QUANTISED = [name for name, layout in LAYOUTS.items() if layout.block > 1]
 FLOATS = ["f32", "f16", "bf16"]

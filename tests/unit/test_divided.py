@@ -9,14 +9,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from backends.cpu.pool import Instruction, Pool, Table
-from graph.backend import Backend
-from graph.divided import SOON, Divided
-from graph.ops.elementwise import add, scale, silu
-from graph.ops.linear import matmul
-from graph.session import Session
-from graph.tensor import Tensor, feed
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.graph.backend import Backend
+from logitless.graph.execution.preemptible_plan import SOON, Divided
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, scale, silu
+from logitless.graph.ops.linear import matmul
+from logitless.graph.tensor import Tensor, feed
 from tests.unit.numpy_backend import NumpyBackend
 
 
@@ -53,7 +53,7 @@ def test_parts_are_cut_anew_by_what_they_took(
     monkeypatch: pytest.MonkeyPatch, most: float, n_parts: tuple[int, int]
 ) -> None:
     """In the middle of a node where one takes too long, to the same bits; short ones are joined."""
-    monkeypatch.setattr("graph.divided.MOST", most)
+    monkeypatch.setattr("logitless.graph.execution.preemptible_plan.MOST", most)
     backend = CPUBackend(2)
     session = Session([backend])
     x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
@@ -89,7 +89,7 @@ def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) 
 
     for n_cores, n_threads, left in ((3, 3, 2), (8, 3, 3), (1, 1, 1)):
         backend = CPUBackend(n_threads)
-        monkeypatch.setattr("backends.cpu.backend.cores", lambda n=n_cores: n)
+        monkeypatch.setattr("logitless.backends.cpu.backend.cores", lambda n=n_cores: n)
         session = Session([backend])
         (expected,) = session.plan(chain).run({"x": x})
         for spare, allowed in ((False, n_threads), (True, left)):

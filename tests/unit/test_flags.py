@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli import help
-from server.cli.flags import (
+from logitless.cli.flags import help
+from logitless.cli.flags.flags import (
     CliError,
     Flag,
     UsageError,
@@ -19,8 +19,8 @@ from server.cli.flags import (
     wholes,
     words,
 )
-from server.cli.main import COMMANDS
-from server.cli.model_keys import rules
+from logitless.cli.flags.model_keys import rules
+from logitless.cli.main import COMMANDS
 
 FLAGS = (
     Flag("-m --model", "", text, None, env="LLAMA_ARG_MODEL"),

@@ -7,20 +7,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backends.kernels.device import lower_all
-from backends.kernels.dialect import SIMT
-from backends.kernels.fuse import fuse
-from graph.backend import Backend
-from graph.conformance import encode
-from graph.ops.attention import attention, store_k, store_v
-from graph.ops.elementwise import add, glu
-from graph.ops.experts import expert_linear, expert_rows
-from graph.ops.linear import linear
-from graph.ops.rope import rope
-from graph.ops.shape import reshape
-from graph.ops.sinks import attention_sinks
-from graph.session import Session
-from graph.tensor import ALIASES, Tensor, feed, state, toposort
+from logitless.backends.gpu.fuse import fuse
+from logitless.backends.gpu.language.device import lower_all
+from logitless.backends.gpu.language.dialect import SIMT
+from logitless.graph.backend import Backend
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.attention_sinks import attention_sinks
+from logitless.graph.ops.attention.paged_attention import attention, store_k, store_v
+from logitless.graph.ops.elementwise import add, glu
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.moe import expert_linear, expert_rows
+from logitless.graph.ops.rope import rope
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import ALIASES, Tensor, feed, state, toposort
+from logitless.graph.testing.conformance import encode
 
 K = 64
 

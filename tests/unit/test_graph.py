@@ -11,18 +11,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.backend import Backend
-from graph.evaluate import evaluate
-from graph.op import OPS, op
-from graph.ops.attention import attention, copy_pages, store_k
-from graph.ops.elementwise import add, glu, mul, scale, silu
-from graph.ops.linear import linear
-from graph.ops.norm import rms_norm
-from graph.ops.rows import get_rows
-from graph.ops.shape import reshape, slice_rows
-from graph.session import Session
-from graph.tensor import Tensor, const, dump, feed, state, toposort
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.backend import Backend
+from logitless.graph.execution.session import Session
+from logitless.graph.op import OPS, op
+from logitless.graph.ops.attention.paged_attention import attention, copy_pages, store_k
+from logitless.graph.ops.elementwise import add, glu, mul, scale, silu
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.tensor import Tensor, const, dump, feed, state, toposort
+from logitless.graph.testing.evaluate import evaluate
 from tests.unit.numpy_backend import NumpyBackend
 
 PAIRS = np.array([[0, 1]], np.int32)

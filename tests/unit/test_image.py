@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from backends.cpu import compile as compiler
-from backends.cpu import image
+from logitless.backends.cpu.compiler import linker
+from logitless.backends.cpu.compiler import llvm as compiler
 
 TABLES = """
 @names = private constant [3 x ptr] [ptr @one, ptr @two, ptr @three]
@@ -54,12 +54,12 @@ def test_does_what_the_object_file_does(source: str) -> None:
     engine.add_object_file(compiler.llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     theirs = FUNCTION(engine.get_function_address("f"))
-    linked = image.link(code, "f")
-    assert image.is_image(linked)
-    assert not image.is_image(code)
+    linked = linker.link(code, "f")
+    assert linker.is_image(linked)
+    assert not linker.is_image(code)
     rows = range(3) if source is TABLES else range(10)
     expected = [theirs(i, j) for i in rows for j in (0, 1)]
-    for entry in image.load([linked, linked]):  # each with words of its own, wherever it lies
+    for entry in linker.load([linked, linked]):  # each with words of its own, wherever it lies
         assert [FUNCTION(entry)(i, j) for i in rows for j in (0, 1)] == expected
     assert source is not TABLES or expected == [11, 12, 21, 22, 31, 32]
 
@@ -73,11 +73,11 @@ def test_what_no_kernel_has_is_not_linked() -> None:
         (object_of(WRITTEN), "section .data"),
         (object_of(BRANCHES.replace("@cos", "@no_such_function")), "function no_such_function"),
     ):
-        with pytest.raises(image.NotLinkable, match=why):
-            image.link(other, "f")
-    with pytest.raises(image.NotLinkable, match="no function g"):
-        image.link(code, "g")
+        with pytest.raises(linker.NotLinkable, match=why):
+            linker.link(other, "f")
+    with pytest.raises(linker.NotLinkable, match="no function g"):
+        linker.link(code, "g")
 
 
 def test_nothing_to_load() -> None:
-    assert image.load([]) == []
+    assert linker.load([]) == []

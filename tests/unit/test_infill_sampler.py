@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph.ops import samplers as s
-from server.infill import candidates, infill
-from server.sampling import RowSampler, SamplingParams
+from logitless.engine.sampling.infill_sampler import candidates, infill
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.graph.ops.sampling import samplers as s
 
 PIECES = ["", "", "a", "ab", "abc", "b", "c", "d"]
 END, EOT = 0, 1

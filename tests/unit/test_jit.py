@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu import image, jit
-from backends.cpu.farm import ROOT, Farm
-from backends.cpu.pool import ENTRY, bits
+from logitless.backends.cpu.compiler import jit, linker
+from logitless.backends.cpu.compiler.workers import ROOT, Farm
+from logitless.backends.cpu.threads.pool import ENTRY, bits
 
 NAMES = ("copy_pages", "rms_norm")  # quick to compile
-PROGRAM = "import sys; from backends.cpu import jit; jit.prefetch(sys.argv[1:]); jit.load(sys.argv[1:]); print('fine')"
+IMPORT = "import sys; from logitless.backends.cpu.compiler import jit; "
+PROGRAM = f"{IMPORT}jit.prefetch(sys.argv[1:]); jit.load(sys.argv[1:]); print('fine')"
 
 
 @pytest.fixture
@@ -71,19 +72,19 @@ def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.Mo
 
 def test_what_cannot_be_linked_is_loaded_by_llvm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_machine(code: bytes, symbol: str) -> bytes:
-        raise image.NotLinkable("not an object file for x86-64")
+        raise linker.NotLinkable("not an object file for x86-64")
 
-    monkeypatch.setattr(image, "link", other_machine)
+    monkeypatch.setattr(linker, "link", other_machine)
     jit._addresses.clear()
     jit.load(["rms_norm", "copy_pages"])
-    assert not any(image.is_image(path.read_bytes()) for path in cache.rglob("*.kernel"))
+    assert not any(linker.is_image(path.read_bytes()) for path in cache.rglob("*.kernel"))
     monkeypatch.setattr(jit, "compile_kernel", no_compiler)
     works()
 
 
 def test_a_warm_start_imports_no_compiler(cache: Path, code: bytes) -> None:
     jit._store("rms_norm", code)
-    program = "import sys; from backends.cpu import jit; jit.load(['rms_norm']); print('llvmlite' in sys.modules)"
+    program = f"{IMPORT}jit.load(['rms_norm']); print('llvmlite' in sys.modules)"
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     told = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]
@@ -148,9 +149,7 @@ def test_a_system_that_runs_no_code_made_here_is_told_in_one_line(cache: Path, c
     """As services with MemoryDenyWriteExecute are."""
     jit._store("rms_norm", code)
     refuse = "import ctypes; refused = ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0"  # PR_SET_MDWE, Linux 6.3
-    program = (
-        f"{refuse}\nfrom backends.cpu import jit\ntry: jit.load(['rms_norm'])\nexcept jit.DeviceError as e: print(e)"
-    )
+    program = f"{refuse}\n{IMPORT}\ntry: jit.load(['rms_norm'])\nexcept jit.DeviceError as e: print(e)"
     command = [sys.executable, "-c", f"{program}\nif not refused: print('cannot be made executable')"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     told = subprocess.run(command, env=environment, capture_output=True, check=True).stdout.decode()
@@ -199,7 +198,8 @@ def test_no_process_can_be_started() -> None:
 def test_processes_end_with_their_parent() -> None:
     """Killed in whatever way, in the middle of a kernel, and without a word."""
     program = (
-        "from backends.cpu.farm import Farm; farm = Farm(lambda *a: print('begun', flush=True), print);"
+        "from logitless.backends.cpu.compiler.workers import Farm; "
+        "farm = Farm(lambda *a: print('begun', flush=True), print);"
         "farm.add(['log_probs']); farm.take('log_probs')"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -13,7 +13,7 @@ FULL = Path("/dev/full")  # a disk without room
 SAY = """
 import logging, sys
 from types import SimpleNamespace
-from server.cli.log import start_log
+from logitless.cli.log import start_log
 start_log(SimpleNamespace(log_file=sys.argv[1], verbose=False, log_disable=False))
 for i in range(3):
     logging.getLogger("logitless.x").info("line %d %s", i, "x" * 5000)

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.cpu.kernels import emit_math, mathf
-from backends.cpu.kernels.registry import f32p
+from logitless.backends.cpu.kernels.ir import math as emit_math
+from logitless.backends.cpu.kernels.ir import scalar_math
+from logitless.backends.cpu.kernels.ir.registry import f32p
 from tests.unit.linked_kernel import linked
 
 
@@ -18,7 +19,7 @@ from tests.unit.linked_kernel import linked
 def entry_of(name: str) -> Any:
     """The entry of y = f(x) over n values, compiled like every kernel. a: x, y, n."""
     if name.endswith("_exact"):
-        function = getattr(mathf, name)
+        function = getattr(scalar_math, name)
 
         def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
             x, y = f32p(a[0]), f32p(a[1])

@@ -14,14 +14,14 @@ import pytest
 MAKE = """
 import sys
 import llvmlite.binding as llvm
-from backends.cpu import isa
+from logitless.backends.cpu import isa
 
 isa.host = lambda: isa.Host("neoverse-n1", "+neon,+dotprod")
 assert isa.isa() == "neon_dot"
-from backends.cpu.frontend import ir_of
-from backends.cpu.kernels import emit
+from logitless.backends.cpu.compiler.numba_frontend import ir_of
+from logitless.backends.cpu.kernels.ir import builder as emit
 emit.for_x86 = lambda b: False
-from backends.cpu.kernels import matmul, registry
+from logitless.backends.cpu.kernels.matmul import packed_matmul as matmul, registry
 
 family, *params = sys.argv[1].split(":")
 text, entry = ir_of(registry.KERNELS[family](*params))

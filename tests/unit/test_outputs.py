@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.flags import CliError
-from server.cli.outputs import check_output
+from logitless.cli.flags.flags import CliError
+from logitless.cli.outputs import check_output
 
 
 def test_a_part_of_the_split_model_that_is_read_is_refused(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.cpu.backend import CPUBackend
-from graph.evaluate import evaluate
-from graph.ops.attention import copy_pages
-from graph.ops.elementwise import add, mul, scale, silu, sum_to
-from graph.ops.shape import after, pad_rows, reshape, slice_rows
-from graph.partition import TRANSFER, partition
-from graph.report import describe
-from graph.session import Session
-from graph.tensor import Tensor, dump, feed, state, toposort
-from models.synth import synthesize
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.describe import describe
+from logitless.graph.execution.partition import TRANSFER, partition
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.paged_attention import copy_pages
+from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
+from logitless.graph.ops.shape import after, pad_rows, reshape, slice_rows
+from logitless.graph.tensor import Tensor, dump, feed, state, toposort
+from logitless.graph.testing.evaluate import evaluate
+from logitless.models.synthetic.model import synthesize
 from tests.unit.numpy_backend import NumpyBackend
 from tests.unit.random_graphs import feeds_of, graphs
 from tests.unit.tiny_model import Tiny

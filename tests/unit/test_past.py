@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from backends.cpu import backend, past, warm  # noqa: F401 — registers what lowers a node
-from backends.cpu.isa import Host
-from backends.cpu.kernels import layout
-from backends.cpu.pool import Instruction
-from graph.ops.linear import linear_q8, quantize_act
-from graph.tensor import Tensor, feed, state
+from logitless.backends.cpu import backend  # noqa: F401 — registers what lowers a node
+from logitless.backends.cpu.compiler import warmup
+from logitless.backends.cpu.isa import Host
+from logitless.backends.cpu.kernels.matmul import layout
+from logitless.backends.cpu.lowering import cache_bypass
+from logitless.backends.cpu.threads.pool import Instruction
+from logitless.graph.ops.linear import linear_q8, quantize_act
+from logitless.graph.tensor import Tensor, feed, state
 
 ZEN = Host("znver4", "+avx512f,+avx512vl")
 XEON = Host("sapphirerapids", "+avx512f,+avx512vl")
@@ -20,11 +22,11 @@ ROWS = CACHE // 576  # of weights that fill it
 
 @pytest.fixture(autouse=True)
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past, "cache_nbytes", lambda level: {3: CACHE}[level])
+    monkeypatch.setattr(cache_bypass, "cache_nbytes", lambda level: {3: CACHE}[level])
 
 
 def on(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
-    for module in (past, layout):
+    for module in (cache_bypass, layout):
         monkeypatch.setattr(module, "compiled_for", lambda: host)
 
 
@@ -36,8 +38,8 @@ def product(n: int) -> Tensor:
 def named(kernels: list[str], rows: int) -> list[str]:
     """What becomes of these, each with a weight of so many rows."""
     instructions = [Instruction(k, (), 4) for k in kernels]
-    many = past.too_many([product(rows) for _ in kernels])
-    return [i.kernel for i in (past.past_caches(instructions) if many else instructions)]
+    many = cache_bypass.too_many([product(rows) for _ in kernels])
+    return [i.kernel for i in (cache_bypass.past_caches(instructions) if many else instructions)]
 
 
 def test_a_zen_core_reads_past_the_caches_what_they_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +66,7 @@ def test_other_processors_read_as_before(monkeypatch: pytest.MonkeyPatch, host: 
 def test_a_start_makes_them_ready(monkeypatch: pytest.MonkeyPatch, n: int, prepared: bool) -> None:
     on(monkeypatch, ZEN)
     loaded: set[str] = set()
-    monkeypatch.setattr(warm.jit, "load", loaded.update)
-    warm.prepare([product(n)])
+    monkeypatch.setattr(warmup.jit, "load", loaded.update)
+    warmup.prepare([product(n)])
     assert "linear:q4_0:1x1" in loaded
     assert ("linear:q4_0:1x1:past" in loaded) == prepared

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from graph.ops.linear import linear
-from graph.ops.rows import get_rows
-from graph.tensor import feed, state
-from models.placement import Places, places, proportional
-from server.cli.flags import CliError, UsageError, parse
-from server.cli.options import PLACE
-from server.cli.placement import placement
-from server.placement import ANYWHERE, Device, PlacementOptions, chosen, fit
+from logitless.cli.flags.flags import CliError, UsageError, parse
+from logitless.cli.flags.options import PLACE
+from logitless.cli.flags.placement import placement
+from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear
+from logitless.graph.tensor import feed, state
+from logitless.models.weights.placement import Places, places, proportional
 from tests.unit.numpy_backend import NumpyBackend
 
 N_LAYER = 6
@@ -198,7 +198,7 @@ def test_wrong_flags(words: str, line: str) -> None:
 
 
 def test_memory_is_the_devices_own() -> None:
-    from graph.session import DeviceBytes
+    from logitless.graph.execution.session import DeviceBytes
 
     device, host = NumpyBackend("opencl:0"), NumpyBackend("cpu")
     device.memory_bytes = 1000

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.cpu import jit
-from backends.cpu.kernels.registry import i64p
-from backends.cpu.kernels.step import FOLLOWING, atomic_add, atomic_load, yield_cpu
-from backends.cpu.pool import Instruction, Pool, Table
+from logitless.backends.cpu.compiler import jit
+from logitless.backends.cpu.kernels.ir.registry import i64p
+from logitless.backends.cpu.kernels.runtime.step_loop import FOLLOWING, atomic_add, atomic_load, yield_cpu
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
 from tests.unit.linked_kernel import linked
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.router import _flags, meaning
-from server.router.catalog import CatalogError, Sources, models_of_folder
+from logitless.cli.commands.router import _flags, meaning
+from logitless.router.catalog import CatalogError, Sources, models_of_folder
 
 MEANING = partial(meaning, _flags())
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from graph.ops import samplers as s
-from graph.ops import select
-from models.gguf_file import GGUFFile
-from models.tokenizer import Tokenizer, from_metadata
-from server.sampling import RowSampler, SamplingParams, split_log_probs, split_probs
-from server.step_feeds import SamplingFeeds, room_of, sampling_feeds
+from logitless.engine.runner.step_inputs import SamplingFeeds, room_of, sampling_feeds
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams, split_log_probs, split_probs
+from logitless.graph.ops.sampling import sample
+from logitless.graph.ops.sampling import samplers as s
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.tokenizer import Tokenizer, from_metadata
 from tests.unit import sampling_kernel
 
 MODELS = ("stories260K", "prometheus-shakespeare-2.3M-F32")
@@ -122,7 +122,7 @@ def generate(data: Path, model: str, name: str, *, reference: bool) -> tuple[lis
         feeds.write([sampler.feeds()], [1])
         arrays = [logits, state, *room.values()]
         if reference:
-            out = select.sample.reference(*arrays, n_probs=n_probs)
+            out = sample.sample.reference(*arrays, n_probs=n_probs)
         else:
             out = sampling_kernel.run("sample", arrays, n_probs=n_probs)
         if n_probs:
@@ -130,7 +130,7 @@ def generate(data: Path, model: str, name: str, *, reference: bool) -> tuple[lis
         elif params.n_probs:
             sources = [logits, out, np.array([-1], np.int32)]
             if reference:
-                probs = select.log_probs.reference(*sources, n=params.n_probs)
+                probs = sample.log_probs.reference(*sources, n=params.n_probs)
             else:
                 probs = sampling_kernel.run("log_probs", sources, n=params.n_probs)
             said.append(tuple(part[0] for part in split_log_probs(probs, params.n_probs)))

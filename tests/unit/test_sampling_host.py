@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph.ops import samplers as s
-from server import repetition
-from server.fields import FLOAT_MAX
-from server.repetition import Breakers, Dry, Penalties, find_breakers, suffix_lengths
-from server.rng import Generator, choose_seed
-from server.sampling import (
+from logitless.engine.sampling import penalties as repetition
+from logitless.engine.sampling.mt19937 import Generator, choose_seed
+from logitless.engine.sampling.penalties import Breakers, Dry, Penalties, find_breakers, suffix_lengths
+from logitless.engine.sampling.sampler import (
     DEFAULT_SAMPLERS,
     RowSampler,
     SamplingParams,
@@ -26,6 +24,8 @@ from server.sampling import (
     split_log_probs,
     split_probs,
 )
+from logitless.graph.ops.sampling import samplers as s
+from logitless.server.protocol.fields import FLOAT_MAX
 
 
 class Words:

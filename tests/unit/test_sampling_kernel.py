@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graph.ops import samplers as s
-from graph.ops import select
+from logitless.graph.ops.sampling import sample
+from logitless.graph.ops.sampling import samplers as s
 from tests.unit import sampling_kernel
 from tests.unit.sampling_kernel import run, typed
 
@@ -18,7 +18,7 @@ SELECTIONS = (s.GREEDY, s.DIST, s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE)
 def rows_of(r: np.random.Generator, n_rows: int, n_vocab: int) -> list[np.ndarray]:
     """Sources of `sample` with any chain and parameters, sparse entries, and slots that neighbours may share."""
     chain = np.zeros((n_rows, 12), np.int32)
-    params = np.stack([select.default_params() for _ in range(n_rows)])
+    params = np.stack([sample.default_params() for _ in range(n_rows)])
     for row, q in zip(chain, params, strict=True):
         n = int(r.integers(0, 10))
         row[:n] = r.integers(1, 10, n)
@@ -69,7 +69,7 @@ def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool
     arrays = with_masks(r, arrays) if masked else arrays
     ours, theirs = copies(arrays), copies(arrays)
     with np.errstate(all="ignore"):
-        expected = select.sample.reference(*theirs)
+        expected = sample.sample.reference(*theirs)
     words = run("sample", ours)
     same = words == expected
     if not same.all():  # a rounding tie may fall the other way: tell it by moving each logit by a hair
@@ -77,7 +77,7 @@ def test_kernel_agrees_with_the_definition(seed: int, n_vocab: int, masked: bool
             near = copies(arrays)
             near[0] *= (1 + 3e-7 * r.normal(size=near[0].shape)).astype(np.float32)
             with np.errstate(all="ignore"):
-                moved = select.sample.reference(*near)
+                moved = sample.sample.reference(*near)
             same |= (words == moved) | (expected != moved)
         assert same.all()
     else:
@@ -125,10 +125,10 @@ def test_masked_rows_take_allowed_tokens_and_the_others_what_they_took(seed: int
 
 
 def test_a_token_that_is_not_allowed_is_sampled_again_with_the_next_draws() -> None:
-    arrays = typed("sample", select.make_case(np.random.default_rng(4), ["dist"] * 2)[0])
+    arrays = typed("sample", sample.make_case(np.random.default_rng(4), ["dist"] * 2)[0])
     arrays[5][:] = 0
     first = int(run("sample", copies(arrays))[0, 0]) & s.ID
-    bits = np.ones((1, select.PERTURB), bool)
+    bits = np.ones((1, sample.PERTURB), bool)
     bits[0, first] = False
     draws = np.stack([arrays[4][0], arrays[4][1]] * 2)
     masks = [np.packbits(bits, axis=1, bitorder="little").view(np.uint32), np.array([0, -1], np.int32)]
@@ -141,24 +141,24 @@ def test_a_token_that_is_not_allowed_is_sampled_again_with_the_next_draws() -> N
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf])
-@pytest.mark.parametrize("name", select.CASES)
+@pytest.mark.parametrize("name", sample.CASES)
 def test_impossible_logits_give_a_valid_token(name: str, bad: float) -> None:
-    sources, _ = select.make_case(np.random.default_rng(1), [name] * 2)
+    sources, _ = sample.make_case(np.random.default_rng(1), [name] * 2)
     arrays = typed("sample", sources)
     arrays[0][0] = bad
     arrays[0][1, ::2] = bad
     words = run("sample", arrays).view(np.uint32)
-    assert ((words & s.ID) < select.PERTURB).all()
+    assert ((words & s.ID) < sample.PERTURB).all()
 
 
 def test_an_empty_chain_is_id_0_and_draws_nothing() -> None:
-    arrays = typed("sample", select.make_case(np.random.default_rng(0), ["dist"])[0])
+    arrays = typed("sample", sample.make_case(np.random.default_rng(0), ["dist"])[0])
     arrays[3][:] = 0
     assert run("sample", arrays).view(np.uint32).tolist() == [[s.NO_DIST | s.NO_XTC]]
 
 
 def test_greedy_takes_the_lowest_id_of_equals() -> None:
-    arrays = typed("sample", select.make_case(np.random.default_rng(0), ["greedy"])[0])
+    arrays = typed("sample", sample.make_case(np.random.default_rng(0), ["greedy"])[0])
     arrays[5][:] = 0  # no entries
     arrays[0][0, [401, 77, 300]] = 50
     assert run("sample", arrays)[0, 0] & s.ID == 77
@@ -166,7 +166,7 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
 
 def test_drafts_take_over_draws_that_were_left_over() -> None:
     """Rows of one slot give what separate steps would, when the first consumes nothing of its uniform."""
-    arrays = typed("sample", select.make_case(np.random.default_rng(3), ["greedy", "dist", "dist"])[0])
+    arrays = typed("sample", sample.make_case(np.random.default_rng(3), ["greedy", "dist", "dist"])[0])
     arrays[9][:] = 2
     together = run("sample", copies(arrays)) & s.ID
     arrays[9][:] = -1
@@ -174,11 +174,11 @@ def test_drafts_take_over_draws_that_were_left_over() -> None:
     assert (run("sample", arrays) & s.ID == together).all()
 
 
-@pytest.mark.parametrize("name", [n for n in select.CASES if n != "mirostat 1"])
+@pytest.mark.parametrize("name", [n for n in sample.CASES if n != "mirostat 1"])
 def test_probabilities_after_sampling(name: str) -> None:
-    sources, _ = select.make_case(np.random.default_rng(5), [name] * 3)
+    sources, _ = sample.make_case(np.random.default_rng(5), [name] * 3)
     ours, theirs = typed("sample", sources), typed("sample", sources)
-    out, expected = run("sample", ours, n_probs=6), select.sample.reference(*theirs, n_probs=6)
+    out, expected = run("sample", ours, n_probs=6), sample.sample.reference(*theirs, n_probs=6)
     assert (out[:, :2] == expected[:, :2]).all()
     assert (out[:, 3:9] == expected[:, 3:9]).all()
     values, wanted = out.view(np.float32), expected.view(np.float32)
@@ -193,26 +193,26 @@ def test_log_probabilities_of_a_large_vocabulary() -> None:
     ids = np.array([[7 | s.NO_XTC - (1 << 32)], [3], [99]], np.int32)
     targets = np.array([-1, 100_002, -1], np.int32)
     out = run("log_probs", [logits, ids, targets], n=20)
-    expected = select.log_probs.reference(logits.astype(np.float64), ids, targets, n=20)
+    expected = sample.log_probs.reference(logits.astype(np.float64), ids, targets, n=20)
     assert (out[:, 1:21] == expected[:, 1:21]).all()
     assert out == pytest.approx(expected, abs=3e-6)
 
 
 def test_the_whole_vocabulary_can_be_sorted() -> None:
     """top_k beyond the vocabulary of 5000 equal pairs: the radix sort, and the order of equals."""
-    arrays = typed("sample", select.make_case(np.random.default_rng(0), ["default"])[0])
+    arrays = typed("sample", sample.make_case(np.random.default_rng(0), ["default"])[0])
     arrays[0] = np.repeat(np.random.default_rng(2).normal(size=(1, 2500)), 2, 1).astype(np.float32)
     arrays[2][0, s.K] = 1e6
     arrays[3][0, :3] = s.TOP_K, s.DIST, 0
     arrays[5][:] = 0
-    out, expected = run("sample", copies(arrays), n_probs=100), select.sample.reference(*copies(arrays), n_probs=100)
+    out, expected = run("sample", copies(arrays), n_probs=100), sample.sample.reference(*copies(arrays), n_probs=100)
     assert (out[:, 3:103] == expected[:, 3:103]).all()
     assert out[0, 1] == 5000
 
 
 def test_scratch_is_enough_for_every_size() -> None:
     """The memory after the scratch stays untouched, at sizes around the block's."""
-    from backends.cpu.lower_select import scratch_nbytes
+    from logitless.backends.cpu.lowering.sampling import scratch_nbytes
 
     for n in (1, 63, 64, 65, 1000, 4097):
         size = -(-n // 64) * 64

@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from backends.cpu import slices
-from backends.cpu.pool import Instruction, Pool, Table, bits
+from logitless.backends.cpu.threads import slices
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table, bits
 
 T = TypeVar("T")
 tells = pytest.mark.skipif(slices.attributes() is None, reason="the system does not tell")

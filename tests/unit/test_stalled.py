@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backends.cpu import jit
-from backends.cpu.kernels.registry import i64p
-from backends.cpu.kernels.stalled import BROUGHT, HOLDS, LINES, NUMBER, get_cpu, stands_still
-from backends.cpu.kernels.step import atomic_add, atomic_load, read_fd, yield_cpu
-from backends.cpu.pool import Instruction, Pool, Table
+from logitless.backends.cpu.compiler import jit
+from logitless.backends.cpu.kernels.ir.registry import i64p
+from logitless.backends.cpu.kernels.runtime.stall_rescue import BROUGHT, HOLDS, LINES, NUMBER, get_cpu, stands_still
+from logitless.backends.cpu.kernels.runtime.step_loop import atomic_add, atomic_load, read_fd, yield_cpu
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
 from tests.unit.linked_kernel import linked
 
 pytestmark = [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from graph.ops import samplers as s
-from graph.tensor import feed
-from server.repetition import Vocabulary
-from server.sampling import RowSampler, SamplingParams
-from server.step_feeds import SamplingFeeds, StepFeeds, room_of, sampling_feeds
-from server.ubatch import UBatch
+from logitless.engine.batch import UBatch
+from logitless.engine.runner.step_inputs import SamplingFeeds, StepFeeds, room_of, sampling_feeds
+from logitless.engine.sampling.penalties import Vocabulary
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.graph.ops.sampling import samplers as s
+from logitless.graph.tensor import feed
 from tests.unit.test_sampling_host import VOCAB as WORDS
 
 VOCAB: Vocabulary = WORDS

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CPUBackend
-from graph.backend import Backend
-from graph.conformance import encode
-from graph.cost import Cost, cost
-from graph.ops.attention import attention, store_k, store_v
-from graph.ops.elementwise import add, glu
-from graph.ops.fused import linear_parts
-from graph.ops.linear import linear
-from graph.ops.rows import get_rows
-from graph.session import Session
-from graph.tensor import Tensor, feed, state
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.backend import Backend
+from logitless.graph.execution.cost import Cost, cost
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.paged_attention import attention, store_k, store_v
+from logitless.graph.ops.elementwise import add, glu
+from logitless.graph.ops.fused import linear_parts
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear
+from logitless.graph.tensor import Tensor, feed, state
+from logitless.graph.testing.conformance import encode
 from tests.unit.numpy_backend import NumpyBackend
 
 POS, SLOT = np.array([7, 8, 20], np.int32), np.array([1, 1, 0], np.int32)

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.errors import DeviceLost
-from backends.kernels.dialect import SIMT
-from backends.vulkan import choice
-from backends.vulkan.choice import Choice, known, measure
-from backends.vulkan.instance import DeviceInfo
-from backends.vulkan.matrices import F32, I8, I32, Entry, Matrices, choose
-from graph.backend import Place
-from graph.tensor import Tensor
-from server.cli.devices import as_text, vulkan_devices
+from logitless.backends.errors import DeviceLost
+from logitless.backends.gpu.language.dialect import SIMT
+from logitless.backends.vulkan import autotune
+from logitless.backends.vulkan.autotune import Choice, known, measure
+from logitless.backends.vulkan.coop_matrix import F32, I8, I32, Entry, Matrices, choose
+from logitless.backends.vulkan.instance import DeviceInfo
+from logitless.cli.commands.devices import as_text, vulkan_devices
+from logitless.graph.backend import Place
+from logitless.graph.tensor import Tensor
 
 F16 = 0
 BYTES, FLOATS = (I8, I8, I32, I32), (F16, F16, F32, F32)
@@ -75,7 +75,7 @@ INFO = DeviceInfo(
 @pytest.fixture(autouse=True)
 def no_wishes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
-    for name in (choice.DOTS, choice.MATRICES):
+    for name in (autotune.DOTS, autotune.MATRICES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -92,7 +92,7 @@ class Device:
         self.few = few
         self.device: Any = type("Device", (), {"info": INFO})
         self.now, self.last, self.n_sizes = 0.0, False, 0
-        monkeypatch.setattr(choice.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(autotune.time, "perf_counter", lambda: self.now)
 
     def alloc(self, nbytes: int) -> None: ...
     def load(self, t: Tensor, raw: np.ndarray) -> None: ...
@@ -185,9 +185,9 @@ def test_wishes_and_devices_that_need_no_trial(monkeypatch: pytest.MonkeyPatch) 
     assert without is not None
     assert not without.used
     for wish, used in (("1", True), ("0", False)):
-        monkeypatch.setenv(choice.MATRICES, wish)
+        monkeypatch.setenv(autotune.MATRICES, wish)
         assert known(INFO) == Choice(used, f"LOGITLESS_VULKAN_MATRICES={wish}")
-    monkeypatch.setenv(choice.DOTS, "0")
+    monkeypatch.setenv(autotune.DOTS, "0")
     without = known(INFO)
     assert without is not None
     assert not without.used
@@ -202,6 +202,6 @@ def test_wishes_and_devices_that_need_no_trial(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_devices_tells_what_is_used(info: DeviceInfo, wish: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(choice.MATRICES, wish)
-    monkeypatch.setattr("backends.vulkan.instance.all_devices", lambda: [info])
+    monkeypatch.setenv(autotune.MATRICES, wish)
+    monkeypatch.setattr("logitless.backends.vulkan.instance.all_devices", lambda: [info])
     assert told in as_text(vulkan_devices())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from backends.vulkan.record import Hazards, Range
+from logitless.backends.vulkan.record import Hazards, Range
 
 
 def test_a_reader_waits_for_its_writer_only() -> None:

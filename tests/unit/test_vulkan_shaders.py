@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.kernels.dialect import KERNELS, SIMT, SOFT
-from backends.vulkan import shaders
-from backends.vulkan.pipelines import SHADERS, shader_name
+from logitless.backends.gpu.language.dialect import KERNELS, SIMT, SOFT
+from logitless.backends.vulkan import shaders
+from logitless.backends.vulkan.pipelines import SHADERS, shader_name
 
 CAPABILITIES = {1: "Shader", 5347: "PhysicalStorageBufferAddresses", 4433: "StorageBuffer16BitAccess"}
 CAPABILITIES |= {4448: "StorageBuffer8BitAccess", 22: "Int16", 39: "Int8"}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from graph.cost import Cost
-from models.layer_sizes import LayerSizes
-from server.cli.work import decode_work, prompt_work
+from logitless.cli.commands.benchmark.limits import decode_work, prompt_work
+from logitless.graph.execution.cost import Cost
+from logitless.models.hparams.layer_sizes import LayerSizes
 
 MACHINE = {"read_gb_s": 10.0, "int8_gmac_s": 100.0, "f32_gmac_s": 20.0}
 

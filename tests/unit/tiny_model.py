@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from graph.backend import Backend
-from graph.evaluate import evaluate
-from graph.session import Session
-from graph.tensor import Tensor, toposort
-from models.batch import Batch, PagedMemory
-from models.gguf_file import GGUFFile
-from models.model import Model, define_model, hparams_of
+from logitless.graph.backend import Backend
+from logitless.graph.execution.session import Session
+from logitless.graph.tensor import Tensor, toposort
+from logitless.graph.testing.evaluate import evaluate
+from logitless.models.batch import Batch, PagedMemory
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import Model, define_model, hparams_of
 
 PROMPT, DECODE = (1, 17, 300, 42, 5), (7,)
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from graph.ops.conv import conv2d, max_pool
-from graph.ops.elementwise import add
-from graph.ops.linear import linear
-from graph.ops.pointwise import relu
-from graph.ops.shape import reshape
-from graph.session import Session
-from graph.tensor import Tensor
-from training.errors import TrainingError
-from training.examples.network import F32, I32, Batches, Network, he
-from training.order import split
-from training.results import Result
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.conv import conv2d, max_pool
+from logitless.graph.ops.elementwise import add
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.pointwise import relu
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Tensor
+from logitless.training.data.sampler import split
+from logitless.training.errors import TrainingError
+from logitless.training.examples.network import F32, I32, Batches, Network, he
+from logitless.training.reporting.results import Result
 
 SIDE, N_CLASSES = 28, 10
 EPOCHS = {"mnist-fc": 30, "mnist-cnn": 8}  # of `train`, with the batches that each network has by default

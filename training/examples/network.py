@@ -10,18 +10,18 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from graph.autodiff import backward
-from graph.ops.elementwise import add, scale, sum_to
-from graph.ops.loss import cross_entropy
-from graph.ops.optim import N_ADAMW, adamw_params, adamw_step
-from graph.ops.pointwise import argmax
-from graph.ops.rows import get_rows
-from graph.ops.shape import after, slice_rows
-from graph.plan import Array, Plan
-from graph.session import Session
-from graph.tensor import Tensor, const, feed
-from training.errors import TrainingError
-from training.results import Result
+from logitless.graph.autodiff import backward
+from logitless.graph.execution.plan import Array, Plan
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, scale, sum_to
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.pointwise import argmax
+from logitless.graph.ops.shape import after, slice_rows
+from logitless.graph.ops.training.loss import cross_entropy
+from logitless.graph.ops.training.optimizer import N_ADAMW, adamw_params, adamw_step
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.training.errors import TrainingError
+from logitless.training.reporting.results import Result
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]

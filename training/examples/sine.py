@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graph.autodiff import backward
-from graph.ops.elementwise import scale, sum_to
-from graph.ops.linear import linear
-from graph.ops.loss import cross_entropy, square_error
-from graph.ops.optim import N_ADAMW, adamw_params, adamw_step
-from graph.session import Session
-from graph.tensor import Tensor, const, feed
-from models.batch import Sequences
-from models.gguf_file import GGUFFile
-from models.low_rank import EMBEDDING
-from models.model import define_model, hparams_of
-from models.synth import Shape
-from models.weights import Weights
-from training.lbfgs import minimize
-from training.scratch import write_model
-from training.trainable import Trainable, full
+from logitless.graph.autodiff import backward
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import scale, sum_to
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.training.loss import cross_entropy, square_error
+from logitless.graph.ops.training.optimizer import N_ADAMW, adamw_params, adamw_step
+from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.adapters.low_rank import EMBEDDING
+from logitless.models.batch import Sequences
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.models.synthetic.model import Shape
+from logitless.models.weights.weights import Weights
+from logitless.training.lbfgs import minimize
+from logitless.training.scratch import write_model
+from logitless.training.trainable import Trainable, full
 
 N_VOCAB = N_CTX = 8
 N_BATCH = 8

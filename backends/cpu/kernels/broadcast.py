@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels import emit_math as m
-from backends.cpu.kernels.emit_rows import row_sum
-from backends.cpu.kernels.registry import f32p, i32p, kernel
+from logitless.backends.cpu.kernels.ir import math as m
+from logitless.backends.cpu.kernels.ir.registry import f32p, i32p, kernel
+from logitless.backends.cpu.kernels.ir.row_reduce import row_sum
 
 COLUMNS = 256  # of a unit of `sum_to`
 TABLE_ROWS = 64  # of a unit of `add_rows`

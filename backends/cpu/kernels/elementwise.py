@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels import emit_math as m
-from backends.cpu.kernels.registry import bits_f32, f32p, kernel
+from logitless.backends.cpu.kernels.ir import math as m
+from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, kernel
 
 
 def _gated(b, x, factor):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels import emit_math as m
-from backends.cpu.kernels.emit_rows import row_dot
-from backends.cpu.kernels.layout import ACT_BLOCK
-from backends.cpu.kernels.quantize import panel_of, row_rounder
-from backends.cpu.kernels.registry import bits_f32, f32p, kernel, sqrt_f32
+from logitless.backends.cpu.kernels.ir import math as m
+from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, kernel, sqrt_f32
+from logitless.backends.cpu.kernels.ir.row_reduce import row_dot
+from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK
+from logitless.backends.cpu.kernels.matmul.quantize_activations import panel_of, row_rounder
 
 weighted = m.elements(2, 1, lambda b, x, s: b.fmul(b.fmul(x[0], s[0]), x[1]))
 

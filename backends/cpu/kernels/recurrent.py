@@ -1,4 +1,4 @@
-"""Layers with a state (graph/ops/recurrent.py): short convolutions, linear attention.
+"""Layers with a state (graph/ops/linear_attention.py): short convolutions, linear attention.
 
 Which state row t begins with says `begin` (i32; -1: what is left of the row before), where it is kept `end` (address 0:
 nowhere).
@@ -10,8 +10,8 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from backends.cpu.kernels import emit as e
-from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
+from logitless.backends.cpu.kernels.ir import builder as e
+from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel
 
 COLUMNS = 64  # of a unit of a convolution
 WIDTH = 32  # elements of a head's values that a unit of linear attention has

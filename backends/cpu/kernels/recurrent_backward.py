@@ -1,12 +1,12 @@
-"""Gradients of layers with a state (graph/ops/recurrent.py)."""
+"""Gradients of layers with a state (graph/ops/linear_attention.py)."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from backends.cpu.kernels.recurrent import COLUMNS, copy_rows, key_head, seen_row
-from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
+from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel
+from logitless.backends.cpu.kernels.recurrent import COLUMNS, copy_rows, key_head, seen_row
 
 SAVED = 16  # rows from one state to the next that a gradient keeps
 

@@ -9,9 +9,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from backends.cpu.kernels import emit as e
-from backends.cpu.kernels import emit_math as m
-from backends.cpu.kernels.registry import bits_f32, f32p, i32p, kernel
+from logitless.backends.cpu.kernels.ir import builder as e
+from logitless.backends.cpu.kernels.ir import math as m
+from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel
 
 
 @kernel("rope_angles")

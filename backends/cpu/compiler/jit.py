@@ -1,0 +1,188 @@
+"""Compiled kernels, kept on disk as machine code: `address("rms_norm")` is the entry of a native function.
+
+A kernel of `backends/cpu/kernels` is compiled once per machine (`compile.py`), and its code is kept under the cache
+folder, named by hashes of what it depends on: numba, LLVM, the processor and its features, and the kernel's sources. It
+ends in a checksum: what is damaged is compiled again. A warm start reads those files in milliseconds and imports
+neither numba nor LLVM (`image.py`). Calling convention: numba's, `i32 f(ret*, exception*, a, begin, end, scratch)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata as metadata
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from logitless.backends import disk_cache
+from logitless.backends.cpu.compiler import linker
+from logitless.backends.cpu.compiler.workers import Farm
+from logitless.backends.cpu.isa import host, isa
+from logitless.backends.errors import DeviceError
+
+KERNEL_FOLDER = Path(__file__).parents[1] / "kernels"
+COMPILER_FILES = ("llvm.py", "numba_frontend.py", "linker.py")
+_lock = threading.RLock()
+_addresses: dict[str, int] = {}
+on_compile: Callable[[str, int], None] | None = None  # told of each kernel that is compiled, and how many more wait
+_IMPORTS = re.compile(r"^from logitless\.backends\.cpu\.kernels((?:\.\w+)*) import (\([^)]*\)|[^(\n]*)", re.MULTILINE)
+MANY = 4  # kernels for which it pays to start other processes
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be compiled; the message names it."""
+
+
+@functools.cache
+def _folder() -> Path:
+    """One for each machine and compiler."""
+    digest = hashlib.sha256()
+    versions = metadata.version("numba"), metadata.version("llvmlite"), sys.version
+    for part in (*versions, host().name, host().attributes, isa()):
+        digest.update(part.encode())
+    for name in COMPILER_FILES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return disk_cache.cache_folder() / "cpu" / digest.hexdigest()[:16]
+
+
+@functools.cache
+def _sources() -> dict[str, tuple[bytes, list[str]]]:
+    """Sources of every kernel module by dotted name below `kernels`, with the kernel modules that each imports."""
+    texts = {
+        ".".join(path.relative_to(KERNEL_FOLDER).with_suffix("").parts): path.read_bytes()
+        for path in sorted(KERNEL_FOLDER.rglob("*.py"))
+    }
+    return {
+        name: (text, [m for line in _IMPORTS.findall(text.decode()) for m in _imported(line) if m in texts])
+        for name, text in texts.items()
+    }
+
+
+def _imported(statement: tuple[str, str]) -> list[str]:
+    """Dotted names that `from logitless.backends.cpu.kernels<package> import <names>` may stand for."""
+    package, names = statement[0].lstrip("."), re.findall(r"[\w.]+", statement[1])
+    return [package, *(f"{package}.{name}".lstrip(".") for name in names)]
+
+
+@functools.cache
+def _module_of(family: str) -> str:
+    mark = f'@kernel("{family}")'.encode()
+    found = next((name for name, (text, _) in _sources().items() if mark in text), None)
+    if found is None:
+        raise KernelError(f"there is no CPU kernel named {family!r}")
+    return found
+
+
+@functools.cache
+def _digest(module: str) -> str:
+    """Of a module and all that it imports from beside it: a kernel is compiled anew when one of them changes."""
+    closure, stack = {module}, [module]
+    while stack:
+        for other in _sources()[stack.pop()][1]:
+            if other in _sources() and other not in closure:
+                closure.add(other)
+                stack.append(other)
+    return hashlib.sha256(b"".join(_sources()[name][0] for name in sorted(closure))).hexdigest()[:12]
+
+
+def _symbol(name: str) -> str:
+    """The exported symbol of a kernel: `matmul:q8_0` → `logitless_matmul_q8_0`."""
+    return "logitless_" + "".join(c if c.isalnum() else "_" for c in name)
+
+
+def _path(name: str) -> Path:
+    return _folder() / f"{_symbol(name)}-{_digest(_module_of(name.split(':')[0]))}.kernel"
+
+
+def address(name: str) -> int:
+    """The entry point of a kernel, compiled now if it never was on this machine."""
+    found = _addresses.get(name)
+    if found is None:
+        load([name])
+        found = _addresses[name]
+    return found
+
+
+def prefetch(names: Iterable[str]) -> None:
+    """Have kernels that are not cached compiled by other processes, in this order; returns at once."""
+    _farm.add([n for n in dict.fromkeys(names) if n not in _addresses and not _read(n)])
+
+
+def load(names: Iterable[str]) -> None:
+    """Make kernels ready: from the cache where possible, compiled (and kept) otherwise.
+
+    KernelError names one that cannot be compiled; DeviceError: the system lets nobody run code that was made just now.
+    """
+    names = dict.fromkeys(names)
+    if all(n in _addresses for n in names):  # whoever compiles others has the lock for seconds
+        return
+    with _lock:
+        wanted = [n for n in names if n not in _addresses]
+        cached = {n: _read(n) for n in wanted}
+        absent = [n for n, code in cached.items() if not code]
+        if len(absent) >= MANY:
+            _farm.add(absent)
+        _addresses.update(_entries({n: _farm.take(n) or cached[n] or _compile_here(n) for n in wanted}))
+
+
+def _entries(codes: dict[str, bytes]) -> dict[str, int]:
+    images = [n for n, code in codes.items() if linker.is_image(code)]
+    try:
+        found = dict(zip(images, linker.load([codes[n] for n in images]), strict=True))
+    except OSError as error:
+        raise _refused(error) from None
+    objects = [n for n in codes if n not in found]
+    if objects:
+        from logitless.backends.cpu.compiler import llvm as compiler
+
+        found |= zip(objects, compiler.load_objects([(_symbol(n), codes[n]) for n in objects]), strict=True)
+    for name, entry in found.items():
+        if not entry:
+            _path(name).unlink(missing_ok=True)
+            raise KernelError(f"kernel {name}: the cached object has no such function (removed; start again)")
+    return found
+
+
+def _refused(error: OSError) -> DeviceError:
+    return DeviceError(f"cpu: this system runs no code that was made here: {error.strerror}")
+
+
+def _report(name: str, n_waiting: int) -> None:
+    if on_compile is not None:
+        on_compile(name, n_waiting)
+
+
+def _compile_here(name: str) -> bytes:
+    _report(name, 0)
+    try:
+        code = compile_kernel(name)
+    except KernelError:
+        raise
+    except PermissionError as error:  # numba may make no code either
+        raise _refused(error) from None
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise KernelError(f"kernel {name} cannot be compiled: {type(error).__name__}: {reason}") from error
+    _store(name, code)
+    return code
+
+
+def _read(name: str) -> bytes:
+    return disk_cache.read(_path(name))
+
+
+def _store(name: str, code: bytes) -> None:
+    disk_cache.write(_path(name), code)
+
+
+_farm = Farm(_report, _store)
+
+
+def compile_kernel(name: str) -> bytes:
+    """The code of one kernel."""
+    from logitless.backends.cpu.compiler import llvm as compiler  # imports LLVM, which a warm start does without
+
+    return compiler.compile_kernel(name, _module_of(name.split(":")[0]), _symbol(name))

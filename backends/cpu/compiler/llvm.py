@@ -1,0 +1,80 @@
+"""From a kernel's function to machine code: numba makes LLVM IR of it, LLVM an object file, which `image.py` links.
+
+Whoever imports this imports LLVM. An object of a kind that is not linked is kept as it is, and LLVM loads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from logitless.backends.cpu.compiler import linker
+from logitless.backends.cpu.compiler.numba_frontend import ir_of
+from logitless.backends.cpu.isa import compiled_for
+
+FRAMED = r'\1 "frame-pointer"="all" {'
+
+
+@functools.cache
+def target() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    here = compiled_for()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=here.name, features=here.attributes, opt=3, reloc="pic", codemodel="default"
+    )
+
+
+@functools.cache
+def _engine() -> Any:
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target())
+
+
+def compile_kernel(name: str, module: str, symbol: str) -> bytes:
+    """The code of a kernel of `module`, whose entry is to be called `symbol`: an image, or an object file."""
+    family, *params = name.split(":")
+    importlib.import_module(f"logitless.backends.cpu.kernels.{module}")
+    registry = importlib.import_module("logitless.backends.cpu.kernels.ir.registry")
+    source, entry = ir_of(registry.KERNELS[family](*params))
+    code = object_code(source, entry, symbol)
+    try:
+        return linker.link(code, symbol)
+    except linker.NotLinkable:
+        return code
+
+
+def object_code(source: str, entry: str, symbol: str) -> bytes:
+    """Optimised machine code. All but the entry becomes private, so that callees are inlined or dropped.
+
+    Its frame pointer keeps rbp from being anything else: the Xeon in docs/LOG.md does little for a `prefetcht2` whose
+    address begins with that register, which LLVM picks now and then, and 8 rows took a fifth longer.
+    """
+    module = llvm.parse_assembly(re.sub(rf'^(define .*{re.escape(entry)}"?\(.*\)) {{$', FRAMED, source, flags=re.M))
+    for function in module.functions:
+        if not function.is_declaration and function.name != entry:
+            function.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = "internal"
+    main = module.get_function(entry)
+    main.linkage = "external"
+    main.name = symbol
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = llvm.create_pass_builder(target(), options)
+    builder.getModulePassManager().run(module, builder)
+    return bytes(target().emit_object(module))
+
+
+def load_objects(objects: Sequence[tuple[str, bytes]]) -> list[int]:
+    """The addresses of (symbol, object file), all in LLVM's memory. 0 for a file that has no such symbol."""
+    engine = _engine()
+    for _, code in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return [engine.get_function_address(symbol) for symbol, _ in objects]

@@ -1,0 +1,102 @@
+"""A model's kernels, known before any of them runs: the first start compiles them side by side, and no request waits.
+
+`begin` starts with those that every model needs, the slowest first; `prepare` goes on with those of a model's graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from logitless.backends.cpu.compiler import jit
+from logitless.backends.cpu.fusion.packing import packed
+from logitless.backends.cpu.isa import isa
+from logitless.backends.cpu.kernels.matmul.layout import tiles
+from logitless.backends.cpu.lowering.cache_bypass import too_many, variant
+from logitless.backends.cpu.lowering.linear import ROWS_OF_PLAIN
+from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.graph.ops.sampling.samplers import LAYOUT
+from logitless.graph.tensor import Tensor
+
+GENERAL = (f"sample:{LAYOUT}", "step", "worker", "rms_norm", "rope_angles", "copy_pages", f"log_probs:{LAYOUT}")
+
+
+def begin() -> None:
+    """Start compiling what is not cached; returns at once."""
+    jit.prefetch(GENERAL)
+
+
+# Of a training step of any architecture, the slowest first. A server that only serves compiles none of them.
+TRAINING = (
+    "causal_attention_back",
+    "causal_attention",
+    *(f"gemm:{layouts}" for layouts in ("tiles:n", "tiles:k", "k:k", "m:n", "m:k")),
+    *(
+        "pack_tiles:m",
+        "pack_tiles:k",
+        "thin_rows:n",
+        "thin_rows:k",
+        "thin_sums",
+        "cross_entropy_back",
+        "cross_entropy",
+        "rms_norm",
+        "rms_norm_plain",
+        "rms_norm_back",
+        "sum_to",
+    ),
+    *("adamw_step", "sgd_step", "square_sums", "norm_of_sums", "clip_factor", "clear", "add_rows", "add_rows_to"),
+    *(f"{kind}:{name}" for kind in ("binary", "broadcast") for name in ("add", "mul")),
+    *("broadcast:copy", "scale", "softcap", "get_rows:rows", "rope_angles", "rope:interleaved", "rope:halves"),
+    *(f"{kind}:{name}" for kind in ("unary", "glu") for name in ("silu", "gelu")),
+    *("binary:silu_back", "binary:gelu_back"),
+)
+
+
+def begin_training(frozen: Iterable[str] = ()) -> None:
+    """Start compiling what training needs and is not cached; returns at once. `frozen`: types of weights that stay."""
+    back = (f"gemm:{layout}:k:{dtype}" for dtype in dict.fromkeys(frozen) for layout in ("tiles", "m"))
+    jit.prefetch((*TRAINING, *back))
+
+
+def prepare(nodes: Iterable[Tensor]) -> None:
+    """Load every kernel that a graph with these nodes runs, for any number of rows."""
+    nodes = list(nodes)
+    if wanted := [name for t in nodes for name in _kernels(t)]:
+        if too_many(nodes):
+            wanted += [variant(name) for name in wanted]
+        jit.load((*GENERAL, *wanted))
+
+
+def _linears(dtype: str, *how: str) -> Iterator[str]:
+    """Products with weights of a type, for any number of rows."""
+    return (":".join(["linear", dtype, f"{rows}x{groups}", *how]) for rows, groups in tiles(dtype, isa()))
+
+
+def _kernels(t: Tensor) -> Iterator[str]:
+    yield from (f"pack:{s.dtype}" for s in t.src if packed(s))
+    rule = LOWERINGS.get(t.op)
+    for instruction in (rule(t, lambda _: 0) if rule else None) or ():
+        family, *params = instruction.kernel.split(":")
+        if family == "linear":
+            if params[2:] == ["add"]:
+                yield from (instruction.kernel, "binary:add")
+            yield from _linears(params[0], *(how for how in params[2:] if how == "rounded"))
+        elif family == "gemm" and params[1] == "n" and len(params) > 2:
+            yield from (instruction.kernel, "round_act:k" if params[3:] else "pack_act")
+            yield from _linears(*params[2:])
+        elif family == "linear_glu":
+            both = f"linear_glu:{params[0]}:{params[1]}"
+            yield from (both, f"{both}:1", f"glu_act:{params[1]}:32", *_linears(params[0]))
+        elif family == "glu_act" and t.src[0].op == "linear_q8" and t.attrs["group"] == 32:
+            yield from (instruction.kernel, f"linear_glu:{t.src[0].src[1].dtype}:{params[0]}:1")
+        elif family == "attention":
+            sizes = ":".join(params[2:4])
+            yield f"attention_join:{':'.join(params[2:])}"
+            if params[4:] == ["act"]:  # of a prompt
+                yield from (f"attention:{':'.join(params[:4])}", f"attention_join:{sizes}", "quantize_act:32")
+            yield instruction.kernel
+        elif family == "rms_norm_act":
+            yield from (instruction.kernel, "rms_norm", f"quantize_act:{params[0]}")
+        elif family == "linear_rows":
+            yield from (f"linear_rows:{rows}" for rows in (1, ROWS_OF_PLAIN))
+        else:
+            yield instruction.kernel

@@ -1,0 +1,129 @@
+"""Processes that compile kernels side by side, because numba compiles one kernel at a time in each.
+
+A process takes names from its standard input, one a line, and answers each with a line, the size, and the object code;
+size 0 says that it could not. Its input ends when the parent does, in whatever way, and then it ends too, at once and
+silently. It is in a session of its own, so that Ctrl-C at the terminal is the parent's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+
+from logitless.backends.cpu.isa import cores
+
+ROOT = Path(__file__).parents[4]
+MAX_PROCESSES = 8
+
+
+class Farm:
+    """`begin(name, n)` is told that a kernel is begun and that n more wait; `done(name, code)` gets the result."""
+
+    def __init__(self, begin: Callable[[str, int], None], done: Callable[[str, bytes], None]) -> None:
+        self._begin, self._done = begin, done
+        self.command = [sys.executable, "-m", "logitless.backends.cpu.compiler.workers"]
+        self._lock = threading.Lock()
+        self._waiting: deque[str] = deque()
+        self._results: dict[str, Future[bytes]] = {}
+        self._n_threads = 0  # each feeds a process
+
+    def add(self, names: Iterable[str]) -> None:
+        """Have kernels compiled, in this order; returns at once."""
+        with self._lock:
+            new = [name for name in names if name not in self._results]
+            self._results.update((name, Future()) for name in new)
+            self._waiting += new
+            for _ in range(min(len(new), min(cores(), MAX_PROCESSES) - self._n_threads)):
+                self._n_threads += 1
+                threading.Thread(target=self._feed, name="compile", daemon=True).start()
+
+    def take(self, name: str) -> bytes:
+        """The code of a kernel that was added: waits for it. Empty when there is none, for whatever reason."""
+        result = self._results.get(name)
+        code = result.result() if result else b""
+        self._results.pop(name, None)
+        return code
+
+    def _next(self) -> str | None:
+        with self._lock:
+            if not self._waiting:
+                self._n_threads -= 1
+                return None
+            name = self._waiting.popleft()
+            self._begin(name, len(self._waiting))
+            return name
+
+    def _feed(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        try:
+            process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError:
+            return self._give_up()
+        with contextlib.suppress(BrokenPipeError), process:  # closing writes what a process that has ended did not take
+            assert process.stdin is not None
+            assert process.stdout is not None
+            while (name := self._next()) is not None:
+                try:
+                    process.stdin.write(name.encode() + b"\n")
+                    process.stdin.flush()
+                    size = int(process.stdout.readline())
+                    code = process.stdout.read(size)
+                except (OSError, ValueError):
+                    size, code = -1, b""
+                if len(code) != size:  # it crashed or was killed; others may do better with what is left
+                    process.kill()
+                    self._results[name].set_result(b"")
+                    return self._give_up()
+                if code:
+                    self._done(name, code)
+                self._results[name].set_result(code)
+        return None
+
+    def _give_up(self) -> None:
+        """A process less. The last one leaves what is waiting to those who want it."""
+        with self._lock:
+            self._n_threads -= 1
+            while self._waiting and not self._n_threads:
+                self._results[self._waiting.popleft()].set_result(b"")
+
+
+def _serve() -> None:
+    """The process that compiles."""
+    answers = open(os.dup(1), "wb")  # noqa: SIM115
+    os.dup2(2, 1)  # whatever numba or LLVM may print is no answer
+    names: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            names.put(line.strip())
+        os._exit(0)  # also in the middle of a kernel
+
+    threading.Thread(target=read, daemon=True).start()
+    from logitless.backends.cpu.compiler.jit import compile_kernel
+
+    while True:
+        try:
+            code = compile_kernel(names.get())
+        except Exception:  # the parent compiles it again, and tells what is wrong
+            code = b""
+        answers.write(b"%d\n%b" % (len(code), code))
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,95 @@
+"""Nodes that are one: rounded activations and what makes them, products and the sums that they go to. Of prompts, for
+what lies between would go to memory and back; of one row, where each node is a stage that threads wait for.
+
+A rule is for the last of its nodes, as this backend's rewriting left them. What is fused gets the bits that it gets
+alone, for any number of rows (rule 6), so a rule is free to look at how many there are.
+
+    @fusion("quantize_act")
+    def _(t, alone): return the node in its place, or None; `alone(s, "glu")`: s is a glu that nobody else reads
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from logitless.backends.cpu.fusion.packing import MANY_ROWS
+from logitless.backends.cpu.isa import isa
+from logitless.backends.cpu.kernels.matmul.layout import LANES, expanded_tile, tile_for
+from logitless.graph.backend import Rules
+from logitless.graph.ops.fused import attention_act, glu_act, linear_glu_act, linear_q8_add, rms_norm_act
+from logitless.graph.tensor import Tensor, toposort, with_sources
+
+Alone = Callable[[Tensor, str], bool]
+Mine = Callable[[Tensor], bool]
+FUSIONS = Rules[Callable[[Tensor, Alone], Tensor | None]]()
+fusion = FUSIONS.of
+
+
+@fusion("quantize_act")
+def _(t: Tensor, alone: Alone) -> Tensor | None:
+    """A norm, attention, or what joins gate and up of a feed-forward block, with the rounding of what they give; of
+    one row and of many gate and up, too."""
+    (y,), group = t.src, t.attrs.get("group", 32)
+    if alone(y, "glu") and y.src[0].shape == y.src[1].shape:
+        return _gated(t, y, group, alone)
+    if t.shape[0] < MANY_ROWS:
+        return None
+    if alone(y, "rms_norm") and len(y.shape) == 2 and y.src[1].shape:
+        return rms_norm_act(*y.src, eps=y.attrs["eps"], group=group, name=t.name)
+    if group == 32 and alone(y, "reshape") and alone(y.src[0], "attention"):
+        q, k = y.src[0].src[:2]
+        in_blocks = q.shape[1] // k.shape[1] * q.shape[2] % 32 == 0  # of each key head
+        can = in_blocks and q.shape[2] % 2 == 0  # what has no kernel has no rounding either
+        return attention_act(*y.src[0].src, **y.src[0].attrs, name=t.name) if can else None
+    return None
+
+
+def _gated(t: Tensor, y: Tensor, group: int, alone: Alone) -> Tensor:
+    (gate, up), activation = y.src, y.attrs["activation"]
+    products = gate is not up and alone(gate, "linear_q8") and alone(up, "linear_q8") and gate.src[0] is up.src[0]
+    alike = products and gate.src[1].dtype == up.src[1].dtype
+    whole = t.shape[0] == 1 or (t.shape[0] >= MANY_ROWS and alike and _tiles_of_two(gate))
+    if alike and group == 32 and whole:
+        return linear_glu_act(gate.src[0], gate.src[1], up.src[1], activation=activation, name=t.name)
+    return glu_act(gate, up, activation=activation, group=group, name=t.name)
+
+
+@fusion("add")
+def _(t: Tensor, alone: Alone) -> Tensor | None:
+    """A product that is added to what went past it."""
+    x, y = t.src
+    if x.shape != y.shape or x is y or t.shape[0] < MANY_ROWS or not alone(y, "linear_q8"):
+        return None
+    return linear_q8_add(*y.src, x, name=t.name) if _tiles_of_two(y) and t.shape[1] % (2 * LANES) == 0 else None
+
+
+def _tiles_of_two(product: Tensor) -> bool:
+    """Whether it is made in tiles of two groups of its expanded weight."""
+    dtype = product.src[1].dtype
+    tile = tile_for(dtype, isa(), product.shape[0])
+    return tile[1] == 2 and tile == expanded_tile(dtype, isa())
+
+
+def fuse_rounding(fetches: Sequence[Tensor], mine: Mine) -> tuple[Sequence[Tensor], Mine]:
+    """The same values from fewer nodes, and which of these run on this backend."""
+    order = toposort(fetches)
+    if not any(t.op == "quantize_act" for t in order):
+        return fetches, mine
+    readers = Counter(id(s) for t in order for s in t.src)
+    readers.update(id(f) for f in fetches)
+    made: dict[int, Tensor] = {}  # by the old node
+    old: dict[int, tuple[Tensor, Tensor]] = {}  # by what was made, which stays alive with it
+
+    def before(t: Tensor) -> Tensor:
+        return old[id(t)][0] if id(t) in old else t
+
+    def alone(t: Tensor, op: str) -> bool:
+        return t.op == op and mine(before(t)) and readers[id(before(t))] == 1
+
+    for t in order:
+        node = with_sources(t, tuple([made[id(s)] for s in t.src]))
+        rule = FUSIONS.get(t.op) if mine(t) else None
+        node = rule(node, alone) or node if rule else node
+        made[id(t)], old[id(node)] = node, (t, node)
+    return tuple(made[id(f)] for f in fetches), lambda t: mine(before(t))

@@ -1,0 +1,473 @@
+"""The inner loops of attention as vector code, over a block of 32 cells: two pages of keys and values as f32.
+
+All take `rows` query rows at once, and a row's additions happen in the same order whatever `rows` is: scores in two
+partial sums over d modulo 2, values cell by cell. A cell that a row does not see weighs 0.
+
+Scores are powers of two (queries are multiplied by log2 e), and weights are taken against a row's *top*: the maximum of
+its first block, or of the last block that went beyond the top by more than HEADROOM. Only then are the row's sums made
+smaller, which nearly never happens: the maximum itself would have to be found in every block.
+
+Layout of one page of one head (D = head size, 16 cells), in the cache:
+    f32, f16   keys [D][16 cells] · values [16 cells][D]
+    q8_0       keys int8 [D][16], then f16 scales [D/32][16] · values int8 [16][D], then f16 scales [16][D/32]
+and as f32 in scratch: keys [2 pages][D][16], values [32][D].
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from logitless.backends.cpu.isa import compiled_for
+from logitless.backends.cpu.kernels.ir import builder as e
+from logitless.backends.cpu.kernels.ir.math import STRICT, exp2, fill, fma, larger, tanh, tree, vector
+
+PAGE = 16
+BLOCK = 32  # cells
+UNROLL = 4
+SUMS = 16  # vectors of sums; of what is f32 already as many as registers hold, for reading it again costs little
+F32_SUMS = SUMS if compiled_for().has_512_bits else 4
+LINE = 64  # bytes that the processor fetches at a time
+HEADROOM = 16.0  # weights are at most 2^16
+LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
+F16 = ir.HalfType()
+BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
+ELEMENT = {"f32": e.F32, "f16": F16, "q8_0": e.I8}
+
+
+def page_nbytes(dtype: str, size: int) -> int:
+    """Bytes of one page of one head."""
+    return size * PAGE * BYTES[dtype] + (size // 32 * PAGE * 2 if dtype == "q8_0" else 0)
+
+
+def read(b, base, offset, kind=e.F32):
+    """A value of this type at a byte offset, wherever that is."""
+    return e.load(b, e.at(b, base, offset), kind)
+
+
+def write(b, value, base, offset):
+    e.store(b, value, e.at(b, base, offset), 4)
+
+
+def as_f32(b, value):
+    kind = vector(value.type.count)
+    if value.type.element == e.F32:
+        return value
+    return b.fpext(value, kind) if value.type.element == F16 else b.sitofp(value, kind)
+
+
+def keys_at(b, page, dtype, size, d, group):
+    """Sixteen cells' element d of a page of keys, as f32; `group` is d // 32."""
+    values = as_f32(b, read(b, page, b.mul(d, e.i64(PAGE * BYTES[dtype])), ir.VectorType(ELEMENT[dtype], PAGE)))
+    if dtype != "q8_0":
+        return values
+    at = b.add(b.mul(group, e.i64(PAGE * 2)), e.i64(size * PAGE))
+    return b.fmul(values, as_f32(b, read(b, page, at, ir.VectorType(F16, PAGE))))  # exact: 7 bits times 11
+
+
+def values_at(b, page, dtype, size, cell, j, width):
+    """Elements j…j+width−1 of a cell of a page of values, as f32."""
+    first = b.add(b.mul(cell, e.i64(size)), e.i64(j))
+    values = as_f32(b, read(b, page, b.mul(first, e.i64(BYTES[dtype])), ir.VectorType(ELEMENT[dtype], width)))
+    if dtype != "q8_0":
+        return values
+    at = b.add(b.mul(cell, e.i64(size // 32 * 2)), e.i64(size * PAGE + j // 32 * 2))
+    return b.fmul(values, e.splat(b, b.fpext(read(b, page, at, F16), e.F32), width))
+
+
+def widest(size):
+    return next(w for w in (16, 8, 4, 2, 1) if size % w == 0)
+
+
+def widen(dtype, size, *, keys):
+    """intrinsic f(page, out): a page of keys or of values as f32, in the same order."""
+    width = PAGE if keys else widest(size)
+
+    @intrinsic
+    def convert(typingctx, page, out):
+        def codegen(ctx, b, sig, args):
+            P, OUT = (b.inttoptr(v, e.I8P) for v in args)
+
+            def of_keys(d, _):
+                write(b, keys_at(b, P, dtype, size, d, b.sdiv(d, e.i64(32))), OUT, b.mul(d, e.i64(PAGE * 4)))
+                return []
+
+            def of_values(cell, _):
+                for j in range(0, size, width):
+                    at = b.add(b.mul(cell, e.i64(size * 4)), e.i64(4 * j))
+                    write(b, values_at(b, P, dtype, size, cell, j, width), OUT, at)
+                return []
+
+            e.loop(b, e.i64(0), e.i64(size if keys else PAGE), [], of_keys if keys else of_values)
+            return ctx.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return convert
+
+
+def widen_across(dtype, size):
+    """intrinsic f(page, out): a page of keys [D][16] as f32 in the order of values, [16][D]."""
+    width = widest(size)  # of blocks (width, width) that change their order
+
+    @intrinsic
+    def convert(typingctx, page, out):
+        def codegen(ctx, b, sig, args):
+            P, OUT = (b.inttoptr(v, e.I8P) for v in args)
+
+            def block(i, _):
+                first = b.mul(i, e.i64(width))
+                rows = []
+                for r in range(width):
+                    d = b.add(first, e.i64(r))
+                    rows.append(keys_at(b, P, dtype, size, d, b.sdiv(d, e.i64(32))))
+                to = b.mul(first, e.i64(4))
+                for cell in range(0, PAGE, width):
+                    for j, row in enumerate(_across(b, rows, cell, width)):
+                        write(b, row, OUT, b.add(to, e.i64((cell + j) * size * 4)))
+                return []
+
+            e.loop(b, e.i64(0), e.i64(size // width), [], block)
+            return ctx.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return convert
+
+
+def _across(b, rows, first, width):
+    """Lanes first…first+width−1 of `width` vectors as as many vectors, one of each lane."""
+    part = list(range(first, first + width))
+    pick = lambda x, y, lanes: b.shuffle_vector(x, y, ir.Constant(ir.VectorType(e.I32, len(lanes)), lanes))
+    rows = [pick(row, row, part) for row in rows]
+    half, lanes = width // 2, [n for i in range(width) for n in (i, width + i)]
+    for _ in range(width.bit_length() - 1):  # each time two vectors become one after the other, lane by lane
+        pairs = [(rows[i], rows[i + half]) for i in range(half)]
+        rows = [pick(x, y, lanes[s : s + width]) for x, y in pairs for s in (0, width)]
+    return rows
+
+
+def scores(size, rows, dtype, ahead):
+    """intrinsic f(q, k0, k1, out, *next): out[r][32] = q[r]·k for rows of q that are `size` floats apart, and two pages
+    of keys of this type.
+
+    Meanwhile the core fetches what lies at the four addresses of `next`, of each so many bytes as `ahead` says.
+    """
+    ways = 2 if size % 2 == 0 else 1
+    room = F32_SUMS if dtype == "f32" else SUMS
+    most = min(rows, room // 2)  # rows side by side
+    at_once = ways if most * 2 * ways <= room else 1  # partial sums: so, too, or one after the other
+    step = ways * (UNROLL if size % (UNROLL * ways) == 0 else 1)
+    turns = step // ways  # of which each fetches its part: a core forgets what it is asked for all at once
+    parts = [-(-nbytes * step // size // LINE) for nbytes in ahead]  # lines to fetch with each step
+
+    @intrinsic
+    def tile(typingctx, q, k0, k1, out, a0, a1, a2, a3):
+        def codegen(ctx, b, sig, args):
+            Q, K0, K1, OUT, *pages = (b.inttoptr(v, e.I8P) for v in args)
+            for first in range(0, rows, most):
+                of_rows(b, Q, K0, K1, OUT, pages, range(first, min(rows, first + most)))
+            return ctx.get_dummy_value()
+
+        def of_rows(b, Q, K0, K1, OUT, pages, some):
+            places = [(r, page) for r in some for page in range(2)]
+
+            def fetch(d, turn):
+                for page, lines in zip(pages, parts, strict=True):
+                    done = b.mul(b.sdiv(d, e.i64(step)), e.i64(lines * LINE))
+                    for line in range(lines * turn // turns, lines * (turn + 1) // turns):
+                        e.prefetch(b, e.at(b, page, b.add(done, e.i64(line * LINE))), near=dtype == "f32")
+
+            def body(d, sums, fetches):
+                group = b.sdiv(d, e.i64(32))
+                for turn in range(turns):
+                    if fetches:
+                        fetch(d, turn)
+                    result = []
+                    for way in range(at_once):
+                        at = b.add(d, e.i64(turn * ways + way))
+                        keys = [keys_at(b, page, dtype, size, at, group) for page in (K0, K1)]
+                        for r in some:
+                            x = e.splat(b, read(b, Q, b.add(b.mul(at, e.i64(4)), e.i64(r * size * 4))), PAGE)
+                            for page in range(2):
+                                result.append(fma(b, x, keys[page], sums[len(result)]))
+                    sums = result
+                return sums
+
+            total = []
+            for way in range(0, ways, at_once):
+                turn = partial(body, fetches=way == some.start == 0)
+                sums = e.loop(b, e.i64(way), e.i64(size), [fill(PAGE, 0.0)] * (len(places) * at_once), turn, step)
+                if way:  # the first sums wait in their place: registers are few
+                    total = [read(b, OUT, (r * BLOCK + page * PAGE) * 4, vector(PAGE)) for r, page in places]
+                for part in range(0, len(sums), len(places)):
+                    new = sums[part : part + len(places)]
+                    total = [b.fadd(u, v, flags=STRICT) for u, v in zip(total, new, strict=True)] if total else new
+                for (r, page), value in zip(places, total, strict=True):
+                    write(b, value, OUT, (r * BLOCK + page * PAGE) * 4)
+
+        return types.void(*[types.int64] * 8), codegen
+
+    return tile
+
+
+def weighted_sum(size, rows, *, whole=False):
+    """intrinsic f(p, v, out, lo, hi): out[r] += Σ p[r][cell]·v[cell] for cells lo…hi−1, in order.
+
+    v: 32 cells as f32. Rows of p are 32 floats apart, rows of out `size` floats. lo < hi. `whole`: all cells.
+    """
+
+    @intrinsic
+    def tile(typingctx, p, v, out, lo, hi):
+        def codegen(ctx, b, sig, args):
+            P, V, OUT = (b.inttoptr(x, e.I8P) for x in args[:3])
+
+            def of_cell(cell, j, width):
+                return read(b, V, b.add(b.mul(cell, e.i64(size * 4)), e.i64(j * 4)), vector(width))
+
+            begin, end, by = (e.i64(0), e.i64(BLOCK), UNROLL) if whole else (*args[3:5], 1)
+            _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by, F32_SUMS)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), codegen
+
+    return tile
+
+
+def weighted_sum_of_pages(size, rows, dtype):
+    """intrinsic f(p, v0, v1, out, lo, hi, next0, next1): the same with values in two pages of this type. For each cell
+    the core fetches the same cell of two other pages."""
+    row_nbytes = size * BYTES[dtype]
+
+    @intrinsic
+    def tile(typingctx, p, v0, v1, out, lo, hi, next0, next1):
+        def codegen(ctx, b, sig, args):
+            P, V0, V1, OUT, _, _, N0, N1 = (b.inttoptr(x, e.I8P) for x in args)
+
+            def of_cell(cell, j, width):
+                second = b.icmp_signed(">=", cell, e.i64(PAGE))
+                inside = b.and_(cell, e.i64(PAGE - 1))
+                if not j:
+                    start = e.at(b, b.select(second, N1, N0), b.mul(inside, e.i64(row_nbytes)))
+                    for line in range(-(-row_nbytes // LINE)):
+                        e.prefetch(b, e.at(b, start, e.i64(line * LINE)), near=False)
+                return values_at(b, b.select(second, V1, V0), dtype, size, inside, j, width)
+
+            _sum_cells(b, size, rows, P, OUT, of_cell, *args[4:6], 1, SUMS)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), codegen
+
+    return tile
+
+
+def _sum_cells(b, size, rows, P, OUT, of_cell, begin, end, by, room):
+    """`of_cell(cell, j, width)`: elements j…j+width−1 of a cell's values. `room`: vectors of sums at once."""
+    width = widest(size)
+    held = max(1, room // rows) * width  # elements whose sums stay in registers
+    for first in range(0, size, held):
+        chunks = range(first, min(size, first + held), width)
+        places = [(r, j) for r in range(rows) for j in chunks]
+        at = {(r, j): (r * size + j) * 4 for r, j in places}
+        start = [read(b, OUT, at[place], vector(width)) for place in places]
+
+        def body(cell, sums, chunks=chunks, places=places):
+            for step in range(by):
+                index = b.add(cell, e.i64(step))
+                values = {j: of_cell(index, j, width) for j in chunks}
+                weights = [read(b, P, b.add(b.mul(index, e.i64(4)), e.i64(r * BLOCK * 4))) for r in range(rows)]
+                splats = [e.splat(b, w, width) for w in weights]
+                sums = [fma(b, splats[r], values[j], acc) for (r, j), acc in zip(places, sums, strict=True)]
+            return sums
+
+        for place, value in zip(places, e.loop(b, begin, end, start, body, by), strict=True):
+            write(b, value, OUT, at[place])
+
+
+def softmax_step(size, rows, *, masked):
+    """intrinsic f(s, tops, l, out, seen, cap): a block's scores → weights, in place, for `rows` rows.
+
+    seen: i32 (first, last + 1) cell that each row sees, in the block; the others weigh 0. Not `masked`: all see all.
+    tops: a float a row. l: 16 floats a row, whose sum is the sum of the weights. cap 0 is none. Where a row's top
+    rises, its l and its `size` floats of out shrink.
+    """
+    width = widest(size)
+    parts = range(BLOCK // PAGE)
+    cells = [ir.Constant(ir.VectorType(e.I32, PAGE), list(range(i, i + PAGE))) for i in range(0, BLOCK, PAGE)]
+
+    @intrinsic
+    def step(typingctx, s, tops, l, out, seen, cap):
+        def codegen(ctx, b, sig, args):
+            S, TOPS, L, OUT, SEEN = (b.inttoptr(x, e.I8P) for x in args[:5])
+
+            def of_row(r):  # a row's scores, and the masks of what it sees
+                x = [
+                    read(b, S, b.add(b.mul(r, e.i64(BLOCK * 4)), e.i64(part * PAGE * 4)), vector(PAGE))
+                    for part in parts
+                ]
+                if not masked:
+                    return x, []
+                ends = [b.add(b.mul(r, e.i64(8)), e.i64(4 * i)) for i in range(2)]
+                lo, hi = (e.splat(b, read(b, SEEN, at, e.I32), PAGE) for at in ends)
+                masks = [b.and_(b.icmp_signed(">=", i, lo), b.icmp_signed("<", i, hi)) for i in cells]
+                unseen = fill(PAGE, float("-inf"))
+                return [b.select(mask, score, unseen) for mask, score in zip(masks, x, strict=True)], masks
+
+            def bounded(r, _):
+                x, _ = of_row(r)
+                limit = e.splat(b, args[5], PAGE)
+                for part in parts:
+                    at = b.add(b.mul(r, e.i64(BLOCK * 4)), e.i64(part * PAGE * 4))
+                    write(b, b.fmul(limit, tanh(b, b.fdiv(x[part], limit))), S, at)
+                return []
+
+            def raised(r, _):
+                x, _ = of_row(r)
+                highest = tree(b, largest(x), larger)
+                at = b.mul(r, e.i64(4))
+                old = read(b, TOPS, at)
+                beyond = b.fcmp_ordered(">", b.fsub(highest, old, flags=STRICT), ir.Constant(e.F32, HEADROOM))
+                with b.if_then(beyond):
+                    write(b, highest, TOPS, at)
+                    shrink = exp2(b, e.splat(b, b.fsub(old, highest, flags=STRICT), PAGE))
+                    at = b.mul(r, e.i64(PAGE * 4))
+                    write(b, b.fmul(read(b, L, at, vector(PAGE)), shrink), L, at)
+                    factor = e.splat(b, b.extract_element(shrink, ir.Constant(e.I32, 0)), width)
+                    for j in range(0, size, width):
+                        at = b.add(b.mul(r, e.i64(size * 4)), e.i64(4 * j))
+                        write(b, b.fmul(read(b, OUT, at, vector(width)), factor), OUT, at)
+                return []
+
+            def largest(x):
+                while len(x) > 1:
+                    x = [larger(b, u, v) for u, v in zip(x[::2], x[1::2], strict=False)] + x[len(x) // 2 * 2 :]
+                return x[0]
+
+            def below_top(x):
+                tops = [e.splat(b, read(b, TOPS, 4 * r), PAGE) for r in range(rows)]
+                return [b.fsub(x[r][part], tops[r], flags=STRICT) for r in range(rows) for part in parts]
+
+            with b.if_then(b.fcmp_ordered("!=", args[5], ir.Constant(e.F32, 0.0)), likely=False):
+                e.loop(b, e.i64(0), e.i64(rows), [], bounded)
+            x, masks = zip(*(of_row(e.i64(r)) for r in range(rows)), strict=True)
+            z = below_top(x)  # of all rows, side by side: one row's chain is longer than the processor looks ahead
+            beyond = b.fcmp_unordered(">", largest(z), fill(PAGE, HEADROOM))  # NaN of one row hides no other
+            before = b.block
+            with b.if_then(b.icmp_signed("!=", b.bitcast(beyond, e.I16), ir.Constant(e.I16, 0)), likely=False):
+                e.loop(b, e.i64(0), e.i64(rows), [], raised)
+                e.keep_order(b)  # scores are read again, so that nobody keeps them in registers
+                again = below_top([of_row(e.i64(r))[0] for r in range(rows)])
+                after = b.block
+            weights = []
+            for first, second in zip(z, again, strict=True):
+                weights.append(b.phi(first.type))
+                weights[-1].add_incoming(first, before)
+                weights[-1].add_incoming(second, after)
+            weights = [exp2(b, z) for z in weights]
+            for r in range(rows):
+                total = read(b, L, r * PAGE * 4, vector(PAGE))
+                for part in parts:
+                    weight = weights[r * len(parts) + part]
+                    if masked:
+                        weight = b.select(masks[r][part], weight, fill(PAGE, 0.0))
+                    write(b, weight, S, (r * BLOCK + part * PAGE) * 4)
+                    total = b.fadd(total, weight, flags=STRICT)
+                write(b, total, L, r * PAGE * 4)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 5, types.float32), codegen
+
+    return step
+
+
+def clear_rows(size):
+    """intrinsic f(o, l, tops, rows): rows that have seen nothing: `size` weighted values, 16 sums of weights, a top."""
+    width = widest(size)
+
+    @intrinsic
+    def clear(typingctx, o, l, tops, rows):
+        def codegen(ctx, b, sig, args):
+            O, L, TOPS = (b.inttoptr(v, e.I8P) for v in args[:3])
+
+            def of_row(r, _):
+                write(b, ir.Constant(e.F32, LOWEST), TOPS, b.mul(r, e.i64(4)))
+                write(b, fill(PAGE, 0.0), L, b.mul(r, e.i64(PAGE * 4)))
+                for j in range(0, size, width):
+                    write(b, fill(width, 0.0), O, b.add(b.mul(r, e.i64(size * 4)), e.i64(4 * j)))
+                return []
+
+            e.loop(b, e.i64(0), args[3], [], of_row)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    return clear
+
+
+def join_rows(size):
+    """intrinsic f(o, l, tops, to, tl, ttops, rows): what rows have made of one span joins what they made of those
+    before. A row that saw nothing of either (its values are 0) leaves the other's bits alone.
+
+    Tops are taken 16 at once: there is memory behind the last, and behind those before it may change.
+    """
+    width = widest(size)
+
+    @intrinsic
+    def join(typingctx, o, l, tops, to, tl, ttops, rows):
+        def codegen(ctx, b, sig, args):
+            O, L, TOPS, TO, TL, TTOPS = (b.inttoptr(v, e.I8P) for v in args[:6])
+            factors = b.bitcast(cgutils.alloca_once(b, ir.ArrayType(e.F32, 2 * PAGE)), e.I8P)
+
+            def of_rows(first, _):
+                at = b.mul(first, e.i64(4))
+                new, old = read(b, TOPS, at, vector(PAGE)), read(b, TTOPS, at, vector(PAGE))
+                top = larger(b, old, new)
+                write(b, top, TTOPS, at)
+                for i, x in enumerate((old, new)):
+                    write(b, exp2(b, b.fsub(x, top, flags=STRICT)), factors, 4 * PAGE * i)
+
+                def of_row(r, _):
+                    where = b.mul(b.sub(r, first), e.i64(4))
+                    before, now = (read(b, factors, b.add(where, e.i64(4 * PAGE * i))) for i in range(2))
+
+                    def add(X, T, at, n):
+                        past = b.fmul(read(b, T, at, vector(n)), e.splat(b, before, n))
+                        write(b, fma(b, read(b, X, at, vector(n)), e.splat(b, now, n), past), T, at)
+
+                    add(L, TL, b.mul(r, e.i64(PAGE * 4)), PAGE)
+                    for j in range(0, size, width):
+                        add(O, TO, b.add(b.mul(r, e.i64(size * 4)), e.i64(4 * j)), width)
+                    return []
+
+                e.loop(b, first, e.smaller(b, args[6], b.add(first, e.i64(PAGE))), [], of_row)
+                return []
+
+            e.loop(b, e.i64(0), args[6], [], of_rows, PAGE)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return join
+
+
+def divide(size):
+    """intrinsic f(x, l, out): `size` floats of x by the sum of the 16 floats of l, which is 1 or more."""
+
+    @intrinsic
+    def row(typingctx, x, l, out):
+        def codegen(ctx, b, sig, args):
+            X, L, OUT = (b.inttoptr(v, e.I8P) for v in args)
+            total = tree(b, read(b, L, 0, vector(PAGE)), lambda b, u, v: b.fadd(u, v))
+            inverse = b.fdiv(ir.Constant(e.F32, 1.0), total)
+            width = widest(size)
+            for j in range(0, size, width):
+                write(b, b.fmul(read(b, X, 4 * j, vector(width)), e.splat(b, inverse, width)), OUT, 4 * j)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
+    return row

@@ -1,0 +1,65 @@
+"""Who does what of an attention: units of tokens, key heads and spans of cells, and which cells a token sees."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from logitless.backends.cpu.kernels.attention.tile import BLOCK, PAGE
+from logitless.backends.cpu.kernels.matmul.layout import ATTENTION_SPAN
+
+BLOCKS = ATTENTION_SPAN // BLOCK
+
+
+@njit(forceinline=True)
+def parts_of(pos, n_tokens, window, most):
+    """Parts that each token's spans are divided into: as many as the longest has, `most` at most."""
+    longest = 1
+    for t in range(n_tokens if most > 1 else 0):
+        longest = max(longest, pos[t] // ATTENTION_SPAN + 1 - first_span(pos[t], window))
+    return min(longest, most)
+
+
+@njit(forceinline=True)
+def place(unit, kv_heads, n_tokens, tokens, most):
+    """A unit's first token, its key head, and which of its `most` parts it is. Those of the last tokens, which see
+    most, come first; behind the last unit the token is less than 0."""
+    group = unit // most // kv_heads
+    return ((n_tokens + tokens - 1) // tokens - 1 - group) * tokens, unit // most % kv_heads, unit % most
+
+
+@njit(forceinline=True)
+def first_block(position, window):
+    return max(0, position - window + 1) // BLOCK if window > 0 else 0
+
+
+@njit(forceinline=True)
+def first_span(position, window):
+    return first_block(position, window) // BLOCKS
+
+
+@njit(forceinline=True)
+def pages_of(table, block, position, kv_heads, h):
+    """A block's two pages of a key head, counted in such pages; the first again where there is no second."""
+    first, second = 2 * block, min(2 * block + 1, position // PAGE)
+    return np.int64(table[first]) * kv_heads + h, np.int64(table[second]) * kv_heads + h
+
+
+@njit(forceinline=True)
+def visible(position, block, window):
+    """The cells lo…hi−1 of a block that a token at this position sees."""
+    lo = position - window + 1 - block * BLOCK if window > 0 else 0
+    return max(0, lo), min(BLOCK, position + 1 - block * BLOCK)
+
+
+@njit(forceinline=True)
+def all_apart(slot, pos, n_tokens, window, cores):
+    """Whether no token has a neighbour of its sequence, and whole tokens are work that cores can share evenly: none
+    sees more than half of a core's part. Rows that fill a batch up, all at one position, are nobody's neighbours."""
+    total = longest = 0
+    for t in range(n_tokens):
+        if t > 0 and slot[t] == slot[t - 1] and pos[t] != pos[t - 1]:
+            return False
+        cells = np.int64(pos[t]) + 1 if window <= 0 else min(np.int64(pos[t]) + 1, window)
+        total, longest = total + cells, max(longest, cells)
+    return 2 * cores * longest <= total

@@ -1,0 +1,189 @@
+"""Rows of a table by number: `get_rows:<type>` decodes them from a packed weight, `get_rows:rows` copies plain ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from logitless.backends.cpu.kernels.ir.registry import (
+    bf16_to_f32,
+    f16_to_f32,
+    f32p,
+    from_bits,
+    i8p,
+    i32p,
+    kernel,
+    u8p,
+    u16p,
+)
+from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_place, places
+
+
+@kernel("get_rows")
+def get_rows(dtype):
+    """a: table, ids (i32), y (f32), row length, bytes of a packed group. A row is a unit."""
+    if dtype == "rows":
+        return copy_rows
+    layout = LAYOUTS[dtype]
+    if layout.block == 1:
+        return float_rows(dtype)
+    return quantised_rows(layout)
+
+
+def copy_rows(a, begin, end, scratch):
+    k = a[3]
+    for t in range(begin, end):
+        x, y = f32p(a[0] + i32p(a[1])[t] * k * 4), f32p(a[2] + t * k * 4)
+        for i in range(k):
+            y[i] = x[i]
+
+
+def element(dtype):
+    """f(group, k, r): a number of a packed group of floats, as f32."""
+    together = LAYOUTS[dtype].together
+
+    @njit(forceinline=True)
+    def get(group, k, r):
+        i = float_place(together, k, r)
+        if dtype == "f32":
+            return f32p(group)[i]
+        elif dtype == "f16":
+            return f16_to_f32(u16p(group)[i])
+        else:
+            return bf16_to_f32(u16p(group)[i])
+
+    return get
+
+
+def float_rows(dtype):
+    get = element(dtype)
+
+    def run(a, begin, end, scratch):
+        k, group_nbytes = a[3], a[4]
+        for t in range(begin, end):
+            row = np.int64(i32p(a[1])[t])
+            group, y = a[0] + row // 16 * group_nbytes, f32p(a[2] + t * k * 4)
+            for i in range(k):
+                y[i] = get(group, i, row % 16)
+
+    return run
+
+
+def code_at(codes):
+    """f(quant): what it stands for: itself where there are no codes, whose table is two words of bytes."""
+    low, high = (int.from_bytes(bytes(code & 255 for code in half), "little") for half in (codes[:8], codes[8:]))
+    low, high = np.uint64(low), np.uint64(high)
+
+    @njit(forceinline=True)
+    def coded(v):
+        if codes:
+            word = high if v > 7 else low
+            return np.int32(np.int8((word >> np.uint64(v % 8 * 8)) & np.uint64(255)))
+        else:
+            return v
+
+    return coded
+
+
+def decoded(layout):
+    """f(group, lane, i, first, last, out): of block i of 32 numbers of a row of a packed group those of steps
+    `first`…`last`, four each → f32 at out."""
+    find, quants, high, fine, mins = places(layout), layout.quants, layout.high, layout.fine, layout.mins
+    offset = 0 if mins or layout.codes else 128 >> layout.shift
+    code, exponents = code_at(layout.codes), layout.coarse == 16
+
+    @njit(forceinline=True)
+    def decode(group, lane, i, first, last, out):
+        y = f32p(out)
+        c, f, h_at, q_at = find(group, i)
+        f, h, q = f + lane, u8p(h_at + lane * 4), u8p(q_at + lane * 4)
+        if exponents:
+            d = from_bits(np.int32(u8p(c)[lane]) << 23) * np.float32(0.5)
+        else:
+            c += lane * 2
+            d = f16_to_f32(u16p(c)[0])
+        m = np.float32(0)
+        if mins:
+            m = f16_to_f32(u16p(c)[16])
+            if fine:
+                d *= np.float32(u8p(f)[0])
+                m *= -np.float32(u8p(f)[16])
+        for step in range(first, last):
+            scale = d * np.float32(i8p(f)[step // 4 * 16]) if high == 128 else d
+            for e in range(4):
+                if quants == 512:
+                    v = np.int32(q[step * 64 + e])
+                else:
+                    v = np.int32(q[step % 4 * 64 + e]) >> (step // 4 * 4) & 15
+                    if high == 64:
+                        v |= (np.int32(h[e]) >> step & 1) << 4
+                    elif high == 128:
+                        v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
+                y[(step - first) * 4 + e] = scale * np.float32(code(v) - offset) + m
+
+    return decode
+
+
+def quantised_rows(layout):
+    decode = decoded(layout)
+
+    def run(a, begin, end, scratch):
+        k, group_nbytes = a[3], a[4]
+        for t in range(begin, end):
+            row = np.int64(i32p(a[1])[t])
+            for i in range(k // 32):
+                decode(a[0] + row // 16 * group_nbytes, row % 16, i, 0, 8, a[2] + (t * k + i * 32) * 4)
+
+    return run
+
+
+@kernel("unpack")
+def unpack(dtype):
+    """a: table, y (f32), row length, bytes of a packed group. A row is a unit."""
+    layout = LAYOUTS[dtype]
+    decode = decoded(layout) if layout.block > 1 else None
+    get = element(dtype) if layout.block == 1 else None
+
+    def blocks(a, begin, end, scratch):
+        k = a[2]
+        for row in range(begin, end):
+            for i in range(k // 32):
+                decode(a[0] + row // 16 * a[3], row % 16, i, 0, 8, a[1] + (row * k + i * 32) * 4)
+
+    def floats(a, begin, end, scratch):
+        k = a[2]
+        for row in range(begin, end):
+            y = f32p(a[1] + row * k * 4)
+            for i in range(k):
+                y[i] = get(a[0] + row // 16 * a[3], i, row % 16)
+
+    return blocks if layout.block > 1 else floats
+
+
+def strip(dtype, width):
+    """f(table, group_nbytes, n, row, rows, column, columns, target): a part of a packed table (…, n) →
+    target[rows][width], zeros beyond `columns` of floats. Width and column are multiples of 16."""
+    layout = LAYOUTS[dtype]
+    if layout.block == 1:
+        get = element(dtype)
+
+        @njit(forceinline=True)
+        def floats(table, group_nbytes, n, row, rows, column, columns, target):
+            for r in range(rows):
+                group, out = table + (row + r) // 16 * group_nbytes, f32p(target + r * width * 4)
+                for c in range(width):
+                    out[c] = get(group, column + c, (row + r) % 16) if c < columns else np.float32(0)
+
+        return floats
+    decode = decoded(layout)
+
+    @njit(forceinline=True)
+    def blocks(table, group_nbytes, n, row, rows, column, columns, target):
+        for r in range(rows):
+            group = table + (row + r) // 16 * group_nbytes
+            for c in range(column, column + columns, 16):
+                first = c % 32 // 4
+                decode(group, (row + r) % 16, c // 32, first, first + 4, target + (r * width + c - column) * 4)
+
+    return blocks

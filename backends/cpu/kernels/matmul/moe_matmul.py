@@ -1,0 +1,274 @@
+"""Mixtures of experts (graph/ops/moe.py says what `order` is).
+
+The rows of an expert lie together, so they are a panel of activations (layout.py) by themselves, and meet its weights,
+whole groups of a packed matrix that holds all experts, in the tiles of kernels/matmul.py. How many rows an expert has
+is known only when the kernel runs: a kernel for each tile takes the experts whose rows suit it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from logitless.backends.cpu.kernels.gather import decoded, element
+from logitless.backends.cpu.kernels.ir.registry import f32p, i32p, kernel
+from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
+from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, LAYOUTS
+from logitless.backends.cpu.kernels.matmul.packed_matmul import packed_strips
+from logitless.backends.cpu.kernels.matmul.quantize_activations import row_rounder
+
+INFINITY = np.float32(np.inf)
+
+
+@kernel("top_experts")
+def top_experts():
+    """a: logits (T, E), ids (T, n), E, n. A row is a unit. NaN counts as minus infinity."""
+
+    def run(a, begin, end, scratch):
+        size, n = a[2], a[3]
+        for t in range(begin, end):
+            logits, ids = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4)
+            last, at = INFINITY, np.int64(-1)  # the one before: the next is below it, or equal and behind it
+            for j in range(n):
+                best, found = -INFINITY, np.int64(-1)
+                for i in range(size):
+                    value = logits[i]
+                    value = value if value == value else -INFINITY
+                    free = value < last or (value == last and i > at)
+                    if free and (found < 0 or value > best):
+                        best, found = value, i
+                ids[j] = found
+                last, at = best, found
+
+    return run
+
+
+@kernel("expert_weights")
+def expert_weights():
+    """a: logits (T, E), ids (T, k), y (T, k), E, k. A row is a unit."""
+
+    def run(a, begin, end, scratch):
+        size, n = a[3], a[4]
+        for t in range(begin, end):
+            logits, ids, y = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4), f32p(a[2] + t * n * 4)
+            top, total = logits[ids[0]], np.float32(0)
+            for j in range(1, n):
+                top = max(top, logits[ids[j]])
+            for j in range(n):
+                y[j] = exp_exact(logits[ids[j]] - top)
+                total += y[j]
+            for j in range(n):
+                y[j] /= total
+
+    return run
+
+
+@kernel("expert_gather")
+def expert_gather():
+    """a: x (T, E), ids (T, k), y (T, k), E, k. A row is a unit."""
+
+    def run(a, begin, end, scratch):
+        size, n = a[3], a[4]
+        for t in range(begin, end):
+            x, ids, y = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4), f32p(a[2] + t * n * 4)
+            for j in range(n):
+                y[j] = x[ids[j]]
+
+    return run
+
+
+@kernel("expert_scatter")
+def expert_scatter():
+    """a: x (T, k), ids (T, k), y (T, E), k, E. A row is a unit."""
+
+    def run(a, begin, end, scratch):
+        n, size = a[3], a[4]
+        for t in range(begin, end):
+            x, ids, y = f32p(a[0] + t * n * 4), i32p(a[1] + t * n * 4), f32p(a[2] + t * size * 4)
+            for i in range(size):
+                y[i] = np.float32(0)
+            for j in range(n):
+                y[ids[j]] = x[j]
+
+    return run
+
+
+@kernel("expert_order")
+def expert_order():
+    """a: ids (R,), order (3, R), R, number of experts. One unit. Scratch: a number for each expert, and one."""
+
+    def run(a, begin, end, scratch):
+        rows, n = a[2], a[3]
+        ids, starts = i32p(a[0]), i32p(scratch)
+        places, place_of, experts = i32p(a[1]), i32p(a[1] + rows * 4), i32p(a[1] + 2 * rows * 4)
+        for i in range(n + 1):
+            starts[i] = 0
+        for r in range(rows):
+            starts[ids[r] + 1] += 1
+        for i in range(n):
+            starts[i + 1] += starts[i]
+        for r in range(rows):
+            expert = ids[r]
+            at = starts[expert]
+            starts[expert] = at + 1
+            places[at], place_of[r], experts[at] = r, at, expert
+
+    return run
+
+
+@njit(forceinline=True)
+def end_of(experts, place, rows):
+    """The first place behind the rows of the expert at this one."""
+    end = place + 1
+    while end < rows and experts[end] == experts[place]:
+        end += 1
+    return end
+
+
+@njit(forceinline=True)
+def panel_at(order, place, rows, per_row):
+    """Where the rows of the expert at this place begin, how many it has, and which row of x stands at the place: R over
+    x's rows is `per_row`, or 0 where x has them at their places."""
+    experts, begin = i32p(order + 2 * rows * 4), place
+    while begin > 0 and experts[begin - 1] == experts[place]:
+        begin -= 1
+    row = i32p(order)[place] // per_row if per_row > 0 else place
+    return begin, end_of(experts, place, rows) - begin, row
+
+
+@kernel("expert_rows")
+def expert_rows():
+    """a: x (T, K), order, y (R, K), K, R // T. A place is a unit."""
+
+    def run(a, begin, end, scratch):
+        k, per_row = a[3], a[4]
+        for place in range(begin, end):
+            x, y = f32p(a[0] + i32p(a[1])[place] // per_row * k * 4), f32p(a[2] + place * k * 4)
+            for i in range(k):
+                y[i] = x[i]
+
+    return run
+
+
+@kernel("expert_sum")
+def expert_sum():
+    """a: y (R, N), weights (T, k), order, out (T, N), R, k, N. A row of out is a unit."""
+
+    def run(a, begin, end, scratch):
+        rows, per_row, n = a[4], a[5], a[6]
+        places, weights = i32p(a[2] + rows * 4), f32p(a[1])
+        for t in range(begin, end):
+            out = f32p(a[3] + t * n * 4)
+            for j in range(per_row):
+                weight, y = weights[t * per_row + j], f32p(a[0] + places[t * per_row + j] * n * 4)
+                if j == 0:
+                    for i in range(n):
+                        out[i] = weight * y[i]
+                else:
+                    for i in range(n):
+                        out[i] += weight * y[i]
+
+    return run
+
+
+def into_panels(pack_row, x_nbytes, y_nbytes):
+    """A kernel that packs rows, of `count` blocks of so many bytes in x and in y, into the panels of their experts, by
+    `pack_row(x, y, stride, count)`. a: x, order, y (R, K), R, blocks of a row, R over x's rows (0: these are at their
+    places). A place is a unit."""
+
+    def run(a, begin, end, scratch):
+        rows, count = a[3], a[4]
+        for place in range(begin, end):
+            first, panel, row = panel_at(a[1], place, rows, a[5])
+            y = a[2] + (first * count + place - first) * y_nbytes
+            pack_row(a[0] + row * count * x_nbytes, y, panel * y_nbytes, count)
+
+    return run
+
+
+@kernel("quantize_experts")
+def quantize_experts(group):
+    """into_panels, blocks of 32."""
+    return into_panels(row_rounder(int(group)), 128, ACT_BLOCK)
+
+
+@njit(forceinline=True)
+def spread_out(x, y, stride, count):
+    """`count` numbers, `stride` bytes apart."""
+    numbers, out = f32p(x), f32p(y)
+    for i in range(count):
+        out[i * (stride // 4)] = numbers[i]
+
+
+@kernel("pack_experts")
+def pack_experts():
+    """into_panels, number by number."""
+    return into_panels(spread_out, 4, 4)
+
+
+@kernel("expert_linear")
+def expert_linear(dtype, shape, then=""):
+    """a: w, x (packed), y (R, N), order, R, N, count (blocks or k), stretch of it, bytes of a group, units, fewest and
+    most rows of the experts that are meant. Scratch as for `linear`, with few rows.
+
+    A unit is a part of all strips of all these experts, one after the other, so that all units are alike. `then`
+    "rounded", with bf16: so are rows, and a k is two of them.
+    """
+    mt, nt = (int(s) for s in shape.split("x"))
+    walk = packed_strips(dtype, mt, nt, then)
+    x_nbytes = ACT_BLOCK if LAYOUTS[dtype].block > 1 else 4
+
+    def run(a, begin, end, scratch):
+        rows, n, count, units, fewest, most = a[4], a[5], a[6], a[9], a[10], a[11]
+        experts = i32p(a[3] + 2 * rows * 4)
+        strips, expert_nbytes = (n // 16 + nt - 1) // nt, n // 16 * a[8]
+        work, place = np.int64(0), np.int64(0)
+        while place < rows:
+            after = end_of(experts, place, rows)
+            work += strips if fewest <= after - place <= most else 0
+            place = after
+        first, last = work * begin // units, work * end // units
+        at, place = np.int64(0), np.int64(0)  # strips, rows before this expert's
+        while place < rows and at < last:
+            after = end_of(experts, place, rows)
+            if fewest <= after - place <= most:
+                s0, s1 = max(first - at, 0), min(last - at, strips)
+                if s0 < s1:
+                    w, x = a[0] + experts[place] * expert_nbytes, a[1] + place * count * x_nbytes
+                    walk(w, x, a[2] + place * n * 4, after - place, n, count, a[7], a[8], 0, s0, s1, scratch, 0)
+                at += strips
+            place = after
+
+    return run
+
+
+@kernel("expert_matmul")
+def expert_matmul(dtype):
+    """a: x (R, N), w, y (R, K), order, R, N, K, bytes of a packed group. 32 columns of y are a unit; scratch: 32."""
+    layout = LAYOUTS[dtype]
+    quantised = layout.block > 1
+    decode = decoded(layout) if quantised else None
+    get = None if quantised else element(dtype)
+
+    def run(a, begin, end, scratch):
+        rows, n, k, group_nbytes = a[4], a[5], a[6], a[7]
+        experts, part = i32p(a[3] + 2 * rows * 4), f32p(scratch)
+        for block in range(begin, end):
+            columns = min(32, k - 32 * block)
+            place = np.int64(0)
+            while place < rows:
+                after = end_of(experts, place, rows)
+                for i in range(n):
+                    row = experts[place] * n + i
+                    if quantised:
+                        decode(a[1] + row // 16 * group_nbytes, row % 16, block, 0, 8, scratch)
+                    else:
+                        for c in range(columns):
+                            part[c] = get(a[1] + row // 16 * group_nbytes, block * 32 + c, row % 16)
+                    for r in range(place, after):
+                        x, y = f32p(a[0])[r * n + i], f32p(a[2] + (r * k + block * 32) * 4)
+                        for c in range(columns):
+                            y[c] = x * part[c] + (y[c] if i > 0 else np.float32(0))
+                place = after
+
+    return run

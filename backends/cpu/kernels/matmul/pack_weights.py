@@ -1,0 +1,196 @@
+"""GGUF blocks to packed groups (layout.py): `pack:<type>`. A group of 16 rows is a unit; sources may be unaligned.
+
+In GGUF a block of 32 (q4_0 … q5_1, iq4_nl, mxfp4) has element j and j+16 in the halves of byte j, which is our order
+too. The K types hold 64 (q4_k, q5_k) or 128 (q6_k) elements side by side, and are taken apart into blocks of 32.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from logitless.backends.cpu.kernels.ir.registry import kernel, u8p, u16p, u32p
+from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_place, places
+
+
+@kernel("pack")
+def pack(dtype):
+    """a: source, destination, n, k, bytes of a packed group."""
+    layout = LAYOUTS[dtype]
+    if layout.block == 1:
+        return pack_floats(layout)
+    block, source_nbytes = layout.block, layout.source
+    fill = FILL[dtype](layout)
+
+    def run(a, begin, end, scratch):
+        n, k, group_nbytes = a[2], a[3], a[4]
+        row_nbytes = k // block * source_nbytes
+        for group in range(begin, end):
+            out = a[1] + group * group_nbytes
+            rows = min(16, n - group * 16)
+            if rows < 16:
+                zeros = u32p(out)
+                for i in range(group_nbytes // 4):
+                    zeros[i] = 0
+            source = a[0] + group * 16 * row_nbytes
+            for i in range(k // block):
+                for r in range(rows):
+                    fill(source + r * row_nbytes + i * source_nbytes, out, i, r)
+
+    return run
+
+
+def pack_floats(layout):
+    width, together = layout.source, layout.together
+
+    def run(a, begin, end, scratch):
+        n, k, group_nbytes = a[2], a[3], a[4]
+        for group in range(begin, end):
+            out = a[1] + group * group_nbytes
+            source = a[0] + group * 16 * k * width
+            rows = min(16, n - group * 16)
+            for i in range((k + together - 1) // together * together):
+                for r in range(16):
+                    place, there = float_place(together, i, r), r < rows and i < k
+                    if width == 4:
+                        u32p(out)[place] = u32p(source)[r * k + i] if there else 0
+                    else:
+                        u16p(out)[place] = u16p(source)[r * k + i] if there else 0
+
+    return run
+
+
+def fill_q8_0(layout):
+    """Block: f16 d, 32 i8."""
+
+    find = places(layout)
+
+    @njit(forceinline=True)
+    def fill(block, out, i, r):
+        coarse, _, _, quants = find(out, i)
+        to = u32p(quants + r * 4)
+        q = u32p(block + 2)
+        for step in range(8):
+            to[step * 16] = q[step] ^ 0x80808080
+        u16p(coarse)[r] = u16p(block)[0]
+
+    return fill
+
+
+def fill_32(layout):
+    """q4_0 … q5_1, iq4_nl, mxfp4. Block: f16 d (mxfp4: u8 e), [f16 m], [u32: bit j belongs to element j], 16 bytes of
+    nibbles."""
+    find, high, coarse = places(layout), layout.high, layout.coarse
+
+    @njit(forceinline=True)
+    def fill(block, out, i, r):
+        coarse_at, _, high_at, quants_at = find(out, i)
+        if coarse == 16:
+            u8p(coarse_at)[r] = u8p(block)[0]
+        else:
+            u16p(coarse_at)[r] = u16p(block)[0]
+        nibbles = block + coarse // 16
+        if coarse == 64:
+            u16p(coarse_at)[16 + r] = u16p(block)[1]
+        if high:
+            bits = u32p(nibbles)[0]
+            nibbles += 4
+            to = u8p(high_at + r * 4)
+            for t in range(4):  # element 4·step + t is bit `step` of byte t
+                byte = 0
+                for step in range(8):
+                    byte |= ((bits >> (4 * step + t)) & 1) << step
+                to[t] = byte
+        for v in range(4):
+            u32p(quants_at + r * 4)[16 * v] = u32p(nibbles)[v]
+
+    return fill
+
+
+@njit(forceinline=True)
+def nibbles_of(low, high, shift):
+    """Four bytes of our order: the nibbles of `low` at `shift` (0 or 4) below those of `high`."""
+    return ((low >> shift) & 0x0F0F0F0F) | (((high >> shift) & 0x0F0F0F0F) << 4)
+
+
+def fill_k45(layout):
+    """q4_k, q5_k. Block: f16 d, dmin, 12 bytes of 6-bit scales and mins, [32 bytes: bit s is sub-block s], 128 bytes.
+
+    Of each 32 bytes of nibbles, the low ones are one sub-block of 32 and the high ones the next.
+    """
+    find, high = places(layout), layout.high
+
+    @njit(forceinline=True)
+    def fill(block, out, i, r):
+        halves = u16p(find(out, i * 8)[0])
+        halves[r], halves[16 + r] = u16p(block)[0], u16p(block)[1]
+        s, h, q = u8p(block + 4), u8p(block + 16), u32p(block + 16 + high // 2)
+        for sub in range(8):
+            _, fine_at, high_at, quants_at = find(out, i * 8 + sub)
+            fine = u8p(fine_at)
+            if sub < 4:
+                fine[r], fine[16 + r] = s[sub] & 63, s[sub + 4] & 63
+            else:
+                fine[r] = (s[sub + 4] & 15) | ((s[sub - 4] >> 6) << 4)
+                fine[16 + r] = (s[sub + 4] >> 4) | ((s[sub] >> 6) << 4)
+            to = u32p(quants_at + r * 4)
+            shift = sub % 2 * 4
+            for v in range(4):
+                to[16 * v] = nibbles_of(q[sub // 2 * 8 + v], q[sub // 2 * 8 + v + 4], shift)
+            if high:
+                bits = u8p(high_at + r * 4)
+                for t in range(4):
+                    byte = 0
+                    for step in range(8):
+                        byte |= ((h[4 * step + t] >> sub) & 1) << step
+                    bits[t] = byte
+
+    return fill
+
+
+def fill_q6_k(layout):
+    """Block: 128 bytes of nibbles, 64 bytes of high bit pairs, 16 i8 scales, f16 d.
+
+    Each half (128 elements) has 64 + 32 bytes: element 32·s + l takes the low (s < 2) or high nibble of byte
+    32·(s mod 2) + l, and bits 2s of byte l.
+    """
+
+    find = places(layout)
+
+    @njit(forceinline=True)
+    def fill(block, out, i, r):
+        u16p(find(out, i * 8)[0])[r] = u16p(block)[104]
+        scales = u8p(block + 192)
+        for sub in range(8):
+            _, fine_at, high_at, quants_at = find(out, i * 8 + sub)
+            part, s = sub // 4, sub % 4
+            fine = u8p(fine_at)
+            fine[r], fine[16 + r] = scales[2 * sub], scales[2 * sub + 1]
+            q = u32p(block + part * 64 + s % 2 * 32)
+            h = u32p(block + 128 + part * 32)
+            to = u32p(quants_at + r * 4)
+            pairs = u32p(high_at + r * 4)
+            shift = s // 2 * 4
+            for v in range(4):
+                to[16 * v] = nibbles_of(q[v], q[v + 4], shift)
+            for v in range(2):
+                word = 0
+                for step in range(4):
+                    word |= ((h[4 * v + step] >> (2 * s)) & 0x03030303) << (2 * step)
+                pairs[16 * v] = word
+
+    return fill
+
+
+FILL = {
+    "q8_0": fill_q8_0,
+    "q4_0": fill_32,
+    "q4_1": fill_32,
+    "q5_0": fill_32,
+    "q5_1": fill_32,
+    "iq4_nl": fill_32,
+    "mxfp4": fill_32,
+    "q4_k": fill_k45,
+    "q5_k": fill_k45,
+    "q6_k": fill_q6_k,
+}

@@ -1,0 +1,109 @@
+"""Optimizer steps, in place, and the norm of gradients. A unit is `CHUNK` consecutive elements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logitless.backends.cpu.kernels.ir import math as m
+from logitless.backends.cpu.kernels.ir.registry import f32p, kernel, sqrt_f32
+from logitless.backends.cpu.kernels.ir.row_reduce import row_dot, row_sum
+
+CHUNK = 4096  # graph/ops/training/optimizer.py: SUM_CHUNK
+PIECE = 1024  # elements whose weights, moments and gradient stay in the first-level cache
+
+first_moment = m.elements(2, 2, lambda b, x, s: m.fma(b, s[0], x[0], b.fmul(s[1], x[1])))
+second_moment = m.elements(2, 2, lambda b, x, s: m.fma(b, s[0], x[0], b.fmul(s[1], b.fmul(x[1], x[1]))))
+
+
+def _move(b, x, s):
+    """w · keep − rate·c1 · m / (√(v · c2) + eps)"""
+    w, first, second = x
+    keep, rate, correction, eps = s
+    down = b.fadd(m.call(b, "sqrt", b.fmul(second, correction)), eps)
+    return b.fsub(b.fmul(w, keep), b.fdiv(b.fmul(rate, first), down))
+
+
+adamw_move = m.elements(3, 4, _move)
+sgd_move = m.elements(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul(s[1], x[1])))
+
+
+@kernel("adamw_step")
+def adamw_step():
+    """a: w, m, v, g, params, factor, n, whether it decays."""
+
+    def run(a, begin, end, scratch):
+        p, factor, n = f32p(a[4]), f32p(a[5])[0], a[6]
+        keep = np.float32(1) - p[0] * p[6] if a[7] != 0 else np.float32(1)
+        for unit in range(begin, end):
+            for start in range(unit * CHUNK, min(n, (unit + 1) * CHUNK), PIECE):
+                w, first, second, g = (a[0] + start * 4, a[1] + start * 4, a[2] + start * 4, a[3] + start * 4)
+                count = min(n - start, PIECE)
+                first_moment(first, g, first, count, p[1], p[3] * factor)
+                second_moment(second, g, second, count, p[2], p[4] * factor * factor)
+                adamw_move(w, first, second, w, count, keep, p[0] * p[7], p[8], p[5])
+
+    return run
+
+
+@kernel("sgd_step")
+def sgd_step():
+    """a: w, g, params, factor, n, whether it decays."""
+
+    def run(a, begin, end, scratch):
+        p, n = f32p(a[2]), a[4]
+        keep = np.float32(1) - p[0] * p[1] if a[5] != 0 else np.float32(1)
+        rate = p[0] * f32p(a[3])[0]
+        for unit in range(begin, end):
+            at = unit * CHUNK * 4
+            sgd_move(a[0] + at, a[1] + at, a[0] + at, min(n - unit * CHUNK, CHUNK), keep, rate)
+
+    return run
+
+
+@kernel("clear")
+def clear():
+    """a: y, n."""
+
+    def run(a, begin, end, scratch):
+        y = f32p(a[0])
+        for i in range(begin * CHUNK, min(a[1], end * CHUNK)):
+            y[i] = np.float32(0)
+
+    return run
+
+
+@kernel("square_sums")
+def square_sums():
+    """a: x, y, n."""
+
+    def run(a, begin, end, scratch):
+        y = f32p(a[1])
+        for unit in range(begin, end):
+            at = a[0] + unit * CHUNK * 4
+            y[unit] = row_dot(at, at, min(a[2] - unit * CHUNK, CHUNK))
+
+    return run
+
+
+@kernel("norm_of_sums")
+def norm_of_sums():
+    """a: y, count, then address and length of each vector. One unit."""
+
+    def run(a, begin, end, scratch):
+        total = np.float64(0)
+        for i in range(a[1]):
+            total += np.float64(row_sum(a[2 + 2 * i], a[3 + 2 * i]))
+        f32p(a[0])[0] = sqrt_f32(np.float32(total))
+
+    return run
+
+
+@kernel("clip_factor")
+def clip_factor():
+    """a: norm, limit, y. One unit."""
+
+    def run(a, begin, end, scratch):
+        norm, limit = f32p(a[0])[0], f32p(a[1])[0]
+        f32p(a[2])[0] = limit / norm if limit > np.float32(0) and norm > limit else np.float32(1)
+
+    return run

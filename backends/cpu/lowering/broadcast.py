@@ -1,0 +1,117 @@
+"""Arithmetic of arrays that are broadcast to each other, and sums over axes: shapes as a few runs of axes."""
+
+from __future__ import annotations
+
+import math
+
+from logitless.backends.cpu.lowering.registry import At, lower, rewrite
+from logitless.backends.cpu.threads.pool import Instruction
+from logitless.graph.op import OPS
+from logitless.graph.ops.elementwise import broadcast_to, sum_to
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Shape, Tensor
+
+CHUNK = 4096  # elements that a chunk of work should have
+COLUMNS = 256  # kernels/broadcast.py
+TALL = 4096  # rows from which on short ones are taken together
+GROUP = 2**5 * 3**2 * 5  # rows that are taken together, or a divisor of it
+SHORT = 64  # elements
+
+
+def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
+    """x's axes as runs (whether y keeps them, length); None where y is not x with some axes left out or of length 1."""
+    full = (1,) * (len(x) - len(y)) + y
+    runs: list[tuple[bool, int]] = []
+    for n, m in zip(x, full, strict=True):
+        if n == 1:
+            continue
+        kept = n == m
+        if runs and runs[-1][0] == kept:
+            runs[-1] = kept, runs[-1][1] * n
+        else:
+            runs.append((kept, n))
+    return runs
+
+
+@rewrite("sum_to")
+def _(t: Tensor) -> Tensor:
+    """Short columns of a tall array: several rows are taken as one, and their parts added up in the end."""
+    x = t.src[0]
+    n = t.shape[-1] if t.shape else 1
+    rows = math.prod(x.shape) // n
+    if math.prod(t.shape) != n or x.shape[-1:] != (n,) or n >= COLUMNS or rows < TALL:
+        return t
+    group = math.gcd(rows, GROUP)
+    if group == 1:
+        return t
+    wide = sum_to(reshape(x, shape=(rows // group, group * n)), shape=(group * n,))
+    return reshape(sum_to(reshape(wide, shape=(group, n)), shape=(n,)), shape=t.shape)
+
+
+def short_rows(t: Tensor) -> Tensor:
+    """Arithmetic of a tall array and one short row: the row is repeated, and several rows are taken as one."""
+    a, b = t.src
+    n, rows = b.shape[-1] if b.shape else 0, math.prod(a.shape[:-1])
+    group = math.gcd(rows, GROUP)
+    if t.shape != a.shape or b.shape != a.shape[-1:] or not 0 < n < SHORT or rows < TALL or group == 1:
+        return t
+    again = reshape(broadcast_to(b, shape=(group, n)), shape=(group * n,))
+    both = OPS[t.op](reshape(a, shape=(rows // group, group * n)), again)
+    return reshape(both, shape=t.shape)
+
+
+@lower("sum_to")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    """As (R0, K0, R1, K1), summed over R0 and R1."""
+    runs = grouped(t.src[0].shape, t.shape)
+    sizes, place = [1, 1, 1, 1], 0
+    for kept, n in runs or ():
+        place += place % 2 != kept
+        if place > 3:
+            return None
+        sizes[place] = n
+        place += 1
+    r0, k0, r1, k1 = sizes
+    if k0 > 1 and r1 == k1 == 1:  # columns: (R0, 1, 1, K0)
+        r0, k0, r1, k1 = 1, 1, r0, k0
+    elif r0 > 1 and k0 == r1 == k1 == 1:  # everything: one row
+        r0, r1 = 1, r0
+    units = k0 * -(-k1 // COLUMNS)
+    return [
+        Instruction("sum_to", (at(t.src[0]), at(t), r0, k0, r1, k1), units, max(1, CHUNK // (r0 * r1 * min(k1, 256))))
+    ]
+
+
+def strides(x: Shape, y: Shape) -> tuple[int, ...]:
+    """Elements of x from one to the next along each axis of y, 0 where x is broadcast."""
+    full = (1,) * (len(y) - len(x)) + x
+    out, step = [], 1
+    for n in reversed(full):
+        out.append(0 if n == 1 else step)
+        step *= n
+    return tuple(reversed(out))
+
+
+def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Instruction] | None:
+    """Arithmetic of any two shapes: axes that both sources walk alike become one; four are left, or it is not done."""
+    axes: list[list[int]] = []  # length, stride of a, stride of b
+    for n, sa, sb in zip(t.shape, strides(a.shape, t.shape), strides(b.shape, t.shape), strict=True):
+        if n == 1:
+            continue
+        if axes and axes[-1][1] == sa * n and axes[-1][2] == sb * n:
+            axes[-1] = [axes[-1][0] * n, sa, sb]
+        else:
+            axes.append([n, sa, sb])
+    if len(axes) > 4:
+        return None
+    axes = [[1, 0, 0]] * (4 - len(axes)) + axes
+    n = axes[3][0]
+    args = (at(a), at(b), at(t), n, axes[1][0], axes[2][0], *(x[1] for x in axes), *(x[2] for x in axes))
+    rows = axes[0][0] * axes[1][0] * axes[2][0]
+    return [Instruction(f"broadcast:{name}", args, rows, max(1, 2 * CHUNK // n), scratch=64)]
+
+
+@lower("broadcast_to")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    x = t.src[0]
+    return broadcast("copy", t, x, x, at)

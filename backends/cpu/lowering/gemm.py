@@ -1,0 +1,200 @@
+"""Matrix products in f32: prompts through weights of floats, weights that change, gradients, and products back through
+packed weights."""
+
+from __future__ import annotations
+
+import math
+
+from logitless.backends.cpu.fusion.packing import packed, packed_act
+from logitless.backends.cpu.isa import isa
+from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS, STRIPS, gemm_tile
+from logitless.backends.cpu.lowering.registry import At, lower, rewrite
+from logitless.backends.cpu.threads.pool import Instruction
+from logitless.graph.op import Op
+from logitless.graph.ops.elementwise import sum_to
+from logitless.graph.ops.linear import accumulate_product, pack_tiles, product_parts, tiled_product
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Tensor
+
+MOST_ROWS = 528  # of A in a block: with 288 k they are half of the second-level cache
+COLUMNS = 48  # of a block
+PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory of its own
+UNITS = 12  # that a product should have
+THIN = 24  # rows or columns
+PART = 1024  # of K, at least, in a part of a thin product
+LONG = 1 << 14  # K
+MOST_MACS = 1 << 26  # of a part of a longer one: half a millisecond of two cores
+
+
+def _tiled(t: Tensor, transposed: bool) -> Tensor:
+    """A product with A packed once, by a node of its own that other products of it share."""
+    a, b = t.src
+    if a.shape[0] < gemm_tile(isa())[0] or a.nbytes > PACKED_APART or _is_thin(t):
+        return t
+    tiles = packed_act(a, how=pack_tiles, rows=gemm_tile(isa())[0], transposed=False)
+    return tiled_product(tiles, b, m=a.shape[0], transposed=transposed, name=t.name)
+
+
+def _is_thin(t: Tensor) -> bool:
+    """Whether A (M, K) is better read where it lies: few columns meet each number of it, or its rows are short."""
+    (m, n), k = t.shape, t.src[0].shape[1]
+    return m >= gemm_tile(isa())[0] and (n <= THIN or k <= THIN) and not packed(t.src[1]) and m * k < 1 << 28
+
+
+def tiled_linear(t: Tensor) -> Tensor:
+    """`linear` of many rows, with a weight of floats or one that may change."""
+    return _tiled(t, transposed=True)
+
+
+@rewrite("matmul")
+def _(t: Tensor) -> Tensor:
+    return _tiled(t, transposed=False)
+
+
+@rewrite("matmul_tn")
+def _(t: Tensor) -> Tensor:
+    """A thin product over a long K in parts, so that all threads have some; otherwise with A packed."""
+    a, b = t.src
+    (m, n), k = t.shape, a.shape[0]
+    if min(m, n) <= THIN:
+        steps = -(-k // max(1, min(k // PART, -(-UNITS * 4 // _thin_blocks(m, n)))))
+        parts = product_parts(a, b, steps=steps)
+        return sum_to(parts, shape=(m, n)) if parts.shape[0] > 1 else reshape(parts, shape=(m, n))
+    if a.nbytes > PACKED_APART:
+        return t
+    tiles = packed_act(a, how=pack_tiles, rows=gemm_tile(isa())[0], transposed=True)
+    return tiled_product(tiles, b, m=m, transposed=False, name=t.name)
+
+
+def _thin_blocks(m: int, n: int) -> int:
+    mt, nr, _ = gemm_tile(isa())
+    return -(-m // (4 * mt)) * -(-n // nr)  # kernels/thin.py: ROWS, COLUMNS
+
+
+@lower("product_parts")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    parts, m, n = t.shape
+    args = (*map(at, t.src), at(t), t.src[0].shape[0], m, n, t.attrs["steps"])
+    return [Instruction("thin_sums", args, parts * _thin_blocks(m, n))]
+
+
+@lower("pack_tiles")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    n_tiles, k, _ = t.shape
+    x, transposed = t.src[0], t.attrs.get("transposed", False)
+    m = x.shape[1 if transposed else 0]
+    args = (at(x), at(t), m, k)
+    if transposed:
+        return [Instruction("pack_tiles:k", args, -(-k // 16), max(1, 1024 // m))]  # kernels/gemm.py: PACK_STEPS
+    return [Instruction("pack_tiles:m", args, n_tiles, max(1, 4096 // k))]
+
+
+def sum_with(x: Tensor, g: Tensor, how: Op) -> Tensor | None:
+    """how(x, g) in one pass, where g is a product that makes a weight's gradient."""
+    gradient = g.op == "matmul_tn" or (g.op == "tiled_product" and g.src[0].attrs.get("transposed"))
+    return how(x, *g.src) if gradient and x.shape == g.shape else None
+
+
+@rewrite("accumulate")
+def _(t: Tensor) -> Tensor:
+    total, g = t.src
+    return sum_with(total, g, accumulate_product) or t
+
+
+@lower("accumulate_product")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    return _sum(t, at)
+
+
+@lower("add_product")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    x, n = t.src[0], math.prod(t.shape)
+    first = [] if at(x) == at(t) else [Instruction("copy", (at(x), at(t), n), -(-n // 4096), 8)]
+    product = _sum(t, at)
+    return product and [*first, *product]
+
+
+def _sum(t: Tensor, at: At) -> list[Instruction] | None:
+    a = t.src[1]
+    if len(a.shape) == 3:
+        return _of_tiles(t, a, "k", at, adding=True)
+    return _product("k", "k", t, a.shape[0], at, adding=True)
+
+
+@lower("tiled_product")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    return _of_tiles(t, t.src[0], "n" if t.attrs["transposed"] else "k", at)
+
+
+def _of_tiles(t: Tensor, a: Tensor, b_layout: str, at: At, adding: bool = False) -> list[Instruction] | None:
+    """None for tiles of another instruction set's rows: there is no kernel for those."""
+    _, k, rows = a.shape
+    return _product("tiles", b_layout, t, k, at, adding) if rows == gemm_tile(isa())[0] else None
+
+
+@lower("linear")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    return [_thin("n", t, at)] if _is_thin(t) else _product("m", "n", t, t.src[0].shape[1], at)
+
+
+@lower("matmul")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    return [_thin("k", t, at)] if _is_thin(t) else _product("m", "k", t, t.src[0].shape[1], at)
+
+
+def _thin(b_layout: str, t: Tensor, at: At) -> Instruction:
+    (m, n), k = t.shape, t.src[0].shape[1]
+    mt, nr, kc = gemm_tile(isa())
+    rows = max(mt, min(-(-m // UNITS), (1 << 18) // (n + k)) // mt * mt)
+    return Instruction(f"thin_rows:{b_layout}", (*map(at, t.src), at(t), m, n, k, rows), -(-m // rows), 1, 4 * nr * kc)
+
+
+@lower("matmul_tn")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    return _product("k", "k", t, t.src[0].shape[0], at)
+
+
+def rounded_product(t: Tensor, at: At) -> list[Instruction]:
+    """`linear_bf16` of many rows."""
+    return _product("tiles", "n", t, t.src[1].shape[1] // 2, at, how=":rounded")
+
+
+def _product(
+    a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bool = False, how: str = ""
+) -> list[Instruction]:
+    """A long K is summed in parts one after the other, to the same bits: what requests beside training wait for."""
+    a, b = t.src[-2:]
+    (m, n), group = t.shape, 0
+    if packed(b):
+        b_layout, group = f"{b_layout}:{b.dtype}{how}", LAYOUTS[b.dtype].group_nbytes(b.shape[1])
+    rows, columns = blocks(a_layout, m, n, k)
+    mt, nr, kc = gemm_tile(isa())
+    tiles = 0 if a_layout == "tiles" else -(-rows // mt) * kc + 2
+    scratch = 4 * (STRIPS * nr * kc + mt * tiles) + 64
+    args = (at(a), at(b), at(t), m, n, k, rows, columns, group, int(adding))
+    kernel, n_units = f"gemm:{a_layout}:{b_layout}", -(-m // rows) * -(-n // columns)
+    part = k if k <= LONG else max(1, MOST_MACS // (m * n * kc)) * kc
+    return [Instruction(kernel, (*args, k0, min(k, k0 + part)), n_units, 1, scratch) for k0 in range(0, k, part)]
+
+
+def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
+    """Rows and columns of a unit's block: multiples of the tile's, and enough of them for a few threads.
+
+    B is packed once for each block of rows, and A, where it is not packed already, once for each block of columns.
+    """
+    mt, nr, _ = gemm_tile(isa())
+    if k > LONG:
+        rows, columns = _part(m, 96, mt), _part(n, 96, nr)
+    elif a_layout == "tiles":
+        rows, columns = _part(m, MOST_ROWS, mt), COLUMNS // nr * nr
+    else:
+        rows = _part(m, 144, mt)
+        least = 96 if a_layout == "k" else 288  # (M, K) costs more to pack: its rows are far apart
+        columns = _part(n, max(least, min(2048, n * -(-m // rows) // UNITS)), nr)
+    return rows, columns
+
+
+def _part(n: int, most: int, step: int) -> int:
+    """n in equal parts of at most `most`, rounded up to whole steps."""
+    n_parts = math.ceil(n / max(step, most))
+    return -(-math.ceil(n / n_parts) // step) * step

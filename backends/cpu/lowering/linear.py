@@ -1,0 +1,241 @@
+"""Weights times activations, from node to instructions.
+
+A constant 2-D state is packed (weights.py), and activations are packed to meet it (kernels/layout.py): `linear` becomes
+`linear_q8(quantize_act(x), w)` with a quantised weight, else `linear_f32(pack_act(x), w)`, or with many rows a product
+of lower_gemm.py; with one of bf16, where that is wanted (packing.rounded), `linear_bf16(round_act(x), w)`. Weights that
+read the same x share its packed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
+from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed, packed_act, rounded
+from logitless.backends.cpu.isa import cache_nbytes, isa
+from logitless.backends.cpu.kernels.matmul.layout import (
+    ACT_BLOCK,
+    LANES,
+    LAYOUTS,
+    MAX_TILE,
+    act_panels,
+    expanded_nbytes,
+    expanded_tile,
+    gemm_tile,
+    rows_at_once,
+    tile_for,
+)
+from logitless.backends.cpu.lowering.elementwise_attention import rows_of
+from logitless.backends.cpu.lowering.gemm import rounded_product, tiled_linear
+from logitless.backends.cpu.lowering.registry import At, lower, rewrite
+from logitless.backends.cpu.threads.pool import Instruction, bits
+from logitless.graph.dtype import DTYPES
+from logitless.graph.ops.linear import linear_bf16, linear_f32, linear_q8, pack_act, quantize_act, round_act
+from logitless.graph.tensor import Tensor
+
+CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
+HELD_CHUNK_BYTES, FEWEST_CHUNKS = 1 << 19, 16  # where results are written at the end of a chunk (kernels/matmul.py)
+LARGE_GROUP_BYTES = 1 << 14  # of weights, beside which results are few: those written past the caches are read again
+CHUNK_MACS = 1 << 22  # for many rows, 10 to 20 µs
+K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
+GLU_CHUNK = 3  # units of 32 columns of gate and up, for one row
+GLU_OF_UNIT = 1024  # numbers, a multiple of every group that shares a scale
+ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
+
+
+@rewrite("linear")
+def _(t: Tensor) -> Tensor:
+    x, w = t.src
+    if packed(w) and DTYPES[w.dtype].quantised:
+        return linear_q8(packed_act(x, how=quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
+    rows, _, _ = gemm_tile(isa())
+    in_tiles = x.shape[0] >= (MANY_ROWS if packed(w) else rows)
+    if rounded(w):
+        return linear_bf16(packed_act(x, how=round_act, rows=rows if in_tiles else 1), w, m=x.shape[0], name=t.name)
+    if in_tiles:
+        return tiled_linear(t)
+    return linear_f32(packed_act(x, how=pack_act), w, name=t.name)
+
+
+@rewrite("linear_parts")
+def _(t: Tensor) -> Tensor:
+    x, *ws = t.src
+    if x.dtype != "f32" or not all(map(packed, ws)):
+        return t
+    groups = {DTYPES[w.dtype].block for w in ws if DTYPES[w.dtype].quantised}
+    if len(groups) > 1 or (groups and not all(DTYPES[w.dtype].quantised for w in ws)):
+        return t
+    if groups:
+        act = packed_act(x, how=quantize_act, group=groups.pop())
+    else:
+        act = packed_act(x, how=round_act if all(map(rounded, ws)) else pack_act)
+    return replace(t, src=(act, *ws))
+
+
+@lower("quantize_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    m, k = t.shape
+    group = t.attrs.get("group", 32)
+    args = (at(t.src[0]), at(t), m, k // 32, *act_panels(m, isa(), group))
+    grain = max(1, 4096 // k) if m < MANY_ROWS else 32  # rows lie 52 bytes apart: two threads share a line at each seam
+    return [Instruction(f"quantize_act:{group}", args, m, grain)]
+
+
+@lower("rms_norm_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    m, k = t.shape
+    args = (*map(at, t.src), at(t), m, k // 32, *act_panels(m, isa(), t.attrs["group"]), bits(t.attrs["eps"]))
+    return [Instruction(f"rms_norm_act:{t.attrs['group']}", args, m, 32, scratch=4 * k)]
+
+
+@lower("glu_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    m, k = t.shape
+    units = m * -(-k // GLU_OF_UNIT)
+    args = (*map(at, t.src), at(t), m, k // 32, GLU_OF_UNIT // 32, *act_panels(m, isa(), t.attrs["group"]))
+    kernel = f"glu_act:{t.attrs['activation']}:{t.attrs['group']}"
+    return [Instruction(kernel, args, units, 2 if m < MANY_ROWS else 16, scratch=4 * GLU_OF_UNIT)]
+
+
+@lower("pack_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    m, k = t.shape
+    return [Instruction("pack_act", (at(t.src[0]), at(t), m, k), -(-k // K_OF_UNIT), max(1, 256 // m))]
+
+
+@lower("round_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    (m, k), rows = t.src[0].shape, t.attrs.get("rows", 1)
+    args = (at(t.src[0]), at(t), m, k)
+    if rows > 1:
+        return [Instruction("round_act:tiles", args, -(-m // rows), max(1, 4096 // k), rows * k * 2)]
+    return [Instruction("round_act:k", args, -(-k // 2 // K_OF_UNIT), max(1, 1024 // m))]
+
+
+@lower("linear_bf16")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, w = t.src
+    if x.attrs.get("rows", 1) > 1:
+        return rounded_product(t, at)
+    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], pairs=True)
+
+
+@lower("linear_q8")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, w = t.src
+    return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
+
+
+@lower("linear_q8_add")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, w, y = t.src
+    n = t.shape[0] * t.shape[1]
+    first = [] if at(y) == at(t) else [Instruction("copy", (at(y), at(t), n), -(-n // 4096), 8)]
+    (product,) = matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
+    return [*first, replace(product, kernel=f"{product.kernel}:add")]
+
+
+@lower("linear_parts")
+def _(t: Tensor, at: At) -> list[Instruction] | None:
+    x, *ws = t.src
+    if x.dtype == "f32":
+        return None
+    found: list[Instruction] = []
+    y, m, pairs = at(t), x.shape[0], x.dtype == "bf16_act"
+    nbytes = sum(packed_nbytes(w.dtype, *w.shape) for w in ws)
+    for w in ws:
+        n, k = w.shape
+        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, beside=bool(found), pairs=pairs)
+        y += 4 * m * n
+    return found
+
+
+@lower("linear_f32")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, w = t.src
+    if packed(w):
+        return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
+    (m, n), k = t.shape, w.shape[1]
+    rows = ROWS_OF_PLAIN if m >= ROWS_OF_PLAIN else 1
+    args = (at(w), at(x), at(t), m, n, k)
+    return [Instruction(f"linear_rows:{rows}", args, -(-n // LANES), 1, scratch=LANES * 4 * (k + rows))]
+
+
+def matmul(
+    dtype: str,
+    addresses: tuple[int, int, int],
+    shape: tuple[int, ...],
+    k: int,
+    nbytes: int = 0,
+    *,
+    beside: bool = False,
+    pairs: bool = False,
+) -> list[Instruction]:
+    """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy.
+
+    `nbytes`: of all weights of the stage, if there are others. `pairs`: rows are bf16, as the weight is.
+    """
+    m, n = shape
+    layout = LAYOUTS[dtype]
+    mt, nt = tile_for(dtype, isa(), m)
+    count = k // (2 if pairs else min(32, layout.block))
+    group = layout.group_nbytes(k)
+    strips = -(-n // (nt * LANES))
+    args: tuple[int, ...] = (*addresses, m, n, count)
+    if (mt, nt) == expanded_tile(dtype, isa()):
+        most, times = rows_at_once(m, count * ACT_BLOCK)
+        rows = m if times == 1 else most + MAX_TILE
+        stretch = stretch_of(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
+        args = (*args, stretch, group, most, times, *act_panels(m, isa(), 32 * layout.shared))
+        grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
+        scratch = (rows + mt) * nt * LANES * 4 + nt * stretch * expanded_nbytes(layout)
+    else:
+        times, nbytes = 1, max(nbytes, nt * group * strips)
+        holds = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2) and group >= LARGE_GROUP_BYTES
+        chunk = min(HELD_CHUNK_BYTES, nt * group * strips // FEWEST_CHUNKS) if holds else CHUNK_BYTES
+        grain = max(1, chunk // (nt * group))
+        held = grain if holds else 0
+        args = (*args, count if m <= mt else stretch_of(count, nt * group, m, layout.whole), group, held)
+        scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
+    streams = (addresses[0], nt * group) if times == 1 else (0, 0)
+    kernel = f"linear:{dtype}:{mt}x{nt}" + ":rounded" * pairs
+    return [Instruction(kernel, args, times * strips, grain, scratch, streams, beside)]
+
+
+@lower("linear_glu_act")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    x, gate, _ = t.src
+    (m, n), k, layout = t.shape, gate.shape[1], LAYOUTS[gate.dtype]
+    kernel, group = f"linear_glu:{gate.dtype}:{t.attrs['activation']}", layout.group_nbytes(k)
+    if m == 1:
+        args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k // 32, group)
+        grain = max(1, min(GLU_CHUNK, n // 32 // 8))
+        return [Instruction(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
+    most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
+    rows = m if times == 1 else most + MAX_TILE
+    stretch = stretch_of(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
+    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, group, most, times)
+    args = (*args, *act_panels(m, isa(), 32 * layout.shared))
+    scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
+    return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
+
+
+def stretch_of(count: int, nbytes: int, m: int, whole: int) -> int:
+    """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts,
+    multiples of `whole`.
+
+    They take half of the first-level cache at most. While tiles run, the next weights are asked for: of few rows not
+    many, for a core can have few lines under way.
+    """
+    parts = -(-nbytes // min(cache_nbytes(1) // 2, max(5 << 10, 250 * m)))
+    return -(-count // whole // parts) * whole
+
+
+@lower("get_rows")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    table, ids = t.src
+    k = table.shape[1]
+    if packed(table):
+        args = (at(table), at(ids), at(t), k, LAYOUTS[table.dtype].group_nbytes(k))
+        return [Instruction(f"get_rows:{table.dtype}", args, t.shape[0], 1)]
+    return [Instruction("get_rows:rows", (at(table), at(ids), at(t), k, 0), t.shape[0], rows_of(t)[2])]

@@ -1,0 +1,58 @@
+"""Instructions of layers that keep a state."""
+
+from __future__ import annotations
+
+from logitless.backends.cpu.lowering.registry import At, lower
+from logitless.backends.cpu.threads.pool import Instruction, bits
+from logitless.graph.tensor import Tensor
+
+COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16  # kernels/recurrent.py, kernels/recurrent_backward.py
+
+
+@lower("text_begins")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    return [Instruction("text_begins", (at(t.src[0]), at(t), t.attrs["length"]), t.shape[0], 4096)]
+
+
+def _sources(t: Tensor, n: int, at: At) -> list[int]:
+    """The last of n is `end`, which may not be there."""
+    found = [at(s) for s in t.src]
+    return found + [0] * (n - len(found))
+
+
+def _forms(t: Tensor) -> tuple[int, ...]:
+    return bits(t.attrs["scale"]), int(t.attrs["delta"]), int(t.attrs["grouped"])
+
+
+def _conv(t: Tensor, at: At) -> list[Instruction]:
+    rows, columns, size = *t.shape, t.src[1].shape[2]
+    args = (*_sources(t, 5, at), at(t), rows, columns, size)
+    return [Instruction("causal_conv", args, -(-columns // COLUMNS), 1, 4 * (2 * size + 1) * COLUMNS)]
+
+
+def _attention(t: Tensor, at: At) -> list[Instruction] | None:
+    (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
+    if size % AT_ONCE:
+        return None
+    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, *_forms(t))
+    return [Instruction("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (size + 3) * WIDTH)]
+
+
+for _form in ("", "_kept"):
+    lower(f"causal_conv{_form}")(_conv)
+    lower(f"linear_attention{_form}")(_attention)
+
+
+@lower("causal_conv_back")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    (rows, columns), size = t.src[1].shape, t.src[2].shape[2]
+    args = (*map(at, t.src), at(t), rows, columns, size)
+    return [Instruction("causal_conv_back", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
+
+
+@lower("linear_attention_back")
+def _(t: Tensor, at: At) -> list[Instruction]:
+    (rows, heads, width), (_, k_heads, size) = t.src[3].shape, t.src[1].shape
+    args = (*map(at, t.src), at(t), rows, heads, k_heads, size, width, *_forms(t))
+    states = -(-rows // SAVED) + SAVED + 2
+    return [Instruction("linear_attention_back", args, k_heads, 1, 4 * (states * size * width + (SAVED + 2) * width))]

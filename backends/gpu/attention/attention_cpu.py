@@ -1,0 +1,170 @@
+"""Attention over page tables with an online softmax; where lanes are threads of a GPU, attention_spans.py has it.
+
+Sixteen lanes are a query head of a token. They walk its pages in position order: a lane has a cell while scores are
+made, and every 16th element of the head while values are summed up. Scores cross lanes in local memory. Queries are
+turned (`rope`) when they are read, where that is wanted (`half_n` pairs of a head).
+"""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, scales_of
+from logitless.backends.gpu.attention.paged_attention import SIZES, spans
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
+from logitless.backends.gpu.software import attention
+from logitless.backends.gpu.software.attention import AFTER_CACHES, SUBGROUPS, WORDS, sink
+from logitless.graph.tensor import Tensor
+
+SCALED = "UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) out_[i] = out_[i] * was;"
+
+
+def _caches(dtype_k: str, dtype_v: str) -> list[Arg]:
+    found = [Arg("K", ELEMENT[dtype_k]), Arg("V", ELEMENT[dtype_v])]
+    if dtype_k == "q8_0":
+        found.append(Arg("KS", "u16"))
+    if dtype_v == "q8_0":
+        found.append(Arg("VS", "u16"))
+    return found
+
+
+def _key(dtype: str) -> str:
+    """Text that adds q · k over a page's 16 cells to `score`."""
+    if dtype == "q8_0":
+        return """
+      for (uint j = 0u; j < size / 32u; j++) {
+        PRECISE LF part = LSPLAT(0.0f);
+        for (uint d = j * 32u; d < j * 32u + 32u; d++)
+          part = FMA(LSPLAT(q[d]), ITOF(LLDS8(K, key_at + d * 16u)), part);
+        score = FMA(part, LLDH(KS, (key_at + size * 16u) / 2u + j * 16u), score);
+      }"""
+    load = {"f32": "LLD(K, key_at + d * 16u)", "f16": "LLDH(K, key_at + d * 16u)"}[dtype]
+    return f"""
+      PRECISE LF odd = LSPLAT(0.0f);
+      for (uint d = 0u; d + 1u < size; d += 2u) {{
+        score = FMA(LSPLAT(q[d]), {load}, score);
+        odd = FMA(LSPLAT(q[d + 1u]), {load.replace("d * 16u", "d * 16u + 16u")}, odd);
+      }}
+      if (size % 2u != 0u) {{
+        uint d = size - 1u;
+        score = FMA(LSPLAT(q[d]), {load}, score);
+      }}
+      score = score + odd;"""
+
+
+def _value(dtype: str) -> str:
+    """16 elements of a cell's values, from element e."""
+    at = "value_at + c * size + LCLAMP(e, size)"
+    if dtype == "q8_0":
+        scale = "F16(LOAD16(VS, (value_at + size * 16u) / 2u + c * (size / 32u) + e / 32u))"
+        return f"ITOF(LLDS8(V, {at})) * {scale}"
+    return {"f32": f"LLD(V, {at})", "f16": f"LLDH(V, {at})"}[dtype]
+
+
+def _attention(dtype_k: str, dtype_v: str) -> None:
+    Kernel(
+        f"attention_{dtype_k}_{dtype_v}",
+        [Arg("Q", "f32"), *_caches(dtype_k, dtype_v), *AFTER_CACHES],
+        WORDS,
+        f"""
+  uint t = GY, h = GX, n_heads = NGX, kv = h / (n_heads / n_kv);
+  uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
+  uint first = window > 0u && pos + 1u > window ? pos + 1u - window : 0u;
+  uint chunks = (size + 15u) / 16u;
+  uint from = (t * n_heads + h) * size;
+  for (uint p = LANE; p < half_n; p += WG) {{
+    uint first = interleaved != 0u ? 2u * p : p, second = first + (interleaved != 0u ? 1u : half_n);
+    float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
+    float a = Q[from + first], b = Q[from + second];
+    q[first] = a * c - b * s;
+    q[second] = a * s + b * c;
+  }}
+  for (uint d = 2u * half_n + LANE; d < size; d += WG) q[d] = Q[from + d];
+  PRECISE LF out_[MAX_SIZE / 16];
+  UNROLL for (uint e = 0u; e < MAX_SIZE / 16; e++) out_[e] = LSPLAT(0.0f);
+  PRECISE float top = -INF;
+  PRECISE float total = 0.0f;
+  BARRIER();
+  for (uint page = first / 16u; page <= pos / 16u; page++) {{
+    uint cell_page = UINT(TABLE[table + page]) * n_kv + kv;
+    uint key_at = {before_page(dtype_k)}, value_at = {before_page(dtype_v)};
+    {{
+      PRECISE LF score = LSPLAT(0.0f);
+      {_key(dtype_k)}
+      LST_LOCAL(scores, 0u, score * factor);
+    }}
+    BARRIER();
+    uint lo = max(first, page * 16u) - page * 16u, hi = min(pos + 1u, page * 16u + 16u) - page * 16u;
+    if (cap != 0.0f) {{
+      for (uint c = LANE; c < 16u; c += WG) scores[c] = cap * TANH(scores[c] / cap);
+      BARRIER();
+    }}
+    float new_top = top;
+    for (uint c = lo; c < hi; c++) new_top = max(new_top, scores[c]);
+    BARRIER();
+    for (uint c = LANE; c < 16u; c += WG)
+      scores[c] = c >= lo && c < hi ? EXP(scores[c] - new_top) : 0.0f;
+    BARRIER();
+    float correction = EXP(top - new_top);
+    top = new_top;
+    total = total * correction;
+    for (uint c = lo; c < hi; c++) total = total + scores[c];
+    UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) {{
+      if (i < chunks) {{
+        uint e = i * 16u;
+        PRECISE LF sum = out_[i] * correction;
+        for (uint c = lo; c < hi; c++) sum = FMA(LSPLAT(scores[c]), {_value(dtype_v)}, sum);
+        out_[i] = sum;
+      }}
+    }}
+    BARRIER();
+  }}
+  if (has_sinks != 0u) {sink("h", "top", "total", SCALED)}
+  for (uint i = 0u; i < chunks; i++) {{ LSTN(Y, from + i * 16u, from + size, out_[i] / total); }}""",
+        simt=(),
+        cpu=[{"WG": 1, "MAX_SIZE": size} for size in SIZES],
+        soft=[{"WG": 16, "MAX_SIZE": size} for size in SIZES],
+        local=[("float", "q", "MAX_SIZE"), ("float", "scores", "16")],
+    )
+
+
+for _k in CACHE_TYPES:
+    for _v in CACHE_TYPES:
+        _attention(_k, _v)
+
+
+@lower("attention")
+@lower("attention_rope")
+@lower("attention_sinks")
+@lower("attention_sinks_rope")
+def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    q, k, v, tables, slot, pos = t.src[:6]
+    more = list(t.src[6:])
+    sinks = more.pop(0) if t.op.startswith("attention_sinks") else None
+    turned = more.pop(0) if t.op.endswith("_rope") else None
+    tokens, heads, size = q.shape
+    if k.dtype not in CACHE_TYPES or v.dtype not in CACHE_TYPES or size > SIZES[-1]:
+        return None
+    if size % 32 and "q8_0" in (k.dtype, v.dtype):
+        return None
+    words = {
+        "n_heads": heads,
+        "n_kv": k.shape[1],
+        "size": size,
+        "table_pages": tables.shape[1],
+        "window": t.attrs.get("window", 0),
+        "factor": bits(t.attrs["scale"]),
+        "cap": bits(t.attrs.get("cap", 0.0)),
+        "half_n": 0 if turned is None else turned.shape[2],
+        "interleaved": int(t.attrs.get("interleaved", False)),
+        "direction": bits(t.attrs.get("sign", 1.0)),
+        "has_sinks": int(sinks is not None),
+    }
+    rest = (tables, slot, pos, turned or q, sinks or q)  # q: nobody reads it there
+    if shape.name == "simt":
+        return spans(t, shape, words, rest)
+    bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
+    room, told = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
+    soft = shape.lanes in SUBGROUPS and k.dtype == v.dtype == "f16" and size % 4 == 0
+    soft = soft and size <= attention.SIZES[-1]
+    name = f"attention_soft_{shape.lanes}" if soft else f"attention_{k.dtype}_{v.dtype}"
+    return [dispatch(name, shape, bufs, told, (heads, tokens), MAX_SIZE=room)]

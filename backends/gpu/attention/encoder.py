@@ -1,0 +1,173 @@
+"""What makes vectors of texts, and rows as single values: full attention, means, layer normalisation, argmax, casts."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import (
+    Buffers,
+    Dispatch,
+    bits,
+    dispatch,
+    groups_for,
+    is_packed,
+    lower,
+    n_elements,
+    rows_of,
+)
+from logitless.backends.gpu.matmul import layout, unpack
+from logitless.backends.gpu.norm import row_groups
+from logitless.graph.tensor import Tensor
+
+WG = 64
+SIMT_VARIANT, CPU_VARIANT = {"WG": WG}, {"WG": 1}
+
+# A thread has a row of a head, and takes its window's keys in order with an online softmax.
+Kernel(
+    "full_attention",
+    [Arg("Q", "f32"), Arg("K", "f32"), Arg("V", "f32"), Arg("COUNT", "i32"), Arg("Y", "f32", "rw")],
+    ["uint n", "uint n_heads", "uint n_kv", "uint size", "uint length", "float factor", "uint reach"],
+    """
+  FOR_EACH(i, n) {
+    uint t = i / n_heads, h = i % n_heads / (n_heads / n_kv), first = t / length * length;
+    uint last = min(first + UINT(COUNT[t / length]), t + reach + 1u);
+    first = max(first + reach, t) - reach;
+    PRECISE float top = -INF;
+    PRECISE float total = 0.0f;
+    for (uint d = 0u; d < size; d++) Y[i * size + d] = 0.0f;
+    for (uint s = first; s < last; s++) {
+      uint at = (s * n_kv + h) * size;
+      PRECISE float score = 0.0f;
+      for (uint d = 0u; d < size; d++) score = FMA(Q[i * size + d], K[at + d], score);
+      score = score * factor;
+      float new_top = max(top, score), correction = EXP(top - new_top), e = EXP(score - new_top);
+      total = FMA(total, correction, e);
+      for (uint d = 0u; d < size; d++) Y[i * size + d] = FMA(e, V[at + d], Y[i * size + d] * correction);
+      top = new_top;
+    }
+    for (uint d = 0u; d < size; d++) Y[i * size + d] = Y[i * size + d] / (last > first ? total : 1.0f);
+  }""",
+    simt=[SIMT_VARIANT],
+    cpu=[CPU_VARIANT],
+)
+Kernel(
+    "mean_rows",
+    [Arg("X", "f32"), Arg("FIRST", "i32"), Arg("COUNT", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_k"],
+    """
+  FOR_EACH(i, n) {
+    uint r = i / n_k, k = i % n_k, first = UINT(FIRST[r]), count = UINT(COUNT[r]);
+    PRECISE float total = 0.0f;
+    for (uint j = first; j < first + count; j++) total = total + X[j * n_k + k];
+    Y[i] = total / FLOAT(count);
+  }""",
+    simt=[SIMT_VARIANT],
+    cpu=[CPU_VARIANT],
+)
+Kernel(
+    "layer_norm",
+    [Arg("X", "f32"), Arg("W", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint rows", "float eps"],
+    """
+  for (uint row = GX; row < rows; row += NGX) {
+    for (uint j = LID; j < 64u; j += WG) {
+      PRECISE float own = 0.0f;
+      for (uint i = j; i < n; i += 64u) own = own + X[row * n + i];
+      sums[j] = own;
+    }
+    BARRIER();
+    PRECISE float total = 0.0f;
+    for (uint j = 0u; j < 64u; j++) total = total + sums[j];
+    PRECISE float mean = total / FLOAT(n);
+    BARRIER();
+    for (uint j = LID; j < 64u; j += WG) {
+      PRECISE float own = 0.0f;
+      for (uint i = j; i < n; i += 64u) { PRECISE float c = X[row * n + i] - mean; own = FMA(c, c, own); }
+      sums[j] = own;
+    }
+    BARRIER();
+    PRECISE float squares = 0.0f;
+    for (uint j = 0u; j < 64u; j++) squares = squares + sums[j];
+    PRECISE float k = 1.0f / sqrt(squares / FLOAT(n) + eps);
+    for (uint i = LID; i < n; i += WG) Y[row * n + i] = (X[row * n + i] - mean) * k * W[i] + B[i];
+    BARRIER();
+  }""",
+    simt=[SIMT_VARIANT],
+    cpu=[CPU_VARIANT],
+    local=[("float", "sums", "64")],
+)
+Kernel(
+    "argmax",
+    [Arg("X", "f32"), Arg("Y", "i32", "w")],
+    ["uint rows", "uint n"],
+    """
+  FOR_EACH(row, rows) {
+    uint best = 0u;
+    for (uint i = 1u; i < n; i++) if (X[row * n + i] > X[row * n + best]) best = i;
+    Y[row] = INT(best);
+  }""",
+    simt=[SIMT_VARIANT],
+    cpu=[CPU_VARIANT],
+)
+for _name, _from, _to, _formula in (
+    ("f32_f32", "f32", "f32", "Y[i] = X[i];"),
+    ("f32_f16", "f32", "u16", "STORE16(Y, i, TO_F16(X[i]));"),
+    ("f16_f32", "u16", "f32", "Y[i] = F16(LOAD16(X, i));"),
+):
+    Kernel(
+        f"cast_{_name}",
+        [Arg("X", _from), Arg("Y", _to, "w")],
+        ["uint n"],
+        f"  FOR_EACH(i, n) {{ {_formula} }}",
+        simt=[SIMT_VARIANT],
+        cpu=[CPU_VARIANT],
+    )
+for _dtype in layout.PACKINGS:
+    Kernel(
+        f"unpack_{_dtype}",
+        [*unpack.args(_dtype), Arg("Y", "f32", "w")],
+        ["uint n", "uint n_k"],
+        "  FOR_EACH(i, n) { uint row = i / n_k, k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
+        simt=[SIMT_VARIANT],
+        cpu=[CPU_VARIANT],
+        functions=unpack.element(_dtype),
+    )
+
+
+@lower("full_attention")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    (tokens, heads, size), kv_heads = t.shape, t.src[1].shape[1]
+    n = tokens * heads
+    length, scale = t.attrs["length"], bits(t.attrs["scale"])
+    reach = t.attrs.get("reach", -1)
+    words = (n, heads, kv_heads, size, length, scale, reach if reach >= 0 else length)
+    return [dispatch("full_attention", shape, (*t.src, t), words, groups_for(n * size, shape, size * WG))]
+
+
+@lower("mean_rows")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    n = n_elements(t)
+    return [dispatch("mean_rows", shape, (*t.src, t), (n, t.shape[1]), groups_for(n, shape, WG))]
+
+
+@lower("layer_norm")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    rows, n = rows_of(t)
+    return [dispatch("layer_norm", shape, (*t.src, t), (n, rows, bits(t.attrs["eps"])), row_groups(rows, shape))]
+
+
+@lower("argmax")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    rows, n = t.src[0].shape
+    return [dispatch("argmax", shape, (t.src[0], t), (rows, n), groups_for(rows, shape, WG))]
+
+
+@lower("cast")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    x, n = t.src[0], n_elements(t)
+    groups = groups_for(n, shape, WG)
+    if is_packed(x):
+        bufs: Buffers = (*unpack.buffers(x), t)
+        return [dispatch(f"unpack_{x.dtype}", shape, bufs, (n, t.shape[1]), groups)] if t.dtype == "f32" else None
+    if (x.dtype, t.dtype) not in (("f32", "f32"), ("f32", "f16"), ("f16", "f32")):
+        return None
+    return [dispatch(f"cast_{x.dtype}_{t.dtype}", shape, (x, t), (n,), groups)]

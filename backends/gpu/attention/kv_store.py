@@ -1,0 +1,215 @@
+"""The cache's pages: what is written into them, read from them, and copied.
+
+Pages are as graph/ops/attention/paged_attention.py says; in a q8_0 cache a page of a head is, for keys, int8 [D][16]
+and f16 scales
+[D/32][16], for values int8 [16][D] and f16 scales [16][D/32].
+"""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.graph.ops.attention.paged_attention import PAGE
+from logitless.graph.tensor import Tensor
+
+CACHE_TYPES = ("f32", "f16", "q8_0")
+ELEMENT = {"f32": "f32", "f16": "u16", "q8_0": "u8"}
+
+
+def page_elements(dtype: str, size: int) -> int:
+    """Elements of a page of one head; the scales of a q8_0 cache count as bytes."""
+    return PAGE * size + (PAGE * size // 32 * 2 if dtype == "q8_0" else 0)
+
+
+def before_page(dtype: str) -> str:
+    """Text: the elements before the page `cell_page` of one head, in place of `page_elements` as a parameter.
+
+    Kernels of attention have more arguments than there is room for.
+    """
+    return f"(cell_page * (size * {PAGE}u{' + size' if dtype == 'q8_0' else ''}))"
+
+
+def scales_of(*caches: Tensor) -> tuple[Tensor, ...]:
+    """Those that have scales, which kernels are given as buffers of their own."""
+    return tuple(c for c in caches if c.dtype == "q8_0")
+
+
+# A row is a head of a token; its cell's page of that head begins at `at`.
+WHERE = """
+    uint row = i / per_row, t = row / n_heads, h = row % n_heads, cell = UINT(CELLS[t]) % 16u;
+    uint at = (UINT(CELLS[t]) / 16u * n_heads + h) * page;"""
+
+
+def _load(name: str, dtype: str) -> None:
+    place = "at + d * 16u + cell" if name == "load_k" else "at + cell * size + d"
+    scale = "d / 32u * 16u + cell" if name == "load_k" else "cell * (size / 32u) + d / 32u"
+    value = {
+        "f32": f"C[{place}]",
+        "f16": f"F16(LOAD16(C, {place}))",
+        "q8_0": f"FLOAT((INT(LOAD8(C, {place})) << 24) >> 24) * F16(LOAD16(S, (at + size * 16u) / 2u + {scale}))",
+    }[dtype]
+    scales = [Arg("S", "u16")] if dtype == "q8_0" else []
+    Kernel(
+        f"{name}_{dtype}",
+        [Arg("C", ELEMENT[dtype]), *scales, Arg("CELLS", "i32"), Arg("Y", "f32", "w")],
+        ["uint n", "uint n_heads", "uint size", "uint page"],
+        f"""
+  uint per_row = size;
+  FOR_EACH(i, n) {{{WHERE}
+    uint d = i % size;
+    Y[i] = {value};
+  }}""",
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+    )
+
+
+def _store(name: str, dtype: str) -> None:
+    """A row's element d of a head goes to [D][16] (keys) or [16][D] (values) of its page."""
+    place = "d * 16u + cell" if name == "store_k" else "cell * size + d"
+    scale_place = "j * 16u + cell" if name == "store_k" else "cell * (size / 32u) + j"
+    where = WHERE
+    if dtype == "q8_0":
+        body = f"""
+  uint per_row = size / 32u;
+  FOR_EACH(i, n) {{{where}
+    uint j = i % per_row;
+    float most = 0.0f;
+    for (uint k = 0u; k < 32u; k++) most = max(most, FABS(X[row * size + j * 32u + k]));
+    float scale = most / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    STORE16(S, (at + size * 16u) / 2u + {scale_place}, TO_F16(scale));
+    for (uint k = 0u; k < 32u; k++) {{
+      uint d = j * 32u + k;
+      STORE8(C, at + {place}, UINT(INT(RINT(X[row * size + d] * inverse)) & 255));
+    }}
+  }}"""
+    else:
+        value = f"STORE16(C, at + {place}, TO_F16(X[i]));" if dtype == "f16" else f"C[at + {place}] = X[i];"
+        body = f"""
+  uint per_row = size;
+  FOR_EACH(i, n) {{{where}
+    uint d = i % size;
+    {value}
+  }}"""
+    scales = [Arg("S", "u16", "rw")] if dtype == "q8_0" else []
+    Kernel(
+        f"{name}_{dtype}",
+        [Arg("C", ELEMENT[dtype], "rw"), *scales, Arg("X", "f32"), Arg("CELLS", "i32")],
+        ["uint n", "uint n_heads", "uint size", "uint page"],
+        body,
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+    )
+
+
+for _name in ("store_k", "store_v"):
+    for _dtype in CACHE_TYPES:
+        _store(_name, _dtype)
+        _load(_name.replace("store", "load"), _dtype)
+# `rope` of a pair of a head's elements, and where they go: 16 cells apart by element. With `both`, a pair of the head's
+# values goes into their cache, too, whose pages are as large.
+TURN_AND_STORE = """
+  uint per_row = size / 2u + size % 2u;
+  FOR_EACH(i, n) {WHERE
+    uint p = i % per_row, from = row * size;
+    if (p < half_n) {
+      uint first = interleaved != 0u ? 2u * p : p, second = first + (interleaved != 0u ? 1u : half_n);
+      float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
+      float a = X[from + first], b = X[from + second];
+      PUT(C, at + first * 16u + cell, a * c - b * s);
+      PUT(C, at + second * 16u + cell, a * s + b * c);
+    } else {
+      PUT(C, at + 2u * p * 16u + cell, X[from + 2u * p]);
+      if (2u * p + 1u < size) PUT(C, at + (2u * p + 1u) * 16u + cell, X[from + 2u * p + 1u]);
+    }
+    VALUES
+  }""".replace("WHERE", WHERE)
+VALUES = """
+    PUT(V, at + cell * size + 2u * p, Z[from + 2u * p]);
+    if (2u * p + 1u < size) PUT(V, at + cell * size + 2u * p + 1u, Z[from + 2u * p + 1u]);"""
+for _dtype, _put in (("f32", "b[i] = (v)"), ("f16", "STORE16(b, i, TO_F16(v))")):
+    for _both in (False, True):
+        _values = [Arg("V", ELEMENT[_dtype], "rw"), Arg("Z", "f32")] if _both else []
+        Kernel(
+            f"store_{'kv' if _both else 'k'}_rope_{_dtype}",
+            [Arg("C", ELEMENT[_dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32"), Arg("A", "f32"), *_values],
+            ["uint n", "uint n_heads", "uint size", "uint page", "uint half_n", "uint interleaved", "float direction"],
+            TURN_AND_STORE.replace("VALUES", VALUES if _both else ""),
+            simt=[{"WG": 64}],
+            cpu=[{"WG": 1}],
+            functions=f"#define PUT(b, i, v) {_put}\n",
+        )
+# Pairs are copied in order; a thread has the same words of all of them.
+Kernel(
+    "copy_pages",
+    [Arg("C", "u32", "rw"), Arg("PAIRS", "i32")],
+    ["uint n", "uint n_pairs"],
+    """
+  FOR_EACH(i, n) {
+    for (uint p = 0u; p < n_pairs; p++) C[UINT(PAIRS[2u * p + 1u]) * n + i] = C[UINT(PAIRS[2u * p]) * n + i];
+  }""",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+
+
+def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    cache, x, cells = t.src
+    size = x.shape[2]
+    if cache.dtype not in CACHE_TYPES or (cache.dtype == "q8_0" and size % 32):
+        return None
+    n = n_elements(x) // (32 if cache.dtype == "q8_0" else 1)
+    scales = (cache,) if cache.dtype == "q8_0" else ()
+    words = (n, x.shape[1], size, page_elements(cache.dtype, size))
+    bufs = (cache, *scales, x, cells)
+    return [dispatch(f"{t.op}_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
+
+
+lower("store_k")(_store_rule)
+lower("store_v")(_store_rule)
+
+
+def store_turned(t: Tensor, shape: Shape, values: Tensor | None = None) -> list[Dispatch] | None:
+    """`values`: the node that stores what belongs to the same keys, to do it in this launch (`stores_together`)."""
+    cache, x, cells, angles = t.src
+    if cache.dtype not in ("f32", "f16"):
+        return None
+    tokens, heads, size = x.shape
+    n = tokens * heads * (size // 2 + size % 2)
+    turn = (angles.shape[2], int(t.attrs["interleaved"]), bits(t.attrs.get("sign", 1.0)))
+    words = (n, heads, size, page_elements(cache.dtype, size), *turn)
+    bufs = (cache, x, cells, angles, *(values.src[:2] if values else ()))
+    name = f"store_{'kv' if values else 'k'}_rope_{cache.dtype}"
+    return [dispatch(name, shape, bufs, words, groups_for(n, shape, 64))]
+
+
+lower("store_k_rope")(store_turned)
+
+
+def stores_together(keys: Tensor, values: Tensor) -> bool:
+    """Whether one launch can store what two nodes that follow each other do."""
+    if (keys.op, values.op) != ("store_k_rope", "store_v"):
+        return False
+    alike = keys.src[1].shape == values.src[1].shape and keys.src[2] is values.src[2]
+    return alike and keys.dtype == values.dtype and keys is not values.src[1] and values.dtype in ("f32", "f16")
+
+
+def _load_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    cache, cells = t.src
+    (_, heads, size), n = t.shape, n_elements(t)
+    if cache.dtype not in CACHE_TYPES or (cache.dtype == "q8_0" and size % 32):
+        return None
+    bufs = (cache, *((cache,) if cache.dtype == "q8_0" else ()), cells, t)
+    words = (n, heads, size, page_elements(cache.dtype, size))
+    return [dispatch(f"{t.op}_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
+
+
+lower("load_k")(_load_rule)
+lower("load_v")(_load_rule)
+
+
+@lower("copy_pages")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    cache, pairs = t.src
+    n = cache.nbytes // cache.shape[0] // 4
+    return [dispatch("copy_pages", shape, (cache, pairs), (n, pairs.shape[0]), groups_for(n, shape, 64))]

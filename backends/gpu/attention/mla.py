@@ -1,0 +1,132 @@
+"""Attention to rows that are keys and values in one (graph/ops/attention/mla.py), with an online softmax.
+
+A group has HEADS query heads of a token and takes CELLS of its cells at a time. A thread makes scores of some cells,
+then sums up some elements of the rows: an element's sixteen cells of a page lie side by side, so a row is read as it
+lies for both, and once for all heads of the group.
+"""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, scales_of
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
+from logitless.graph.tensor import Tensor
+
+SIZES = (128, 384, 640)  # elements of a row: the most that a variant takes
+HEADS = {"simt": 4, "cpu": 1, "soft": 2}
+WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor"]
+FUNCTIONS = """
+#define PER UINT((MAX_SIZE + WG - 1) / WG) /* elements of a thread */
+#define EACH_HEAD UNROLL for (uint h = 0u; h < HEADS; h++)
+#if WG > 16
+#define EACH_ELEMENT UNROLL for (uint i = 0u; i < PER; i++)
+#else /* too many to be written out */
+#define EACH_ELEMENT for (uint i = 0u; i < PER; i++)
+#endif
+"""
+
+
+def _element(dtype: str) -> str:
+    """Element e of cell c of the page that begins at `row_at`."""
+    at = "row_at + e * 16u + c"
+    if dtype == "q8_0":
+        scale = "F16(LOAD16(KS, (row_at + size * 16u) / 2u + e / 32u * 16u + c))"
+        return f"FLOAT((INT(LOAD8(K, {at})) << 24) >> 24) * {scale}"
+    return {"f32": f"K[{at}]", "f16": f"F16(LOAD16(K, {at}))"}[dtype]
+
+
+def _latent(dtype: str) -> None:
+    scales = [Arg("KS", "u16")] if dtype == "q8_0" else []
+    Kernel(
+        f"latent_attention_{dtype}",
+        [
+            *(Arg("Q", "f32"), Arg("K", ELEMENT[dtype]), *scales, Arg("TABLE", "i32"), Arg("SLOT", "i32")),
+            *(Arg("POS", "i32"), Arg("Y", "f32", "w")),
+        ],
+        WORDS,
+        f"""
+  uint t = GY, head = GX * HEADS, n_own = min(UINT(HEADS), n_heads - head);
+  uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
+  for (uint x = LID; x < HEADS * size; x += WG)
+    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
+  for (uint x = LID; x < HEADS; x += WG) {{ most_of[x] = -INF; total_of[x] = 0.0f; }}
+  PRECISE float out_[PER * HEADS];
+  EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = 0.0f; }} }}
+  BARRIER();
+  for (uint first = 0u; first <= pos; first += CELLS) {{
+    for (uint own = LID; own < CELLS; own += WG) {{
+      uint cell = first + own, c = cell % 16u;
+      PRECISE float s[HEADS];
+      EACH_HEAD {{ s[h] = 0.0f; }}
+      if (cell <= pos) {{
+        uint cell_page = UINT(TABLE[table + cell / 16u]), row_at = {before_page(dtype)};
+        for (uint e = 0u; e < size; e++) {{
+          float x = {_element(dtype)};
+          EACH_HEAD {{ s[h] = FMA(q[h * size + e], x, s[h]); }}
+        }}
+      }}
+      EACH_HEAD {{ weights[h * CELLS + own] = cell <= pos ? s[h] * factor : -INF; }}
+    }}
+    BARRIER();
+    for (uint x = LID; x < HEADS; x += WG) {{
+      float most = most_of[x];
+      for (uint c = 0u; c < CELLS; c++) most = max(most, weights[x * CELLS + c]);
+      was_of[x] = EXP(most_of[x] - most);
+      most_of[x] = most;
+    }}
+    BARRIER();
+    for (uint x = LID; x < HEADS * CELLS; x += WG)
+      weights[x] = weights[x] == -INF ? 0.0f : EXP(weights[x] - most_of[x / CELLS]);
+    BARRIER();
+    for (uint x = LID; x < HEADS; x += WG) {{
+      PRECISE float total = total_of[x] * was_of[x];
+      for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
+      total_of[x] = total;
+    }}
+    EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; }} }}
+    for (uint page = first / 16u; page <= min(pos, first + CELLS - 1u) / 16u; page++) {{
+      uint cell_page = UINT(TABLE[table + page]), row_at = {before_page(dtype)};
+      uint some = min(16u, pos + 1u - page * 16u), from = page * 16u - first;
+      EACH_ELEMENT {{
+        uint e = min(LID + i * WG, size - 1u);
+        for (uint c = 0u; c < some; c++) {{
+          float x = {_element(dtype)};
+          EACH_HEAD {{ out_[i * HEADS + h] = FMA(weights[h * CELLS + from + c], x, out_[i * HEADS + h]); }}
+        }}
+      }}
+    }}
+    BARRIER();
+  }}
+  EACH_ELEMENT {{
+    uint e = LID + i * WG;
+    EACH_HEAD {{
+      if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
+    }}
+  }}""",
+        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in SIZES],
+        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in SIZES],
+        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in SIZES],
+        local=[
+            ("float", "q", "HEADS * MAX_SIZE"),
+            ("float", "weights", "HEADS * CELLS"),
+            *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of")],
+        ],
+        functions=FUNCTIONS,
+    )
+
+
+for _dtype in CACHE_TYPES:
+    _latent(_dtype)
+
+
+@lower("latent_attention")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    q, k, tables, slot, pos = t.src
+    tokens, n_heads, size = q.shape
+    if size > SIZES[-1] or (k.dtype == "q8_0" and size % 32):
+        return None
+    bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, t)
+    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]))
+    heads, room = HEADS[shape.name], next(n for n in SIZES if n >= size)
+    name = f"latent_attention_{k.dtype}"
+    return [dispatch(name, shape, bufs, words, (-(-n_heads // heads), tokens), MAX_SIZE=room)]

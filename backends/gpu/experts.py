@@ -1,0 +1,159 @@
+"""Mixtures of experts: which experts a row has, and the rows brought together by expert and back.
+
+graph/ops/moe.py says what `order` is; expert_linear.py has the products. Every thread has numbers of its own, and
+finds them without any other thread, so nothing depends on which comes first.
+"""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, lower, n_elements
+from logitless.graph.tensor import Tensor
+
+WG = 64
+
+
+def _kernel(name: str, args: list[Arg], words: list[str], body: str, functions: str = "") -> None:
+    Kernel(name, args, words, body, simt=[{"WG": WG}], cpu=[{"WG": 1}], functions=functions)
+
+
+# An expert's rank is how many others are before it; of equal ones the first is. NaN is below everything.
+_kernel(
+    "top_experts",
+    [Arg("LOGITS", "f32"), Arg("Y", "i32", "w")],
+    ["uint n", "uint n_experts", "uint n_top"],
+    """
+  FOR_EACH(i, n) {
+    uint row = i / n_experts * n_experts, rank = 0u;
+    float own = number(LOGITS[i]);
+    for (uint j = row; j < row + n_experts && rank < n_top; j++) {
+      float other = number(LOGITS[j]);
+      rank += other > own || (other == own && j < i) ? 1u : 0u;
+    }
+    if (rank < n_top) Y[row / n_experts * n_top + rank] = INT(i - row);
+  }""",
+    functions="FN float number(float x) { return ISNAN(x) ? -INF : x; }\n",
+)
+_kernel(
+    "expert_weights",
+    [Arg("LOGITS", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_experts", "uint n_top"],
+    """
+  FOR_EACH(i, n) {
+    uint row = i / n_top * n_experts, first = i / n_top * n_top;
+    float top = LOGITS[row + UINT(IDS[first])];
+    for (uint j = 1u; j < n_top; j++) top = max(top, LOGITS[row + UINT(IDS[first + j])]);
+    PRECISE float total = 0.0f;
+    for (uint j = 0u; j < n_top; j++) total = total + EXP(LOGITS[row + UINT(IDS[first + j])] - top);
+    Y[i] = EXP(LOGITS[row + UINT(IDS[i])] - top) / total;
+  }""",
+)
+_kernel(
+    "expert_gather",
+    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_experts", "uint n_top"],
+    """
+  FOR_EACH(i, n) Y[i] = X[i / n_top * n_experts + UINT(IDS[i])];""",
+)
+_kernel(
+    "expert_scatter",
+    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_experts", "uint n_top"],
+    """
+  FOR_EACH(i, n) {
+    uint first = i / n_experts * n_top;
+    float x = 0.0f;
+    for (uint j = first; j < first + n_top; j++) x = UINT(IDS[j]) == i % n_experts ? X[j] : x;
+    Y[i] = x;
+  }""",
+)
+# A thread has an expert: it counts the rows of those before, and then gives its own rows their places, in order.
+_kernel(
+    "expert_order",
+    [Arg("IDS", "i32"), Arg("ORDER", "i32", "w")],
+    ["uint n_rows", "uint n_experts"],
+    """
+  FOR_EACH(expert, n_experts) {
+    uint place = 0u;
+    for (uint r = 0u; r < n_rows; r += 8u) {
+      IDS_OF_8_ROWS
+      UNROLL for (uint j = 0u; j < 8u; j++) place += ids[j] < expert ? 1u : 0u;
+    }
+    for (uint r = 0u; r < n_rows; r += 8u) {
+      IDS_OF_8_ROWS
+      UNROLL for (uint j = 0u; j < 8u; j++) if (ids[j] == expert) {
+        ORDER[place] = INT(r + j);
+        ORDER[n_rows + r + j] = INT(place);
+        ORDER[2u * n_rows + place] = INT(expert);
+        place++;
+      }
+    }
+  }""",
+    functions="""
+#define IDS_OF_8_ROWS uint ids[8]; /* asked of memory together; none is no expert */ \\
+  UNROLL for (uint j = 0u; j < 8u; j++) ids[j] = r + j < n_rows ? UINT(IDS[r + j]) : n_experts;
+""",
+)
+_kernel(
+    "expert_rows",
+    [Arg("X", "f32"), Arg("ORDER", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_k", "uint per_row"],
+    "  FOR_EACH(i, n) Y[i] = X[UINT(ORDER[i / n_k]) / per_row * n_k + i % n_k];",
+)
+_kernel(
+    "expert_sum",
+    [Arg("X", "f32"), Arg("W", "f32"), Arg("ORDER", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_n", "uint per_row", "uint n_rows"],
+    """
+  FOR_EACH(i, n) {
+    uint first = i / n_n * per_row;
+    PRECISE float total = 0.0f;
+    for (uint r = first; r < first + per_row; r++)
+      total = FMA(W[r], X[UINT(ORDER[n_rows + r]) * n_n + i % n_n], total);
+    Y[i] = total;
+  }""",
+)
+
+
+def _launch(t: Tensor, shape: Shape, *words: int, n: int = 0) -> list[Dispatch]:
+    """A kernel of the op's name over n numbers, those of the result where it is not told."""
+    n = n or n_elements(t)
+    buffers: Buffers = (*t.src, t)
+    return [dispatch(t.op, shape, buffers, (n, *words), groups_for(n, shape, WG))]
+
+
+@lower("top_experts")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    logits = t.src[0]
+    return _launch(t, shape, logits.shape[1], t.shape[1], n=n_elements(logits))
+
+
+def _at_ids(t: Tensor, shape: Shape) -> list[Dispatch]:
+    return _launch(t, shape, t.src[0].shape[1], t.shape[1])
+
+
+lower("expert_weights")(_at_ids)
+lower("expert_gather")(_at_ids)
+
+
+@lower("expert_scatter")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    return _launch(t, shape, t.shape[1], t.src[0].shape[1])
+
+
+@lower("expert_order")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    rows, n = t.shape[1], t.attrs["n"]
+    return [dispatch("expert_order", shape, (*t.src, t), (rows, n), groups_for(n, shape, WG))]
+
+
+@lower("expert_rows")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    rows, k = t.shape
+    return _launch(t, shape, k, rows // t.src[0].shape[0]) if t.dtype == "f32" else None
+
+
+@lower("expert_sum")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    y, weights, _ = t.src
+    return _launch(t, shape, y.shape[1], weights.shape[1], y.shape[0])

@@ -1,0 +1,75 @@
+"""Rows of a table by number, and their gradient."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, is_packed, lower, n_elements
+from logitless.backends.gpu.matmul import unpack
+from logitless.graph.tensor import Tensor
+
+Kernel(
+    "get_rows",
+    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_k"],
+    "  FOR_EACH(i, n) Y[i] = X[UINT(IDS[i / n_k]) * n_k + i % n_k];",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+# A thread has a column: rows of one id are added in the order of the batch.
+Kernel(
+    "add_rows",
+    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "rw")],
+    ["uint n_k", "uint n_rows"],
+    """
+  FOR_EACH(k, n_k) {
+    for (uint r = 0u; r < n_rows; r++) Y[UINT(IDS[r]) * n_k + k] = Y[UINT(IDS[r]) * n_k + k] + X[r * n_k + k];
+  }""",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+Kernel(
+    "fill",
+    [Arg("Y", "u32", "w")],
+    ["uint n", "uint value"],
+    "  FOR_EACH(i, n) Y[i] = value;",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+Kernel(
+    "pad_rows",
+    [Arg("X", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint before", "uint inside"],
+    "  FOR_EACH(i, n) { if (i >= before && i - before < inside) Y[i] = X[i - before]; else Y[i] = 0.0f; }",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+
+
+@lower("get_rows")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    table, ids = t.src
+    n, k = n_elements(t), table.shape[1]
+    if is_packed(table):
+        bufs: Buffers = (ids, *unpack.buffers(table), t)
+        return [dispatch(f"get_rows_{table.dtype}", shape, bufs, (n, k), groups_for(n, shape, 64))]
+    if table.dtype != "f32":
+        return None
+    return [dispatch("get_rows", shape, (table, ids, t), (n, k), groups_for(n, shape, 64))]
+
+
+@lower("add_rows")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    rows, ids = t.src
+    n, k = n_elements(t), n_elements(t) // t.shape[0]
+    return [
+        dispatch("fill", shape, (t,), (n, 0), groups_for(n, shape, 64)),
+        dispatch("add_rows", shape, (rows, ids, t), (k, rows.shape[0]), groups_for(k, shape, 64)),
+    ]
+
+
+@lower("pad_rows")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    x = t.src[0]
+    row = n_elements(t) // t.shape[0]
+    words = (n_elements(t), t.attrs["before"] * row, n_elements(x))
+    return [dispatch("pad_rows", shape, (x, t), words, groups_for(n_elements(t), shape, 64))]

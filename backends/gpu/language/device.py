@@ -1,0 +1,76 @@
+"""The whole of the shared lowering: what any device that runs these kernels answers to the backend protocol."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from logitless.backends.gpu.attention import kv_store
+from logitless.backends.gpu.fuse import fuse
+from logitless.backends.gpu.language.dialect import Shape
+from logitless.backends.gpu.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
+from logitless.backends.gpu.matmul import layout
+from logitless.backends.gpu.quantize import joined
+from logitless.graph.backend import Bytes
+from logitless.graph.tensor import ALIASES, Tensor
+
+__all__ = ["constant_nbytes", "dispatches", "fuse", "lower_all", "pack", "rewrite", "supports"]
+
+READS_PACKED = {  # which sources may be a constant matrix
+    "linear": (1,),
+    "linear_add": (1,),
+    "linear_glu": (1, 2),
+    "linear_parts": range(1, 4),
+    "matmul": (1,),
+    "expert_linear": (1,),
+    "expert_matmul": (1,),
+    "expert_parts": range(2, 4),
+    "get_rows": (0,),
+    "cast": (0,),
+}
+
+
+def supports(t: Tensor, shape: Shape) -> bool:
+    """Whether a node of the user's graph can run on a device of this class."""
+    return t.op in ALIASES or dispatches(t, shape) is not None
+
+
+def rewrite(t: Tensor) -> Tensor:
+    """What runs in a node's place; its sources are rewritten already."""
+    rule = REWRITES.get(t.op)
+    return rule(t) if rule else t
+
+
+def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    """What a node runs, in order; None when there is no kernel for it."""
+    rule = LOWERINGS.get(t.op)
+    readable = READS_PACKED.get(t.op, ())
+    if rule is None or any(is_packed(s) and not (i in readable and layout.packs(s)) for i, s in enumerate(t.src)):
+        return None
+    return rule(t, shape)
+
+
+def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
+    """What a run of nodes on one device is; every node must be supported."""
+    found: list[Dispatch] = []
+    waiting = deque(nodes)
+    while waiting:
+        t = waiting.popleft()
+        together = bool(waiting) and kv_store.stores_together(t, waiting[0])
+        made = kv_store.store_turned(t, shape, waiting.popleft()) if together else dispatches(t, shape)
+        if made is None:
+            raise ValueError(f"no kernel for {t!r}")
+        found += made
+    return joined(found, shape)
+
+
+def constant_nbytes(t: Tensor) -> int:
+    """Bytes that `pack` makes of a constant state."""
+    return layout.packed_nbytes(t.dtype, t.shape[0], t.shape[1]) if is_packed(t) and layout.packs(t) else t.nbytes
+
+
+def pack(t: Tensor, raw: Bytes) -> Bytes:
+    """A constant state's GGUF bytes as the kernels read them: a matrix packed, anything else as it is."""
+    if len(raw) != t.nbytes:
+        raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
+    return layout.pack(t.dtype, t.shape, raw) if is_packed(t) and layout.packs(t) else raw

@@ -1,0 +1,204 @@
+"""A kernel body, its declarations, and their rendering as OpenCL C and as GLSL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from logitless.backends.gpu.language import prelude
+
+Defines = tuple[tuple[str, int], ...]
+Access = Literal["r", "w", "rw"]
+PUSH_CONSTANT_BYTES = 128  # what every Vulkan device has
+LANES = 16
+CL_TYPES = {"f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
+GL_TYPES = {"u64": "uint64_t", "f32": "float", "u32": "uint", "i32": "int", "u16": "uint16_t", "u8": "uint8_t"}
+GL_SIZES = {"u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
+TEXELS = "texels"
+VIEWS = """layout(set = 0, binding = 0) uniform utextureBuffer VIEWS[];
+#define TEXEL(name, i) texelFetch(VIEWS[name.x], int(i))
+"""
+KERNELS: dict[str, Kernel] = {}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A class of devices. `units`: how many groups keep it busy; no result depends on it. `dot`: SIMT devices of Vulkan
+    that have integer dot products, and are to use them (linear_dot.py); `coop`: cooperative matrices beside them, from
+    so many rows on (linear_coop.py; 0: never). `lanes`: threads of a subgroup where a CPU runs Vulkan, 0 elsewhere;
+    `texels`: whether weights are read as such there (linear_texels.py). `threads`: of the largest group, at least 256.
+    """
+
+    name: Literal["simt", "cpu", "soft"]
+    units: int = 64
+    dot: bool = False
+    coop: int = 0
+    lanes: int = 0
+    texels: bool = False
+    threads: int = 256
+
+
+SIMT = Shape("simt")
+CPU = Shape("cpu", 8)
+SOFT = Shape("soft", lanes=16)
+
+
+@dataclass(frozen=True)
+class Arg:
+    """A buffer of a kernel: name in capitals, element type, and whether it is read, written or both.
+
+    `dtype`: "texels" are four words each, which only GLSL reads, with `TEXEL(NAME, i)`: the argument is the number of
+    the buffer's view, in place of its address.
+    `of`: so many buffers, one after the other, of which the body takes one: after `CHOOSE(i)` the name means buffer i.
+    """
+
+    name: str
+    dtype: str
+    access: Access = "r"
+    of: int = 1
+
+
+class Kernel:
+    """Device code. `words` are "type name" of the 32-bit parameters, `local` (type, name, size) of a group's memory.
+
+    `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device classes: dicts of the
+    constants, `WG` (threads a group) among them. `functions` is text before the kernel: device functions and macros.
+    `extensions` of GLSL are those that this kernel needs beside the usual ones. `special` are constants that a Vulkan
+    device gives when it compiles the kernel (specialisation constants), with values that are valid. `texels`: whether
+    it reads views of which no argument tells.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[Arg],
+        words: Sequence[str],
+        body: str,
+        *,
+        simt: Sequence[Mapping[str, int]],
+        cpu: Sequence[Mapping[str, int]],
+        soft: Sequence[Mapping[str, int]] = (),
+        local: Sequence[tuple[str, str, str]] = (),
+        functions: str = "",
+        extensions: Sequence[str] = (),
+        special: Mapping[str, int] | None = None,
+        texels: bool = False,
+    ) -> None:
+        self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
+        self.extensions, self.special = tuple(extensions), dict(special or {})
+        self.choices = tuple(a for a in args if a.of > 1)
+        # One a buffer: those to choose from are numbered.
+        self.args = tuple(b for a in args for b in ([a] if a.of == 1 else _numbered(a)))
+        self.words = [(w.split()[0], w.split()[1]) for w in words]
+        self.texels = texels or any(a.dtype == TEXELS for a in self.args)
+        self._variants = {
+            "simt": [_sorted(v) for v in simt],
+            "cpu": [_sorted(v) for v in cpu],
+            "soft": [_sorted(v) for v in soft or simt],
+        }
+        if 8 * len(self.args) + 4 * len(self.words) > PUSH_CONSTANT_BYTES:
+            raise ValueError(f"kernel {name}: more than {PUSH_CONSTANT_BYTES} bytes of arguments")
+        if name in KERNELS:
+            raise ValueError(f"kernel {name} declared twice")
+        KERNELS[name] = self
+
+    def variants(self, shape: Shape) -> list[Defines]:
+        return self._variants[shape.name]
+
+    def variant(self, shape: Shape, **wanted: int) -> Defines:
+        """The variant of a class that has these constants; KeyError when there is none."""
+        for defines in self.variants(shape):
+            if wanted.items() <= dict(defines).items():
+                return defines
+        raise KeyError(f"kernel {self.name} has no variant {wanted} for {shape.name}")
+
+    def threads(self, defines: Defines) -> int:
+        return dict(defines)["WG"]
+
+
+def _numbered(a: Arg) -> list[Arg]:
+    return [Arg(f"{a.name}{i}", a.dtype, a.access) for i in range(a.of)]
+
+
+def glsl_type(a: Arg) -> str:
+    return f"B_{a.dtype}_{a.access}"
+
+
+def glsl_name(a: Arg) -> str:
+    """The macro for a buffer's elements; the variable's name is the buffer's and a `_`."""
+    return f"#define {a.name} {a.name}_{'' if a.dtype == TEXELS else '.v'}\n"
+
+
+def glsl_types(args: Iterable[Arg]) -> str:
+    """What these buffers' variables are declared with."""
+    text = ""
+    for dtype, access in dict.fromkeys((a.dtype, a.access) for a in args):
+        if dtype == TEXELS:
+            text += f"{VIEWS}#define B_{dtype}_{access} uvec2\n"
+            continue
+        qualifier = {"r": "readonly ", "w": "", "rw": ""}[access]
+        text += (
+            f"layout(buffer_reference, std430, buffer_reference_align = {GL_SIZES[dtype]}) "
+            f"{qualifier}buffer B_{dtype}_{access} {{ {GL_TYPES[dtype]} v[]; }};\n"
+        )
+    return text
+
+
+def choose(kernel: Kernel, end: str) -> str:
+    """The macro `CHOOSE(i)`; `end` is what the name of a buffer's variable ends with."""
+    if not kernel.choices:
+        return ""
+    n = min(a.of for a in kernel.choices)
+    takes = [" ".join(f"{a.name}{end} = {a.name}{i}{end};" for a in kernel.choices) for i in range(n)]
+    tests = "".join(f"if ((i) == {i}u) {{ {text} }} else " for i, text in enumerate(takes[:-1]))
+    return f"#define CHOOSE(i) {{ {tests}{{ {takes[-1]} }} }}\n"
+
+
+def _sorted(variant: Mapping[str, int]) -> Defines:
+    return tuple(sorted(variant.items()))
+
+
+def constants(defines: Defines) -> str:
+    return "".join(f"#define {name} {value}\n" for name, value in defines)
+
+
+def render_opencl(kernel: Kernel, defines: Defines, shape: Shape) -> str:
+    """The whole program: one kernel of the kernel's name, with `WG` threads a group."""
+    params, views = [], []
+    for a in kernel.args:
+        kind = ("const " if a.access == "r" else "") + CL_TYPES[a.dtype]
+        params += [f"__global {kind}* {a.name}_", f"const ulong {a.name}_at"]
+        byte = "const uchar" if a.access == "r" else "uchar"
+        views.append(f"  __global {kind}* {a.name} = (__global {kind}*)((__global {byte}*){a.name}_ + {a.name}_at);\n")
+    params += [f"const {kind} {name}" for kind, name in kernel.words]
+    views += [
+        f"  __global {'const ' if a.access == 'r' else ''}{CL_TYPES[a.dtype]}* {a.name};\n" for a in kernel.choices
+    ]
+    local = "".join(f"  __local {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
+    lanes = prelude.CL_CPU if shape.name == "cpu" else prelude.CL_SIMT
+    return (
+        f"{constants(defines)}{prelude.CL}{lanes}{prelude.COMMON}{kernel.functions}{choose(kernel, '')}\n"
+        f"__attribute__((reqd_work_group_size(WG, 1, 1)))\n"
+        f"__kernel void {kernel.name}({', '.join(params)}) {{\n{local}{''.join(views)}{kernel.body}\n}}\n"
+    )
+
+
+def render_glsl(kernel: Kernel, defines: Defines) -> str:
+    """The whole shader, for Vulkan 1.2."""
+    members = [f"{glsl_type(a)} {a.name}_;" for a in kernel.args] + [f"{kind} {name};" for kind, name in kernel.words]
+    names = "".join(map(glsl_name, kernel.args))
+    chosen = "".join(f"{glsl_type(a)} {a.name}_;\n{glsl_name(a)}" for a in kernel.choices)
+    local = "".join(f"shared {kind} {name}[{size}];\n" for kind, name, size in kernel.local)
+    special = "".join(
+        f"layout(constant_id = {i}) const uint {name} = {value}u;\n"
+        for i, (name, value) in enumerate(kernel.special.items())
+    )
+    wanted = (*kernel.extensions, *["GL_EXT_nonuniform_qualifier"] * kernel.texels)
+    extensions = "".join(f"#extension {name} : require\n" for name in wanted)
+    return (
+        f"#version 460\n{prelude.GL_EXTENSIONS}{extensions}{constants(defines)}{special}"
+        f"layout(local_size_x = WG) in;\n{glsl_types(kernel.args)}"
+        f"layout(push_constant) uniform Push {{ {' '.join(members)} }};\n{names}{chosen}{local}"
+        f"{prelude.GL}{prelude.COMMON}{kernel.functions}{choose(kernel, '_')}\nvoid main() {{\n{kernel.body}\n}}\n"
+    )

@@ -1,0 +1,98 @@
+"""From a node to what a device runs: one small function per op, registered by the op's name.
+
+    @lower("rms_norm")
+    def _(t, shape): return [Dispatch(...)]
+
+A rule returns None where it has no kernel for these types or shapes; then the node runs on the next backend.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from logitless.backends.gpu.language.dialect import KERNELS, LANES, Defines, Shape
+from logitless.graph.backend import Rewrite, Rules
+from logitless.graph.tensor import Tensor
+
+At = tuple[Tensor | None, int]  # a tensor's place, moved by so many bytes; None: the scratch
+Buffers = tuple[Tensor | At | None, ...]
+Lowering = Callable[[Tensor, Shape], "list[Dispatch] | None"]
+LOWERINGS, REWRITES = Rules[Lowering](), Rules[Rewrite]()
+lower, rewrite = LOWERINGS.of, REWRITES.of
+MAX_GROUPS = 65535  # in one dimension, on every Vulkan device
+CHUNK = 4096  # elements that are worth a group
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One launch. `words` are the kernel's parameters as raw 32 bits, `scratch` the bytes of it that are used."""
+
+    kernel: str
+    defines: Defines
+    buffers: tuple[At, ...]
+    words: tuple[int, ...]
+    groups: tuple[int, int, int]
+    scratch: int = 0
+
+
+def bits(value: float) -> int:
+    """A float as the word of a parameter."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def dispatch(
+    kernel: str,
+    shape: Shape,
+    buffers: tuple[Tensor | At | None, ...],
+    words: tuple[int, ...],
+    groups: tuple[int, int] | int,
+    scratch: int = 0,
+    **variant: int,
+) -> Dispatch:
+    """A launch of the variant of a kernel that has these constants."""
+    gx, gy = groups if isinstance(groups, tuple) else (groups, 1)
+    if gx > MAX_GROUPS or gy > MAX_GROUPS:
+        raise ValueError(f"kernel {kernel}: {gx} x {gy} groups are more than {MAX_GROUPS}")
+    declared = KERNELS[kernel]
+    at = tuple(b if isinstance(b, tuple) else (b, 0) for b in buffers)
+    if len(at) != len(declared.args) or len(words) != len(declared.words):
+        raise ValueError(f"kernel {kernel}: {len(at)} buffers and {len(words)} words do not fit its declaration")
+    return Dispatch(
+        kernel,
+        declared.variant(shape, **variant),
+        at,
+        tuple(w & 0xFFFFFFFF for w in words),
+        (max(gx, 1), max(gy, 1), 1),
+        scratch,
+    )
+
+
+def groups_for(n: int, shape: Shape, per_group: int) -> int:
+    """Groups of a kernel that walks n elements with FOR_EACH, `per_group` of them at a time."""
+    if shape.name == "cpu":
+        return max(1, min(shape.units, n // CHUNK))
+    return max(1, min(-(-n // per_group), 16384))
+
+
+def n_elements(t: Tensor) -> int:
+    total = 1
+    for size in t.shape:
+        total *= size
+    return total
+
+
+def rows_of(t: Tensor) -> tuple[int, int]:
+    """Rows of the last axis, and its length."""
+    n = t.shape[-1] if t.shape else 1
+    return n_elements(t) // max(n, 1), n
+
+
+def is_packed(t: Tensor) -> bool:
+    """Whether a source is a constant matrix, whose bytes are packed (layout.py)."""
+    return t.op == "state" and bool(t.attrs.get("constant")) and len(t.shape) == 2
+
+
+def padded(n: int, to: int = LANES) -> int:
+    return -(-n // to) * to

@@ -1,0 +1,190 @@
+"""Matrix products of many rows, for training: y (rows, columns), a sum over depth, the second factor in any form.
+
+y[m, n] is the sum over k of a[m·am + k·ak] · b(k, n), one product after the other, so the bits are those of
+matmul.py's kernel for few rows. b is f32 with steps of its own, or a packed weight whose rows are k: gradients pass
+back through the very bytes that are served.
+
+A device that is a CPU copies 32 columns of b into local memory, 256 k at a time, and takes all rows of its part
+through them. On GPUs a group has 32 × 64 results, and 8 × 4 of them a thread. lavapipe, where each load is a gather,
+has no local copies: eight lanes load eight rows' numbers and tell each other (as in linear_soft.py).
+"""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import LANES, Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch
+from logitless.backends.gpu.matmul import layout, unpack
+from logitless.graph.tensor import Tensor
+
+WG, ROWS, COLUMNS = 64, 32, 64  # of a group on GPUs
+CPU_ROWS, CPU_COLUMNS = 4, 32
+LEAST_ROWS = 128  # that are worth a copy of b
+SOFT_ROWS, SOFT_COLUMNS = 16, 64
+SIMT = {"WG": WG, "RM": 8, "RN": 4, "TM": ROWS, "TN": COLUMNS, "KC": 16}
+CPU = {"WG": 1, "RM": CPU_ROWS, "RN": 2, "TM": 0, "TN": CPU_COLUMNS, "KC": 256}
+# What follows a row's last columns is another group's, who may be writing it.
+FUNCTIONS = """
+#if WG == 1
+FN float16 first_lanes(__global const float* y, uint n) {
+  float lanes[16];
+  for (uint l = 0u; l < 16u; l++) lanes[l] = l < n ? y[l] : 0.0f;
+  return vload16(0, lanes);
+}
+#define OWN(at, i) ((i) + 16u <= columns ? LLD(Y, (at) + (i)) \
+  : first_lanes(Y + (at) + min(i, columns), columns - min(i, columns)))
+#endif
+"""
+WORDS = ["uint rows", "uint columns", "uint depth", "uint part", "uint am", "uint ak"]
+
+BODY = """
+#if WG == 1
+  uint n0 = GX * TN, first = GY * part, last = min(first + part, rows), width = min(UINT(TN), columns - n0);
+  if (width < TN) for (uint i = 0u; i < KC * TN; i++) b[i] = 0.0f;
+  for (uint k0 = 0u; k0 < depth; k0 += KC) {
+    uint count = min(UINT(KC), depth - k0);
+    COPY_B
+    for (uint m = first; m < last; m += RM) {
+      uint at[RM];
+      PRECISE LF acc[RM * RN];
+      UNROLL for (uint r = 0u; r < RM; r++) {
+        uint row = min(m + r, rows - 1u);
+        at[r] = row * am + k0 * ak;
+        UNROLL for (uint j = 0u; j < RN; j++)
+          acc[r * RN + j] = k0 == 0u ? LSPLAT(0.0f) : OWN(row * columns, n0 + j * 16u);
+      }
+      for (uint k = 0u; k < count; k++) {
+        UNROLL for (uint j = 0u; j < RN; j++) {
+          LF x = LLD(b, k * TN + j * 16u);
+          UNROLL for (uint r = 0u; r < RM; r++) acc[r * RN + j] = FMA(LSPLAT(A[at[r] + k * ak]), x, acc[r * RN + j]);
+        }
+      }
+      UNROLL for (uint r = 0u; r < RM; r++) UNROLL for (uint j = 0u; j < RN; j++) {
+        uint row = m + r;
+        if (row < last) { LSTN(Y, row * columns + n0 + j * 16u, row * columns + columns, acc[r * RN + j]); }
+      }
+    }
+  }
+#else
+  uint n0 = GX * TN, m0 = GY * TM;
+  PRECISE float acc[RM * RN];
+  UNROLL for (uint i = 0u; i < RM * RN; i++) acc[i] = 0.0f;
+  for (uint k0 = 0u; k0 < depth; k0 += KC) {
+    uint count = min(UINT(KC), depth - k0);
+    for (uint i = LID; i < KC * TM; i += WG) {
+      uint m = ak == 1u ? i / KC : i % TM, k = ak == 1u ? i % KC : i / TM;
+      a[k * TM + m] = k < count ? A[min(m0 + m, rows - 1u) * am + (k0 + k) * ak] : 0.0f;
+    }
+    COPY_B
+    BARRIER();
+    for (uint k = 0u; k < count; k++) {
+      float x[RN];
+      UNROLL for (uint j = 0u; j < RN; j++) x[j] = b[k * TN + j * 16u + LANE];
+      UNROLL for (uint r = 0u; r < RM; r++) {
+        float v = a[k * TM + SUB * RM + r];
+        UNROLL for (uint j = 0u; j < RN; j++) acc[r * RN + j] = FMA(v, x[j], acc[r * RN + j]);
+      }
+    }
+    BARRIER();
+  }
+  UNROLL for (uint r = 0u; r < RM; r++) UNROLL for (uint j = 0u; j < RN; j++) {
+    uint row = m0 + SUB * RM + r, n = n0 + j * 16u + LANE;
+    if (row < rows && n < columns) Y[row * columns + n] = acc[r * RN + j];
+  }
+#endif
+"""
+# One thread copies along what is contiguous; many threads have neighbours there.
+CPU_COPY = {
+    "f32": """
+    if (bn == 1u) {
+      for (uint k = 0u; k < count; k++) for (uint n = 0u; n < width; n++) b[k * TN + n] = B[(k0 + k) * bk + n0 + n];
+    } else {
+      for (uint n = 0u; n < width; n++) for (uint k = 0u; k < count; k++)
+        b[k * TN + n] = B[(n0 + n) * bn + (k0 + k) * bk];
+    }""",
+    "": """
+    for (uint k = 0u; k < count; k++) for (uint n = 0u; n < width; n++) {
+      ELEMENT(v, k0 + k, n0 + n)
+      b[k * TN + n] = v;
+    }""",
+}
+SIMT_COPY = {
+    "f32": """
+    for (uint i = LID; i < KC * TN; i += WG) {
+      uint n = bk == 1u ? i / KC : i % TN, k = bk == 1u ? i % KC : i / TN;
+      b[k * TN + n] = k < count ? B[min(n0 + n, columns - 1u) * bn + (k0 + k) * bk] : 0.0f;
+    }""",
+    "": """
+    for (uint i = LID; i < KC * TN; i += WG) {
+      uint n = i % TN, k = i / TN;
+      ELEMENT(v, min(k0 + k, depth - 1u), min(n0 + n, columns - 1u))
+      b[k * TN + n] = v;
+    }""",
+}
+
+
+def _gemm(name: str, b: list[Arg], words: list[str], kind: str, functions: str = "") -> None:
+    cpu, simt = BODY.split("#else")
+    Kernel(
+        name,
+        [Arg("A", "f32"), *b, Arg("Y", "f32", "rw")],
+        words,
+        f"{cpu.replace('COPY_B', CPU_COPY[kind])}#else{simt.replace('COPY_B', SIMT_COPY[kind])}",
+        simt=[SIMT],
+        cpu=[CPU],
+        local=[("float", "a", "(TM > 0 ? KC * TM : 1)"), ("float", "b", "KC * TN")],
+        functions=FUNCTIONS + functions,
+    )
+
+
+_gemm("gemm", [Arg("B", "f32")], [*WORDS, "uint bn", "uint bk"], "f32")
+for _dtype in layout.PACKINGS:
+    _names = f"#define n_k columns\n{unpack.element(_dtype)}"
+    _gemm(f"gemm_{_dtype}", unpack.args(_dtype), WORDS, "", _names)
+Kernel(
+    "gemm_soft_f32",
+    [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
+    [*WORDS, "uint bn", "uint bk"],
+    """
+  uint n0 = GX * RN * 16u + LANE, m0 = GY * RM;
+  uint from[RM / 8], at[RN];
+  UNROLL for (uint i = 0u; i < RM / 8u; i++) from[i] = min(m0 + i * 8u + LANE8, rows - 1u) * am;
+  UNROLL for (uint j = 0u; j < RN; j++) at[j] = min(n0 + j * 16u, columns - 1u) * bn;
+  PRECISE float acc[RM * RN];
+  UNROLL for (uint i = 0u; i < RM * RN; i++) acc[i] = 0.0f;
+  for (uint k = 0u; k < depth; k++) {
+    float x[RN];
+    UNROLL for (uint j = 0u; j < RN; j++) x[j] = B[at[j] + k * bk];
+    UNROLL for (uint i = 0u; i < RM / 8u; i++) {
+      float own = A[from[i] + k * ak];
+      UNROLL for (uint r = 0u; r < 8u; r++) {
+        float v = FROM_LANE(own, r);
+        UNROLL for (uint j = 0u; j < RN; j++) acc[(i * 8u + r) * RN + j] = FMA(v, x[j], acc[(i * 8u + r) * RN + j]);
+      }
+    }
+  }
+  UNROLL for (uint r = 0u; r < RM; r++) UNROLL for (uint j = 0u; j < RN; j++) {
+    if (m0 + r < rows && n0 + j * 16u < columns) Y[(m0 + r) * columns + n0 + j * 16u] = acc[r * RN + j];
+  }""",
+    simt=(),
+    cpu=(),
+    soft=[{"WG": 16, "RM": SOFT_ROWS, "RN": SOFT_COLUMNS // LANES}],
+)
+
+
+def gemm(
+    a: Tensor, b: Tensor, t: Tensor, k: int, steps: tuple[int, ...], shape: Shape, dtype: str = ""
+) -> list[Dispatch]:
+    """`steps` (am, ak) and, for b in f32, (bn, bk), in elements. `dtype`: of a packed b."""
+    (m, n), name = t.shape, f"gemm_{dtype}" if dtype else "gemm"
+    across, down, part = -(-n // COLUMNS), -(-m // ROWS), 0
+    if shape.name == "cpu":
+        across = -(-n // CPU_COLUMNS)
+        down = max(1, min(-(-shape.units // across), m // LEAST_ROWS))
+        part = -(-m // down // CPU_ROWS) * CPU_ROWS
+        down = -(-m // part)
+    elif shape.name == "soft" and not dtype:
+        name, across, down = "gemm_soft_f32", -(-n // SOFT_COLUMNS), -(-m // SOFT_ROWS)
+    if across > MAX_GROUPS or down > MAX_GROUPS:
+        raise ValueError(f"a product of {m} rows and {n} columns is too large")
+    bufs: Buffers = (a, *(unpack.buffers(b) if dtype else (b,)), t)
+    return [dispatch(name, shape, bufs, (m, n, k, part, *steps), (across, down))]

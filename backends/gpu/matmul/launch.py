@@ -1,0 +1,109 @@
+"""What every kernel that multiplies activations by packed weights has in common: its arguments, its end, its launch.
+
+A launch computes `linear`, or what graph/ops/fused.py declares: several weights of one type, whose results lie one
+after the other; a row that is added to the result; or (`PAIR`) one weight's results gated by another's. `extra` tells
+what is added (0 nothing, 1 a row for each, 2 one row for all) or which function gates (0 silu, 1 gelu).
+
+A thread's *unit* is R groups of 16 outputs. Row m of its results is row `GX * MT + m` of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from logitless.backends.gpu.language.dialect import LANES, Arg, Shape
+from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch
+from logitless.backends.gpu.matmul import unpack
+from logitless.graph.tensor import Tensor
+
+ROW = "min(GX * MT + m, n_m - 1u)"  # of x, that row m of a thread's results is made of
+ACTIVATIONS = ("silu", "gelu")  # by number
+MACROS = """
+#define UNITS(n) (((n) + (16u * R - 1u)) / (16u * R))
+#if PAIR /* a group of the second weight follows the same of the first, and the next of the first that */
+#define LAST (p == 1u)
+#define WRAPS (b + AHEAD_BLOCKS >= n_blocks)
+#define AHEAD_W (WRAPS ? (p == 0u ? W1 : W0) : W)
+#define AHEAD_BLOCK (g * n_blocks + b + AHEAD_BLOCKS - (WRAPS && p == 0u ? n_blocks : 0u))
+#else
+#define LAST true
+#define AHEAD_W W
+#define AHEAD_BLOCK (g * n_blocks + b + AHEAD_BLOCKS)
+#endif
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a class of devices cuts a product: rows of x a thread has, groups a unit, units a group of threads."""
+
+    rows: int
+    groups: int
+    units: int
+
+
+def n_parts(dtype: str) -> int:
+    """How many weights of a type a launch can have: what push constants have room for."""
+    return 3 if len(unpack.args(dtype)) < 4 else 2
+
+
+def args(dtype: str) -> list[Arg]:
+    chosen = [replace(a, of=n_parts(dtype)) for a in unpack.args(dtype)]
+    return [Arg("X", "f32"), *chosen, Arg("E", "f32"), Arg("Y", "f32", "w")]
+
+
+def words(dtype: str) -> list[str]:
+    return ["uint n_m", "uint n_k", *(f"uint n_{i}" for i in range(n_parts(dtype))), "uint extra"]
+
+
+def begin(dtype: str, unit: str) -> str:
+    """Text that finds a thread's weight: `n_n` its rows, `y_at` where its results begin, `unit` counted from there."""
+    text = ""
+    for i in reversed(range(1, n_parts(dtype))):
+        step = f"unit -= UNITS(n_{i - 1}); y_at += n_m * n_{i - 1}; n_n = n_{i}; CHOOSE({i}u)"
+        text = f"if (unit >= UNITS(n_{i - 1}) && n_{i} > 0u) {{ {step} {text} }}"
+    return f"""
+  uint n_n = n_0, y_at = 0u, unit = {unit};
+  CHOOSE(0u)
+#if PAIR == 0
+  {text}
+#endif
+  uint groups = (n_n + 15u) / 16u;"""
+
+
+def end(value: str, kept: str, group: str) -> str:
+    """Text that does with row m's sums of a group what the launch wants, and stores them. A pair has `p`, 0 and 1."""
+    return f"""{{
+      uint row = GX * MT + m, first = row * n_n + {group} * 16u;
+      PRECISE LF result = {value};
+#if PAIR
+      if (!LAST) {kept} = result;
+      else {{
+        PRECISE LF gate = extra == 0u ? LSILU({kept}) : LGELU({kept});
+        result = gate * result;
+      }}
+#endif
+      if (row < n_m && {group} < groups && LAST) {{
+#if PAIR == 0
+        if (extra != 0u) result = LROW(E, extra == 1u ? row * n_n : 0u, {group} * 16u, n_n) + result;
+#endif
+        LSTN(Y, y_at + first, y_at + row * n_n + n_n, result);
+      }}
+    }}"""
+
+
+def launch(t: Tensor, weights_of: Sequence[Tensor], shape: Shape, kernel: str, tile: Tile, **how: int) -> Dispatch:
+    """The dispatch of a product of t's first source. `how`: the variant's constants that `tile` does not tell."""
+    x, dtype = t.src[0], weights_of[0].dtype
+    m, k = x.shape
+    pair, added = t.op == "linear_glu", t.src[2] if t.op == "linear_add" else None
+    extra = ACTIVATIONS.index(t.attrs["activation"]) if pair else 0 if added is None else 3 - len(added.shape)
+    parts = n_parts(dtype)
+    full = [*weights_of, *[weights_of[0]] * (parts - len(weights_of))]
+    sections: list[At] = [at for of_all in zip(*(unpack.buffers(w) for w in full), strict=True) for at in of_all]
+    rows = [w.shape[0] for w in weights_of] + [0] * (parts - len(weights_of))
+    units = sum(-(-n // (LANES * tile.groups)) for n in (rows[:1] if pair else rows))
+    groups = (-(-m // tile.rows), -(-units // tile.units))
+    buffers: Buffers = (x, *sections, x if added is None else added, t)
+    return dispatch(kernel, shape, buffers, (m, k, *rows, extra), groups, MT=tile.rows, PAIR=int(pair), **how)

@@ -1,0 +1,197 @@
+"""Constant matrices as the kernels read them: GGUF blocks in groups of 16 output rows, so that lanes are rows.
+
+A weight (N rows out, K in) becomes sections, one after the other, each for all groups g, each starting at a multiple of
+256 bytes. N is padded to whole groups with zeros; b counts blocks of 32 k (two are 16 k each in a q6_k block).
+
+    type         quants                              high bits            fine scales              coarse scales
+    f32          [g][K][16] f32
+    f16, bf16    [g][K][16] u16
+    q8_0         [g][b][8][16][4] i8                                                               [g][b][16] f16 d
+    q4_0 q4_1    [g][b][4][16][4] nibbles                                                          [g][b][1|2][16] f16
+    iq4_nl       [g][b][4][16][4] places                                                           [g][b][16] f16
+    mxfp4        [g][b][4][16][4] places                                                           [g][b][16] u8 e
+    q5_0 q5_1    [g][b][4][16][4] nibbles            [g][b][16] u32                                [g][b][1|2][16] f16
+    q4_k         [g][b][4][16][4] nibbles                                 [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
+    q5_k         [g][b][4][16][4] nibbles            [g][b][16] u32       [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
+    q6_k         [g][b][4][16][4] nibbles            [g][b][2][16] u32    [g][b][2][16] i8 sc      [g][b/8][16] f16
+
+A block of 32 k is 8 steps of 4: element k = 4·step + t. Nibbles: byte t of word v holds step v in its low half and step
+v + 4 in its high half. One high bit: bit 8t + step of the word. Two high bits: bits 8t + 2·(step mod 4) of word
+step div 4. Values are scale · (q − offset) + minimum, with the types' usual meaning. Places, which lie as nibbles do,
+are those of a type's codes (graph/dtype.py): values are scale · code. A scale of mxfp4 is 2^(e − 128).
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.backends.cpu.isa import cores
+from logitless.backends.gpu.language.dialect import LANES
+from logitless.graph.backend import Bytes
+from logitless.graph.dtype import DTYPES
+from logitless.graph.tensor import Tensor
+
+SECTION = 256  # bytes: where sections begin
+PIECE = 1 << 20  # bytes of a weight that are packed at a time
+MOST_THREADS = 16  # that pack
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Bytes for 16 rows: of quants, high bits and fine scales per 32 k (per k for floats), coarse per GGUF block."""
+
+    quants: int
+    high: int = 0
+    fine: int = 0
+    coarse: int = 0
+
+
+PACKINGS = {
+    "f32": Packing(64),
+    "f16": Packing(32),
+    "bf16": Packing(32),
+    "q8_0": Packing(512, coarse=32),
+    "q4_0": Packing(256, coarse=32),
+    "q4_1": Packing(256, coarse=64),
+    "iq4_nl": Packing(256, coarse=32),
+    "mxfp4": Packing(256, coarse=16),
+    "q5_0": Packing(256, high=64, coarse=32),
+    "q5_1": Packing(256, high=64, coarse=64),
+    "q4_k": Packing(256, fine=32, coarse=64),
+    "q5_k": Packing(256, high=64, fine=32, coarse=64),
+    "q6_k": Packing(256, high=128, fine=32, coarse=32),
+}
+
+
+def _group_nbytes(dtype: str, k: int) -> tuple[int, int, int, int]:
+    """Bytes of 16 rows of k in each section."""
+    p, d = PACKINGS[dtype], DTYPES[dtype]
+    per_32 = k if d.block == 1 else k // 32
+    return per_32 * p.quants, per_32 * p.high, per_32 * p.fine, k // d.block * p.coarse
+
+
+def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int]:
+    """Where quants, high bits, fine and coarse scales begin in a packed weight, and its size in bytes."""
+    groups = -(-n // LANES)
+    ends = list(accumulate(-(-groups * nbytes // SECTION) * SECTION for nbytes in _group_nbytes(dtype, k)))
+    return 0, ends[0], ends[1], ends[2], ends[3]
+
+
+def packs(t: Tensor) -> bool:
+    """Whether a constant matrix' type is known here."""
+    return t.dtype in PACKINGS
+
+
+def packed_nbytes(dtype: str, n: int, k: int) -> int:
+    return sections(dtype, n, k)[4]
+
+
+def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
+    """GGUF bytes of a weight (n, k) → the packed weight. Large ones are made by several threads."""
+    n, k = shape
+    row_nbytes, of_group = len(raw) // n, _group_nbytes(dtype, k)
+    *starts, nbytes = sections(dtype, n, k)
+    out = np.zeros(nbytes, np.uint8)
+    step = max(LANES, PIECE // row_nbytes // LANES * LANES)  # rows at a time
+
+    def piece(first: int) -> None:
+        part = raw[first * row_nbytes : min(first + step, n) * row_nbytes].reshape(-1, row_nbytes)
+        rows = np.zeros((-(-len(part) // LANES) * LANES, row_nbytes), np.uint8)
+        rows[: len(part)] = part
+        for start, size, section in zip(starts, of_group, _sections_of(dtype, rows, k), strict=True):
+            data = np.ascontiguousarray(section).reshape(-1).view(np.uint8)
+            at = start + first // LANES * size
+            out[at : at + len(data)] = data
+
+    if n <= step:
+        piece(0)
+        return out
+    with ThreadPoolExecutor(min(-(-n // step), cores(), MOST_THREADS)) as pool:
+        for _ in pool.map(piece, range(0, n, step)):  # numpy copies and shifts without Python's lock
+            pass
+    return out
+
+
+def _sections_of(dtype: str, rows: Array, k: int) -> list[Array]:
+    """The four sections of whole groups; empty where a type has none."""
+    none = np.zeros(0, np.uint8)
+    groups = len(rows) // LANES
+    if DTYPES[dtype].block == 1:
+        kind = np.uint32 if dtype == "f32" else np.uint16
+        return [rows.view(kind).reshape(groups, LANES, k).transpose(0, 2, 1), none, none, none]
+    block, size = DTYPES[dtype].block, DTYPES[dtype].nbytes
+    blocks = rows.reshape(groups, LANES, k // block, size)
+    if dtype == "q8_0":
+        quants = blocks[..., 2:].reshape(groups, LANES, k // 32, 8, 4).transpose(0, 2, 3, 1, 4)
+        return [quants, none, none, _scales(blocks[..., :2])]
+    if block == 32:
+        n_scales, nibbles = 2 if dtype.endswith("_1") else 1, blocks[..., -16:]
+        low, high = nibbles & 15, nibbles >> 4  # k 0…15 and 16…31
+        quants = _nibbles(np.concatenate([low, high], -1).reshape(groups, LANES, k // 32, 32))
+        bits = none
+        if dtype.startswith("q5"):
+            word = np.ascontiguousarray(blocks[..., 2 * n_scales : 2 * n_scales + 4]).view(np.uint32)
+            bits = _one_bit((word >> np.arange(32, dtype=np.uint32)) & 1)
+        if dtype == "mxfp4":
+            return [quants, bits, none, blocks[..., 0].transpose(0, 2, 1)]
+        return [quants, bits, none, _scales(blocks[..., : 2 * n_scales])]
+    return _k_sections(dtype, blocks, groups, k)
+
+
+def _k_sections(dtype: str, blocks: Array, groups: int, k: int) -> list[Array]:
+    none, shape = np.zeros(0, np.uint8), (groups, LANES, k // 32, 32)
+    if dtype == "q6_k":
+        low = blocks[..., :128].reshape(groups, LANES, -1, 2, 1, 64)  # halves of 128 k: 64 low nibbles, 64 high
+        low = (low >> np.array([0, 4], np.uint8)[:, None]) & 15
+        two = blocks[..., 128:192].reshape(groups, LANES, -1, 2, 1, 32)
+        two = (two >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+        fine = blocks[..., 192:208].reshape(groups, LANES, k // 32, 2).transpose(0, 2, 3, 1)
+        return [_nibbles(low.reshape(shape)), _two_bits(two.reshape(shape)), fine, _scales(blocks[..., 208:])]
+    packed = blocks[..., 4:16]
+    sc, m = np.empty((*packed.shape[:-1], 8), np.uint8), np.empty((*packed.shape[:-1], 8), np.uint8)
+    sc[..., :4], m[..., :4] = packed[..., :4] & 63, packed[..., 4:8] & 63
+    sc[..., 4:] = (packed[..., 8:] & 15) | (packed[..., :4] >> 6 << 4)
+    m[..., 4:] = (packed[..., 8:] >> 4) | (packed[..., 4:8] >> 6 << 4)
+    fine = np.stack([sc, m], -1).reshape(groups, LANES, k // 32, 2).transpose(0, 2, 3, 1)
+    quants = blocks[..., -128:].reshape(groups, LANES, -1, 4, 1, 32)  # 64 k: 32 low nibbles, 32 high
+    quants = (quants >> np.array([0, 4], np.uint8)[:, None]) & 15
+    bits = none
+    if dtype == "q5_k":
+        high = blocks[..., 16:48][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+        bits = _one_bit(high.reshape(shape))
+    return [_nibbles(quants.reshape(shape)), bits, fine, _scales(blocks[..., :4])]
+
+
+def _nibbles(values: Array) -> Array:
+    """(g, 16, b, 32) of 4 bits → (g, b, 4, 16, 4)."""
+    steps = values.reshape(*values.shape[:3], 2, 4, 4)
+    both: Array = (steps[..., 0, :, :] | steps[..., 1, :, :] << 4).transpose(0, 2, 3, 1, 4)
+    return both
+
+
+def _one_bit(values: Array) -> Array:
+    """(g, 16, b, 32) of 1 bit → (g, b, 16) u32."""
+    steps = values.reshape(*values.shape[:3], 8, 4).astype(np.uint32)
+    places = 8 * np.arange(4, dtype=np.uint32) + np.arange(8, dtype=np.uint32)[:, None]
+    words: Array = (steps << places).sum((-1, -2), dtype=np.uint32).transpose(0, 2, 1)
+    return words
+
+
+def _two_bits(values: Array) -> Array:
+    """(g, 16, b, 32) of 2 bits → (g, b, 2, 16) u32."""
+    steps = values.reshape(*values.shape[:3], 2, 4, 4).astype(np.uint32)
+    places = 8 * np.arange(4, dtype=np.uint32) + 2 * np.arange(4, dtype=np.uint32)[:, None]
+    words: Array = (steps << places).sum((-1, -2), dtype=np.uint32).transpose(0, 2, 3, 1)
+    return words
+
+
+def _scales(raw: Array) -> Array:
+    """(g, 16, blocks, 2·n) bytes of n f16 → (g, blocks, n, 16)."""
+    return np.ascontiguousarray(raw).view(np.uint16).transpose(0, 2, 3, 1)

@@ -1,0 +1,130 @@
+"""Weights times activations: y (M, N) = x (M, K) · w (N, K) transposed, with packed weights of every type.
+
+16 outputs are the lanes. The sum over k has one order for any number of rows (chunked.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from logitless.backends.gpu.language.dialect import LANES, Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, is_packed, lower
+from logitless.backends.gpu.matmul import launch, layout, unpack
+from logitless.backends.gpu.matmul.gemm import gemm
+from logitless.backends.gpu.matmul.linear_coop_matrix import coop_product
+from logitless.backends.gpu.matmul.linear_int_dot import dot_product
+from logitless.backends.gpu.matmul.matmul import rows_product
+from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, split_for
+from logitless.backends.gpu.software.linear import soft_product
+from logitless.backends.gpu.software.linear_texels import texels_product
+from logitless.graph.tensor import Tensor
+
+CPU_TILES = [{"WG": 1, "MT": mt, "SPLIT": 1, "CHUNKS": 1} for mt in (1, 4)]
+
+
+def _float_step(dtype: str) -> str:
+    return f"""LF v = {unpack.float_lanes(dtype, "(g * n_k + b) * 16u")};
+      UNROLL for (uint m = 0u; m < MT; m++) acc[m] = FMA(v, LSPLAT(X[xr[m] + b]), acc[m]);"""
+
+
+def _block_step(dtype: str) -> str:
+    """One block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum."""
+    lines = [unpack.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
+    halves = 2 if dtype == "q6_k" else 1
+    minimum = unpack.has_minimum(dtype)
+    for half in range(halves):
+        lines.append(
+            "UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = even[m]; xs[m] = 0.0f; }"
+        )
+        for j in range(half * 8 // halves, (half + 1) * 8 // halves):
+            values = " ".join(f"LF v{t} = {unpack.quant(dtype, j, t)};" for t in range(4))
+            xs = " ".join(f"float x{t} = X[xr[m] + b * 32u + {4 * j + t}u];" for t in range(4))
+            steps = " ".join(
+                f"{side}[m] = FMA(v{t}, LSPLAT(x{t}), {side}[m]);" for t, side in enumerate(("even", "odd") * 2)
+            )
+            total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
+            lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
+        scale, low = ("d", "low") if half == 0 else ("d1", "low1")
+        low_term = f"acc[m] = FMA({low}, LSPLAT(xs[m]), acc[m]);" if minimum else ""
+        lines.append(
+            f"UNROLL for (uint m = 0u; m < MT; m++) {{ acc[m] = FMA(even[m] + odd[m], {scale}, acc[m]); {low_term} }}"
+        )
+    return "\n      ".join(lines)
+
+
+def n_blocks(dtype: str) -> str:
+    """Text that declares how many steps over k there are."""
+    return f"  uint n_blocks = {'n_k' if dtype in unpack.FLOATS else 'n_k / 32u'};"
+
+
+def step(dtype: str) -> str:
+    """One of them, as `chunked.frame` wants it."""
+    return _float_step(dtype) if dtype in unpack.FLOATS else _block_step(dtype)
+
+
+for _dtype in layout.PACKINGS:
+    Kernel(
+        f"linear_{_dtype}",
+        launch.args(_dtype),
+        launch.words(_dtype),
+        n_blocks(_dtype) + frame(launch.begin(_dtype, UNIT), step(_dtype)),
+        simt=[tile | {"PAIR": pair, "R": 1} for tile in SIMT_TILES for pair in (0, 1)],
+        cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in (0, 1)],
+        local=[SUMS],
+        functions=launch.MACROS,
+    )
+    Kernel(
+        f"get_rows_{_dtype}",
+        [Arg("IDS", "i32"), *unpack.args(_dtype), Arg("Y", "f32", "w")],
+        ["uint n", "uint n_k"],
+        "  FOR_EACH(i, n) { uint row = UINT(IDS[i / n_k]), k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+        functions=unpack.element(_dtype),
+    )
+
+
+@lower("linear")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    return _product(t, shape, t.src[1:]) if is_packed(t.src[1]) else rows_product(t, shape)
+
+
+@lower("linear_parts")
+@lower("linear_glu")
+def _several(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    return _product(t, shape, t.src[1:])
+
+
+@lower("linear_add")
+def _added(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    return _product(t, shape, t.src[1:2])
+
+
+def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch] | None:
+    dtype = parts[0].dtype
+    if not all(is_packed(w) and w.dtype == dtype for w in parts) or len(parts) > launch.n_parts(dtype):
+        return None
+    if shape.name == "soft":
+        one = shape.texels and dtype in unpack.BLOCKS and t.src[0].shape[0] == 1
+        return [(texels_product if one else soft_product)(t, shape, parts)]
+    if shape.dot and dtype in unpack.BLOCKS:
+        many = 0 < shape.coop <= t.src[0].shape[0]
+        return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)
+    m = t.src[0].shape[0]
+    mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
+    split = 1 if shape.name == "cpu" else split_for(m, mt, parts, shape)
+    tile = launch.Tile(mt, 1, 1 if shape.name == "cpu" or split > 1 else 64 // LANES)
+    return [launch.launch(t, parts, shape, f"linear_{dtype}", tile, SPLIT=split)]
+
+
+@lower("matmul")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    from logitless.backends.gpu.matmul.matmul import product
+
+    a, b = t.src
+    n, k = t.shape[1], a.shape[1]
+    if is_packed(b):
+        return gemm(a, b, t, k, (k, 1), shape, b.dtype)
+    if a.dtype != "f32" or b.dtype != "f32":
+        return None
+    return product(a, b, t, k, (k, 1, 1, n), shape)

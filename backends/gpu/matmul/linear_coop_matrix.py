@@ -1,0 +1,184 @@
+"""`linear` for Vulkan devices that multiply small matrices of bytes by a group of threads (cooperative matrices).
+
+The products of 32 k are sums of integers, which have no rounding, so the device may add them as it likes. What follows
+is what `linear_dot` does, in its order: the scales, the sum over the blocks of a chunk, the sum of the chunks. So a row
+has the bits that it has there, and a device may take either kernel for any number of rows.
+
+A group of WG threads makes 64 outputs of TM rows. It lays each block of 32 k out in local memory, the quants as rows of
+bytes; then each subgroup multiplies its tiles of CM × CN results, CK k at a time. Scales are matrices too, loaded with
+a stride of 0: all rows alike, or all columns. Which results of a tile a thread holds is the device's affair, but for
+matrices of one type it is the same, so they are combined element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from logitless.backends.gpu.language.dialect import Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch
+from logitless.backends.gpu.matmul import launch, unpack
+from logitless.backends.gpu.matmul.linear_int_dot import of_rounded
+from logitless.backends.gpu.matmul.split_k import CHUNKS
+from logitless.backends.gpu.quantize import WORDS, rounding
+from logitless.graph.tensor import Tensor
+
+WG, TM, TN = 128, 64, 64
+STRIDE = 12  # words of 32 bytes in local memory: a multiple of 16 bytes, and no two of 8 rows in one bank
+LEAST_ROWS = 33  # for fewer than a half of TM `linear_dot` wastes less
+SHARED_BYTES = 32768  # that the largest variant may need
+MATRICES = {"CM": 16, "CN": 16, "CK": 32, "SG": 32}  # what a device says: rows, columns, depth, and threads a subgroup
+FUNCTIONS = f"""
+#define TM {TM}u
+#define TN {TN}u
+#define STRIDE {STRIDE}u
+#define OF(kind, use, rows, columns) coopmat<kind, gl_ScopeSubgroup, rows, columns, use>
+#define FLOATS OF(float, gl_MatrixUseAccumulator, CM, CN)
+#define EACH_TILE UNROLL for (uint j = 0u; j < TC; j++) UNROLL for (uint i = 0u; i < TR; i++)
+const uint ROW_TILES = TM / CM, TILES = TM * TN / (CM * CN) / (WG / SG); /* of the group, of a subgroup */
+const uint TR = ROW_TILES < TILES ? ROW_TILES : TILES, TC = TILES / TR, STEPS = (32u / HALVES + CK - 1u) / CK;
+"""
+
+
+def _stage(dtype: str) -> str:
+    """Text that lays block b of 64 outputs and of TM rows out in local memory."""
+    halves = 2 if dtype == "q6_k" else 1
+    lines = []
+    for j in range(8):
+        for half in range(halves):
+            mine = halves == 1 or j // 4 == half
+            value = unpack.quants(dtype, j) if mine else "0u"
+            lines.append(f"ws[({half}u * TN + column) * STRIDE + {j}u] = {value};")
+    for half, (d, low) in enumerate((("d", "low"), ("d1", "low1"))[:halves]):
+        lines.append(f"ds[{half}u * TN + column] = {d};")
+        if unpack.has_minimum(dtype):
+            lines.append(f"lows[{half}u * TN + column] = {low};")
+    rows = [
+        f"uint r = LID - (WG - TM), at = (min(GX * TM + r, n_m - 1u) * n_blocks + b) * {WORDS}u;",
+        "UNROLL for (uint j = 0u; j < 8u; j++) xs[r * STRIDE + j] = X[at + j];",
+        "xd[r] = U2F(X[at + 8u]);",
+    ]
+    if halves == 2:
+        rows += ["xt[r] = U2F(X[at + 9u]);", "xt[TM + r] = U2F(X[at + 10u]);"]
+    elif unpack.has_minimum(dtype):
+        rows.append("xt[r] = U2F(X[at + 9u]) + U2F(X[at + 10u]);")
+    own, of_rows = "\n        ".join([unpack.load_block(dtype), *lines]), "\n        ".join(rows)
+    return f"if (LID < TN) {{\n        {own}\n      }}\n      if (LID >= WG - TM) {{\n        {of_rows}\n      }}"
+
+
+def _body(dtype: str) -> str:
+    return f"""
+  uint n_blocks = n_k / 32u, column = LID % TN;
+  {launch.begin(dtype, "GY * (TN / 16u) + LID % TN / 16u")}
+  uint group = unit, g = min(group, groups - 1u);
+  uint row_0 = gl_SubgroupID * TILES % ROW_TILES, column_0 = gl_SubgroupID * TILES / ROW_TILES;
+  FLOATS tot[TILES], acc[TILES];
+#if PAIR
+  FLOATS kept[TILES];
+  for (uint p = 0u; p < 2u; p++) {{
+  if (p == 1u) CHOOSE(1u)
+#endif
+  UNROLL for (uint t = 0u; t < TILES; t++) tot[t] = FLOATS(0.0f);
+  for (uint c = 0u; c < CHUNKS; c++) {{
+    UNROLL for (uint t = 0u; t < TILES; t++) acc[t] = FLOATS(0.0f);
+    for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {{
+      BARRIER();
+      {_stage(dtype)}
+      BARRIER();
+      UNROLL for (uint j = 0u; j < TC; j++) UNROLL for (uint h = 0u; h < HALVES; h++) {{
+        uint n = h * TN + (column_0 + j) * CN, k = h * 16u / CK;
+        OF(int8_t, gl_MatrixUseB, CK, CN) w[STEPS];
+        UNROLL for (uint s = 0u; s < STEPS; s++)
+          coopMatLoad(w[s], ws, n * STRIDE + (k + s) * CK / 4u, STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
+        FLOATS d, low;
+        coopMatLoad(d, ds, n, 0u, gl_CooperativeMatrixLayoutRowMajor);
+#if MINIMUM
+        coopMatLoad(low, lows, n, 0u, gl_CooperativeMatrixLayoutRowMajor);
+#endif
+        UNROLL for (uint i = 0u; i < TR; i++) {{
+          uint m = (row_0 + i) * CM;
+          OF(int, gl_MatrixUseAccumulator, CM, CN) sum = OF(int, gl_MatrixUseAccumulator, CM, CN)(0);
+          UNROLL for (uint s = 0u; s < STEPS; s++) {{
+            OF(int8_t, gl_MatrixUseA, CM, CK) x;
+            coopMatLoad(x, xs, m * STRIDE + (k + s) * CK / 4u, STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+            sum = coopMatMulAdd(x, w[s], sum);
+          }}
+          FLOATS sums = FLOATS(sum), scales, totals;
+          coopMatLoad(scales, xd, m, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+#if MINIMUM
+          coopMatLoad(totals, xt, h * TM + m, 0u, gl_CooperativeMatrixLayoutColumnMajor);
+#endif
+          UNROLL for (uint e = 0u; e < sums.length(); e++) {{
+            PRECISE float scale = d[e] * scales[e];
+            PRECISE float value = FMA(sums[e], scale, acc[j * TR + i][e]);
+#if MINIMUM
+            value = FMA(low[e], totals[e], value);
+#endif
+            acc[j * TR + i][e] = value;
+          }}
+        }}
+      }}
+    }}
+    UNROLL for (uint t = 0u; t < TILES; t++)
+      UNROLL for (uint e = 0u; e < tot[t].length(); e++) {{
+        PRECISE float value = tot[t][e] + acc[t][e];
+        tot[t][e] = value;
+      }}
+  }}
+#if PAIR
+  if (p == 0u) {{ UNROLL for (uint t = 0u; t < TILES; t++) kept[t] = tot[t]; }}
+  else
+#endif
+  for (uint tile = 0u; tile < ROW_TILES; tile++) {{
+    BARRIER();
+    EACH_TILE if (row_0 + i == tile) {{
+      uint at = (column_0 + j) * CN;
+      coopMatStore(tot[j * TR + i], results, at, TN, gl_CooperativeMatrixLayoutRowMajor);
+#if PAIR
+      coopMatStore(kept[j * TR + i], firsts, at, TN, gl_CooperativeMatrixLayoutRowMajor);
+#endif
+    }}
+    BARRIER();
+    for (uint r = LID / TN; r < CM; r += WG / TN) {{
+      uint m = tile * CM + r, at = r * TN + column;
+      {launch.end("results[at]", "firsts[at]", "group")}
+    }}
+  }}
+#if PAIR
+  }}
+#endif
+"""
+
+
+for _dtype in unpack.BLOCKS:
+    _x, *_others = launch.args(_dtype)
+    _halves = 2 if _dtype == "q6_k" else 1
+    Kernel(
+        f"linear_coop_{_dtype}",
+        [replace(_x, dtype="u32"), *_others],
+        launch.words(_dtype),
+        _body(_dtype),
+        simt=[{"WG": WG, "MT": TM, "PAIR": pair, "R": 1, "CHUNKS": CHUNKS} for pair in (0, 1)],
+        cpu=(),
+        special=MATRICES,
+        local=[
+            ("uint", "ws", f"{_halves * TN * STRIDE}"),
+            ("uint", "xs", f"{TM * STRIDE}"),
+            ("float", "ds", f"{_halves * TN}"),
+            ("float", "lows", f"{_halves * TN}"),
+            ("float", "xd", f"{TM}"),
+            ("float", "xt", f"{_halves * TM}"),
+            ("float", "results", f"CM * {TN}"),
+            ("float", "firsts", f"CM * {TN}"),
+        ],
+        functions=launch.MACROS
+        + f"#define HALVES {_halves}u\n#define MINIMUM {int(unpack.has_minimum(_dtype))}\n"
+        + FUNCTIONS,
+        extensions=("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics"),
+    )
+
+
+def coop_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
+    """The rounding of t's activations and the product."""
+    made = launch.launch(t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // 16))
+    return of_rounded(made, rounding(t.src[0], shape))

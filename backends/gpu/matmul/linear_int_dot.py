@@ -1,0 +1,74 @@
+"""`linear` for Vulkan devices that multiply and add four bytes at once (integer dot product).
+
+Activations are rounded to 8 bits first, 32 k to a scale, as the CPU backend does. A device does so for any number of
+rows or for none, so that a row has the same bits whatever shares its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from logitless.backends.gpu.language.dialect import LANES, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch
+from logitless.backends.gpu.matmul import launch, unpack
+from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, split_for
+from logitless.backends.gpu.quantize import WORDS, rounding
+from logitless.graph.tensor import Tensor
+
+TILES = [tile for tile in SIMT_TILES if tile["MT"] != 4]
+# OpSDotKHR of packed bytes (format 0), by SPV_KHR_integer_dot_product and its two capabilities.
+FUNCTIONS = """
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
+int dot_of_bytes(uint a, uint b, spirv_literal int format);
+"""
+
+
+def block_step(dtype: str) -> str:
+    """One block of 32 k: the sum of products of bytes, once for each half where halves have scales of their own."""
+    lines = [unpack.load_block(dtype)]
+    halves = 2 if dtype == "q6_k" else 1
+    for half in range(halves):
+        d, low = ("d", "low") if half == 0 else ("d1", "low1")
+        steps = " ".join(
+            f"sum += dot_of_bytes({unpack.quants(dtype, j)}, X[at + {j}u], 0);"
+            for j in range(half * 8 // halves, (half + 1) * 8 // halves)
+        )
+        sums = f"U2F(X[at + {9 + half}u])" if halves == 2 else "(U2F(X[at + 9u]) + U2F(X[at + 10u]))"
+        minimum = f"acc[m] = FMA({low}, {sums}, acc[m]);" if unpack.has_minimum(dtype) else ""
+        lines.append(
+            f"UNROLL for (uint m = 0u; m < MT; m++) {{ uint at = xr[m] / 32u * {WORDS}u + b * {WORDS}u; int sum = 0; "
+            f"{steps} PRECISE float scale = {d} * U2F(X[at + 8u]); "
+            f"acc[m] = FMA(FLOAT(sum), scale, acc[m]); {minimum} }}"
+        )
+    return "\n      ".join(lines)
+
+
+for _dtype in unpack.BLOCKS:
+    _x, *_others = launch.args(_dtype)
+    Kernel(
+        f"linear_dot_{_dtype}",
+        [replace(_x, dtype="u32"), *_others],
+        launch.words(_dtype),
+        "  uint n_blocks = n_k / 32u;" + frame(launch.begin(_dtype, UNIT), block_step(_dtype)),
+        simt=[tile | {"PAIR": pair, "R": 1} for tile in TILES for pair in (0, 1)],
+        cpu=(),
+        local=[SUMS],
+        functions=launch.MACROS + FUNCTIONS,
+        extensions=("GL_EXT_spirv_intrinsics",),
+    )
+
+
+def of_rounded(made: Dispatch, first: Dispatch) -> list[Dispatch]:
+    """A product of what `first` rounds."""
+    return [first, replace(made, buffers=((None, 0), *made.buffers[1:]), scratch=first.scratch)]
+
+
+def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
+    """The rounding of t's activations and the product."""
+    m = t.src[0].shape[0]
+    mt = 1 if m == 1 else 8
+    split = split_for(m, mt, parts, shape)
+    tile = launch.Tile(mt, 1, 1 if split > 1 else 64 // LANES)
+    made = launch.launch(t, parts, shape, f"linear_dot_{parts[0].dtype}", tile, SPLIT=split)
+    return of_rounded(made, rounding(t.src[0], shape))

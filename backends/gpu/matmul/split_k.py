@@ -1,0 +1,81 @@
+"""A product's sum over K where lanes are threads, or elements of a vector: one order for any number of rows.
+
+K is cut into chunks, each summed from its first block to its last, and the chunks' sums are added in order. For few
+rows the chunks are summed side by side by threads of one group (`SPLIT` teams), for many rows one after the other by
+one thread; the bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from logitless.backends.gpu.language.dialect import LANES, Shape
+from logitless.backends.gpu.matmul import launch
+from logitless.graph.tensor import Tensor
+
+CHUNKS = 32  # of K on SIMT devices
+SPLITS = (16, 32)  # teams of 16 threads in a group
+FEW_GROUPS = 512  # that do not fill a large GPU, so that each had better have many threads
+FULL = 1024  # groups of 64 threads that do
+# The variants of SIMT devices.
+SIMT_TILES = [{"WG": LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS} for mt in (1, 4, 8) for n in SPLITS]
+SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
+
+
+def split_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape) -> int:
+    """Into how many teams to split a product of m rows, mt of them to a group."""
+    tiles, units = -(-m // mt), sum(-(-w.shape[0] // LANES) for w in parts)
+    if m > 16 and tiles * -(-units * LANES // 64) >= FULL:
+        return 1
+    many = tiles * units <= FEW_GROUPS and shape.threads >= LANES * SPLITS[-1]
+    return SPLITS[-1] if many else SPLITS[0]
+
+
+UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
+SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * 16 : 1)")
+
+
+def frame(begin: str, step: str, *, row: str = launch.ROW, end: Callable[[str, str, str], str] = launch.end) -> str:
+    """A kernel's text. `begin` finds a thread's weight, `step` adds block b to `acc`, and `end` stores a row's sum."""
+    return f"""
+  {begin}
+  uint group = unit, g = min(group, groups - 1u), split = SUB % SPLIT;
+  uint xr[MT];
+  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = {row} * n_k;
+#if PAIR
+  LF kept[MT];
+  for (uint p = 0u; p < 2u; p++) {{
+  if (p == 1u) CHOOSE(1u)
+#endif
+  PRECISE LF tot[MT];
+  UNROLL for (uint m = 0u; m < MT; m++) tot[m] = LSPLAT(0.0f);
+  for (uint c = split * (CHUNKS / SPLIT); c < (split + 1u) * (CHUNKS / SPLIT); c++) {{
+    PRECISE LF acc[MT];
+    UNROLL for (uint m = 0u; m < MT; m++) acc[m] = LSPLAT(0.0f);
+    for (uint b = c * n_blocks / CHUNKS; b < (c + 1u) * n_blocks / CHUNKS; b++) {{
+      {step}
+    }}
+#if SPLIT == 1
+    UNROLL for (uint m = 0u; m < MT; m++) tot[m] = tot[m] + acc[m];
+#else
+    UNROLL for (uint m = 0u; m < MT; m++) sums[(m * CHUNKS + c) * 16u + LANE] = acc[m];
+#endif
+  }}
+#if SPLIT > 1
+  BARRIER();
+  if (SUB < MT) {{
+    uint m = SUB;
+    PRECISE float total = 0.0f;
+    for (uint s = 0u; s < CHUNKS; s++) total = total + sums[(m * CHUNKS + s) * 16u + LANE];
+    {end("total", "kept[0]", "group")}
+  }}
+#if PAIR
+  BARRIER();
+#endif
+#else
+  UNROLL for (uint m = 0u; m < MT; m++) {end("tot[m]", "kept[m]", "group")}
+#endif
+#if PAIR
+  }}
+#endif
+"""

@@ -1,0 +1,166 @@
+"""Packed weights (layout.py) in device code: which buffers a type has, how its blocks and its elements are read.
+
+What quants that are places in a table stand for is found for four at a time, whose bytes are a word: a lookup of each
+would be a load, or several operations.
+
+In text, `g` is the group of 16 rows, `b` the block of 32 k and `n_blocks` how many there are in a row.
+"""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg
+from logitless.backends.gpu.lowering import At
+from logitless.backends.gpu.matmul import layout
+from logitless.graph.dtype import DTYPES
+from logitless.graph.tensor import Tensor
+
+FLOATS = ("f32", "f16", "bf16")
+BLOCKS = ("q8_0", "iq4_nl", "mxfp4", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+K_TYPES = ("q4_k", "q5_k", "q6_k")
+BYTES = ("q8_0", "iq4_nl", "mxfp4")  # values are scale · a byte with a sign, which some types' quants stand for
+OFFSET = {"q4_0": 8, "q5_0": 16, "q6_k": 32}  # values are scale · (q − offset)
+
+
+def args(dtype: str) -> list[Arg]:
+    """The buffers that a type's sections are: W quants, H high bits, F fine scales, C coarse scales."""
+    if dtype in FLOATS:
+        return [Arg("W", "f32" if dtype == "f32" else "u16")]
+    packing = layout.PACKINGS[dtype]
+    found = [Arg("W", "u32")]
+    if packing.high:
+        found.append(Arg("H", "u32"))
+    if packing.fine:
+        found.append(Arg("F", "u8"))
+    return [*found, Arg("C", "u8" if packing.coarse == 16 else "u16")]
+
+
+def buffers(w: Tensor) -> list[At]:
+    """The same of a weight, in the order of `args`."""
+    quants, high, fine, coarse, _ = layout.sections(w.dtype, w.shape[0], w.shape[1])
+    place = {"W": quants, "H": high, "F": fine, "C": coarse}
+    return [(w, place[a.name]) for a in args(w.dtype)]
+
+
+def has_minimum(dtype: str) -> bool:
+    """Whether a value is scale · q + minimum: an offset of q counts as one."""
+    return dtype not in BYTES
+
+
+def float_lanes(dtype: str, at: str) -> str:
+    """16 rows' elements of one k."""
+    return {"f32": f"LLD(W, {at})", "f16": f"LLDH(W, {at})", "bf16": f"LU2F(LLD16(W, {at}) << 16u)"}[dtype]
+
+
+def quant(dtype: str, j: int, t: int) -> str:
+    """The quant of k = 4·j + t, from the words q0…, h0… of its block, as LF."""
+    if dtype in BYTES:
+        left = f"q{j} << {24 - 8 * t}u" if t < 3 else f"q{j}"
+        return f"LTOF(LTOI({left}) >> 24)"
+    low = f"((q{j % 4} >> {8 * t + 4 * (j // 4)}u) & 15u)"
+    if dtype in ("q5_0", "q5_1", "q5_k"):
+        low = f"({low} | (((h0 >> {8 * t + j}u) & 1u) << 4u))"
+    elif dtype == "q6_k":
+        low = f"({low} | (((h{j // 4} >> {8 * t + 2 * (j % 4)}u) & 3u) << 4u))"
+    return f"LTOF({low})"
+
+
+def quants(dtype: str, j: int) -> str:
+    """The four quants of k = 4·j … 4·j + 3 of a block as the bytes of a word; all are in -128 … 127."""
+    if dtype in BYTES:
+        return f"q{j}"
+    low = f"((q{j % 4} >> {4 * (j // 4)}u) & 0x0f0f0f0fu)"
+    if dtype in ("q5_0", "q5_1", "q5_k"):
+        return f"({low} | (((h0 >> {j}u) & 0x01010101u) << 4u))"
+    if dtype == "q6_k":
+        return f"({low} | (((h{j // 4} >> {2 * (j % 4)}u) & 0x03030303u) << 4u))"
+    return low
+
+
+def load_block(dtype: str) -> str:
+    """Text that loads the words and the scales `d`, `low` (and `d1`, `low1` for the second 16 k) of block b."""
+    packing = layout.PACKINGS[dtype]
+    words = packing.quants // 64
+    name = "w" if DTYPES[dtype].codes else "q"
+    lines = [f"LU {name}{i} = LLD(W, ((g * n_blocks + b) * {words}u + {i}u) * 16u);" for i in range(words)]
+    lines += [f"AHEAD(AHEAD_W, (AHEAD_BLOCK * {words}u + {i}u) * 16u);" for i in range(words)]
+    high = packing.high // 64
+    lines += [f"LU h{i} = LLD(H, ((g * n_blocks + b) * {high}u + {i}u) * 16u);" for i in range(high)]
+    block = "(g * n_blocks + b)" if dtype not in K_TYPES else "(g * (n_blocks / 8u) + b / 8u)"
+    if dtype == "mxfp4":
+        lines.append(f"LF d = LU2F(LLD8(C, {block} * 16u) << 23u) * 0.5f;")
+    else:
+        lines.append(f"LF d = LLDH(C, {block} * {packing.coarse // 2}u);")
+    if DTYPES[dtype].codes:
+        lines += [coded(dtype, "LU", f"w{j % 4} >> {4 * (j // 4)}u", f"q{j}") for j in range(8)]
+    if dtype in ("q4_1", "q5_1"):
+        lines.append(f"LF low = LLDH(C, {block} * 32u + 16u);")
+    elif dtype in ("q4_k", "q5_k"):
+        fine = "(g * n_blocks + b) * 32u"
+        lines.append(f"LF low = -LLDH(C, {block} * 32u + 16u) * LTOF(LLD8(F, {fine} + 16u));")
+        lines.append(f"d = d * LTOF(LLD8(F, {fine}));")
+    elif dtype == "q6_k":
+        fine = "(g * n_blocks + b) * 32u"
+        lines.append(f"LF d1 = d * ITOF(LLDS8(F, {fine} + 16u));")
+        lines.append(f"d = d * ITOF(LLDS8(F, {fine}));")
+        lines.append("LF low = d * -32.0f; LF low1 = d1 * -32.0f;")
+    elif dtype in OFFSET:
+        lines.append(f"LF low = d * -{OFFSET[dtype]}.0f;")
+    return "\n      ".join(lines)
+
+
+def coded(dtype: str, kind: str, word: str, name: str) -> str:
+    """Text that declares a word of the codes of four places, the low halves of a word's bytes.
+
+    Of each two codes (of four, of eight) that differ in a bit of their place it takes that of the bit: two operations
+    where these are constants, else three, or one on devices that have it.
+    """
+    codes = [(code & 255) * 0x01010101 for code in DTYPES[dtype].codes]
+    text = f"{kind} {name}; {{ {kind} places = {word};"
+    for bit in range(4):
+        text += f" {kind} m{bit} = ((places >> {bit}u) & 0x01010101u) * 255u;"
+        for i in range(8 >> bit):
+            no, differing = f"c{bit - 1}{2 * i}", f"(c{bit - 1}{2 * i} ^ c{bit - 1}{2 * i + 1})"
+            if bit == 0:
+                no, differing = f"0x{codes[2 * i]:08x}u", f"0x{codes[2 * i] ^ codes[2 * i + 1]:08x}u"
+            text += f" {kind} c{bit}{i} = {no} ^ (m{bit} & {differing});"
+    return f"{text} {name} = c30; }}"
+
+
+def element(dtype: str) -> str:
+    """A macro `ELEMENT(y, row, k)`: declares y, the value at a row and a column, one thread reading it for itself."""
+    head = "#define ELEMENT(y, row, k) float y; { uint g = (row) / 16u, lane = (row) % 16u; "
+    if dtype in FLOATS:
+        at = "(g * n_k + (k)) * 16u + lane"
+        value = {"f32": f"W[{at}]", "f16": f"F16(LOAD16(W, {at}))", "bf16": f"U2F(LOAD16(W, {at}) << 16u)"}[dtype]
+        return f"{head}y = {value}; }}\n"
+    packing = layout.PACKINGS[dtype]
+    block = "at" if dtype not in K_TYPES else "(g * (n_k / 256u) + (k) / 256u)"
+    scale = f"F16(LOAD16(C, {block} * {packing.coarse // 2}u + lane))"
+    if dtype == "mxfp4":
+        scale = "U2F(LOAD8(C, at * 16u + lane) << 23u) * 0.5f"
+    steps = [
+        head,
+        "uint at = g * (n_k / 32u) + (k) / 32u, j = ((k) / 4u) % 8u, t = (k) % 4u;",
+        f"float d = {scale}, low = 0.0f;",
+    ]
+    if dtype in BYTES:
+        bytes_of = "uint bytes = W[(at * 8u + j) * 16u + lane];"
+        if DTYPES[dtype].codes:
+            bytes_of = coded(dtype, "uint", "W[(at * 4u + j % 4u) * 16u + lane] >> (4u * (j / 4u))", "bytes")
+        steps.append(f"{bytes_of} int q = U2I(bytes << (24u - 8u * t)) >> 24;")
+    else:
+        steps.append("int q = INT((W[(at * 4u + j % 4u) * 16u + lane] >> (8u * t + 4u * (j / 4u))) & 15u);")
+    if dtype in ("q5_0", "q5_1", "q5_k"):
+        steps.append("q |= INT(((H[at * 16u + lane] >> (8u * t + j)) & 1u) << 4u);")
+    if dtype == "q6_k":
+        steps.append("q |= INT(((H[(at * 2u + j / 4u) * 16u + lane] >> (8u * t + 2u * (j % 4u))) & 3u) << 4u);")
+        steps.append("d *= FLOAT((INT(LOAD8(F, at * 32u + (j / 4u) * 16u + lane)) << 24) >> 24);")
+    if dtype in ("q4_1", "q5_1"):
+        steps.append("low = F16(LOAD16(C, at * 32u + 16u + lane));")
+    elif dtype in ("q4_k", "q5_k"):
+        steps.append(f"low = -F16(LOAD16(C, {block} * 32u + 16u + lane)) * FLOAT(LOAD8(F, at * 32u + 16u + lane));")
+        steps.append("d *= FLOAT(LOAD8(F, at * 32u + lane));")
+    if dtype in OFFSET:
+        steps.append(f"q -= {OFFSET[dtype]};")
+    steps.append("y = FMA(d, FLOAT(q), low); }")
+    return " ".join(steps) + "\n"

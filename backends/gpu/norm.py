@@ -1,0 +1,113 @@
+"""Root-mean-square normalisation: a group a row."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, n_elements, rows_of
+from logitless.graph.tensor import Tensor
+
+# Partial sums of a row: 256, then 16; one thread alone has 64, lavapipe's have 16. The last are added one by one.
+WG = 256
+# What 1 / the root of a row's mean square is, as `k`.
+SCALE = """
+#if WG == 1
+    UNROLL for (uint j = 0u; j < 64u; j++) sums[j] = 0.0f;
+    uint whole = n / 64u * 64u;
+    for (uint i = row * n; i < row * n + whole; i += 64u)
+      for (uint j = 0u; j < 64u; j++) { float v = X[i + j]; sums[j] = FMA(v, v, sums[j]); }
+    for (uint j = 0u; whole + j < n; j++) { float v = X[row * n + whole + j]; sums[j] = FMA(v, v, sums[j]); }
+#else
+    PRECISE float own = 0.0f;
+    for (uint i = LID; i < n; i += 8u * WG) { /* what waits for memory waits for eight numbers at once */
+      float v[8];
+      UNROLL for (uint j = 0u; j < 8u; j++) v[j] = i + j * WG < n ? X[row * n + i + j * WG] : 0.0f;
+      UNROLL for (uint j = 0u; j < 8u; j++) own = FMA(v[j], v[j], own);
+    }
+    sums[LID] = own;
+    BARRIER();
+#if WG > 16
+    own = 0.0f;
+    for (uint j = LID % 16u; j < WG; j += 16u) own += sums[j];
+    BARRIER();
+    if (LID < 16u) sums[LID] = own;
+    BARRIER();
+#endif
+#endif
+    PRECISE float total = 0.0f;
+    for (uint j = 0u; j < PARTS; j++) total += sums[j];
+    float k = 1.0f / sqrt(total / FLOAT(n) + eps);"""
+SUMS = [("float", "sums", "(WG == 1 ? 64 : WG)")]
+FUNCTIONS = "#define PARTS (WG == 1 ? 64u : 16u)\n"
+ARGS, WORDS = (
+    [Arg("X", "f32"), Arg("W", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint rows", "uint n_weights", "float eps"],
+)
+Kernel(
+    "rms_norm",
+    ARGS,
+    WORDS,
+    f"""
+  for (uint row = GX; row < rows; row += NGX) {{{SCALE}
+    if (n_weights == n) {{
+      for (uint i = LID; i < n; i += WG) Y[row * n + i] = X[row * n + i] * k * W[i];
+    }} else {{
+      for (uint i = LID; i < n; i += WG) Y[row * n + i] = X[row * n + i] * k * W[0];
+    }}
+    BARRIER();
+  }}""",
+    simt=[{"WG": WG}],
+    cpu=[{"WG": 1}],
+    soft=[{"WG": 16}],
+    local=SUMS,
+    functions=FUNCTIONS,
+)
+Kernel(
+    "rms_norm_back",
+    [Arg("G", "f32"), Arg("X", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint rows", "float eps"],
+    """
+  for (uint row = GX; row < rows; row += NGX) {
+    for (uint j = LID; j < 64u; j += WG) {
+      PRECISE float xx = 0.0f;
+      PRECISE float gx = 0.0f;
+      for (uint i = j; i < n; i += 64u) {
+        float v = X[row * n + i];
+        xx = FMA(v, v, xx);
+        gx = FMA(G[row * n + i], v, gx);
+      }
+      sums[j] = xx;
+      products[j] = gx;
+    }
+    BARRIER();
+    PRECISE float total = 0.0f;
+    PRECISE float product = 0.0f;
+    for (uint j = 0u; j < 64u; j++) { total += sums[j]; product += products[j]; }
+    float k = 1.0f / sqrt(total / FLOAT(n) + eps);
+    float slope = k * k * product / FLOAT(n);
+    for (uint i = LID; i < n; i += WG) Y[row * n + i] = k * (G[row * n + i] - X[row * n + i] * slope);
+    BARRIER();
+  }""",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+    local=[("float", "sums", "64"), ("float", "products", "64")],
+)
+
+
+@lower("rms_norm")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    x, w = t.src
+    rows, n = rows_of(x)
+    words = (n, rows, n_elements(w), bits(t.attrs["eps"]))
+    return [dispatch("rms_norm", shape, (x, w, t), words, row_groups(rows, shape))]
+
+
+@lower("rms_norm_back")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    rows, n = rows_of(t)
+    words = (n, rows, bits(t.attrs["eps"]))
+    return [dispatch("rms_norm_back", shape, (*t.src, t), words, row_groups(rows, shape))]
+
+
+def row_groups(rows: int, shape: Shape) -> int:
+    """Groups of a kernel that takes rows in turn."""
+    return min(rows, shape.units if shape.name == "cpu" else MAX_GROUPS)

@@ -1,0 +1,178 @@
+"""Layers that keep a state: short convolutions and linear attention (graph/ops/linear_attention.py)."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.graph.tensor import Tensor
+
+WG = 64
+SIZE, COLUMNS, PARTS = 256, 16, 8  # the most rows of a head's state; columns of a group, and threads of each
+
+Kernel(
+    "text_begins",
+    [Arg("START", "i32"), Arg("Y", "i32", "w")],
+    ["uint n", "uint length"],
+    "  FOR_EACH(t, n) Y[t] = START[t] == INT(t % length) ? 0 : -1;",
+    simt=[{"WG": WG}],
+    cpu=[{"WG": 1}],
+)
+# Row t − d of a sequence, d at most `size` − 1: of x where it is not older than the sequence's first row here.
+SEEN = """
+#define OLDER(d) S[((state + 1u) * (size - 1u) - ((d) - back)) * n_columns + c]
+#define SEEN(d) ((d) <= back ? X[(t - (d)) * n_columns + c] : OLDER(d))
+"""
+Kernel(
+    "causal_conv",
+    [
+        Arg("X", "f32"),
+        Arg("W", "f32"),
+        Arg("S", "f32", "rw"),
+        Arg("BEGIN", "i32"),
+        Arg("END", "i32"),
+        Arg("Y", "f32", "w"),
+    ],
+    ["uint n", "uint n_columns", "uint size", "uint keeps"],
+    """
+  FOR_EACH(i, n) {
+    uint t = i / n_columns, c = i % n_columns, back = 0u, state = 0u;
+    while (BEGIN[t - back] < 0 && back < size - 1u) back++;
+    if (BEGIN[t - back] >= 0) state = UINT(BEGIN[t - back]);
+    PRECISE float sum = 0.0f;
+    for (uint j = 0u; j < size; j++) { uint d = size - 1u - j; sum = FMA(W[c * size + j], SEEN(d), sum); }
+    Y[i] = sum;
+    if (keeps != 0u && END[t] >= 0)
+      for (uint j = 0u; j + 1u < size; j++) {
+        uint d = size - 2u - j;
+        S[(UINT(END[t]) * (size - 1u) + j) * n_columns + c] = SEEN(d);
+      }
+  }""",
+    simt=[{"WG": WG}],
+    cpu=[{"WG": 1}],
+    functions=SEEN,
+)
+# A group has 16 columns of a head, from the first row of a sequence to its last. Its state is in the group's memory.
+Kernel(
+    "linear_attention",
+    [
+        Arg("Q", "f32"),
+        Arg("K", "f32"),
+        Arg("V", "f32"),
+        Arg("DECAY", "f32"),
+        Arg("BETA", "f32"),
+        Arg("S", "f32", "rw"),
+        Arg("BEGIN", "i32"),
+        Arg("END", "i32"),
+        Arg("Y", "f32", "w"),
+    ],
+    [
+        *("uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor"),
+        *("uint keeps", "uint delta", "uint grouped"),
+    ],
+    """
+  uint n_parts = (width + 15u) / 16u;
+  for (uint g = GX; g < n; g += NGX) {
+    uint t = g / (n_heads * n_parts), h = g / n_parts % n_heads, c0 = g % n_parts * 16u;
+    bool going = BEGIN[t] >= 0;
+    if (going) {
+      uint from = UINT(BEGIN[t]);
+      for (uint i = LID; i < size * 16u; i += WG) {
+        uint c = c0 + i % 16u;
+        s[i] = c < width ? S[((from * n_heads + h) * size + i / 16u) * width + c] : 0.0f;
+      }
+    }
+    while (going) {
+      uint kept = grouped != 0u ? h / (n_heads / k_heads) : h % k_heads;
+      uint at = (t * k_heads + kept) * size, own = t * n_heads + h;
+      for (uint d = LID; d < size; d += WG) { keys[d] = K[at + d]; queries[d] = Q[at + d]; }
+      BARRIER();
+      float fades = DECAY[own];
+      for (uint i = delta != 0u ? LID : 128u; i < 128u; i += WG) {
+        uint c = i % 16u;
+        PRECISE float sum = 0.0f;
+        for (uint d = i / 16u; d < size; d += 8u) sum = FMA(s[d * 16u + c], keys[d], sum);
+        sums[i] = sum;
+      }
+      BARRIER();
+      for (uint c = LID; c < 16u; c += WG) {
+        PRECISE float known = 0.0f;
+        if (delta != 0u)
+          for (uint p = 0u; p < 8u; p++) known = known + sums[p * 16u + c];
+        missing[c] = c0 + c < width ? BETA[own] * FMA(-fades, known, V[own * width + c0 + c]) : 0.0f;
+      }
+      BARRIER();
+      for (uint i = LID; i < 128u; i += WG) {
+        uint c = i % 16u;
+        PRECISE float sum = 0.0f;
+        for (uint d = i / 16u; d < size; d += 8u) {
+          PRECISE float faded = fades * s[d * 16u + c];
+          float new_one = FMA(keys[d], missing[c], faded);
+          s[d * 16u + c] = new_one;
+          sum = FMA(new_one, queries[d], sum);
+        }
+        sums[i] = sum;
+      }
+      BARRIER();
+      for (uint c = LID; c < 16u; c += WG) {
+        PRECISE float found = 0.0f;
+        for (uint p = 0u; p < 8u; p++) found = found + sums[p * 16u + c];
+        if (c0 + c < width) Y[own * width + c0 + c] = factor * found;
+      }
+      if (keeps != 0u && END[t] >= 0)
+        for (uint i = LID; i < size * 16u; i += WG) {
+          uint c = c0 + i % 16u;
+          if (c < width) S[((UINT(END[t]) * n_heads + h) * size + i / 16u) * width + c] = s[i];
+        }
+      t++;
+      going = false;
+      if (t < rows) going = BEGIN[t] < 0;
+      BARRIER();
+    }
+  }""",
+    simt=[{"WG": 128}],
+    cpu=[{"WG": 1}],
+    local=[
+        ("float", "s", str(SIZE * COLUMNS)),
+        ("float", "keys", str(SIZE)),
+        ("float", "queries", str(SIZE)),
+        ("float", "sums", str(PARTS * COLUMNS)),
+        ("float", "missing", str(COLUMNS)),
+    ],
+)
+
+
+@lower("text_begins")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    n = t.shape[0]
+    return [dispatch("text_begins", shape, (t.src[0], t), (n, t.attrs["length"]), groups_for(n, shape, WG))]
+
+
+def _keeps(t: Tensor) -> bool:
+    return t.op.endswith("_kept")
+
+
+def _buffers(t: Tensor) -> Buffers:
+    """Without `end` its place has `begin`, which nobody reads there."""
+    return (*t.src, t) if _keeps(t) else (*t.src, t.src[-1], t)
+
+
+def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
+    n, columns, size = n_elements(t), t.shape[1], t.src[1].shape[2]
+    words = (n, columns, size, int(_keeps(t)))
+    return [dispatch("causal_conv", shape, _buffers(t), words, groups_for(n, shape, WG))]
+
+
+def _attention(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
+    if size > SIZE:
+        return None
+    n = rows * heads * -(-width // COLUMNS)
+    forms = int(_keeps(t)), int(t.attrs["delta"]), int(t.attrs["grouped"])
+    words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]), *forms)
+    groups = min(n, shape.units if shape.name == "cpu" else 16384)
+    return [dispatch("linear_attention", shape, _buffers(t), words, groups)]
+
+
+for _form in ("", "_kept"):
+    lower(f"causal_conv{_form}")(_conv)
+    lower(f"linear_attention{_form}")(_attention)

@@ -1,0 +1,66 @@
+"""Rotary position embedding: the angles once a step, the rotation once a layer."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.graph.tensor import Tensor
+
+for _dtype in ("i32", "f32"):
+    Kernel(
+        f"rope_angles_{_dtype}",
+        [Arg("P", _dtype), Arg("W", "f32"), Arg("Y", "f32", "w")],
+        ["uint n", "uint half_n", "float magnitude"],
+        """
+  FOR_EACH(i, n) {
+    uint t = i / half_n, j = i % half_n;
+    PRECISE float angle = FLOAT(P[t]) * W[j];
+    Y[2u * t * half_n + j] = COS(angle) * magnitude;
+    Y[(2u * t + 1u) * half_n + j] = SIN(angle) * magnitude;
+  }""",
+        simt=[{"WG": 64}],
+        cpu=[{"WG": 1}],
+    )
+# A pair of elements at a time: the first 2 · half_n of each head are turned, the rest are copied.
+Kernel(
+    "rope",
+    [Arg("X", "f32"), Arg("A", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_heads", "uint size", "uint half_n", "uint interleaved", "float direction"],
+    """
+  uint pairs = size / 2u + size % 2u;
+  FOR_EACH(i, n) {
+    uint head = i / pairs, p = i % pairs, t = head / n_heads, at = head * size;
+    if (p < half_n) {
+      uint first = at + (interleaved != 0u ? 2u * p : p), second = first + (interleaved != 0u ? 1u : half_n);
+      float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction, a = X[first], b = X[second];
+      Y[first] = a * c - b * s;
+      Y[second] = a * s + b * c;
+    } else {
+      at += 2u * p;
+      Y[at] = X[at];
+      if (2u * p + 1u < size) Y[at + 1u] = X[at + 1u];
+    }
+  }""",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+
+
+@lower("rope_angles")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    pos, frequency = t.src
+    if pos.dtype not in ("i32", "f32"):
+        return None
+    n, half = n_elements(t) // 2, frequency.shape[0]
+    words = (n, half, bits(t.attrs.get("magnitude", 1.0)))
+    return [dispatch(f"rope_angles_{pos.dtype}", shape, (pos, frequency, t), words, groups_for(n, shape, 64))]
+
+
+@lower("rope")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    x, angles = t.src
+    tokens, heads, size = x.shape
+    n = tokens * heads * (size // 2 + size % 2)
+    sign = bits(t.attrs.get("sign", 1.0))
+    words = (n, heads, size, angles.shape[2], int(t.attrs["interleaved"]), sign)
+    return [dispatch("rope", shape, (x, angles, t), words, groups_for(n, shape, 64))]

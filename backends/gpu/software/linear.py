@@ -1,0 +1,181 @@
+"""`linear` for Vulkan on a CPU (lavapipe), where every load of a lane is a gather and costs what ten additions do.
+
+So a thread loads 64 bits at once, which are words of two rows: its lanes are vectors of two, and eight threads have the
+16 rows of a group. It has R such groups, so that an activation that was loaded serves all of them; the eight load eight
+activations and tell each other. Sixteen threads are a subgroup (two where vectors have 256 bits): both halves load the
+same activations. Sums over k run from the first block to the last, for any number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch
+from logitless.backends.gpu.matmul import launch, layout, unpack
+from logitless.graph.tensor import Tensor
+
+WG = 16
+UNIT = "GY * (WG / 8u) + LID / 8u"
+TILES = [{"WG": WG, "MT": 1, "R": 3}, {"WG": WG, "MT": 4, "R": 2}]
+WIDER = {"u8": "u16", "u16": "u32", "u32": "u64", "f32": "u64"}
+LANES_ARE_THREADS = (
+    "LANE",
+    "LF",
+    "LU",
+    "LSPLAT",
+    "LTOF",
+    "LTOI",
+    "ITOF",
+    "LU2F",
+    "LLD",
+    "LLD8",
+    "LLDS8",
+    "LLD16",
+    "LLDH",
+)
+UNDEF = "".join(f"#undef {name}\n" for name in (*LANES_ARE_THREADS, "LSTN", "LROW", "LSILU", "LGELU"))
+MACROS = """
+#define FIRST (unit * R)
+#define LANE (2u * LANE8)
+#define LF vec2
+#define LU uvec2
+#define LSPLAT(x) vec2(x)
+#define LTOF(x) vec2(x)
+#define LTOI(x) ivec2(x)
+#define ITOF(x) vec2(x)
+#define LU2F(x) uintBitsToFloat(x)
+#define LLD(b, i) unpackUint2x32(b[(i) / 2u + LANE8])
+#define LLD8(b, i) both_bytes(uint(b[(i) / 2u + LANE8]))
+#define LLDS8(b, i) ((ivec2(both_bytes(uint(b[(i) / 2u + LANE8]))) << 24) >> 24)
+#define LLD16(b, i) both_halves(b[(i) / 2u + LANE8])
+#define LLDH(b, i) unpackHalf2x16(b[(i) / 2u + LANE8])
+#define LSTN(b, i, n, v) { \\
+  if ((i) + LANE < (n)) b[(i) + LANE] = (v).x; if ((i) + LANE + 1u < (n)) b[(i) + LANE + 1u] = (v).y; }
+#define LROW(b, at, i, n) vec2(b[(at) + min((i) + LANE, (n) - 1u)], b[(at) + min((i) + LANE + 1u, (n) - 1u)])
+#define LSILU(v) vec2(SILU((v).x), SILU((v).y))
+#define LGELU(v) vec2(GELU((v).x), GELU((v).y))
+uvec2 both_bytes(uint x) { return uvec2(x & 255u, x >> 8u); }
+uvec2 both_halves(uint x) { return uvec2(x & 0xffffu, x >> 16u); }
+"""
+
+
+def frame(begin: str, steps: str, *, row: str = launch.ROW, end: Callable[[str, str, str], str] = launch.end) -> str:
+    """A kernel's text. `begin` finds a thread's weight, `steps` are those over k, and `end` stores a row's sum."""
+    return f"""
+  {begin}
+  uint first = FIRST;
+  uint xr[MT];
+  UNROLL for (uint m = 0u; m < MT; m++) xr[m] = {row} * n_k;
+#if PAIR
+  LF kept[MT * R];
+  for (uint p = 0u; p < 2u; p++) {{
+  if (p == 1u) CHOOSE(1u)
+#endif
+  PRECISE LF acc[MT * R];
+  UNROLL for (uint i = 0u; i < MT * R; i++) acc[i] = LSPLAT(0.0f);
+  {steps}
+  UNROLL for (uint r = 0u; r < R; r++) UNROLL for (uint m = 0u; m < MT; m++) {{
+    uint group = first + r;
+    {end("acc[m * R + r]", "kept[m * R + r]", "group")}
+  }}
+#if PAIR
+  }}
+#endif
+"""
+
+
+def _floats(dtype: str) -> str:
+    """Eight k at a time, and what is left one by one."""
+    value = unpack.float_lanes(dtype, "(g * n_k + k) * 16u")
+    value = f"LU2F({value})" if dtype == "f32" else value  # words of two rows come as bits
+    told = "LSPLAT(FROM_LANE(xv[m], {0}u))"
+    steps = "".join(
+        f"{{ uint k = b * 8u + {t}u; LF v = {value}; "
+        f"UNROLL for (uint m = 0u; m < MT; m++) acc[m * R + r] = FMA(v, {told.format(t)}, acc[m * R + r]); }}\n"
+        for t in range(8)
+    )
+    return f"""
+  for (uint b = 0u; b < n_k / 8u; b++) {{
+    float xv[MT];
+    UNROLL for (uint m = 0u; m < MT; m++) xv[m] = X[xr[m] + b * 8u + LANE8];
+    UNROLL for (uint r = 0u; r < R; r++) {{
+      uint g = min(first + r, groups - 1u);
+      {steps}
+    }}
+  }}
+  for (uint k = n_k / 8u * 8u; k < n_k; k++) UNROLL for (uint r = 0u; r < R; r++) {{
+    uint g = min(first + r, groups - 1u);
+    LF v = {value};
+    UNROLL for (uint m = 0u; m < MT; m++) acc[m * R + r] = FMA(v, LSPLAT(X[xr[m] + k]), acc[m * R + r]);
+  }}"""
+
+
+def blocks(dtype: str, lanes: int) -> str:
+    """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum.
+
+    So many lanes load the activations of as many k and tell each other.
+    """
+    loads, words = 32 // lanes, lanes // 4
+    lines = [unpack.load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
+    halves = 2 if dtype == "q6_k" else 1
+    minimum = unpack.has_minimum(dtype)
+    for half in range(halves):
+        lines.append(
+            "UNROLL for (uint m = 0u; m < MT; m++) { even[m] = LSPLAT(0.0f); odd[m] = LSPLAT(0.0f); xs[m] = 0.0f; }"
+        )
+        for j in range(half * 8 // halves, (half + 1) * 8 // halves):
+            values = " ".join(f"LF v{t} = {unpack.quant(dtype, j, t)};" for t in range(4))
+            xs = " ".join(
+                f"float x{t} = FROM_LANE(xv[m * {loads}u + {j // words}u], {4 * (j % words) + t}u);" for t in range(4)
+            )
+            steps = " ".join(f"{s}[m] = FMA(v{t}, LSPLAT(x{t}), {s}[m]);" for t, s in enumerate(("even", "odd") * 2))
+            total = "xs[m] = xs[m] + ((x0 + x1) + (x2 + x3));" if minimum else ""
+            lines.append(f"{{ {values} UNROLL for (uint m = 0u; m < MT; m++) {{ {xs} {steps} {total} }} }}")
+        scale, low = ("d", "low") if half == 0 else ("d1", "low1")
+        low_term = f"acc[m * R + r] = FMA({low}, LSPLAT(xs[m]), acc[m * R + r]);" if minimum else ""
+        lines.append(
+            "UNROLL for (uint m = 0u; m < MT; m++) { "
+            f"acc[m * R + r] = FMA(even[m] + odd[m], {scale}, acc[m * R + r]); {low_term} }}"
+        )
+    body = "\n      ".join(lines)
+    return f"""
+  uint n_blocks = n_k / 32u;
+  for (uint b = 0u; b < n_blocks; b++) {{
+    float xv[MT * {loads}];
+    UNROLL for (uint m = 0u; m < MT; m++) UNROLL for (uint i = 0u; i < {loads}u; i++)
+      xv[m * {loads}u + i] = X[xr[m] + b * 32u + i * {lanes}u + LANE{lanes}];
+    UNROLL for (uint r = 0u; r < R; r++) {{
+      uint g = min(first + r, groups - 1u);
+      {body}
+    }}
+  }}"""
+
+
+def steps(dtype: str) -> str:
+    """All steps over k."""
+    return _floats(dtype) if dtype in unpack.FLOATS else blocks(dtype, 8)
+
+
+def args(dtype: str, wider: Mapping[str, str]) -> list[Arg]:
+    """Weights are read several elements at a time."""
+    return [replace(a, dtype=wider[a.dtype]) if a.of > 1 else a for a in launch.args(dtype)]
+
+
+for _dtype in layout.PACKINGS:
+    Kernel(
+        f"linear_soft_{_dtype}",
+        args(_dtype, WIDER),
+        launch.words(_dtype),
+        frame(launch.begin(_dtype, UNIT), steps(_dtype)),
+        simt=(),
+        cpu=(),
+        soft=[tile | {"PAIR": pair} for tile in TILES for pair in (0, 1)],
+        functions=launch.MACROS + UNDEF + MACROS,
+    )
+
+
+def soft_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> Dispatch:
+    mt, rows = (1, 3) if t.src[0].shape[0] == 1 else (4, 2)
+    return launch.launch(t, parts, shape, f"linear_soft_{parts[0].dtype}", launch.Tile(mt, rows, WG // 8))

@@ -1,0 +1,110 @@
+"""Convolutions as products of patches, and pooling: each thread makes one element, whatever overlaps it in order."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, n_elements
+from logitless.graph.tensor import Tensor
+
+WG = 64
+VARIANTS = {"simt": [{"WG": WG}], "cpu": [{"WG": 1}]}
+SIZES = ["uint n", "uint h", "uint w", "uint c", "uint out_h", "uint out_w"]
+PATCH = [*SIZES, "uint size_h", "uint size_w", "uint stride", "uint padding"]
+
+Kernel(
+    "patches",
+    [Arg("X", "f32"), Arg("Y", "f32", "w")],
+    PATCH,
+    """
+  FOR_EACH(i, n) {
+    uint k = i % c, r = i / c, dx = r % size_w; r /= size_w;
+    uint dy = r % size_h; r /= size_h;
+    uint ox = r % out_w; r /= out_w;
+    uint oy = r % out_h, image = r / out_h;
+    uint y = oy * stride + dy, x = ox * stride + dx;
+    bool inside = y >= padding && y < h + padding && x >= padding && x < w + padding;
+    Y[i] = inside ? X[((image * h + (inside ? y - padding : 0u)) * w + (inside ? x - padding : 0u)) * c + k] : 0.0f;
+  }""",
+    simt=VARIANTS["simt"],
+    cpu=VARIANTS["cpu"],
+)
+Kernel(
+    "patches_back",
+    [Arg("G", "f32"), Arg("Y", "f32", "w")],
+    PATCH,
+    """
+  FOR_EACH(i, n) {
+    uint k = i % c, r = i / c, x = r % w + padding; r /= w;
+    uint y = r % h + padding, image = r / h;
+    PRECISE float total = 0.0f;
+    for (uint dy = 0u; dy < size_h && dy <= y; dy++) for (uint dx = 0u; dx < size_w && dx <= x; dx++) {
+      uint oy = (y - dy) / stride, ox = (x - dx) / stride;
+      if ((y - dy) % stride == 0u && (x - dx) % stride == 0u && oy < out_h && ox < out_w)
+        total = total + G[((((image * out_h + oy) * out_w + ox) * size_h + dy) * size_w + dx) * c + k];
+    }
+    Y[i] = total;
+  }""",
+    simt=VARIANTS["simt"],
+    cpu=VARIANTS["cpu"],
+)
+Kernel(
+    "max_pool",
+    [Arg("X", "f32"), Arg("Y", "f32", "w")],
+    [*SIZES, "uint size"],
+    """
+  FOR_EACH(i, n) {
+    uint k = i % c, r = i / c, ox = r % out_w; r /= out_w;
+    uint oy = r % out_h, image = r / out_h;
+    float best = -INF;
+    for (uint dy = 0u; dy < size; dy++) for (uint dx = 0u; dx < size; dx++)
+      best = max(best, X[((image * h + oy * size + dy) * w + ox * size + dx) * c + k]);
+    Y[i] = best;
+  }""",
+    simt=VARIANTS["simt"],
+    cpu=VARIANTS["cpu"],
+)
+Kernel(
+    "max_pool_back",
+    [Arg("G", "f32"), Arg("X", "f32"), Arg("Y", "f32", "w")],
+    [*SIZES, "uint size"],
+    """
+  FOR_EACH(i, n) {
+    uint k = i % c, r = i / c, x = r % w; r /= w;
+    uint y = r % h, image = r / h, oy = y / size, ox = x / size;
+    float g = 0.0f;
+    if (oy < out_h && ox < out_w) {
+      uint best_y = oy * size, best_x = ox * size;
+      float best = X[((image * h + best_y) * w + best_x) * c + k];
+      for (uint dy = 0u; dy < size; dy++) for (uint dx = 0u; dx < size; dx++) {
+        float v = X[((image * h + oy * size + dy) * w + ox * size + dx) * c + k];
+        if (v > best) { best = v; best_y = oy * size + dy; best_x = ox * size + dx; }
+      }
+      if (best_y == y && best_x == x) g = G[((image * out_h + oy) * out_w + ox) * c + k];
+    }
+    Y[i] = g;
+  }""",
+    simt=VARIANTS["simt"],
+    cpu=VARIANTS["cpu"],
+)
+
+
+def _patches(t: Tensor, shape: Shape) -> list[Dispatch]:
+    image = t.attrs["shape"] if t.op == "patches_back" else t.src[0].shape
+    (_, h, w, c), (size_h, size_w) = image, t.attrs["size"]
+    stride, padding = t.attrs.get("stride", 1), t.attrs.get("padding", 0)
+    out_h, out_w = (h + 2 * padding - size_h) // stride + 1, (w + 2 * padding - size_w) // stride + 1
+    n = n_elements(t)
+    words = (n, h, w, c, out_h, out_w, size_h, size_w, stride, padding)
+    return [dispatch(t.op, shape, (t.src[0], t), words, groups_for(n, shape, WG))]
+
+
+def _pool(t: Tensor, shape: Shape) -> list[Dispatch]:
+    (_, h, w, c), size, n = t.src[-1].shape, t.attrs["size"], n_elements(t)
+    words = (n, h, w, c, h // size, w // size, size)
+    return [dispatch(t.op, shape, (*t.src, t), words, groups_for(n, shape, WG))]
+
+
+for _name in ("patches", "patches_back"):
+    lower(_name)(_patches)
+for _name in ("max_pool", "max_pool_back"):
+    lower(_name)(_pool)

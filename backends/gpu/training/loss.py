@@ -1,0 +1,89 @@
+"""Softmax and losses: a group a row. Sums are 64 partial ones, added up in order, whatever the device."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, dispatch, lower, rows_of
+from logitless.backends.gpu.norm import row_groups
+from logitless.graph.tensor import Tensor
+
+VARIANTS = {"simt": [{"WG": 64}], "cpu": [{"WG": 1}]}
+LOCAL = [("float", "parts", "64")]
+
+
+def row_sum(name: str, term: str) -> str:
+    """Text that declares `name`: the sum over i of a term of a row of n elements from `at`."""
+    return f"""
+    for (uint j = LID; j < 64u; j += WG) {{
+      PRECISE float part = 0.0f;
+      for (uint i = j; i < n; i += 64u) part = part + ({term});
+      parts[j] = part;
+    }}
+    BARRIER();
+    PRECISE float {name} = 0.0f;
+    for (uint j = 0u; j < 64u; j++) {name} = {name} + parts[j];
+    BARRIER();"""
+
+
+ROW_TOP = """
+    for (uint j = LID; j < 64u; j += WG) {
+      float part = -INF;
+      for (uint i = j; i < n; i += 64u) part = max(part, X[at + i]);
+      parts[j] = part;
+    }
+    BARRIER();
+    float top = parts[0];
+    for (uint j = 1u; j < 64u; j++) top = max(top, parts[j]);
+    BARRIER();"""
+TOTAL = ROW_TOP + row_sum("total", "EXP(X[at + i] - top)")
+EACH = "for (uint i = LID; i < n; i += WG)"
+BODIES: dict[str, tuple[list[Arg], str]] = {
+    "softmax": (
+        [Arg("X", "f32"), Arg("Y", "f32", "w")],
+        f"{TOTAL}\n    {EACH} Y[at + i] = EXP(X[at + i] - top) / total;",
+    ),
+    "softmax_back": (
+        [Arg("G", "f32"), Arg("X", "f32"), Arg("Y", "f32", "w")],
+        f"{row_sum('dot_product', 'G[at + i] * X[at + i]')}\n"
+        f"    {EACH} Y[at + i] = X[at + i] * (G[at + i] - dot_product);",
+    ),
+    "cross_entropy": (
+        [Arg("X", "f32"), Arg("T", "i32"), Arg("Y", "f32", "w")],
+        f"{TOTAL}\n    if (LID == 0u) Y[row] = T[row] < 0 ? 0.0f : LOG(total) + top - X[at + UINT(T[row])];",
+    ),
+    "cross_entropy_back": (
+        [Arg("G", "f32"), Arg("X", "f32"), Arg("T", "i32"), Arg("Y", "f32", "w")],
+        f"{TOTAL}\n    int target = T[row];\n    float g = G[row];\n    {EACH} {{\n"
+        "      float p = EXP(X[at + i] - top) / total;\n"
+        "      Y[at + i] = target < 0 ? 0.0f : (INT(i) == target ? p - 1.0f : p) * g;\n    }",
+    ),
+    "soft_cross_entropy": (
+        [Arg("X", "f32"), Arg("T", "f32"), Arg("Y", "f32", "w")],
+        f"{TOTAL}\n    float lse = LOG(total);{row_sum('loss', 'T[at + i] * (lse + top - X[at + i])')}\n"
+        "    if (LID == 0u) Y[row] = loss;",
+    ),
+    "soft_cross_entropy_back": (
+        [Arg("G", "f32"), Arg("X", "f32"), Arg("T", "f32"), Arg("Y", "f32", "w")],
+        f"{TOTAL}\n    float g = G[row];\n    {EACH} Y[at + i] = g * (EXP(X[at + i] - top) / total - T[at + i]);",
+    ),
+}
+for _name, (_args, _body) in BODIES.items():
+    Kernel(
+        _name,
+        _args,
+        ["uint n", "uint rows"],
+        f"  for (uint row = GX; row < rows; row += NGX) {{\n    uint at = row * n;{_body}\n    BARRIER();\n  }}",
+        simt=VARIANTS["simt"],
+        cpu=VARIANTS["cpu"],
+        local=LOCAL,
+    )
+
+
+def _by_rows(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    wide = t.src[1] if t.op.endswith("_back") and t.op != "softmax_back" else t.src[0]
+    rows, n = rows_of(wide)
+    return [dispatch(t.op, shape, (*t.src, t), (n, rows), row_groups(rows, shape))]
+
+
+for _name in BODIES:
+    lower(_name)(_by_rows)

@@ -1,0 +1,132 @@
+"""Optimizer steps on states, in place, and the norm of a set of gradients."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.norm import row_groups
+from logitless.backends.gpu.training.loss import LOCAL, VARIANTS, row_sum
+from logitless.graph.ops.training import optimizer
+from logitless.graph.tensor import Tensor
+
+WG = 128
+EACH = {"simt": [{"WG": WG}], "cpu": [{"WG": 1}]}
+COLUMNS = ("RATE", "BETA_1", "BETA_2", "REST_1", "REST_2", "EPS", "DECAY", "CORRECTION_1", "CORRECTION_2")
+NAMES = "".join(f"#define {name} P[{getattr(optimizer, name)}]\n" for name in COLUMNS)
+
+Kernel(
+    "adamw_step",
+    [Arg("W", "f32", "rw"), Arg("M", "f32", "rw"), Arg("V", "f32", "rw"), *(Arg(n, "f32") for n in ("G", "P", "F"))],
+    ["uint n", "uint decays"],
+    """
+  float keep = decays != 0u ? 1.0f - RATE * DECAY : 1.0f;
+  FOR_EACH(i, n) {
+    float g = G[i] * F[0];
+    float m = BETA_1 * M[i] + REST_1 * g;
+    float v = BETA_2 * V[i] + REST_2 * g * g;
+    M[i] = m;
+    V[i] = v;
+    W[i] = W[i] * keep - RATE * (m * CORRECTION_1) / (sqrt(v * CORRECTION_2) + EPS);
+  }""",
+    simt=EACH["simt"],
+    cpu=EACH["cpu"],
+    functions=NAMES,
+)
+Kernel(
+    "sgd_step",
+    [Arg("W", "f32", "rw"), Arg("G", "f32"), Arg("P", "f32"), Arg("F", "f32")],
+    ["uint n", "uint decays"],
+    """
+  float keep = decays != 0u ? 1.0f - P[0] * P[1] : 1.0f;
+  FOR_EACH(i, n) W[i] = W[i] * keep - P[0] * (G[i] * F[0]);""",
+    simt=EACH["simt"],
+    cpu=EACH["cpu"],
+)
+Kernel(
+    "accumulate",
+    [Arg("Y", "f32", "rw"), Arg("X", "f32")],
+    ["uint n"],
+    "  FOR_EACH(i, n) Y[i] = Y[i] + X[i];",
+    simt=EACH["simt"],
+    cpu=EACH["cpu"],
+)
+# Row `row` of n elements, the last one shorter: its sum of squares, or its sum, at element `first + row` of the result.
+for _name, _term in (("square_sums", "X[at + i] * X[at + i]"), ("sums", "X[at + i]")):
+    Kernel(
+        _name,
+        [Arg("X", "f32"), Arg("Y", "f32", "w")],
+        ["uint chunk", "uint n_all", "uint rows", "uint first"],
+        "  for (uint row = GX; row < rows; row += NGX) {\n"
+        f"    uint at = row * chunk, n = min(chunk, n_all - at);{row_sum('total', _term)}\n"
+        "    if (LID == 0u) Y[first + row] = total;\n    BARRIER();\n  }",
+        simt=VARIANTS["simt"],
+        cpu=VARIANTS["cpu"],
+        local=LOCAL,
+    )
+Kernel(
+    "root_of_sum",
+    [Arg("X", "f32"), Arg("Y", "f32", "w")],
+    ["uint n"],
+    f"    uint at = 0u;{row_sum('total', 'X[at + i]')}\n    if (LID == 0u) Y[0] = sqrt(total);",
+    simt=VARIANTS["simt"],
+    cpu=VARIANTS["cpu"],
+    local=LOCAL,
+)
+Kernel(
+    "clip_factor",
+    [Arg("X", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
+    ["uint n"],
+    "  FOR_EACH(i, n) Y[i] = B[i] > 0.0f && X[i] > B[i] ? B[i] / X[i] : 1.0f;",
+    simt=[{"WG": 64}],
+    cpu=[{"WG": 1}],
+)
+
+
+def _all_f32(t: Tensor) -> bool:
+    return all(s.dtype == "f32" for s in t.src)
+
+
+def _step(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    n = n_elements(t)
+    words = (n, int(t.attrs.get("decays", True)))
+    return [dispatch(t.op, shape, t.src, words, groups_for(n, shape, WG))] if _all_f32(t) else None
+
+
+lower("adamw_step")(_step)
+lower("sgd_step")(_step)
+
+
+@lower("accumulate")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    n = n_elements(t)
+    return [dispatch("accumulate", shape, t.src, (n,), groups_for(n, shape, WG))] if _all_f32(t) else None
+
+
+@lower("clear")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    n = t.nbytes // 4
+    return [dispatch("fill", shape, (t,), (n, 0), groups_for(n, shape, 64))] if t.nbytes % 4 == 0 else None
+
+
+@lower("square_sums")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    words = (optimizer.SUM_CHUNK, n_elements(t.src[0]), t.shape[0], 0)
+    return [dispatch("square_sums", shape, (t.src[0], t), words, row_groups(t.shape[0], shape))]
+
+
+@lower("norm_of_sums")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    """Each vector's sum goes to the scratch; then the root of the sum of these."""
+    scratch = 4 * len(t.src)
+    found = []
+    for i, s in enumerate(t.src):
+        n = n_elements(s)
+        found.append(dispatch("sums", shape, (s, None), (max(n, 1), n, 1, i), 1, scratch))
+    return [*found, dispatch("root_of_sum", shape, (None, t), (len(t.src),), 1, scratch)]
+
+
+@lower("clip_factor")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    if any(s.shape != t.shape for s in t.src):
+        return None
+    return [dispatch("clip_factor", shape, (*t.src, t), (n_elements(t),), 1)]

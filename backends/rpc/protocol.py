@@ -1,0 +1,118 @@
+"""What goes over the wire: frames of a JSON header and raw bytes, and graphs as lists of nodes.
+
+A connection begins with MAGIC from the client; every frame is the lengths of both parts, the header, the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitless.graph.backend import Bytes
+from logitless.graph.tensor import LEAVES, Tensor
+
+MAGIC = b"logitless rpc 1\n"
+MAX_HEADER = 8 << 20
+_LENGTHS = struct.Struct("<IQ")
+Header = dict[str, Any]
+
+
+class ProtocolError(Exception):
+    """What came is not what may come here; the message says what."""
+
+
+class Link:
+    """One end of a connection."""
+
+    def __init__(self, sock: socket.socket, timeout: float | None) -> None:
+        """`timeout`: seconds that the other end may be silent when something is due from it."""
+        self.sock = sock
+        sock.settimeout(timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):  # a machine that is gone is noticed within 20 s
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def send(self, header: Header, body: Bytes | None = None) -> None:
+        text = json.dumps(header, separators=(",", ":"), default=_plain).encode()
+        if len(text) > MAX_HEADER:
+            raise ProtocolError(f"a header of {len(text)} bytes")
+        data = memoryview(b"") if body is None else np.ascontiguousarray(body).data.cast("B")
+        head = _LENGTHS.pack(len(text), len(data)) + text
+        if len(data) < 1 << 16:
+            self.sock.sendall(head + bytes(data))
+        else:
+            self.sock.sendall(head)
+            self.sock.sendall(data)
+
+    def receive(self) -> tuple[Header, int]:
+        """The next header, and how many bytes follow, which `body` brings. EOFError when the other end has gone."""
+        n_header, n_body = _LENGTHS.unpack(self.body(_LENGTHS.size).tobytes())
+        if n_header > MAX_HEADER:
+            raise ProtocolError(f"a header of {n_header} bytes")
+        try:
+            header = json.loads(self.body(n_header).tobytes())
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"a header that is no JSON: {error}") from None
+        if not isinstance(header, dict):
+            raise ProtocolError("a header that is no object")
+        return header, n_body
+
+    def body(self, n: int) -> Bytes:
+        """The next n bytes."""
+        data = np.empty(n, np.uint8)
+        view, at = data.data, 0
+        while at < n:
+            got = self.sock.recv_into(view[at:], min(n - at, 1 << 20))
+            if not got:
+                raise EOFError("the connection was closed")
+            at += got
+        return data
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+def encode(nodes: Sequence[Tensor], index: Mapping[int, int]) -> list[list[Any]]:
+    """Each node as (op, indices of its sources, shape, type, attributes, name)."""
+    return [
+        [t.op, [index[id(s)] for s in t.src], t.shape, t.dtype, {k: v for k, v in t.attrs.items() if k != NODE}, t.name]
+        for t in nodes
+    ]
+
+
+NODE = "node"  # attribute of a node that a server made: its graph and its number there
+
+
+def attributes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As ops have them: a list is a tuple."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def leaf(t: Tensor) -> Tensor:
+    """A source as a server sees it: weights, caches and numbers are what they are, anything else is fed."""
+    return t if t.op in LEAVES else Tensor("feed", (), t.shape, t.dtype)
+
+
+@cache
+def version() -> str:
+    """What both ends must agree in: the sources of ops and backends."""
+    digest = hashlib.sha256(MAGIC)
+    root = Path(__file__).resolve().parents[2]
+    for folder in ("graph", "backends"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

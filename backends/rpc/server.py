@@ -1,0 +1,315 @@
+"""The server: one client's buffers and programs on a backend of its own. What a client sends is checked, never run."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from logitless.backends.errors import DeviceError
+from logitless.backends.rpc.protocol import MAGIC, Header, Link, ProtocolError, attributes, encode, version
+from logitless.backends.self_test import examine_kinds
+from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import OPS
+from logitless.graph.tensor import Tensor, const, state, toposort, with_sources
+from logitless.graph.testing.conformance import register_all
+
+log = logging.getLogger("logitless.rpc")
+MOST_CLIENTS = 16
+HELLO_SECONDS = 10.0
+MOST_PROGRAMS = 1 << 16
+MOST_GRAPHS = 8  # that a client may still compile parts of
+Kind = tuple[str, tuple[int, ...]]  # type and shape of a weight
+Answer = tuple[Header, Bytes | None]
+_WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+
+
+class Budget:
+    """Bytes of the device that all clients together may have."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self._left, self._lock = nbytes, nbytes, threading.Lock()
+
+    def take(self, nbytes: int) -> None:
+        with self._lock:
+            if nbytes > self._left:
+                raise MemoryError(f"{nbytes} bytes wanted, {self._left} of {self.nbytes} left")
+            self._left -= nbytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """`kind`: type and shape of the weight in it, which nobody may write to or read as bytes."""
+
+    buffer: Buffer
+    nbytes: int
+    taken: int
+    kind: Kind | None
+
+
+def listen(sock: socket.socket, open_backend: Callable[[], Backend], budget: Budget) -> None:
+    """Serve every client that connects, each on a thread and a backend of its own, until the socket is closed."""
+    register_all()
+    places = threading.BoundedSemaphore(MOST_CLIENTS)
+    while True:
+        try:
+            connection, (host, port, *_) = sock.accept()
+        except OSError:
+            return
+        if not places.acquire(blocking=False):
+            log.warning("%s:%d: refused: there are %d clients", host, port, MOST_CLIENTS)
+            connection.close()
+            continue
+
+        def attend(connection: socket.socket = connection, name: str = f"{host}:{port}") -> None:
+            try:
+                with connection:
+                    log.info("%s: closed: %s", name, serve(connection, name, open_backend, budget))
+            finally:
+                places.release()
+
+        threading.Thread(target=attend, daemon=True).start()
+
+
+def serve(connection: socket.socket, name: str, open_backend: Callable[[], Backend], budget: Budget) -> str:
+    """Do what one client asks until it leaves; why it ended."""
+    client: Client | None = None
+    try:
+        link = Link(connection, HELLO_SECONDS)
+        if link.body(len(MAGIC)).tobytes() != MAGIC:
+            raise ProtocolError("this is not logitless's protocol")
+        header, n = link.receive()
+        if header.get("do") != "hello" or n:
+            raise ProtocolError("no hello")
+        if header.get("version") != version():
+            link.send({"error": "version", "message": "the server is another version of logitless"})
+            return "the client is another version"
+        try:
+            client = Client(link, open_backend(), budget)
+        except DeviceError as error:
+            link.send({"error": "device", "message": str(error)})
+            return str(error)
+        link.send({"alignment": client.backend.alignment, "memory_bytes": budget.nbytes})
+        log.info("%s: connected", name)
+        connection.settimeout(None)
+        while True:
+            client.step()
+    except (OSError, EOFError, ProtocolError) as error:
+        return str(error) or type(error).__name__
+    finally:
+        if client is not None:
+            client.close()
+
+
+class Client:
+    """What one client has on the device. `step` does one message."""
+
+    def __init__(self, link: Link, backend: Backend, budget: Budget) -> None:
+        self.link, self.backend, self._budget = link, backend, budget
+        self._memory: dict[int, Memory] = {}
+        self._programs: dict[int, Program] = {}
+        self._graphs: dict[int, list[Tensor]] = {}
+        self._n_graphs = 0
+        self._unread = 0  # bytes of this message
+        self._failed: Header | None = None  # of what has no answer: the next answer says so
+
+    def close(self) -> None:
+        self._programs.clear()
+        self._free(list(self._memory))
+        self.backend.close()
+
+    def step(self) -> None:
+        """ProtocolError for what a client of this version does not send; it has been told."""
+        header, self._unread = self.link.receive()
+        do = header.get("do")
+        answer: tuple[Header, Bytes | None] | None = None
+        try:
+            work = _COMMANDS[str(do)]
+            self._free(header.get("free", []))
+            if self._failed is None:
+                answer = work(self, header)
+        except MemoryError as error:
+            self._failed = {"error": "memory", "message": str(error) or "out of memory"}
+        except _WRONG as error:
+            why = f"{str(do)[:20]!r}: {type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
+            self.link.send({"error": "refused", "message": why})
+            raise ProtocolError(why) from None
+        while self._unread:  # of what was not done
+            self._body(min(self._unread, 1 << 20))
+        if do in ("upload", "run"):
+            return
+        if self._failed is not None or answer is None:
+            self.link.send(self._failed or {})
+            self._failed = None
+        else:
+            self.link.send(*answer)
+
+    def _body(self, n: int) -> Bytes:
+        if n > self._unread:
+            raise ValueError(f"{self._unread} bytes came for {n}")
+        self._unread -= n
+        return self.link.body(n)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def _keep(self, header: Header, nbytes: int, taken: int, make: Callable[[], Buffer], kind: Kind | None) -> None:
+        id = int(header["id"])
+        if id in self._memory or nbytes < 0:
+            raise ValueError("an id that is taken, or a negative size")
+        self._budget.take(taken)
+        try:
+            self._memory[id] = Memory(make(), nbytes, taken, kind)
+        except BaseException:
+            self._budget.take(-taken)
+            raise
+
+    def _free(self, ids: list[int]) -> None:
+        for id in ids:
+            self._programs.pop(id, None)
+            if (memory := self._memory.pop(id, None)) is not None:
+                self._budget.take(-memory.taken)
+
+    def _alloc(self, header: Header) -> Answer:
+        n, feeds = int(header["nbytes"]), bool(header.get("feeds"))
+        self._keep(header, n, n, lambda: self.backend.alloc(n, feeds=feeds), None)
+        return {}, None
+
+    def _weight(self, header: Header) -> Tensor:
+        (t,) = decode(header["graph"])
+        if t.op != "state" or not t.attrs["constant"]:
+            raise ValueError("not a weight")
+        return t
+
+    def _takes(self, t: Tensor) -> int:
+        """Bytes of a weight; a backend on the host's memory keeps the file's as well."""
+        return self.backend.constant_nbytes(t) + (0 if self.backend.memory_bytes else t.nbytes)
+
+    def _size(self, header: Header) -> Answer:
+        return {"nbytes": self._takes(self._weight(header))}, None
+
+    def _load(self, header: Header) -> Answer:
+        t = self._weight(header)
+        if self._unread != t.nbytes:
+            raise ValueError(f"{self._unread} bytes came for {t!r}")
+        self._keep(
+            header, t.nbytes, self._takes(t), lambda: self.backend.load(t, self._body(t.nbytes)), (t.dtype, t.shape)
+        )
+        return {}, None
+
+    def _place(self, at: list[int], nbytes: int, weight: Tensor | None = None) -> Place:
+        memory, offset = self._memory[at[0]], int(at[1])
+        if memory.kind != (None if weight is None else (weight.dtype, weight.shape)):
+            raise ValueError("a weight where none is, or another")
+        if offset < 0 or nbytes < 0 or offset + nbytes > memory.nbytes or offset % 4:
+            raise ValueError(f"{nbytes} bytes at {offset} of {memory.nbytes}")
+        return Place(memory.buffer, offset)
+
+    def _upload(self, header: Header) -> Answer:
+        place = self._place(header["at"], self._unread)
+        self.backend.upload(place, self._body(self._unread))
+        return {}, None
+
+    def _download(self, header: Header) -> Answer:
+        n = int(header["nbytes"])
+        return {}, self.backend.download(self._place(header["at"], n), n)
+
+    def _wait(self, _: Header) -> Answer:
+        self.backend.wait()
+        return {}, None
+
+    # --- graphs ------------------------------------------------------------------------------------------------------
+
+    def _supports(self, header: Header) -> Answer:
+        return {"supported": self.backend.supports(decode(header["graph"])[-1])}, None
+
+    def _examine(self, header: Header) -> Answer:
+        kinds = {(str(op), tuple(map(str, dtypes))) for op, dtypes in header["kinds"]}
+        return {"wrong": examine_kinds(self.backend, (kind for kind in kinds if kind[0] in OPS))}, None
+
+    def _fuse(self, header: Header) -> Answer:
+        given = decode(header["graph"])
+        made: dict[int, Tensor] = {}
+        for t in given:
+            node = with_sources(t, tuple(made[id(s)] for s in t.src))
+            made[id(t)] = t if t.is_leaf else self.backend.rewrite(node)
+        results = [made[id(given[i])] for i in header["results"]]
+        results = list(self.backend.fuse(results, lambda t: not t.is_leaf))
+        order = toposort(results)
+        index = {id(t): i for i, t in enumerate(order)}
+        nodes = encode(order, index)
+        for i, t in enumerate(given):
+            if t.is_leaf and id(t) in index:
+                nodes[index[id(t)]] = ["given", [], t.shape, t.dtype, {"index": i}, ""]
+        self._n_graphs += 1
+        self._graphs[self._n_graphs] = order
+        self._graphs.pop(self._n_graphs - MOST_GRAPHS, None)
+        return {"id": self._n_graphs, "nodes": nodes, "results": [index[id(t)] for t in results]}, None
+
+    def _compile(self, header: Header) -> Answer:
+        order, nodes, places = self._graphs[header["graph"]], [], dict[int, Place]()
+        for n, at, sources in header["nodes"]:
+            t = order[_index(n, order)]
+            if t.is_leaf:
+                raise ValueError("a leaf runs nowhere")
+            for s, place in ((t, at), *zip(t.src, sources, strict=True)):
+                weight = s if s.op == "state" and s.attrs["constant"] else None
+                places[id(s)] = self._place(place, 0 if weight is not None else s.nbytes, weight)
+            nodes.append(t)
+        if self.backend.name == "cpu":
+            from logitless.backends.cpu.compiler.warmup import prepare
+
+            prepare(nodes)  # in several processes
+        if len(self._programs) >= MOST_PROGRAMS:
+            raise MemoryError(f"there are {MOST_PROGRAMS} programs")
+        self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: places[id(t)])
+        return {}, None
+
+    def _run(self, header: Header) -> Answer:
+        self._programs[header["id"]].run()
+        return {}, None
+
+
+def decode(wire: list[Any]) -> list[Tensor]:
+    """Nodes as their ops make them, so that none has a shape that its op would not give it."""
+    nodes: list[Tensor] = []
+    for op, src, shape, dtype, attrs, name in wire:
+        shape = tuple(shape)
+        if dtype not in DTYPES or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+            raise ValueError("no such type or shape")
+        if op == "feed":
+            t = Tensor("feed", (), shape, dtype)
+        elif op == "state":
+            t = state(str(name), shape, dtype, constant=bool(attrs["constant"]))
+        elif op == "const":
+            t = const(float(attrs["value"]), dtype)
+        else:
+            t = OPS[op](*(nodes[_index(i, nodes)] for i in src), name=str(name), **attributes(attrs))
+        if (t.shape, t.dtype) != (shape, dtype):
+            raise ValueError(f"{t!r} is said to be {dtype}{list(shape)}")
+        nodes.append(t)
+    return nodes
+
+
+def _index(i: Any, of: list[Tensor]) -> int:
+    if type(i) is not int or not 0 <= i < len(of):
+        raise IndexError("no such node")
+    return i
+
+
+_COMMANDS: dict[str, Callable[[Client, Header], Answer]] = {
+    "alloc": Client._alloc,
+    "size": Client._size,
+    "load": Client._load,
+    "upload": Client._upload,
+    "download": Client._download,
+    "supports": Client._supports,
+    "examine": Client._examine,
+    "fuse": Client._fuse,
+    "compile": Client._compile,
+    "run": Client._run,
+    "wait": Client._wait,
+}

@@ -1,0 +1,166 @@
+"""Which kernels multiply quantised weights: integer dot products, or cooperative matrices where those are faster.
+
+Both give the same bits, so the choice, and from how many rows on it holds, is about time alone, and is measured on the
+user's own device: once, for as long as device, driver and kernels stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logitless.backends import disk_cache
+from logitless.backends.errors import DeviceLost
+from logitless.backends.gpu.language.dialect import SIMT, SOFT, Shape
+from logitless.backends.gpu.matmul.linear_coop_matrix import LEAST_ROWS
+from logitless.backends.vulkan.instance import DeviceInfo
+from logitless.backends.vulkan.pipelines import MANIFEST
+from logitless.graph.backend import Bytes, Place
+from logitless.graph.ops.linear import linear
+from logitless.graph.tensor import feed, state
+
+if TYPE_CHECKING:
+    from logitless.backends.vulkan.backend import VulkanBackend
+
+log = logging.getLogger("logitless.devices")
+DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"  # 1: wherever a device has them, 0: nowhere
+SIZES = ((64, 256, 1024), (256, 4096, 1024))  # rows, outputs and depth of the products that are timed
+TURNS = 4  # of each kernel, by turns; the first does not count
+GROWTH = 64  # from one size to the next
+BUDGET_S = 0.25  # for all of them, beside compiling what is needed anyway
+# Matrices of few rows do not fill a large GPU: rows that are timed, and where matrices begin if they win there.
+ROWS = ((96, 65), (48, LEAST_ROWS))
+MOST_ROWS = 129  # where they begin if they win in none
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether cooperative matrices are used, and why; and from how many rows on."""
+
+    used: bool
+    why: str
+    rows: int = LEAST_ROWS
+
+
+def class_of(info: DeviceInfo) -> Shape:
+    """The class of a device, not yet with cooperative matrices."""
+    wish, gpu = os.environ.get(DOTS, ""), replace(SIMT, threads=info.max_invocations)
+    if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
+        return replace(gpu, dot=True)
+    soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
+    return replace(SOFT, lanes=info.subgroup, texels=info.texels) if soft else gpu
+
+
+def known(info: DeviceInfo) -> Choice | None:
+    """What needs no measuring, or was measured before; None when the device must be asked."""
+    if info.matrices is None:
+        return Choice(False, "the device has none that fit")
+    if not class_of(info).dot:
+        return Choice(False, "the device has no fast integer dot products to do the same for few rows")
+    if (wish := os.environ.get(MATRICES, "")) in ("0", "1"):
+        return Choice(wish == "1", f"{MATRICES}={wish}")
+    kept = disk_cache.read(_path(info))
+    return Choice(**json.loads(kept)) if kept else None
+
+
+def measure(backend: VulkanBackend) -> Choice:
+    """Time both kernels on a device that has both, and keep what was found."""
+    before, path = backend.shape, _path(backend.device.info)
+    _keep(path, Choice(False, "the driver did not survive the trial"))  # the next start is not to find out again
+    try:
+        choice = _race(backend)
+    except DeviceLost:
+        raise
+    except (OSError, MemoryError) as error:  # a driver that refuses the kernel
+        choice = Choice(False, str(error).replace("\n", " "))
+    finally:
+        backend.shape = before
+    _keep(path, choice)
+    log.info("%s: cooperative matrices are %s: %s", backend.name, "used" if choice.used else "not used", choice.why)
+    return choice
+
+
+def _keep(path: Path, choice: Choice) -> None:
+    disk_cache.write(path, json.dumps(asdict(choice)).encode())
+
+
+def _path(info: DeviceInfo) -> Path:
+    of = hashlib.sha256(info.identity + f"{info.matrices}".encode() + MANIFEST.read_bytes()).hexdigest()
+    return disk_cache.cache_folder() / "vulkan" / f"{of[:16]}.choice"
+
+
+def _race(backend: VulkanBackend) -> Choice:
+    begun, dots, matrices, finished = time.perf_counter(), 0.0, 0.0, True
+    for size in SIZES:
+        if 4 * GROWTH * max(dots, matrices) > BUDGET_S:  # two turns of both kernels: what is known must do
+            finished = False
+            break
+        dots, matrices, right = _timed(backend, *size, begun)
+        if not right:
+            return Choice(False, "the driver computes them wrongly")
+    ratio = f"{max(dots, matrices) / min(dots, matrices):.2f}"
+    if matrices >= dots:
+        return Choice(False, f"integer dot products are {ratio} times as fast")
+    rows = _first_rows(backend, begun) if finished else LEAST_ROWS
+    return Choice(True, f"{ratio} times as fast as integer dot products", rows)
+
+
+def _first_rows(backend: VulkanBackend, begun: float) -> int:
+    """From how many rows on matrices are faster."""
+    found = MOST_ROWS
+    for m, rows in ROWS:
+        dots, matrices, _ = _timed(backend, m, 2048, 2048, begun)
+        if matrices >= dots:
+            break
+        found = rows
+    return found
+
+
+def _timed(backend: VulkanBackend, m: int, n: int, k: int, begun: float) -> tuple[float, float, bool]:
+    """Seconds of a product with dots and with matrices, and whether they gave the same bits."""
+    programs, result = _programs(backend, m, n, k)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    results: dict[bool, bytes] = {}
+    for turn in range(TURNS):
+        for coop, run in programs.items():
+            start = time.perf_counter()
+            run()
+            backend.wait()
+            seconds[coop].append(time.perf_counter() - start)
+            if turn == 0:
+                results[coop] = bytes(result())
+        another = sum(times[-1] for times in seconds.values())
+        if turn and time.perf_counter() - begun + another > BUDGET_S:
+            break
+    return min(seconds[False][1:]), min(seconds[True][1:]), results[False] == results[True]
+
+
+def _programs(
+    backend: VulkanBackend, m: int, n: int, k: int
+) -> tuple[dict[bool, Callable[[], None]], Callable[[], Bytes]]:
+    """What runs a product with dots and with matrices, and what brings its result."""
+    draw = np.random.default_rng(0)
+    raw = draw.integers(0, 256, (n, k // 32, 34), np.uint8)
+    raw[..., :2] = np.array([0.01], np.float16).view(np.uint8)  # scales of Q8_0
+    x, w = feed("x", (m, k)), state("w", (n, k), "q8_0", constant=True)
+    y = linear(x, w)
+    places = {
+        id(x): Place(backend.alloc(x.nbytes)),
+        id(w): Place(backend.load(w, raw.reshape(-1))),
+        id(y): Place(backend.alloc(y.nbytes)),
+    }
+    backend.upload(places[id(x)], draw.standard_normal((m, k), np.float32).reshape(-1).view(np.uint8))
+    programs = {}
+    for coop in (False, True):
+        backend.shape = replace(backend.shape, coop=LEAST_ROWS if coop else 0)
+        programs[coop] = backend.compile([y], lambda t: places[id(t)]).run
+    return programs, lambda: backend.download(places[id(y)], y.nbytes)

@@ -1,0 +1,94 @@
+"""Cooperative matrices: which sizes a device multiplies bytes in, and which of them the kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from logitless.backends.gpu.matmul.linear_coop_matrix import SHARED_BYTES, TM, TN, WG
+from logitless.backends.vulkan.api import COMPUTE, binding, listed
+
+F32, I8, I32 = 1, 3, 5  # VkComponentTypeKHR
+SUBGROUP = 3  # VK_SCOPE_SUBGROUP_KHR
+NEEDS = {"cooperativeMatrix", "shaderInt8", "vulkanMemoryModel", "subgroupSizeControl", "computeFullSubgroups"}
+CPU, CPU_SUBGROUP = 4, 8  # lavapipe (Mesa 26.2) crashes where its vectors do not have the matrices' 8 columns
+SIZES = (8, 16, 32)  # of rows, columns and depth, in what the kernels' tiles and local memory allow
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Rows and columns of a result, the depth of one product, and the threads of a subgroup that make it."""
+
+    rows: int
+    columns: int
+    depth: int
+    subgroup: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernels are specialised by (linear_coop.py)."""
+        return {"CM": self.rows, "CN": self.columns, "CK": self.depth, "SG": self.subgroup}
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of what a device can: sizes, and the types of A, B, C and the result."""
+
+    sizes: tuple[int, int, int]
+    types: tuple[int, int, int, int]
+
+
+def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: int, v13: Any) -> Matrices | None:
+    """What the kernels use of a device's matrices, from its features and properties; None where they cannot run."""
+    limits = core.limits
+    if (
+        not features >= NEEDS
+        or limits.maxComputeSharedMemorySize < SHARED_BYTES
+        or limits.maxComputeWorkGroupInvocations < WG
+        or not v13.requiredSubgroupSizeStages & COMPUTE
+        or v13.maxComputeWorkgroupSubgroups * subgroup < WG
+    ):
+        return None
+    if core.deviceType == CPU and subgroup != CPU_SUBGROUP:
+        return None
+    return choose(entries(instance, device), subgroup)
+
+
+def entries(instance: Any, device: Any) -> list[Entry]:
+    """What a device (VkPhysicalDevice) says that its subgroups can multiply."""
+    ffi, lib = binding()
+    name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+    found = ffi.cast(f"PFN_{name}", lib.vkGetInstanceProcAddr(instance, name.encode()))
+    return [
+        Entry((p.MSize, p.NSize, p.KSize), (p.AType, p.BType, p.CType, p.ResultType))
+        for p in listed(found, "VkCooperativeMatrixPropertiesKHR", device, struct="CooperativeMatrixPropertiesKHR")
+        if p.scope == SUBGROUP and not p.saturatingAccumulation
+    ]
+
+
+def choose(found: Iterable[Entry], subgroup: int) -> Matrices | None:
+    """The largest size of bytes times bytes that the kernels can take; None when there is none.
+
+    Scales are applied in matrices of f32 of the same rows and columns, so the device must have these too.
+    """
+    found = list(found)
+    floats = {e.sizes[:2] for e in found if F32 in e.types[2:]}
+    fitting = [
+        Matrices(*e.sizes, subgroup)
+        for e in found
+        if e.types == (I8, I8, I32, I32) and e.sizes[:2] in floats and _fits(e.sizes, subgroup)
+    ]
+    return max(fitting, key=lambda m: (m.rows * m.columns * m.depth, m.rows), default=None)
+
+
+def _fits(sizes: tuple[int, int, int], subgroup: int) -> bool:
+    """Whether tiles divide a group's rows, columns and subgroups."""
+    return (
+        all(size in SIZES for size in sizes)
+        and subgroup in (8, 16, 32, 64, 128)
+        and TM * TN // (sizes[0] * sizes[1]) % (WG // subgroup) == 0
+    )

@@ -1,0 +1,123 @@
+"""What a run must move and multiply at the least: the arithmetic behind `limit_fraction`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logitless.backends.cpu.isa import rounds_bf16
+from logitless.graph.execution.cost import Cost, met_by_chance, multiplied
+
+if TYPE_CHECKING:
+    from logitless.engine.runner.model_runner import Engine
+    from logitless.models.gguf.file import TensorInfo
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Of the matrices that a token passes (`layers`) and of the output matrix: bytes, and multiply-adds of a row. Of
+    experts, bytes are all of them's, multiply-adds those with a token's."""
+
+    layer_bytes: int
+    expert_bytes: int
+    output_bytes: int
+    layers: Cost
+    output: Cost
+    n_expert: int
+    n_expert_used: int
+
+    def read_bytes(self, n_tokens: int) -> float:
+        """Of the layers, by a step of so many tokens: of the experts those that are expected to be chosen, if each
+        token chooses by chance."""
+        return self.layer_bytes + met_by_chance(self.n_expert, self.n_expert_used, n_tokens) * self.expert_bytes
+
+
+def _weights(engine: Engine) -> _Weights:
+    from logitless.models.quantization.requantize import held_nbytes
+
+    tensors, h = engine.gguf.tensors, engine.hparams
+    output = tensors.get("output.weight") or tensors["token_embd.weight"]
+    names = [name for name in tensors if name.startswith("blk.") and name.endswith(".weight")]
+    experts = [tensors[name] for name in names if _of_experts(name, tensors[name])]
+    others = [tensors[name] for name in names if len(tensors[name].shape) > 1 and not _of_experts(name, tensors[name])]
+    used, n_expert = (h.experts.n_used, h.experts.n) if h.experts else (0, 1)
+
+    return _Weights(
+        layer_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in others),
+        expert_bytes=sum(held_nbytes(t.dtype, t.nbytes) for t in experts),
+        output_bytes=held_nbytes(output.dtype, output.nbytes),
+        layers=sum((_met(t) for t in others), Cost()) + sum((_met(t, used / n_expert) for t in experts), Cost()),
+        output=_met(output),
+        n_expert=n_expert,
+        n_expert_used=used,
+    )
+
+
+def _met(t: TensorInfo, part: float = 1) -> Cost:
+    """A row's multiply-adds with a matrix, or, less than 1, with a part of experts."""
+    return multiplied(math.prod(t.shape) * part, t.dtype, rounded=t.dtype == "bf16" and rounds_bf16())
+
+
+def _of_experts(name: str, t: TensorInfo) -> bool:
+    """Whether a row meets some parts of it only; of what heads make of a row (models/architectures/mla.py) it meets
+    all.
+    """
+    return len(t.shape) == 3 and ".attn_" not in name
+
+
+def _elements_read(engine: Engine, n: int) -> tuple[int, int]:
+    """What n tokens of one sequence look at, summed over tokens and layers; a window bounds its layers' part: elements
+    of keys, or of values, and those times how many query heads look at each."""
+    h, read, met = engine.hparams, 0, 0
+    everything = n * (n + 1) // 2
+    w = min(h.window or n, n)
+    local = w * (w + 1) // 2 + (n - w) * w
+    for layer in range(h.n_layer):
+        if not h.attends(layer):
+            continue
+        size, cells = h.sizes(h.keeper(layer)), local if h.is_local(layer) else everything
+        read += size.n_head_kv * size.head_dim * cells
+        met += h.n_head * size.head_dim * cells
+    return read, met
+
+
+def _read(engine: Engine, first: int, last: int, n_batch: int) -> tuple[float, int]:
+    """Of n_batch sequences, by the tokens from one to another: bytes of the cache, and products in f32 (keys by
+    queries, and probabilities by values)."""
+    from logitless.models.batch import cache_types
+
+    sizes, options = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}, engine.options
+    (elements, met), (before, met_before) = (_elements_read(engine, n) for n in (last, first))
+    each = sum(sizes[t] for t in cache_types(engine.hparams, options.type_k, options.type_v))
+    return n_batch * (elements - before) * each, 2 * n_batch * (met - met_before)
+
+
+def _state_macs(engine: Engine, n: int) -> int:
+    """What n tokens recall of states and change in them, in f32 (models/architectures/linear_attention.py)."""
+    r = engine.hparams.recurrent
+    return n * sum(r.layers) * (r.n_taps * r.n_columns + 3 * math.prod(r.recalled_shape)) if r else 0
+
+
+def _state_bytes(engine: Engine, n: int) -> int:
+    """States of n sequences, read and written."""
+    r = engine.hparams.recurrent
+    return 2 * n * r.nbytes if r else 0
+
+
+def prompt_work(engine: Engine, n_prompt: int, n_batch: int, depth: int = 0) -> Cost:
+    """Prompts of n tokens after `depth` others, with logits for the last token of each. Each step reads the weights
+    once."""
+    w, n = _weights(engine), n_prompt * n_batch
+    steps = -(-n // engine.options.n_ubatch)
+    _, macs = _read(engine, depth, depth + n_prompt, n_batch)
+    moved = steps * w.read_bytes(-(-n // steps)) + w.output_bytes + _state_bytes(engine, n_batch)
+    return w.layers * n + w.output * n_batch + Cost(moved, f32_macs=macs + _state_macs(engine, n))
+
+
+def decode_work(engine: Engine, n_gen: int, n_batch: int, depth: int = 0) -> Cost:
+    """n steps of one token of each sequence after `depth` others: every step reads all weights and cells."""
+    w, n = _weights(engine), n_gen * n_batch
+    of_cache, macs = _read(engine, depth, depth + n_gen, n_batch)
+    moved = n_gen * (w.read_bytes(n_batch) + w.output_bytes) + of_cache + _state_bytes(engine, n)
+    return (w.layers + w.output) * n + Cost(moved, f32_macs=macs + _state_macs(engine, n))

@@ -1,0 +1,101 @@
+"""A server that answers as many requests as it has slots, in this process and without a device: what that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from logitless.engine.async_engine import Service
+    from logitless.engine.batch import StepResult, UBatch
+    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.scheduler.scheduler import Scheduler
+    from logitless.models.chat.template import ChatTemplate
+    from logitless.models.tokenizer import Tokenizer
+
+T = TypeVar("T")
+LONGEST = 4096  # tokens of a request's prompt
+REPLY = 128  # tokens
+
+
+class Understudy:
+    """An engine whose steps give the same word to every row, and run nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self, batch: UBatch) -> StepResult:
+        import numpy as np
+
+        from logitless.engine.batch import StepResult
+
+        return StepResult(np.full(len(batch.out), self._engine.hparams.n_vocab - 1, np.uint32))
+
+
+async def rehearse(
+    engine: Engine,
+    words: Tokenizer,
+    template: ChatTemplate | None,
+    make_scheduler: Callable[[Any], Scheduler],
+    load: Callable[[], T],
+    measure: Callable[[], int],
+) -> tuple[T, int]:
+    """What `load` returned on the engine's thread, and what `measure` did after a prompt for each slot that is as long
+    as one may be, and after requests that have all slots at once."""
+    from logitless.cli.commands.serve import import_http, model_info
+    from logitless.engine.async_engine import Served, Service
+    from logitless.engine.batch import PAGE
+    from logitless.server.config import ServerConfig
+
+    loop = asyncio.get_running_loop()
+    http = loop.run_in_executor(None, import_http)
+    held: list[T] = []
+
+    def build() -> Served:
+        held.append(load())
+        return Served(make_scheduler(Understudy(engine)), words, template, model_info(engine, words), engine=None)
+
+    service = Service()
+    service.start(build)
+    app = await http
+    await service.loaded()
+    try:
+        async with app.listening(service, ServerConfig(model_path="m")) as port:
+            if engine.hparams.causal:
+                share = max(2, engine.n_ctx // engine.options.n_slots // PAGE * PAGE - 1)
+                reply = min(REPLY, share // 2)
+                await _ask_all(service, port, engine, max(1, min(LONGEST, engine.n_ctx_slot - 2)), 1)
+                await _ask_all(service, port, engine, min(LONGEST, share - reply), reply)
+            return held[0], measure()
+    finally:
+        await service.stop()
+
+
+async def _ask_all(service: Service, port: int, engine: Engine, n_prompt: int, n_reply: int) -> None:
+    """A request for each slot. The engine waits until all of them are there."""
+    body = {"prompt": [1] * n_prompt, "n_predict": n_reply, "stream": True, "ignore_eos": True, "cache_prompt": False}
+    everybody = threading.Event()
+    held = asyncio.ensure_future(service.ask(lambda _: everybody.wait()))
+    asked = [asyncio.ensure_future(_ask(port, json.dumps(body).encode())) for _ in range(engine.options.n_slots)]
+    try:
+        while service.n_streams < len(asked) and not any(a.done() for a in asked):
+            await asyncio.sleep(0)
+    finally:
+        everybody.set()
+    await asyncio.gather(held, *asked)
+
+
+async def _ask(port: int, body: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /completion HTTP/1.1\r\nHost: m\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    while await reader.read(1 << 16):
+        pass
+    writer.close()
+    await writer.wait_closed()

@@ -1,0 +1,239 @@
+"""`logitless plan`: the memory that serving a model takes, and what runs where, with nothing allocated on a device.
+
+Of the process it is measured: this one gets all that a server's has (what it imports, the vocabulary, kernels, the
+programs of its plans), but no memory of devices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from logitless.cli.flags import speculation
+from logitless.cli.progress import COMPILING
+from logitless.cli.setup import engine as load
+
+if TYPE_CHECKING:
+    from logitless.engine.runner.model_runner import Engine
+    from logitless.graph.execution.partition import Placement
+    from logitless.graph.execution.session import DeviceBytes
+
+
+T = TypeVar("T")
+Report = TypeVar("Report")
+
+
+def run(options: SimpleNamespace) -> int:
+    report = measured(make, options)
+    print(json.dumps(report, indent=2) if options.json else as_text(report))
+    return 0
+
+
+def measured(make: Callable[[T], Report], options: T) -> Report:
+    """What `make` tells; in a fresh process where this one had to compile kernels, for compilers stay in memory."""
+    report = make(options)
+    if COMPILING.happened:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context  # which a server does not import
+
+        COMPILING.end()
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            report = fresh.submit(make, options).result()
+    return report
+
+
+def make(options: SimpleNamespace) -> dict[str, Any]:
+    """Bytes per device, and the ops that each runs in the largest ordinary step."""
+    from logitless.cli.commands.devices import total_memory
+    from logitless.cli.flags.cache_options import cache_ram_bytes
+    from logitless.graph.execution.describe import describe
+
+    path = load.model_path(options, "plan")
+    speculation.defaults(options)
+    engine = load.open_engine(path, options)
+    speculation.check_draft_model(options, engine.gguf)
+    draft = speculation.draft_engine(options, engine)
+    for one in (engine, draft):
+        if one is not None:
+            one.session.eval_order = options.eval_order
+    sizes, sizes_of_draft, process = rehearse(options, engine, path, draft)
+    placement, arenas = engine.measure()  # afterwards: a server keeps no graph
+    names = [d.device for d in sizes]
+    ops: dict[str, Counter[str]] = {name: Counter() for name in names}
+    for segment in placement.segments:
+        ops[names[segment.backend]].update(t.op for t in segment.nodes)
+    devices = [
+        memory_of(d) | {"parts": of_model, "ops": dict(sorted(ops[d.device].items()))}
+        for d, of_model in zip(sizes, parts(placement, len(names)), strict=True)
+    ]
+    opts = engine.options
+    return {
+        "model": str(path),
+        "n_ctx": engine.n_ctx,
+        "n_slots": opts.n_slots,
+        "n_ubatch": opts.n_ubatch,
+        "type_k": opts.type_k,
+        "type_v": opts.type_v,
+        "devices": devices,
+        "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
+        "process": process,
+        "total": process + sum(d.total for d in sizes + sizes_of_draft),
+        "prompts": cache_ram_bytes(options.cache_ram, total_memory()),
+        "segments": len(placement.segments),
+        "seams": len(placement.seams),
+        "crossings": crossings(placement, names),
+        "eval_order": options.eval_order,
+        "arena_by_order": {o: sum(engine.measure(o)[1].sizes.values()) for o in ("left", "right")},
+        "nodes": describe(placement, arenas, names).splitlines() if options.dump_plan else None,
+    }
+
+
+def memory_of(d: DeviceBytes) -> dict[str, Any]:
+    """A device's bytes by what they are for."""
+    return {
+        "device": d.device,
+        "weights": d.weights,
+        "kv": d.states,
+        "arena": d.arena,
+        "feeds": d.feeds,
+        "total": d.total,
+    }
+
+
+def rehearse(
+    options: SimpleNamespace, engine: Engine, path: str, draft: Engine | None
+) -> tuple[list[DeviceBytes], list[DeviceBytes], int]:
+    """Bytes of each device, those of a model that drafts, and of the process of a server whose slots are all busy."""
+    import asyncio
+
+    from logitless.cli.commands.planning import dry_run
+    from logitless.models import tokenizer
+    from logitless.models.chat.template import from_metadata
+    from logitless.models.grammar import vocabulary
+
+    metadata = engine.gguf.metadata
+    words = tokenizer.from_metadata(metadata, path=path)
+
+    def make_all() -> tuple[list[DeviceBytes], list[DeviceBytes], object]:
+        sizes, programs = engine.rehearse()
+        of_draft, others = draft.rehearse() if draft is not None else ([], None)
+        vocabulary.prepare_ahead(words)
+        return sizes, of_draft, (programs, others)
+
+    template = from_metadata(metadata, words)
+    make_scheduler = partial(load.make_scheduler, tokenizer=words, options=options)
+    serving = dry_run.rehearse(engine, words, template, make_scheduler, make_all, own_bytes)
+    (sizes, of_draft, _), process = asyncio.run(serving)
+    ends = sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes + of_draft)
+    return sizes, of_draft, process + ends
+
+
+def large_pages(device: str, weights: int, others: int) -> int:
+    """What the last large pages of the CPU's weights, and of all else, have beyond them (backends/cpu/memory.py)."""
+    from logitless.backends.cpu.memory import LARGE_PAGE
+
+    return -weights % LARGE_PAGE + -others % LARGE_PAGE if device == "cpu" else 0
+
+
+def parts(placement: Placement, n_devices: int) -> list[list[str]]:
+    """What each device has of the model: layers, of which it may have some weights only, and other tensors."""
+    held: list[dict[str, set[str]]] = [{} for _ in range(n_devices)]
+    whole: dict[str, set[str]] = {}
+    for t in placement.order:
+        for leaf in t.src:
+            if leaf.op == "state" and leaf.attrs["constant"]:
+                found = re.match(r"blk\.(\d+)\.", leaf.name)
+                part = found[1] if found else leaf.name.removesuffix(".weight")
+                for owner in (whole, held[placement.backend_of[id(t)]]):
+                    owner.setdefault(part, set()).add(leaf.name)
+    told = []
+    for device in held:
+        layers: dict[str, list[int]] = {}  # by what there is of each
+        for part in sorted((p for p in device if p.isdecimal()), key=int):
+            n, of = len(device[part]), len(whole[part])
+            layers.setdefault("" if n == of else f" ({n} of {of} weights)", []).append(int(part))
+        told.append([f"layers {_ranges(numbers)}{extent}" for extent, numbers in layers.items()])
+        told[-1] += [part for part in device if not part.isdecimal()]
+    return told
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in order, 0-3 for those in a row."""
+    rows: list[list[int]] = []
+    for n in numbers:
+        if rows and rows[-1][-1] == n - 1:
+            rows[-1].append(n)
+        else:
+            rows.append([n])
+    return ",".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]) for row in rows)
+
+
+def crossings(placement: Placement, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Copies from one device to another in a step: which ops' results, how many, and their bytes."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for seam in placement.seams:
+        source = seam.src[0]
+        ends = names[placement.backend_of[id(source)]], names[seam.attrs["to"]]
+        found.setdefault((*ends, source.op), []).append(seam.nbytes)
+    return [
+        {"from": start, "to": end, "op": op, "copies": len(sizes), "bytes": sum(sizes)}
+        for (start, end, op), sizes in found.items()
+    ]
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['model']}: {report['n_ctx']} tokens of context for {report['n_slots']} slots, "
+        f"steps of up to {report['n_ubatch']} tokens, cache {report['type_k']}/{report['type_v']}",
+        "",
+        *memory_table(report["devices"]),
+    ]
+    if report["draft"] is not None:
+        lines += ["", f"{report['draft']['model']}, which drafts:", *memory_table(report["draft"]["devices"]), ""]
+    lines.append(f"the process itself, with its code, its tables and the vocabulary: {mib(report['process'])}")
+    lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
+    most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"
+    lines.append(f"prompts that have left the cache (--cache-ram): {most}")
+    lines.append("")
+    for d in report["devices"]:
+        lines.append(f"{d['device']} has {', '.join(d['parts']) or 'nothing of the model'}")
+        counts = ", ".join(f"{op} × {n}" for op, n in d["ops"].items())
+        lines.append(f"{d['device']} runs {sum(d['ops'].values())} nodes: {counts or 'none'}")
+    lines.append(f"{report['segments']} segments, {report['seams']} copies between devices")
+    for c in report["crossings"]:
+        lines.append(f"{c['from']} → {c['to']}: {c['op']} × {c['copies']}, {c['bytes']:,} bytes a step")
+    left, right = report["arena_by_order"].values()
+    order = report["eval_order"] if report["eval_order"] != "auto" else "left" if left <= right else "right"
+    sizes = f"{left:,} bytes from the left, {right:,} from the right"
+    lines.append(f"results of the largest ordinary step: {sizes}; {order} it is")
+    return "\n".join([*lines, "", *report["nodes"]] if report["nodes"] else lines)
+
+
+def memory_table(devices: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [f"{'device':<10}{'weights':>14}{'KV cache':>14}{'arena':>14}{'feeds':>14}{'total':>14}"]
+    for d in devices:
+        columns = (mib(d[key]) for key in ("weights", "kv", "arena", "feeds", "total"))
+        lines.append(f"{d['device']:<10}" + "".join(f"{text:>14}" for text in columns))
+    return lines
+
+
+def own_bytes() -> int:
+    """What this process has in memory: the interpreter, code, and graphs."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def mib(n: int) -> str:
+    return f"{n / 2**20:,.1f} MiB"

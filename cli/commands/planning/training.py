@@ -1,0 +1,99 @@
+"""`logitless plan finetune` and `plan train`: the memory that these commands take with the same flags."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from logitless.cli.commands.planning.plan import large_pages, measured, mib, own_bytes
+from logitless.cli.commands.training import finetune
+from logitless.cli.flags.flags import CliError, UsageError
+from logitless.cli.setup import engine, training_run
+
+if TYPE_CHECKING:
+    from logitless.training.step import Footprint
+    from logitless.training.trainable import Trainable
+
+_COLUMNS = ("weights", "parameters", "optimizer", "gradients", "arena", "feeds", "total")
+
+
+def run(options: SimpleNamespace) -> int:
+    from logitless.training.errors import TrainingError
+
+    try:
+        report = measured(make, options)
+    except TrainingError as error:
+        raise CliError(str(error)) from None
+    print(json.dumps(report, indent=2) if options.json else as_text(report))
+    return 0
+
+
+def make(options: SimpleNamespace) -> dict[str, Any]:
+    """Bytes per device of the whole run, and of the process on the host beside them."""
+    if hasattr(options, "shape"):
+        from logitless.cli.commands.training.train import start_model
+
+        with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
+            start = Path(folder) / "start.gguf"
+            start_model(start, options)
+            return _report(options, start, options.shape, full=True)
+    if options.lora_out and (options.full or options.output):
+        raise UsageError("plan finetune: --lora-out is an adapter, -o and --full are the whole model: give one of them")
+    path = Path(engine.model_path(options, "plan finetune"))
+    return _report(options, path, str(path), full=bool(options.full or options.output))
+
+
+def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
+    from logitless.models import tokenizer
+    from logitless.models.chat.template import from_metadata
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.training import checkpoint, save
+    from logitless.training.reporting import plot, progress
+    from logitless.training.trainer import steps_of
+
+    wanted = training_run.settings(o)
+    with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
+        h = engine.hparams_of_writer(gguf, path)
+        vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
+        template = from_metadata(gguf.metadata, vocabulary)
+        data = training_run.prepare(o, vocabulary, template) if o.file else None
+        trainable = finetune.trainable(session, gguf, h, None if full else finetune.lora_options(o), o)
+        steps = steps_of(trainable, wanted)
+        devices = steps.footprint(wanted.grad_acc, validates=o.val_split > 0)
+        saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
+        pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
+        process = own_bytes() + saved + pages
+        del template, data, steps, checkpoint, plot, progress, save  # the process of a run has them too
+        return _told(name, trainable, wanted.n_batch, wanted.n_ctx, devices, process)
+
+
+def _told(name: str, t: Trainable, n_batch: int, n_ctx: int, devices: list[Footprint], process: int) -> dict[str, Any]:
+    return {
+        "model": name,
+        "kind": t.kind,
+        "n_params": t.n_params,
+        "n_tensors": len(t.params),
+        "n_batch": n_batch,
+        "n_ctx": n_ctx,
+        "devices": [{**asdict(d), "total": d.total} for d in devices],
+        "process": process,
+        "total": process + sum(d.total for d in devices),
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['model']}: {report['kind']} of {report['n_params']} parameters in {report['n_tensors']} tensors, "
+        f"{report['n_batch']} windows of {report['n_ctx']} tokens a device run",
+        "",
+        f"{'device':<10}" + "".join(f"{column:>14}" for column in _COLUMNS),
+    ]
+    for d in report["devices"]:
+        lines.append(f"{d['device']:<10}" + "".join(f"{mib(d[column]):>14}" for column in _COLUMNS))
+    lines.append(f"the process itself, with its code, tables and data (with --file): {mib(report['process'])}")
+    lines.append(f"in all: {mib(report['total'])}")
+    return "\n".join(lines)

@@ -1,0 +1,181 @@
+"""`logitless serve --models-dir` or `--models-preset`: a router over several models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from logitless.cli.flags.flags import FALSE, TRUE, CliError, Flag, UsageError, parse
+from logitless.cli.flags.flags import words as split
+from logitless.cli.flags.model_options import Repo
+
+if TYPE_CHECKING:
+    from logitless.router.catalog import Meant
+    from logitless.router.downloads import Report
+    from logitless.router.fleet import Entry
+    from logitless.router.process import ServerProcess
+
+log = logging.getLogger("logitless.router")
+_SOURCES = ("model", "hf_repo", "hf_file", "model_url")
+_OWN = frozenset(  # children get none of these from the router's command line or environment
+    (
+        *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
+        *("reuse_port", "cors_origins", "ui", "models_dir", "models_max", "models_preset", "models_autoload"),
+        *("alias", "path", "data_dir", "list_devices", "log_disable", *_SOURCES),
+    )
+)
+_SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
+_REFUSED = (*_SOURCES, "alias", "path")
+
+
+def run(options: SimpleNamespace) -> int:
+    """Serve until a signal."""
+    for dest in _REFUSED:
+        if getattr(options, dest):
+            raise UsageError(f"--{dest.replace('_', '-')} is for a server of one model, not for a router")
+    asyncio.run(_serve(options))
+    return 0
+
+
+async def _serve(options: SimpleNamespace) -> None:
+    from logitless.cli.commands.serve import import_http, listening
+    from logitless.cli.hub import cached
+    from logitless.server.config import ServerConfig
+
+    config = ServerConfig(**listening(options))
+    import_http()
+    from logitless.router.app import Router, serve
+    from logitless.router.cached import Cache
+    from logitless.router.catalog import CatalogError, Sources
+    from logitless.router.desk import RouterDesk
+    from logitless.router.fleet import Fleet
+    from logitless.router.process import ServerProcess, download, environment
+
+    flags = _flags()
+    common = tuple(word for dest, words in options.given if dest not in (*_OWN, _SECRET) for word in words)
+    if options.data_dir:
+        common += ("--data-dir", options.data_dir)
+    folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
+    sources = Sources(folder, presets, common, cached.models)
+    read = partial(sources.read, partial(meaning, flags))
+    try:
+        entries = read()
+    except CatalogError as error:
+        raise CliError(str(error)) from None
+    own = frozenset(name for f in flags if f.dest in _OWN for name in (*f.env.split(), *_negatives(f)))
+    environ = environment(own) | ({"HF_TOKEN": options.hf_token} if options.hf_token else {})
+
+    async def start(entry: Entry) -> ServerProcess:
+        say = _say_nothing if options.log_disable else partial(_say, entry.name)
+        return await ServerProcess.start(entry.args, environ, say)
+
+    async def fetch(asked: str, report: Report) -> None:
+        variable = "LLAMA_ARG_MODEL_URL" if "://" in asked else "LLAMA_ARG_HF_REPO"  # may hold a secret
+        say = _say_nothing if options.log_disable else partial(_say, cached.name_of(asked))
+        await download(("--offline",) if options.offline else (), {**environ, variable: asked}, report, say)
+
+    log.info("%d models", len(entries))
+    fleet = Fleet(entries, start, options.models_max)
+    router = Router(
+        fleet,
+        config,
+        read,
+        RouterDesk(options.data_dir or ""),
+        Cache(cached.name_of, fetch, cached.remove, cached.forget_parts),
+        autoload=options.models_autoload,
+        limit=options.models_max,
+    )
+    await serve(router, fleet, config)
+
+
+def _say(name: str, line: str) -> None:
+    """A line of a child's log, which has its own time and level."""
+    with suppress(OSError):
+        print(f"[{name}] {line}", file=sys.stderr, flush=True)
+
+
+def _say_nothing(_: str) -> None:
+    """--log-disable; a child logs all the same, because its log tells when it is ready."""
+
+
+def _flags() -> list[Flag]:
+    from logitless.cli.flags.options import SERVE
+
+    return [f for group in SERVE for f in group.flags]
+
+
+def _negatives(f: Flag) -> list[str]:
+    return [name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for name in f.env.split()]
+
+
+def meaning(flags: list[Flag], where: str, settings: Mapping[str, str], name: str, file: Path | None) -> Meant:
+    """What a preset's settings mean. CatalogError, which begins with `where`."""
+    from logitless.router.catalog import CatalogError, Meant
+
+    words: list[str] = []
+    called: dict[str, list[str]] = {"alias": [], "tags": []}
+    given: set[str] = set()
+    for key, value in settings.items():
+        found = _word(flags, key)
+        if found is None:
+            raise CatalogError(f"{where} {key}: there is no such flag")
+        f, word, on = found
+        if f.dest == _SECRET:
+            raise CatalogError(f"{where} {key}: is a secret, which /models would show; give it to the router")
+        if f.dest in called:
+            called[f.dest] += [word for word in split(value) if word not in (name, *called[f.dest])]
+            continue
+        if f.dest in _OWN and f.dest not in _SOURCES:
+            raise CatalogError(f"{where} {key}: is the router's own, and not a model's")
+        given.add(f.dest)
+        if f.takes_value and on:
+            words += [word, value]
+        elif value.strip().lower() not in TRUE | FALSE:
+            raise CatalogError(f"{where} {key}: {value!r} is not true or false")
+        elif value.strip().lower() in TRUE:
+            words.append(word)
+        elif f.off_names:
+            words.append(f.off_names[0] if on else f.long)
+    if not given & {*_SOURCES}:
+        if file is not None:
+            words += ["--model", str(file)]
+        else:
+            words += ["--hf-repo", _repo(where, name)]
+    words += ["--alias", name] if "," not in name else []
+    words += ["--tags", ",".join(called["tags"])] if called["tags"] else []
+    try:
+        parse(flags, words, {})
+    except CliError as error:
+        raise CatalogError(f"{where} {error}") from None
+    return Meant(tuple(words), tuple(called["alias"]), tuple(called["tags"]))
+
+
+def _word(flags: list[Flag], key: str) -> tuple[Flag, str, bool] | None:
+    """The flag that a key means (c, ctx-size, LLAMA_ARG_CTX_SIZE), the word for it, and whether that turns it on."""
+    for f in flags:
+        for word in (f"-{key}", f"--{key.replace('_', '-')}"):
+            if word in f.all_names:
+                return f, word, True
+            if word in f.off_names:
+                return f, word, False
+        if key in f.env.split():
+            return f, f.long, True
+        if f.off_names and key in _negatives(f):
+            return f, f.off_names[0], False
+    return None
+
+
+def _repo(where: str, name: str) -> str:
+    from logitless.router.catalog import CatalogError
+
+    try:
+        return str(Repo.parse(name))
+    except ValueError:
+        raise CatalogError(f"{where} needs model = FILE, or hf-repo = USER/REPO") from None

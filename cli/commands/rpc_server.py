@@ -1,0 +1,65 @@
+"""`logitless rpc-server`: a device of this machine for servers on others (`--rpc`)."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from types import SimpleNamespace
+
+from logitless.cli.flags.flags import CliError, Flag, Group, address, device_list, whole
+from logitless.cli.flags.options import HELP, THREADS
+
+log = logging.getLogger("logitless.rpc")
+HOST_SHARE = 0.9  # of the host's memory, where the device has none of its own
+
+RPC_SERVER = (
+    Group(
+        "RPC server",
+        (
+            Flag(
+                "-H --host",
+                "address to listen on; whoever can connect can use the device",
+                address,
+                "127.0.0.1",
+                "ADDRESS",
+            ),
+            Flag("-p --port", "port to listen on; 0: any free one", whole(0, 65535), 50052),
+            Flag("--device -dev -d", "the device to lend; see `logitless devices`", device_list, "cpu", "NAME"),
+            THREADS,
+            HELP,
+        ),
+    ),
+)
+
+
+def run(options: SimpleNamespace) -> int:
+    from logitless.backends.registry import open_backends
+    from logitless.backends.rpc.server import Budget, listen
+    from logitless.cli.commands.devices import total_memory
+    from logitless.graph.backend import Backend
+
+    name = options.device
+    if "," in name or name.startswith("rpc:"):
+        raise CliError(f"--device {name}: one device of this machine")
+
+    def open_backend() -> Backend:
+        first, *others = open_backends((name,), max(options.threads, 0))
+        for other in others:
+            other.close()
+        return first
+
+    backend = open_backend()
+    budget = Budget(int(backend.memory_bytes or HOST_SHARE * total_memory()))
+    backend.close()
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log.setLevel(logging.INFO)
+    try:
+        sock = socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
+        raise CliError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
+    with sock:
+        log.info("listening on %s:%d, lending %s", options.host, sock.getsockname()[1], backend.name)
+        listen(sock, open_backend, budget)
+    return 0

@@ -1,0 +1,85 @@
+"""Writes docs/SUPPORT.md from the registries: every op, and how each backend runs its cases."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.backends.gpu.language import device
+from logitless.backends.gpu.language.dialect import CPU, SIMT, SOFT, Shape
+from logitless.graph.execution.partition import partition
+from logitless.graph.op import OPS
+from logitless.graph.tensor import ALIASES, toposort
+from logitless.graph.testing.conformance import Problem, problems, register_all
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "SUPPORT.md"
+HEAD = """# Ops and backends
+
+Made by `scripts/support` from the registries; a test compares. In the column of a backend, `kernel` runs natively,
+`reference` runs the declaration in numpy (complete but slow, never part of a decode step), `–` runs on the next device,
+and `no bytes` is a name for memory of the source. OpenCL and Vulkan share their kernels. `logitless selftest` checks
+every case against the float64 reference.
+
+Products with quantised weights use integer dot products where a Vulkan device reports that it accelerates them
+(`LOGITLESS_VULKAN_DOT=1`: wherever it has them, `0`: nowhere). For many rows cooperative matrices of bytes give the
+same bits; where a device has both, the faster is found by a short trial when it is first opened
+(`LOGITLESS_VULKAN_MATRICES=1`: always matrices, `0`: never). `logitless devices` tells what is used.
+
+Products with BF16 weights are done in f32 on the CPU. A processor with AVX512-BF16 does them at twice the speed if it
+may round the rows that meet these weights to bf16 as well (`LOGITLESS_CPU_BF16=1`).
+
+| op | cases | gradient | writes | cpu | opencl | vulkan |
+|---|---|---|---|---|---|---|
+"""
+
+
+SHAPES = {"opencl": (CPU, SIMT), "vulkan": (SIMT, SOFT)}  # the classes of devices that a backend drives
+
+
+def page() -> str:
+    """The whole text."""
+    register_all()
+    backend = CPUBackend(1)
+    rows = []
+    for name in sorted(OPS):
+        op, found = OPS[name], list(problems(name))
+        native = sum(name not in _references(problem, backend) for problem in found)
+        how = _how(name, native, len(found), "reference")
+        for shapes in SHAPES.values():
+            runs = sum(all(_runs(problem, shape) for shape in shapes) for problem in found)
+            how += " | " + _how(name, runs, len(found), "–")
+        gradient, writes = ("yes" if op.vjp_rule else "–"), ", ".join(map(str, op.writes)) or "–"
+        rows.append(f"| `{name}` | {len(op.cases)} | {gradient} | {writes} | {how} |")
+    backend.close()
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def _references(problem: Problem, backend: CPUBackend) -> set[str]:
+    """The ops of a case that the CPU has no kernel for. Nothing is compiled."""
+    order = partition(problem.roots, [backend]).order
+    nodes = [t for t in order if not t.is_leaf and t.op not in ALIASES]
+    return {t.op for t in nodes if t.op not in LOWERINGS or LOWERINGS[t.op](t, lambda _: 0) is None}
+
+
+def _runs(problem: Problem, shape: Shape) -> bool:
+    """Whether a device of a class has kernels for all of a case."""
+    return all(device.supports(t, shape) for t in toposort(problem.roots) if not t.is_leaf)
+
+
+def _how(name: str, native: int, total: int, otherwise: str) -> str:
+    if name in ALIASES:
+        return "no bytes"
+    if total == 0:
+        return "within others"
+    if native in (0, total):
+        return "kernel" if native else otherwise
+    return f"kernel in {native} of {total} cases"
+
+
+if __name__ == "__main__":
+    text = page()
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == text else "docs/SUPPORT.md is old: run scripts/support")
+    PAGE.write_text(text, encoding="utf-8")

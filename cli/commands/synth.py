@@ -1,0 +1,43 @@
+"""`logitless synth`: a GGUF model with random weights."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+from logitless.cli.flags.flags import UsageError
+from logitless.cli.outputs import check_output
+
+
+def run(options: SimpleNamespace) -> int:
+    from logitless.models.quantization.quantize import DTYPES
+    from logitless.models.synthetic.model import SHAPES, parse_dtype, synthesize
+
+    if options.list:
+        column = max(map(len, SHAPES)) + 2
+        for name, s in SHAPES.items():
+            heads = f"{s.n_head} heads" if s.n_head == s.n_head_kv else f"{s.n_head} heads ({s.n_head_kv} KV)"
+            experts = f" of {s.n_expert} experts, {s.n_expert_used} used" if s.n_expert else ""
+            layers = f"{s.n_layer} layers, {heads}, ffn {s.n_ff}{experts}"
+            print(f"{name:<{column}}width {s.n_embd}, {layers}, vocabulary {s.n_vocab}")
+        print("types:", ", ".join(DTYPES).upper())
+        return 0
+    if not options.output:
+        raise UsageError("synth: -o FILE is required")
+    shapes = {name.lower(): name for name in SHAPES}
+    shape = shapes.get(options.shape.lower())
+    if shape is None:
+        raise UsageError(f"--shape: {options.shape!r} is not one of {', '.join(SHAPES)}")
+    try:
+        parse_dtype(options.type)
+    except ValueError as error:
+        raise UsageError(f"--type: {error}") from None
+    check_output(options.output, "-o")
+    synthesize(options.output, shape, options.type, options.seed, progress=_progress if sys.stderr.isatty() else None)
+    print(f"{options.output}: {shape} {options.type.upper()}, seed {options.seed}", file=sys.stderr)
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    print(f"\r{done / 1e6:.0f} of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)

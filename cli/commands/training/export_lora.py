@@ -1,0 +1,30 @@
+"""`logitless export-lora`: a model with adapters merged into its weights."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+from logitless.cli.flags.flags import UsageError
+
+
+def run(options: SimpleNamespace) -> int:
+    from logitless.cli.outputs import check_output
+    from logitless.cli.setup.adapters import scaled
+    from logitless.models.adapters.lora import read_adapter
+    from logitless.models.adapters.merge import merge
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.model import hparams_of
+
+    if not options.model or not options.output:
+        raise UsageError("export-lora: -m FILE and -o FILE are required")
+    given = [(path, 1.0) for path in options.lora] + [scaled(text) for text in options.lora_scaled]
+    if not given:
+        raise UsageError("export-lora: --lora FILE or --lora-scaled FILE:SCALE is required")
+    read = [("-m", options.model), *(("--lora", path) for path, _ in given)]
+    check_output(options.output, "-o", read)
+    with GGUFFile.open(options.model) as base:
+        h = hparams_of(base)
+        changed = merge(options.output, base, h, [(read_adapter(path, base, h), scale) for path, scale in given])
+    print(f"{options.output}: {len(changed)} tensors changed", file=sys.stderr)
+    return 0

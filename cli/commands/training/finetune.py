@@ -1,0 +1,91 @@
+"""`logitless finetune`: go on training a model on a text or on JSONL rows, all of it or a LoRA adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from logitless.cli.flags.flags import CliError, UsageError
+from logitless.cli.setup import engine, training_run
+
+if TYPE_CHECKING:
+    from logitless.graph.execution.session import Session
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.hparams.hparams import Hparams
+    from logitless.training.checkpoint import Checkpoint
+    from logitless.training.trainable import LoraOptions, Trainable
+
+
+def run(options: SimpleNamespace) -> int:
+    from logitless.training.errors import TrainingError
+    from logitless.training.trainable import FULL, LORA
+
+    path = Path(engine.model_path(options, "finetune"))
+    if bool(options.lora_out) == bool(options.output):
+        raise UsageError("finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model")
+    kind = LORA if options.lora_out else FULL
+    checkpoint = checkpoint_of(options)
+    only_write = options.only_write_lora or options.n == "0"
+    lora = None
+    output = options.lora_out or options.output
+    if kind == LORA:
+        lora = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else lora_options(options)
+        if only_write:
+            return _only_write(options, path, checkpoint)
+    elif only_write:
+        raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
+
+    def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
+        return trainable(session, gguf, h, lora, options)
+
+    try:
+        return training_run.run(options, path, make, output, checkpoint)
+    except TrainingError as error:
+        raise CliError(str(error)) from None
+
+
+def trainable(
+    session: Session, gguf: GGUFFile, h: Hparams, lora: LoraOptions | None, options: SimpleNamespace
+) -> Trainable:
+    from logitless.models.model import define_model
+    from logitless.training import trainable as kinds
+
+    model = define_model(session, gguf, h, options.ctx_size)
+    if lora is not None:
+        return kinds.lora(session, model, lora)
+    return kinds.full(session, model, gguf, h, getattr(options, "train_tensors", None) or ["*"])
+
+
+def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
+    """The checkpoint to go on from; a file that is not there yet begins a run that will write it."""
+    path = training_run.newest(options.checkpoint_in, options)
+    if path is None or not path.exists():
+        return None
+    from logitless.training.checkpoint import read_checkpoint
+
+    return read_checkpoint(path)
+
+
+def lora_options(o: SimpleNamespace) -> LoraOptions:
+    from logitless.training.trainable import RANKS, LoraOptions
+
+    ranks = {kind: getattr(o, f"rank_{kind}") for kind in RANKS}
+    return LoraOptions(o.lora_r, o.lora_alpha, {k: n for k, n in ranks.items() if n is not None}, max(0, o.seed))
+
+
+def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -> int:
+    """The adapter of a checkpoint, without training."""
+    from logitless.models.adapters.lora import Adapter, Pair, write_adapter
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.model import hparams_of
+
+    if checkpoint is None or checkpoint.lora is None:
+        raise UsageError("finetune: --only-write-lora needs --checkpoint-in FILE, a LoRA checkpoint")
+    training_run.check_outputs(o, o.lora_out)
+    values = checkpoint.tensors
+    weights = [name.removesuffix(".lora_a") for name in values if name.endswith(".lora_a")]
+    adapter = Adapter({w: Pair(values[f"{w}.lora_a"], values[f"{w}.lora_b"]) for w in weights}, checkpoint.lora.alpha)
+    with GGUFFile.open(path) as gguf:
+        write_adapter(o.lora_out, adapter, gguf, hparams_of(gguf), Path(o.lora_out).stem)
+    return 0

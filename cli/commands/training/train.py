@@ -1,0 +1,59 @@
+"""`logitless train`: a new model from scratch."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from logitless.cli.commands.training import finetune
+from logitless.cli.flags.flags import CliError, UsageError
+
+if TYPE_CHECKING:
+    from logitless.graph.execution.session import Session
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.hparams.hparams import Hparams
+    from logitless.models.synthetic.model import Shape
+    from logitless.training.trainable import Trainable
+
+
+def run(options: SimpleNamespace) -> int:
+    from logitless.cli.setup import training_run
+    from logitless.training.errors import TrainingError
+
+    if not options.output:
+        raise UsageError("train: -o FILE is required")
+    checkpoint = finetune.checkpoint_of(options)
+    with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
+        start = Path(folder) / "start.gguf"  # what the run begins from, and the keys of what it writes
+        try:
+            start_model(start, options)
+
+            def make(session: Session, gguf: GGUFFile, h: Hparams) -> Trainable:
+                return finetune.trainable(session, gguf, h, None, options)
+
+            return training_run.run(options, start, make, options.output, checkpoint)
+        except TrainingError as error:
+            raise CliError(str(error)) from None
+
+
+def start_model(path: Path, o: SimpleNamespace) -> None:
+    """Write the model that a run begins from."""
+    from logitless.training.scratch import new_model
+
+    name = o.name or Path(o.output or "plan").stem
+    new_model(path, o.vocab_model, shape_of(o), max(0, o.seed), name, o.chat_template)
+
+
+def shape_of(o: SimpleNamespace) -> Shape:
+    """A shape by name, with single sizes replaced."""
+    from logitless.models.synthetic.model import SHAPES
+
+    names = {name.lower(): name for name in SHAPES}
+    if o.shape.lower() not in names:
+        raise UsageError(f"--shape: {o.shape!r} is not one of {', '.join(SHAPES)}")
+    shape = SHAPES[names[o.shape.lower()]]
+    given = {"n_embd": o.embd, "n_layer": o.layer, "n_head": o.head, "n_head_kv": o.head_kv or o.head, "n_ff": o.ff}
+    return replace(shape, n_ctx=o.ctx_size, **{name: n for name, n in given.items() if n})

@@ -1,0 +1,65 @@
+"""Help texts made from the tables of flags: one column of names, one of explanations, 80 to 100 wide."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from logitless.cli.flags.flags import IGNORED, LATER, WORKS, Flag, Group
+
+LEFT = 34  # columns for the names
+
+
+def width() -> int:
+    return min(100, max(80, shutil.get_terminal_size((100, 40)).columns))
+
+
+def table(rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
+    """Two columns; a name that is too long stands on a line of its own."""
+    lines = []
+    for name, explanation in rows:
+        wrapped = textwrap.wrap(explanation, width() - left - 2) or [""]
+        head = f"  {name}"
+        if len(head) > left - 1:
+            lines.append(head)
+            head = ""
+        lines.append(f"{head:<{left}}{wrapped[0]}".rstrip())
+        lines += [" " * left + w for w in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def of_command(usage: str, summary: str, groups: Sequence[Group]) -> str:
+    parts = [f"usage: logitless {usage}", textwrap.fill(summary, width())]
+    for group in groups:
+        shown = [f for f in group.flags if f.status == WORKS]
+        if shown:
+            parts.append(f"{group.title}:\n" + table((_names(f), _explanation(f)) for f in shown))
+    for status, title in (
+        (IGNORED, "Accepted for compatibility, without effect:"),
+        (LATER, "Flags of llama-server that are refused (not supported yet):"),
+    ):
+        names = [n for g in groups for f in g.flags if f.status == status for n in (*f.all_names, *f.off_names)]
+        if names:
+            listing = textwrap.fill(" ".join(names), width() - 2, break_on_hyphens=False, break_long_words=False)
+            parts.append(f"{title}\n" + textwrap.indent(listing, "  "))
+    return "\n\n".join(parts)
+
+
+def _names(f: Flag) -> str:
+    names = ", ".join((*f.all_names, *f.off_names))
+    if not f.takes_value:
+        return names
+    return f"{names} [{f.metavar}]" if f.optional else f"{names} {f.metavar}"
+
+
+def _explanation(f: Flag) -> str:
+    notes = []
+    if f.off_names:
+        notes.append(f"default: {'on' if f.default else 'off'}")
+    elif f.takes_value and f.default not in (None, "", []):
+        shown = ",".join(map(str, f.default)) if isinstance(f.default, (list, tuple)) else f.default
+        notes.append(f"default: {shown}")
+    if f.env:
+        notes.append(f"env: {f.env.split()[0]}")
+    return f.help + (f" ({'; '.join(notes)})" if notes else "")

@@ -1,0 +1,109 @@
+"""The flags that say which model is meant. What they name is found by `model_source`, and imported only then."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from logitless.cli.flags.flags import Flag, Group, file_name, folder_name, text, whole
+
+_REPO = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.-]+))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Repo:
+    """USER/REPO, and after a colon which of its quantisations ("": Q4_K_M, else the first file)."""
+
+    id: str
+    quant: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Repo:
+        """ValueError completes "--hf-repo: 'text' ..."."""
+        found = _REPO.fullmatch(text)
+        if found is None or ".." in text or any(part[0] in "-." for part in found[1].split("/")):
+            raise ValueError("is not USER/REPO or USER/REPO:QUANT")
+        return cls(found[1], found[2] or "")
+
+    def __str__(self) -> str:
+        return f"{self.id}:{self.quant}" if self.quant else self.id
+
+
+def url(value: str) -> str:
+    """An address of HTTP."""
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and value.isascii() and value.isprintable()
+    except ValueError:
+        good = False
+    if not good or " " in value:
+        raise ValueError("is not an http:// or https:// address")
+    return value
+
+
+MODEL = Flag("-m --model", "the GGUF file", file_name, metavar="FILE", env="LLAMA_ARG_MODEL")
+DOWNLOADS = (
+    Flag(
+        "-hf -hfr --hf-repo",
+        "a model of Hugging Face's hub: USER/REPO:QUANT (without :QUANT its Q4_K_M, else its first file); what is "
+        "downloaded stays in huggingface-hub's cache (HF_HOME)",
+        Repo.parse,
+        metavar="REPO",
+        env="LLAMA_ARG_HF_REPO",
+    ),
+    Flag("-hff --hf-file", "that file of the repository", file_name, metavar="FILE", env="LLAMA_ARG_HF_FILE"),
+    Flag("-hft --hf-token", "token for private and gated repositories", text, metavar="TOKEN", env="HF_TOKEN"),
+    Flag(
+        "-mu --model-url",
+        "a GGUF file of the web; it is downloaded to -m FILE, or into LLAMA_CACHE or the cache folder",
+        url,
+        metavar="URL",
+        env="LLAMA_ARG_MODEL_URL",
+    ),
+    Flag("--offline", "download nothing; use what was downloaded before", env="LLAMA_ARG_OFFLINE"),
+)
+DOWNLOAD = (
+    Group(
+        "Download",
+        (
+            *DOWNLOADS,
+            Flag("-m --model", "where --model-url's file is to be", file_name, metavar="FILE", env="LLAMA_ARG_MODEL"),
+            Flag("--json", "print progress as a line of JSON each"),
+            Flag("-h --help", "show this and leave"),
+        ),
+    ),
+)
+ROUTER = Group(
+    "Several models (router)",
+    (
+        Flag(
+            "--models-dir",
+            "serve the GGUF files of a folder, each by its name; a model is loaded when a request names it",
+            folder_name,
+            metavar="FOLDER",
+            env="LLAMA_ARG_MODELS_DIR",
+        ),
+        Flag(
+            "--models-preset",
+            "an INI file of models and their flags: a section each, [*] for all",
+            file_name,
+            metavar="FILE",
+            env="LLAMA_ARG_MODELS_PRESET",
+        ),
+        Flag(
+            "--models-max",
+            "models that are loaded at once; another one takes the place of the one used longest ago; 0: any number",
+            whole(0, 10_000),
+            4,
+            env="LLAMA_ARG_MODELS_MAX",
+        ),
+        Flag(
+            "--models-autoload",
+            "load a model when a request names it; off: POST /models/load does",
+            default=True,
+            env="LLAMA_ARG_MODELS_AUTOLOAD",
+            off="--no-models-autoload",
+        ),
+    ),
+)

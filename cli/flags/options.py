@@ -1,0 +1,488 @@
+"""The flags of each command, as tables. Names, defaults and variables are llama-server's where the concept is."""
+
+from __future__ import annotations
+
+from logitless.cli.flags.cache_options import CACHE, CONTEXT, KV_TYPES, QUEUE
+from logitless.cli.flags.compatible import COMPATIBLE
+from logitless.cli.flags.flags import (
+    Flag,
+    Group,
+    address,
+    choice,
+    device_list,
+    file_name,
+    file_names,
+    folder_name,
+    json_object,
+    key,
+    keys,
+    not_empty,
+    number,
+    text,
+    whole,
+    wholes,
+    words,
+)
+from logitless.cli.flags.model_keys import MODEL_KEYS
+from logitless.cli.flags.model_options import DOWNLOADS, MODEL, ROUTER
+from logitless.cli.flags.placement import PLACEMENT
+from logitless.cli.flags.speculation import speculation_group
+
+INT_MAX = 2**31 - 1
+
+HELP = Flag("-h --help", "show this and leave")
+JSON = Flag("--json", "print JSON instead of text")
+VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE")
+DEVICE = Flag(
+    "--device -dev",
+    "what computes, in order of preference; see `logitless devices`",
+    device_list,
+    "cpu",
+    "NAME,...",
+    env="LLAMA_ARG_DEVICE",
+)
+THREADS = Flag(
+    "-t --threads",
+    "CPU threads; -1: as many as there are cores",
+    whole(1, 256, or_minus_one="all cores"),
+    -1,
+    env="LLAMA_ARG_THREADS",
+)
+
+PLACE = Group(
+    "Device",
+    (
+        DEVICE,
+        THREADS,
+        Flag(
+            "-tb --threads-batch",
+            "llama-server's threads for prompts; one pool runs both here, so the larger of -t and -tb counts",
+            whole(1, 256, or_minus_one="all cores"),
+            None,
+            env="LLAMA_ARG_THREADS_BATCH",
+        ),
+        *PLACEMENT,
+    ),
+)
+
+SAMPLING = Group(
+    "Sampling defaults (a request's own fields come first)",
+    (
+        Flag(
+            "-s --seed",
+            "random seed; -1: a new one for each request",
+            whole(0, 2**32 - 1, or_minus_one="random"),
+            -1,
+            env="LLAMA_ARG_SEED",
+        ),
+        Flag(
+            "--samplers",
+            "which samplers run, in order, separated by ';'; known are these, adaptive_p and infill",
+            text,
+            "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",
+            "NAMES",
+        ),
+        Flag("--sampler-seq --sampling-seq", "the same as one letter each, such as edskypmxt", text, None, "LETTERS"),
+        Flag("--temp --temperature", "temperature; 0: greedy", number(), 0.8, "X", env="LLAMA_ARG_TEMP"),
+        Flag("--dynatemp-range", "dynamic temperature: half its range", number(), 0.0, "X"),
+        Flag("--dynatemp-exp", "dynamic temperature: exponent", number(), 1.0, "X"),
+        Flag("--top-k", "keep the k likeliest; 0: all", whole(-INT_MAX), 40, env="LLAMA_ARG_TOP_K"),
+        Flag("--top-p", "keep this much probability; 1: all", number(), 0.95, "X", env="LLAMA_ARG_TOP_P"),
+        Flag("--min-p", "keep what has this part of the best; 0: all", number(), 0.05, "X", env="LLAMA_ARG_MIN_P"),
+        Flag("--top-n-sigma --top-nsigma", "keep within n deviations of the best; -1: all", number(), -1.0, "X"),
+        Flag("--typical --typical-p", "locally typical sampling; 1: off", number(), 1.0, "X"),
+        Flag("--xtc-probability", "how often XTC removes the top choices; 0: never", number(), 0.0, "X"),
+        Flag("--xtc-threshold", "what counts as a top choice for XTC", number(), 0.1, "X"),
+        Flag("--repeat-last-n", "tokens that penalties look at; -1: all", whole(-1), 64),
+        Flag("--repeat-penalty", "penalty of repeated tokens; 1: none", number(), 1.0, "X"),
+        Flag("--presence-penalty", "penalty of tokens that occurred", number(), 0.0, "X"),
+        Flag("--frequency-penalty", "penalty per occurrence", number(), 0.0, "X"),
+        Flag("--dry-multiplier", "DRY: strength; 0: off", number(), 0.0, "X"),
+        Flag("--dry-base", "DRY: growth per token of the repetition", number(), 1.75, "X"),
+        Flag("--dry-allowed-length", "DRY: repetitions up to here cost nothing", whole(-1), 2),
+        Flag("--dry-penalty-last-n", "DRY: tokens to look at; -1: all", whole(-1), -1),
+        Flag(
+            "--dry-sequence-breaker",
+            "DRY: a text that ends a repetition; 'none': no text does; may be given again",
+            text,
+            None,
+            "TEXT",
+            many=True,
+        ),
+        Flag("--adaptive-target", "adaptive-p: wanted probability; negative: off", number(), -1.0, "X"),
+        Flag("--adaptive-decay", "adaptive-p: memory", number(0, 0.99), 0.9, "X"),
+        Flag("--grammar", "a GBNF grammar for requests that bring no constraint of their own", text, None, "GRAMMAR"),
+        Flag("--grammar-file", "the same from a file", file_name, None, "FILE"),
+        Flag(
+            "-j --json-schema",
+            "a JSON schema for requests that bring no constraint of their own",
+            not_empty,
+            None,
+            "SCHEMA",
+        ),
+        Flag("-jf --json-schema-file", "the same from a file", file_name, None, "FILE"),
+        Flag("--mirostat", "0: off, 1 or 2: its version", whole(0, 2), 0),
+        Flag("--mirostat-lr", "Mirostat: learning rate, eta", number(), 0.1, "X"),
+        Flag("--mirostat-ent", "Mirostat: wanted surprise, tau", number(), 5.0, "X"),
+        Flag("-l --logit-bias", "such as 15043+1 or 15043-inf; may be given again", text, None, "ID±X", many=True),
+        Flag("--ignore-eos", "go on after end tokens"),
+        Flag(
+            "-bs --backend-sampling",
+            "sample on the device; it always does here",
+            default=True,
+            env="LLAMA_ARG_BACKEND_SAMPLING",
+            off="--no-backend-sampling",
+        ),
+    ),
+)
+
+SERVING = Group(
+    "Server",
+    (
+        Flag("--host", "address to listen on", address, "127.0.0.1", "ADDRESS", env="LLAMA_ARG_HOST"),
+        Flag("--port", "port to listen on; 0: any free one", whole(0, 65535), 8080, env="LLAMA_ARG_PORT"),
+        Flag("--api-prefix", "path in front of every endpoint", text, "", "PATH", env="LLAMA_ARG_API_PREFIX"),
+        Flag("--api-key", "keys to ask for, separated by commas", keys, None, "KEYS", env="LLAMA_API_KEY", many=True),
+        Flag(
+            "--api-key-file",
+            "a file of keys, one a line; # begins a comment; read again when it changes",
+            file_name,
+            None,
+            "FILE",
+        ),
+        Flag("--ssl-key-file", "private key of HTTPS, PEM", file_name, None, "FILE", env="LLAMA_ARG_SSL_KEY_FILE"),
+        Flag("--ssl-cert-file", "its certificate chain, PEM", file_name, None, "FILE", env="LLAMA_ARG_SSL_CERT_FILE"),
+        Flag("--reuse-port", "let several servers listen on the port", env="LLAMA_ARG_REUSE_PORT"),
+        Flag("--max-request-size", "most MiB of a request's body; larger ones get 413", whole(1, 2**20), 64, "MIB"),
+        Flag(
+            "--cors-origins",
+            "origins that browsers may call from: *, localhost, or a list",
+            text,
+            "*",
+            "LIST",
+            env="LLAMA_ARG_CORS_ORIGINS",
+        ),
+        Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
+        Flag(
+            "--sleep-idle-seconds",
+            "seconds without work after which the model leaves memory; the next request loads it again; -1: never",
+            whole(1, or_minus_one="never"),
+            -1,
+            env="LLAMA_ARG_SLEEP_IDLE_SECONDS",
+        ),
+        Flag(
+            "-a --alias",
+            "names of the model, separated by commas",
+            words,
+            None,
+            "NAMES",
+            env="LLAMA_ARG_ALIAS",
+            many=True,
+        ),
+        Flag("--tags", "tags of the model, separated by commas", words, None, "TAGS", env="LLAMA_ARG_TAGS", many=True),
+        Flag("--metrics", "serve /metrics", env="LLAMA_ARG_ENDPOINT_METRICS"),
+        Flag("--slots", "serve /slots", default=True, env="LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots"),
+        Flag("--props", "allow POST /props", env="LLAMA_ARG_ENDPOINT_PROPS"),
+        Flag("--special -sp", "show special tokens as text too"),
+        Flag("--spm-infill", "POST /infill: suffix, prefix, middle, which some models prefer"),
+        Flag(
+            "--path",
+            "serve the files of a folder in the place of the page (they need no key)",
+            folder_name,
+            metavar="FOLDER",
+            env="LLAMA_ARG_STATIC_PATH",
+        ),
+        Flag("--ui --webui", "serve the page at /", default=True, env="LLAMA_ARG_UI", off="--no-ui --no-webui"),
+        VERBOSE,
+        Flag("--log-file", "write what is said to this file, too", file_name, None, "FILE", env="LLAMA_LOG_FILE"),
+        Flag("--log-disable", "log nothing"),
+    ),
+)
+
+REQUESTS = Group(
+    "Requests",
+    (
+        Flag(
+            "-n --predict --n-predict",
+            "most tokens of one answer; -1: until the end",
+            whole(-2),
+            -1,
+            env="LLAMA_ARG_N_PREDICT",
+        ),
+        Flag("--keep", "tokens of the prompt to keep when the context is full; -1: all", whole(-1), 0),
+        Flag(
+            "--cache-prompt",
+            "reuse what requests have in common",
+            default=True,
+            env="LLAMA_ARG_CACHE_PROMPT",
+            off="--no-cache-prompt",
+        ),
+        *QUEUE,
+        Flag("-sps --slot-prompt-similarity", "prefer a slot with this much of the prompt", number(0, 1), 0.1, "X"),
+        Flag("-r --reverse-prompt", "a text that ends an answer; may be given again", text, None, "TEXT", many=True),
+        Flag(
+            "--chat-template",
+            "a Jinja template to use instead of the model's",
+            text,
+            None,
+            "TEMPLATE",
+            env="LLAMA_ARG_CHAT_TEMPLATE",
+        ),
+        Flag(
+            "--chat-template-file", "the same from a file", file_name, None, "FILE", env="LLAMA_ARG_CHAT_TEMPLATE_FILE"
+        ),
+        Flag(
+            "--chat-template-kwargs",
+            "variables of the template, a JSON object",
+            json_object,
+            None,
+            "JSON",
+            env="LLAMA_CHAT_TEMPLATE_KWARGS",
+        ),
+        Flag(
+            "--reasoning-format",
+            "where reasoning goes: none: the text, deepseek or auto: reasoning_content, deepseek-legacy: both",
+            choice("none", "auto", "deepseek", "deepseek-legacy"),
+            "auto",
+            "FORMAT",
+            env="LLAMA_ARG_THINK",
+        ),
+        Flag(
+            "--reasoning-budget",
+            "tokens of reasoning before it is ended; 0: none; -1: as many as it takes",
+            whole(-1),
+            -1,
+            env="LLAMA_ARG_THINK_BUDGET",
+        ),
+        Flag(
+            "-rea --reasoning",
+            "whether models that can reason do: on, off, auto (as the template says)",
+            choice("on", "off", "auto"),
+            "auto",
+            "MODE",
+            env="LLAMA_ARG_REASONING",
+        ),
+        Flag(
+            "--embedding --embeddings",
+            "make ready for embeddings at start; they work without it, the first one may be slow",
+            env="LLAMA_ARG_EMBEDDINGS",
+        ),
+        Flag(
+            "--pooling",
+            "how a text's vectors become one: none, mean, cls, last, rank (default: what the model says)",
+            choice("none", "mean", "cls", "last", "rank"),
+            None,
+            "TYPE",
+            env="LLAMA_ARG_POOLING",
+        ),
+        Flag("--rerank --reranking", "serve /rerank: pooling is rank", env="LLAMA_ARG_RERANKING"),
+        Flag(
+            "--prefill-assistant",
+            "go on with a last message of the assistant",
+            default=True,
+            env="LLAMA_ARG_PREFILL_ASSISTANT",
+            off="--no-prefill-assistant",
+        ),
+    ),
+)
+
+
+TUNING = Group(
+    "Fine-tuning",
+    (
+        Flag("--data-dir", "folder of files and fine-tuning jobs; without it there are none", folder_name, None, "DIR"),
+        Flag(
+            "--admin-api-key",
+            "key that changes need: of files, jobs, slots, adapters",
+            key,
+            None,
+            "KEY",
+            env="LOGITLESS_ADMIN_API_KEY",
+        ),
+        Flag(
+            "--train-share", "per cent of the device's time for training while requests run", number(0, 100), 50.0, "X"
+        ),
+    ),
+)
+
+LORA = Group(
+    "Adapters",
+    (
+        Flag(
+            "--lora",
+            "a LoRA adapter; may be given again, or several separated by commas",
+            file_names,
+            None,
+            "FILE",
+            many=True,
+        ),
+        Flag(
+            "--lora-scaled",
+            "the same with a scale, or FILE SCALE; may be given again, or several separated by commas",
+            file_names,
+            None,
+            "FILE:SCALE",
+            many=True,
+            then_number=True,
+        ),
+        Flag(
+            "--lora-init-without-apply",
+            "requests that do not say get no adapter; POST /lora-adapters changes that",
+        ),
+    ),
+)
+
+SPECULATION = speculation_group(KV_TYPES)
+GENERAL = (HELP, Flag("--version", "show the version and leave"))
+SERVE = (
+    Group(
+        "Model",
+        (
+            Flag(
+                "-m --model",
+                "the GGUF file; without it the demo is served, a small model of Shakespeare",
+                file_name,
+                metavar="FILE",
+                env="LLAMA_ARG_MODEL",
+            ),
+            *DOWNLOADS,
+            *GENERAL,
+        ),
+    ),
+    MODEL_KEYS,
+    SERVING,
+    ROUTER,
+    CONTEXT,
+    CACHE,
+    REQUESTS,
+    SAMPLING,
+    LORA,
+    TUNING,
+    SPECULATION,
+    Group("Device", (*PLACE.flags, Flag("--list-devices", "show the devices and leave"))),
+    COMPATIBLE,
+)
+GENERATE = (
+    Group(
+        "Generation",
+        (
+            MODEL,
+            *DOWNLOADS,
+            Flag("-p --prompt", "the text to continue", text, None, "TEXT"),
+            Flag("-f --file", "read the text from a file", file_name, None, "FILE"),
+            Flag(
+                "-n --predict --n-predict",
+                "most tokens to generate; -1: until the end",
+                whole(-1),
+                -1,
+                env="LLAMA_ARG_N_PREDICT",
+            ),
+            Flag("-r --reverse-prompt", "a text that ends it; may be given again", text, None, "TEXT", many=True),
+            Flag("--special", "show special tokens too"),
+            Flag("--display-prompt", "show the prompt first", off="--no-display-prompt"),
+            VERBOSE,
+            HELP,
+        ),
+    ),
+    Group(
+        "Context", tuple(f for f in CONTEXT.flags if f.dest not in ("parallel", "kv_unified", "kv_unified_per_slot"))
+    ),
+    Group(LORA.title, LORA.flags[:2]),
+    SAMPLING,
+    SPECULATION,
+    MODEL_KEYS,
+    PLACE,
+)
+BENCH = (
+    Group(
+        "Benchmark",
+        (
+            MODEL,
+            *DOWNLOADS,
+            Flag("-p --n-prompt", "tokens of a prompt; 0: no such test", whole(0, 2**20), 512),
+            Flag("-n --n-gen", "tokens to generate; 0: no such test", whole(0, 2**20), 128),
+            Flag("-d --n-depth", "tokens that each sequence has before", whole(0, 2**20), 0),
+            Flag("-b --batch", "sequences at once, separated by commas", wholes(1, 256), [1], "LIST"),
+            Flag("-t --threads", "CPU threads, separated by commas (default: all cores)", wholes(1, 256), None, "LIST"),
+            Flag("-ub --ubatch-size", "most tokens of one step", whole(1, 2**16), 512),
+            Flag("-r --repetitions", "how often each is measured; the median counts", whole(1, 1000), 3),
+            Flag("--ops", "tell the time of each kind of op, and what part of the limits it reaches"),
+            *(f for f in CONTEXT.flags if f.dest.startswith("cache_type")),
+            DEVICE,
+            *PLACEMENT,
+            JSON,
+            HELP,
+        ),
+    ),
+)
+GUESSING_TAKES = (
+    *("spec_type", "model_draft", "spec_draft_n_max", "device_draft", "gpu_layers_draft"),
+    *("cache_type_k_draft", "cache_type_v_draft"),
+)
+GUESSING = Group(
+    "Speculation (a model that drafts, and draft-mtp, take memory)",
+    tuple(f for f in SPECULATION.flags if f.dest in GUESSING_TAKES),
+)
+PLAN = (
+    Group(
+        "Plan",
+        (
+            MODEL,
+            JSON,
+            Flag("--no-alloc", "count only: allocate nothing and read no weights (the default)"),
+            Flag(
+                "--eval-order ORDER",
+                "whether the largest step's graph is visited with a node's sources from the left or from the right; "
+                "auto: as its results take less memory, which is what servers do",
+                choice("auto", "left", "right"),
+                "auto",
+            ),
+            Flag("--dump-plan", "list each node of that step: what runs it, and at which bytes its result lies"),
+            HELP,
+        ),
+    ),
+    CONTEXT,
+    CACHE,
+    GUESSING,
+    MODEL_KEYS,
+    PLACE,
+)
+DEVICES = (Group("Devices", (JSON, HELP)),)
+SELFTEST = (
+    Group(
+        "Self-test",
+        (
+            Flag("-m --model", "test the ops of this model's graph, at its shapes", file_name, metavar="FILE"),
+            Flag("--op", "test this op only; may be given again", text, None, "NAME", many=True),
+            DEVICE,
+            THREADS,
+            JSON,
+            HELP,
+        ),
+    ),
+)
+TOKENIZE = (
+    Group(
+        "Tokenizer",
+        (
+            MODEL,
+            Flag("--add-special", "add the beginning and end tokens that the model wants", off="--no-add-special"),
+            Flag("--parse-special", "read the text of special tokens as those tokens", off="--no-parse-special"),
+            JSON,
+            HELP,
+        ),
+    ),
+)
+SYNTH = (
+    Group(
+        "Synthetic model",
+        (
+            Flag("--shape", "size: 15M, 135M, 1B and others; --list shows them", text, "15M", "NAME"),
+            Flag("--type", "number type of the matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_K, ...", text, "F32", "TYPE"),
+            Flag("--seed", "of the random weights", whole(0, 2**63 - 1), 0),
+            Flag("-o --output", "the file to write", file_name, None, "FILE"),
+            Flag("--list", "show the shapes and types and leave"),
+            HELP,
+        ),
+    ),
+)

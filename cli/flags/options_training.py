@@ -1,0 +1,220 @@
+"""The flags of `finetune`, `train` and `export-lora`: those of llama.cpp's old and new finetune, where they mean it."""
+
+from __future__ import annotations
+
+from logitless.cli.flags.flags import (
+    IGNORED,
+    Flag,
+    Group,
+    choice,
+    file_name,
+    file_names,
+    folder_name,
+    not_empty,
+    number,
+    text,
+    whole,
+    words,
+)
+from logitless.cli.flags.model_options import MODEL
+from logitless.cli.flags.options import DEVICE, HELP, JSON, THREADS, VERBOSE
+
+_RANKS = {
+    "tok_embd": "token embedding",
+    "out": "output matrix",
+    "wq": "query projection",
+    "wk": "key projection",
+    "wv": "value projection",
+    "wo": "attention output",
+    "w1": "gate of the feed-forward",
+    "w2": "down projection of the feed-forward",
+    "w3": "up projection of the feed-forward",
+    "att_norm": "norm before the attention",
+    "ffn_norm": "norm before the feed-forward",
+    "out_norm": "norm before the output",
+}
+
+DATA = Group(
+    "Data",
+    (
+        Flag("-f --file --train-data", "what to learn: a text, or .jsonl rows", file_name, None, "FILE"),
+        Flag("-c --ctx-size --ctx", "tokens of a window", whole(1, 2**20), 128),
+        Flag("-b --batch-size --batch", "windows of one device run", whole(1, 2**16), 8),
+        Flag("--grad-acc", "device runs of an optimizer step, each with windows of its own", whole(1, 2**16), 1),
+        Flag("-val-split --val-split", "part that validates; the end, if windows overlap", number(0, 0.99), 0.05, "X"),
+        Flag("--validate-every", "steps between validations; 0: after each epoch", whole(0), 0),
+        Flag("--stride", "tokens from one window of a text to the next; 0: half a window", whole(0, 2**20), 0),
+        Flag("--pack", "put several rows into a window where they fit", default=True, off="--no-pack"),
+        Flag("--shuffle", "visit the windows in random order", default=True, off="--no-shuffle"),
+        Flag("--sample-start", "samples of a text begin after this; '': at every token", text, None, "TEXT"),
+        Flag("--include-sample-start", "the sample's start is part of it"),
+        Flag("-e --escape", "read \\n, \\t and the like in --sample-start", default=True, off="--no-escape"),
+        Flag("--overlapping-samples", "samples go on into the next one"),
+        Flag("--fill-with-next-samples", "fill windows with the samples that follow"),
+        Flag("--separate-with-eos", "put an end token between samples", off="--no-separate-with-eos"),
+        Flag("--separate-with-bos", "put a BOS between samples", default=True, off="--no-separate-with-bos"),
+        Flag("--sample-random-offsets", "begin at a random token of a window's first sample"),
+        Flag("--force-reshuffle", "order the samples anew when going on from a checkpoint"),
+        Flag("-s --seed", "of everything random; -1 means 0", whole(0, 2**31 - 1, or_minus_one="0"), -1),
+    ),
+)
+OPTIMIZER = Group(
+    "Optimizer",
+    (
+        Flag("-opt --optimizer", "adamw or sgd", choice("adamw", "sgd"), "adamw", "NAME"),
+        Flag("-epochs --epochs", "passes over the data; -1: only --adam-iter counts", whole(1, or_minus_one="any"), -1),
+        Flag("--adam-iter --iterations", "optimizer steps at most (default: 256; with --epochs: any)", whole(1)),
+        Flag("--adam-alpha", "peak learning rate", number(1e-30, 1e3), 1e-3, "X"),
+        Flag("--adam-min-alpha", "least learning rate", number(0, 1e3), 0.0, "X"),
+        Flag("-lr --learning-rate", "a rate without warm-up and cosine, as llama-finetune's", number(1e-30), None, "X"),
+        Flag("-lr-min --learning-rate-min", "halve the rate of -lr down to this", number(0), 0.0, "X"),
+        Flag("-decay-epochs --decay-epochs", "epochs in which it gets there; 0: all", number(0), 0.0, "X"),
+        Flag("--warmup", "steps in which the rate rises", whole(0), 100),
+        Flag("--cos-decay-steps", "steps of the cosine", whole(1), 1000),
+        Flag("--cos-decay-min", "factor at its end", number(0, 1), 0.1, "X"),
+        Flag("--cos-decay-restart", "factor between the lengths of its periods", number(1), 1.1, "X"),
+        Flag("--enable-restart", "begin a new period when one ends", off="--disable-restart"),
+        Flag("--adam-decay", "weight decay of adamw", number(0, 1), 0.1, "X"),
+        Flag("-wd --weight-decay", "the same, and that of sgd (0), as llama-finetune's", number(0, 1), None, "X"),
+        Flag("--adam-decay-min-ndim", "dimensions that a tensor needs to decay, of adamw", whole(0, 9), 2),
+        Flag("--adam-beta1", "decay of the first moment", number(0, 0.999999), 0.9, "X"),
+        Flag("--adam-beta2", "decay of the second moment", number(0, 0.999999), 0.999, "X"),
+        Flag("--adam-eps", "what keeps its division finite", number(0, 1), 1e-8, "X"),
+        Flag("--adam-gclip", "largest norm of the gradient, of adamw; 0: any", number(0), 1.0, "X"),
+        Flag("--adam-epsf", "stop when the loss changes by less from step to step; 0: never", number(0), 0.0, "X"),
+        Flag("--opt-past", "losses to look back at; 0: none", whole(0), 0),
+        Flag("--opt-delta", "stop when the loss changed by less since then; 0: never", number(0), 1e-5, "X"),
+        Flag("--opt-max-no-improvement", "stop after so many steps without a better loss; 0: never", whole(0), 0),
+    ),
+)
+FILES = Group(
+    "Files",
+    (
+        Flag("--checkpoint-in", "go on from here, if the file exists", file_name, "", "FILE"),
+        Flag("--checkpoint-out", "write checkpoints here", file_name, "", "FILE"),
+        Flag("--save-every", "steps between saves; 0: only at the end", whole(0), 10),
+        Flag("--pattern-fn-it", "what stands for the step's number in names of files", not_empty, "ITERATION", "TEXT"),
+        Flag("--fn-latest", "what stands there in the newest file's name", text, "LATEST", "TEXT"),
+        Flag(
+            "--output-type",
+            "number type of the matrices of a whole model",
+            choice("f32", "f16", "bf16", "q8_0"),
+            "f32",
+            "TYPE",
+        ),
+        Flag("--plot", "draw the loss curves; .png needs Pillow", file_name, None, "FILE.svg|png"),
+    ),
+)
+PLACE = Group(
+    "Device",
+    (
+        DEVICE,
+        THREADS,
+        Flag(
+            "--use-checkpointing",
+            "compute activations again instead of keeping them all: less memory, the same result",
+            default=True,
+            off="--no-checkpointing",
+        ),
+        Flag("--use-flash", off="--no-flash", status=IGNORED),  # attention never makes its matrix here
+    ),
+)
+FINETUNE = (
+    Group(
+        "Finetune",
+        (
+            MODEL,
+            Flag("-o --output", "train all weights, and write the model here", file_name, None, "FILE"),
+            Flag("--lora-out", "train a LoRA adapter, and write it here", file_name, None, "FILE"),
+            Flag("--only-write-lora", "write the adapter of --checkpoint-in, without training"),
+            Flag("-n", "0: the same", choice("0"), None, "0"),
+            Flag("--lora-r", "rank of the adapter", whole(1, 4096), 4),
+            Flag("--lora-alpha", "scale times rank; 0: the rank", number(0, 1e6), 0.0, "X"),
+            *(
+                Flag(f"--rank-{kind.replace('_', '-')}", f"rank for the {what}; 0: none", whole(0, 4096))
+                for kind, what in _RANKS.items()
+            ),
+            Flag(
+                "--train-tensors",
+                "of a whole model: names to train, such as 'blk.*'",
+                words,
+                None,
+                "PATTERNS",
+                many=True,
+            ),
+            VERBOSE,
+            HELP,
+        ),
+    ),
+    DATA,
+    OPTIMIZER,
+    FILES,
+    PLACE,
+)
+TRAIN = (
+    Group(
+        "New model",
+        (
+            Flag("-o --output", "the model to write", file_name, None, "FILE"),
+            Flag("--vocab-model", "take the vocabulary of this GGUF file (default: bytes)", file_name, None, "FILE"),
+            Flag("--name", "the model's name (default: the file's)", text, None, "TEXT"),
+            Flag("--chat-template", "a Jinja template to put into the file", text, None, "TEMPLATE"),
+            Flag("--shape", "sizes by name, as of `synth`", text, "tiny", "NAME"),
+            Flag("--embd", "width", whole(2, 2**16)),
+            Flag("--layer", "blocks", whole(1, 512)),
+            Flag("--head", "heads", whole(1, 1024)),
+            Flag("--head-kv", "heads of keys and values", whole(1, 1024)),
+            Flag("--ff", "width of the feed-forward", whole(1, 2**18)),
+            VERBOSE,
+            HELP,
+        ),
+    ),
+    DATA,
+    OPTIMIZER,
+    FILES,
+    PLACE,
+)
+PLAN_FINETUNE = (
+    Group("Plan", (JSON, Flag("--full", "of all weights, as with -o FILE (default: of an adapter)"))),
+    *FINETUNE,
+)
+PLAN_TRAIN = (Group("Plan", (JSON,)), *TRAIN)
+EXPORT_LORA = (
+    Group(
+        "Merge",
+        (
+            MODEL,
+            Flag("-o --output", "the model to write", file_name, None, "FILE"),
+            Flag("-l --lora", "an adapter; may be given again", file_names, None, "FILE", many=True),
+            Flag(
+                "-s --lora-scaled",
+                "an adapter and its scale, or FILE X; may be given again",
+                file_names,
+                None,
+                "FILE:X",
+                many=True,
+                then_number=True,
+            ),
+            Flag("-t --threads", kind=text, metavar="N", status=IGNORED),
+            HELP,
+        ),
+    ),
+)
+EXAMPLE = (
+    Group(
+        "Example",
+        (
+            Flag("--name", "sine, mnist-fc or mnist-cnn", choice("sine", "mnist-fc", "mnist-cnn"), None, "NAME"),
+            Flag("--data", "folder of the digits: four IDX files, gzipped", folder_name, None, "FOLDER"),
+            Flag("-epochs --epochs", "passes over the digits; 0: 30, or 8 of mnist-cnn", whole(0), 0),
+            Flag("--examples", "batches of 8 waves that the sine learns from", whole(1), 256),
+            Flag("-opt --optimizer", "of the sine: lbfgs or adamw", choice("lbfgs", "adamw"), "lbfgs", "NAME"),
+            Flag("--loss", "of the sine: mse or cross-entropy", choice("mse", "cross-entropy"), "mse", "NAME"),
+            Flag("--rank", "of the sine's matrices: products of two thin ones; 0: whole", whole(0, 32), 0),
+            Flag("-s --seed", "of everything random", whole(0), 1337),
+            DEVICE,
+            THREADS,
+            HELP,
+        ),
+    ),
+)

@@ -1,0 +1,204 @@
+"""A file from the web: resumed where an earlier try ended, compared with its checksum, whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import http.client
+import os
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from logitless.cli.flags.flags import CliError
+
+CHUNK = 1 << 20
+TRIES = 3  # in a row that bring nothing
+TIMEOUT = 60.0  # seconds of silence
+
+
+class Refused(CliError):
+    """The server answered with an error; `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Unreachable(CliError):
+    """No answer came."""
+
+
+class Shown(Protocol):
+    """Who is told how a download goes."""
+
+    def show(self, have: int, size: int | None) -> None:
+        """So many bytes are there, of `size`, where that is known."""
+
+    def end(self) -> None:
+        """The file is there."""
+
+
+ProgressOf = Callable[[str], Shown]  # of the file's name
+
+
+def fetch(
+    url: str,
+    path: Path,
+    *,
+    name: str,
+    headers: Mapping[str, str] | None = None,
+    version: str = "",
+    size: int | None = None,
+    sha256: str = "",
+    progress: ProgressOf | None = None,
+) -> None:
+    """Download to `path`. Errors are CliErrors that call the file `name`; what has come stays for the next try.
+
+    `headers` go to the URL's own host only. `version` names the content: a part of another version is not gone on with,
+    and without one every try begins anew. `sha256` in hex, "" where it is not known.
+    """
+    part = path.with_name(f"{path.name}.{hashlib.sha256(version.encode()).hexdigest()[:12]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab") as out, _alone(out):
+            if path.exists() and not _is_same_file(out, part):  # somebody else finished it while we waited
+                return
+            if not version:
+                out.truncate(0)
+            _fill(url, out, name, dict(headers or {}), size, (progress or _Progress)(name))
+            if sha256 and _digest(part) != sha256.lower():
+                os.unlink(part)
+                raise CliError(f"{name}: what was downloaded does not have the checksum {sha256}; try again")
+            os.replace(part, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CliError(f"{name}: no space left for it in {path.parent}") from None
+        raise CliError(f"{name}: cannot be written to {path.parent}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _alone(file: IO[bytes]) -> Iterator[None]:
+    """Wait until no other process writes to this file."""
+    with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def forget_part(part: Path) -> None:
+    """Take away what an interrupted download has left; one that goes on keeps its file."""
+    with contextlib.suppress(OSError), part.open("ab") as file:
+        with contextlib.suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part.unlink()
+
+
+def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
+    """Whether the name still stands for what we have opened: who finishes first takes it away."""
+    try:
+        return os.path.samestat(os.fstat(open_file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def _fill(url: str, out: IO[bytes], name: str, headers: dict[str, str], size: int | None, progress: Shown) -> None:
+    """Bring what is missing, in as many requests as it takes."""
+    n_idle = 0
+    while True:
+        have = out.seek(0, os.SEEK_END)
+        if size is not None and have > size:
+            have = out.truncate(0)
+        if size is not None and have == size:
+            break
+        reason = ""
+        try:
+            with _open(url, headers, have) as reply:
+                if reply.status != 206 and have:  # the server sends all of it again
+                    out.truncate(0)
+                    have = 0
+                size = _total(reply, have, size)
+                if size is not None:
+                    _check_space(Path(out.name).parent, name, size - have)
+                progress.show(have, size)
+                while data := reply.read(CHUNK):
+                    out.write(data)
+                    progress.show(out.tell(), size)
+        except urllib.error.HTTPError as error:
+            error.close()  # it is the reply, and holds the connection
+            if error.code != 416:
+                raise Refused(f"{name}: the server answers {error.code} {error.reason}", error.code) from None
+            out.truncate(0)  # it has changed, and is shorter than what we have of it
+            size, reason = None, "416"
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+        out.flush()
+        now = out.seek(0, os.SEEK_END)
+        if now == size or (size is None and not reason):
+            break
+        n_idle = 0 if now > have else n_idle + 1
+        if n_idle == TRIES:
+            raise Unreachable(f"{name}: the download ended at {now} bytes: {reason or 'the connection was closed'}")
+    progress.end()
+
+
+def _open(url: str, headers: Mapping[str, str], start: int) -> Any:
+    if not url.startswith(("http://", "https://")):  # a server may send us anywhere
+        raise urllib.error.URLError("it is not at an http:// or https:// address")
+    request = urllib.request.Request(url, headers={"User-Agent": "logitless", "Accept-Encoding": "identity"})
+    for key, value in headers.items():
+        request.add_unredirected_header(key, value)  # no token for hosts that we are sent on to
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    return urllib.request.urlopen(request, timeout=TIMEOUT)
+
+
+def _total(reply: Any, have: int, known: int | None) -> int | None:
+    """The file's size, if anybody says it."""
+    length = reply.headers.get("Content-Length", "")
+    return have + int(length) if length.isdecimal() else known
+
+
+def _check_space(folder: Path, name: str, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise CliError(f"{name}: {_mb(needed)} are needed in {folder}, and {_mb(free)} are free")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e7 else f"{nbytes} bytes"
+
+
+class _Progress:
+    """One line on a terminal that counts; elsewhere a line when it begins and one when it ends."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._shown, self._begun = name, 0.0, False
+        self._terminal = sys.stderr.isatty()
+
+    def show(self, have: int, size: int | None) -> None:
+        total = f" of {_mb(size)}" if size else ""
+        if self._terminal and time.monotonic() - self._shown > 0.2:
+            self._shown = time.monotonic()
+            print(f"\rdownloading {self._name}: {_mb(have)}{total}  ", end="", file=sys.stderr, flush=True)
+        elif not self._terminal and not self._begun:
+            print(f"downloading {self._name}{total}", file=sys.stderr, flush=True)
+        self._begun = True
+
+    def end(self) -> None:
+        if self._begun:
+            print(f"{chr(10) if self._terminal else ''}downloaded {self._name}", file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""Models of Hugging Face's hub: which file of a repository is meant, and that file in huggingface-hub's own cache.
+
+huggingface-hub says what there is and keeps the cache; the bytes come by `download.fetch`, because the library begins
+an interrupted download anew and compares no checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from logitless.cli.flags.flags import CliError
+from logitless.cli.flags.model_options import Repo
+from logitless.cli.hub.download import ProgressOf, fetch
+from logitless.cli.hub.repository import Cached, choose, choose_block
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def cache_folder() -> Path:
+    """Where huggingface-hub keeps what was downloaded (HF_HUB_CACHE, HF_HOME)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+class Hub:
+    """One endpoint and one cache folder."""
+
+    def __init__(
+        self,
+        token: str | None = None,
+        *,
+        offline: bool = False,
+        cache: Path | None = None,
+        progress: ProgressOf | None = None,
+    ) -> None:
+        """`token`: None stands for what the user has logged in with, or HF_TOKEN."""
+        from huggingface_hub import constants
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+        self._token = token
+        self._offline = offline or constants.is_offline_mode()
+        self._cache = cache or cache_folder()
+        self._progress = progress
+        self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+
+    def model(self, repo: Repo, file: str = "") -> Path:
+        """The model's file, or its first part, on this machine; CliError says in one line why it is not."""
+        here = Cached(self._cache, repo)
+        cached = here.names()
+        if self._offline:
+            if not cached:
+                raise CliError(f"--offline: {repo.id} has never been downloaded to {self._cache}")
+            return here.path(choose(cached, repo, file)[0])
+        try:
+            names = self._names(repo)
+            first, *_ = (self._download(repo, name) for name in choose(names, repo, file))
+            return first
+        except _NoAnswerError as error:
+            found = _chosen_or_none(cached, repo, file)
+            if found is None:
+                raise CliError(f"{repo}: {error}") from None
+            return here.path(found)
+
+    def block(self, repo: Repo, model: Path | None = None) -> Path | None:
+        """The file with the block that guesses (models/gguf/mtp_file.py), for this model of the repository; None
+        where it
+        has none."""
+        here = Cached(self._cache, repo)
+        like = "" if model is None else model.name
+        if not self._offline:
+            try:
+                found = choose_block(self._names(repo), like)
+                return self._download(repo, found) if found else None
+            except _NoAnswerError:
+                pass
+        found = choose_block(here.names(), like)
+        return here.path(found) if found else None
+
+    def _names(self, repo: Repo) -> list[str]:
+        from huggingface_hub import HfApi
+
+        with _Told(repo, self._endpoint):
+            info = HfApi(endpoint=self._endpoint, token=self._token).model_info(repo.id, timeout=30)
+        names = [file.rfilename for file in info.siblings or ()]
+        return [n for n in names if ".." not in PurePosixPath(n).parts and not n.startswith("/")]
+
+    def _download(self, repo: Repo, name: str) -> Path:
+        """Bring the file's content into the cache; the library then finds it there and gives it its name."""
+        from huggingface_hub import hf_hub_download, hf_hub_url
+        from huggingface_hub.file_download import get_hf_file_metadata
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        url = hf_hub_url(repo.id, name, endpoint=self._endpoint)
+        with _Told(repo, self._endpoint, name):
+            known = get_hf_file_metadata(url, token=self._token, endpoint=self._endpoint)
+        etag = known.etag or ""
+        if not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII) or set(etag) == {"."}:
+            raise CliError(f"{repo.id}/{name}: the server does not say which version it has")
+        blob = Cached(self._cache, repo).folder / "blobs" / etag
+        if not blob.exists():
+            own = urlsplit(known.location).netloc == urlsplit(url).netloc
+            secret = build_hf_headers(token=self._token).get("authorization") if own else None
+            headers = {"Authorization": secret} if secret else {}
+            checksum = etag if _SHA256.fullmatch(etag) else ""
+            label = f"{repo.id}/{name}"
+            fetch(
+                known.location,
+                blob,
+                name=label,
+                headers=headers,
+                version=etag,
+                size=known.size,
+                sha256=checksum,
+                progress=self._progress,
+            )
+        with _Told(repo, self._endpoint, name):
+            found = hf_hub_download(repo.id, name, cache_dir=self._cache, token=self._token, endpoint=self._endpoint)
+        return Path(str(found))
+
+
+class _NoAnswerError(Exception):
+    """The hub cannot be reached, or is out of order."""
+
+
+class _Told:
+    """Turns what huggingface-hub raises into one line that has no token in it."""
+
+    def __init__(self, repo: Repo, endpoint: str, name: str = "") -> None:
+        self._repo, self._endpoint, self._name = repo, endpoint, name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, Exception):
+            return
+        from huggingface_hub import errors
+
+        repo = self._repo.id
+        if isinstance(error, errors.GatedRepoError):
+            raise CliError(
+                f"{repo} is gated: accept its terms at {self._endpoint}/{repo}, and give --hf-token or HF_TOKEN"
+            ) from None
+        if isinstance(error, errors.RepositoryNotFoundError):
+            raise CliError(f"{repo} is not at {self._endpoint} (a private one needs --hf-token or HF_TOKEN)") from None
+        if isinstance(error, errors.EntryNotFoundError):
+            raise CliError(f"{repo} has no file {self._name}") from None
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise CliError(f"{repo}: {self._endpoint} answers {status}: the token is wrong, or not for it") from None
+        if status is not None and status < 500 and status != 429:
+            raise CliError(f"{repo}: {self._endpoint} answers {status}") from None
+        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+            raise CliError(f"{error.filename}: {error.strerror}") from None
+        reason = f"answers {status}" if status is not None else f"cannot be reached ({type(error).__name__})"
+        raise _NoAnswerError(f"{self._endpoint} {reason}") from None
+
+
+def _chosen_or_none(cached: list[str], repo: Repo, file: str) -> str | None:
+    try:
+        return choose(cached, repo, file)[0]
+    except CliError:
+        return None

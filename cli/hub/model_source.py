@@ -1,0 +1,136 @@
+"""Where the model comes from: a file, Hugging Face's hub, or a URL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
+
+from logitless.cli.flags.flags import CliError, UsageError
+from logitless.cli.hub.download import ProgressOf, Unreachable, fetch, forget_part
+from logitless.cli.hub.hub import Hub
+
+
+def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path | None:
+    """The model's file, downloaded if need be; None: no flag names one."""
+    if options.hf_repo is None:
+        if options.hf_file is not None:
+            raise UsageError("--hf-file needs --hf-repo")
+    elif options.model or options.model_url:
+        raise UsageError(f"--hf-repo and {'-m' if options.model else '--model-url'}: give one of them")
+    if options.hf_repo is not None:
+        hub = Hub(options.hf_token, offline=options.offline, progress=progress)
+        return hub.model(options.hf_repo, options.hf_file or "")
+    if options.model_url:
+        path = Path(options.model) if options.model else None
+        return of_url(options.model_url, path, offline=options.offline, progress=progress)
+    return Path(options.model) if options.model else None
+
+
+def of_url(
+    address: str, path: Path | None = None, *, offline: bool = False, progress: ProgressOf | None = None
+) -> Path:
+    """The file of an address. It is asked for once at each start, and downloaded again when it has changed there."""
+    path = path or _cache_path(address)
+    note = path.with_name(f"{path.name}.json")  # which address and version the file is
+    if offline:
+        if not path.exists():
+            raise CliError(f"--offline: {shown(address)} has never been downloaded to {path}")
+        return path
+    known = _read(note) if path.exists() else {}
+    try:
+        version = _version(address)
+    except Unreachable:
+        if known.get("url") == address:
+            return path
+        raise
+    if known == {"url": address, "version": version} and version:
+        return path
+    if path.exists() and known.get("url") != address:
+        raise CliError(f"-m {path}: is there already, and was not downloaded from {shown(address)}")
+    path.unlink(missing_ok=True)
+    fetch(address, path, name=shown(address), version=version, progress=progress)
+    note.write_text(json.dumps({"url": address, "version": version}))
+    return path
+
+
+def shown(address: str) -> str:
+    """The address without what may be secret in it."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def downloaded() -> Iterator[tuple[str, Path]]:
+    """What has been downloaded into the cache folder: (the address without secrets, the file)."""
+    for note in sorted(_folder().glob("*/*.json")):
+        address, path = str(_read(note).get("url", "")), note.with_suffix("")
+        if address and path.is_file() and path.parent == _cache_path(address).parent:
+            yield shown(address), path
+
+
+def remove(name: str) -> None:
+    """Take away what was downloaded from this address (without secrets)."""
+    for known, path in list(downloaded()):
+        if known == name:
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}.json").unlink(missing_ok=True)
+            _remove_if_empty(path.parent)
+
+
+def forget_parts(address: str) -> None:
+    """Take away what an interrupted download from this address has left."""
+    path = _cache_path(address)
+    for part in path.parent.glob("*.part"):
+        forget_part(part)
+    _remove_if_empty(path.parent)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _folder() -> Path:
+    from logitless.backends import disk_cache
+
+    base = os.environ.get("LLAMA_CACHE")
+    return (Path(base) if base else disk_cache.cache_folder()) / "models"
+
+
+def _cache_path(address: str) -> Path:
+    name = unquote(urlsplit(address).path).rpartition("/")[2]
+    if not re.fullmatch(r"\w[\w.+-]{0,200}", name, re.ASCII):
+        name = "model.gguf"
+    folder = hashlib.sha256(address.encode()).hexdigest()[:16]  # two addresses may end alike
+    return _folder() / folder / name
+
+
+def _version(address: str) -> str:
+    """What the server calls the content that is there now, "" where it has no name for it."""
+    request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "logitless"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return str(reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "")
+    except urllib.error.HTTPError as error:
+        error.close()  # it is the reply, and holds the connection
+        if error.code in (403, 405, 501):  # it may answer GET all the same
+            return ""
+        raise CliError(f"{shown(address)}: the server answers {error.code} {error.reason}") from None
+    except (urllib.error.URLError, OSError) as error:
+        raise Unreachable(f"{shown(address)}: cannot be reached: {getattr(error, 'reason', '') or error}") from None
+
+
+def _read(note: Path) -> dict[str, str]:
+    try:
+        found = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

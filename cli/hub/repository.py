@@ -1,0 +1,147 @@
+"""A repository of Hugging Face's hub: which of its files is meant, and where huggingface-hub's cache has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from logitless.cli.flags.flags import CliError
+from logitless.cli.flags.model_options import Repo
+from logitless.cli.hub.download import forget_part
+
+DEFAULT = "Q4_K_M"  # llama-server's
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
+_BLOCK = re.compile(r"(?:.*/)?mtp-[^/]*\.gguf", re.IGNORECASE)  # as llama.cpp's converter calls them
+_FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
+
+
+def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
+    """The file that is meant, or all parts of it; CliError: there is none, and what there is."""
+    models = sorted(n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
+    own = [n for n in models if not _BLOCK.match(n)]
+    whole = [n for n in own if (part := _PART.fullmatch(n)) is None or int(part[2]) == 1]
+    if file:
+        chosen = file if file in models else ""
+        if not chosen:
+            raise CliError(f"--hf-file: {repo.id} has no file {file}; it has {_listed(models)}")
+    elif not whole:
+        but = f" that is a whole model; it has {_listed(models)}: --hf-file names one" if models else ""
+        raise CliError(f"--hf-repo: {repo.id} has no GGUF file{but}")
+    elif repo.quant:
+        chosen = _first_with(whole, repo.quant)
+        if not chosen:
+            kinds = sorted({found[1] for n in whole if (found := _QUANT.search(n))})
+            raise CliError(f"--hf-repo: {repo.id} has no {repo.quant}; it has {_listed(kinds or whole)}")
+    else:
+        chosen = _first_with(whole, DEFAULT) or whole[0]
+    part = _PART.fullmatch(chosen)
+    if part is None:
+        return [chosen]
+    wanted = [f"{part[1]}-{i + 1:05d}-of-{part[3]}.gguf" for i in range(int(part[3]))]
+    missing = [n for n in wanted if n not in models]
+    if missing:
+        raise CliError(f"--hf-repo: {repo.id} has {chosen} but not its part {missing[0]}")
+    return wanted
+
+
+def choose_block(names: Iterable[str], like: str) -> str:
+    """The file with the block that guesses beside a repository's models, of the same type as this one, or any; "" where
+    there is none."""
+    blocks = sorted(n for n in names if _BLOCK.match(n))
+    quant = _QUANT.search(like)
+    return (_first_with(blocks, quant[1]) if quant else "") or next(iter(blocks), "")
+
+
+def _first_with(names: list[str], quant: str) -> str:
+    """The first whose name has the word, in any case: Q4_0 is in m-q4_0.gguf, F16 is not in m-BF16.gguf."""
+    word = re.compile(rf"(?<![^\W_]){re.escape(quant)}[-./]", re.IGNORECASE)
+    return next((n for n in names if word.search(n)), "")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(names[:12]) + more if names else "no GGUF file"
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What the cache folder has of a repository: `blobs` by checksum, and links to them by name in `snapshots`."""
+
+    cache: Path
+    repo: Repo
+
+    @property
+    def folder(self) -> Path:
+        return self.cache / f"models--{self.repo.id.replace('/', '--')}"
+
+    def names(self) -> list[str]:
+        """The GGUF files that are here whole."""
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return []
+        return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
+
+    def path(self, name: str) -> Path:
+        """Of one of `names`."""
+        snapshot = self._snapshot()
+        assert snapshot is not None
+        return snapshot / name
+
+    def _snapshot(self) -> Path | None:
+        try:
+            commit = (self.folder / "refs" / "main").read_text().strip()
+        except OSError:
+            return None
+        return self.folder / "snapshots" / commit
+
+    def models(self) -> Iterator[tuple[Repo, str]]:
+        """The models that are here whole, each as it is asked for, and its file or first part."""
+        names = self.names()
+        for name in names:
+            found = _QUANT.search(name)
+            repo = Repo(self.repo.id, found[1].upper() if found else "")
+            with suppress(CliError):  # a part is missing
+                if choose(names, repo)[0] == name:
+                    yield repo, name
+
+    def remove(self) -> None:
+        """Take the model's files away, but nothing that is not in this folder."""
+        snapshots, blobs = self.folder / "snapshots", self.folder / "blobs"
+        names = self.names()
+        with suppress(CliError):
+            for name in choose(names, self.repo):
+                for path in snapshots.glob(f"*/{_escaped(name)}"):
+                    _unlink_with_blob(path, snapshots, blobs)
+
+    def forget_parts(self) -> None:
+        """Take away what interrupted downloads have left."""
+        for part in (self.folder / "blobs").glob("*.part"):
+            forget_part(part)
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _unlink_with_blob(path: Path, snapshots: Path, blobs: Path) -> None:
+    if not path.parent.resolve().is_relative_to(snapshots.resolve()):
+        return
+    blob = path.resolve()
+    path.unlink(missing_ok=True)
+    in_use = any(other.is_symlink() and other.resolve() == blob for other in snapshots.rglob("*"))
+    if not in_use and blob.parent == blobs.resolve():
+        blob.unlink(missing_ok=True)
+
+
+def cached_repositories(cache: Path) -> Iterator[Cached]:
+    """All repositories of models that the cache has a folder of."""
+    with suppress(OSError):
+        for folder in sorted(cache.iterdir()):
+            found = _FOLDER.fullmatch(folder.name)
+            if found is not None:
+                with suppress(ValueError):
+                    yield Cached(cache, Repo.parse(f"{found[1]}/{found[2]}"))

@@ -1,0 +1,40 @@
+"""What a server says: on the terminal, and at the end of --log-file."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
+from logitless.cli.flags.flags import CliError
+
+
+class LogFile(logging.FileHandler):
+    """A file of lines. One that cannot be written (a full disk) is told once, and then has gaps."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            with suppress(OSError):
+                print(f"logitless: --log-file {self.baseFilename}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def start_log(options: SimpleNamespace) -> None:
+    """Say things from now on, as the flags want it."""
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if options.log_file:
+        try:
+            handlers.append(LogFile(options.log_file, encoding="utf-8"))
+        except OSError as error:
+            raise CliError(f"--log-file {options.log_file}: {error.strerror}") from None
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=layout, handlers=handlers)
+    logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    if options.log_disable:
+        logging.disable()

@@ -1,0 +1,207 @@
+"""The console script `logitless`: finds the command, reads its flags, and turns every failure into one line.
+
+Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong, 130 interrupted. Imports nothing heavy itself:
+a command's module is imported only when that command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from logitless.cli.flags.flags import CliError, Group, UsageError, parse, unknown
+
+
+@dataclass(frozen=True)
+class Command:
+    """`logitless.cli.commands.<module>` has `run(options) -> int`; `<table>.<NAME>` has its flags. A name may have
+    two words.
+    """
+
+    name: str
+    usage: str
+    summary: str
+    table: str = "logitless.cli.flags.options"
+    code: str = ""  # the module, where it is not named like the command
+
+    @property
+    def module(self) -> str:
+        return self.code or self._identifier
+
+    @property
+    def _identifier(self) -> str:
+        return self.name.replace("-", "_").replace(" ", "_")
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        groups: Sequence[Group] = getattr(importlib.import_module(self.table), self._identifier.upper())
+        return groups
+
+
+_TRAINING = "logitless.cli.flags.options_training"
+COMMANDS = (
+    Command("serve", "[-m FILE] [flags]", "Serve a model over HTTP, with OpenAI's and llama-server's API."),
+    Command("generate", "-m FILE -p TEXT [-n N] [flags]", "Continue a text on the terminal."),
+    Command(
+        "bench", "-m FILE [flags]", "Measure speed, and compare it with the machine's limits.", code="benchmark.bench"
+    ),
+    Command("plan", "-m FILE [flags]", "Show the memory that a model needs and what runs where.", code="planning.plan"),
+    Command("plan finetune", "-m FILE [its flags]", "Show the memory of a finetune.", _TRAINING, "planning.training"),
+    Command("plan train", "--shape NAME [its flags]", "Show the memory of a training.", _TRAINING, "planning.training"),
+    Command(
+        "finetune",
+        "-m FILE --file DATA (--lora-out FILE | -o FILE) [flags]",
+        "Train a model further.",
+        _TRAINING,
+        "training.finetune",
+    ),
+    Command(
+        "train",
+        "--shape NAME --file DATA -o FILE [flags]",
+        "Train a new model from scratch.",
+        _TRAINING,
+        "training.train",
+    ),
+    Command(
+        "example", "--name NAME [flags]", "Train a toy: a sine, or handwritten digits.", _TRAINING, "training.example"
+    ),
+    Command(
+        "export-lora", "-m FILE --lora FILE -o FILE", "Merge adapters into a model.", _TRAINING, "training.export_lora"
+    ),
+    Command(
+        "download",
+        "(-hf USER/REPO:QUANT | -mu URL) [flags]",
+        "Bring a model into the cache.",
+        "logitless.cli.flags.model_options",
+        "download_model",
+    ),
+    Command("devices", "[--json]", "List what can compute."),
+    Command(
+        "rpc-server",
+        "[--port N] [--device NAME]",
+        "Lend a device to other machines.",
+        "logitless.cli.commands.rpc_server",
+    ),
+    Command("selftest", "[-m FILE] [flags]", "Check every op of a device against its float64 reference."),
+    Command("tokenize", "-m FILE [flags] < TEXT", "Turn a text on standard input into token ids."),
+    Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
+    try:
+        return _dispatch(words)
+    except CliError as error:
+        return _fail(str(error), error.code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit fails no more
+        return 141
+    except MemoryError as error:
+        return _fail(f"out of memory{f' ({error})' if str(error) else ''}", 1)
+    except Exception as error:
+        return _fail(_explain(error, verbose="-v" in words or "--verbose" in words), 1)
+
+
+def _open_streams() -> None:
+    """Who started us may have closed them, and then Python has none (and the first socket would be standard input)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (for as long as we run)
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        lossless = out.errors == "surrogateescape" and out.encoding.lower() == "utf-8"
+        if out.errors in ("strict", "surrogateescape") and not lossless:
+            out.reconfigure(errors="replace")  # a sign that the terminal does not know is no reason to fail
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(version())
+        return 0
+    name = "serve" if words[0].startswith("-") else words.pop(0)  # a llama-server command line works as it is
+    if words and f"{name} {words[0]}" in (c.name for c in COMMANDS):
+        name += f" {words.pop(0)}"
+    command = next((c for c in COMMANDS if c.name == name), None)
+    if command is None:
+        line = unknown("--" + name, [f"--{c.name}" for c in COMMANDS]).replace("--", "").replace("flag", "command")
+        raise UsageError(f"{line}; `logitless --help` lists them")
+    groups = command.groups
+    if "-h" in words or "--help" in words:
+        from logitless.cli.flags import help
+
+        print(help.of_command(f"{command.name} {command.usage}", command.summary, groups))
+        return 0
+    if "--version" in words:
+        print(version())
+        return 0
+    flags = [f for g in groups for f in g.flags]
+    options = parse(flags, words, os.environ)
+    if getattr(options, "verbose", False):
+        for notice in options.notices:
+            print(f"logitless: {notice}", file=sys.stderr)
+    code: int = importlib.import_module(f"logitless.cli.commands.{command.module}").run(options)
+    sys.stdout.flush()
+    return code
+
+
+def overview() -> str:
+    from logitless.cli.flags import help
+
+    rows = help.table(((c.name, c.summary) for c in COMMANDS), left=14)
+    return (
+        "usage: logitless COMMAND [flags]\n\n"
+        "Serves a GGUF model over OpenAI's API, with sampling on the device.\n\n"
+        f"Commands:\n{rows}\n\n"
+        "`logitless COMMAND --help` shows a command's flags. Flags without a command mean `serve`."
+    )
+
+
+def version() -> str:
+    from importlib import metadata
+
+    try:
+        return f"logitless {metadata.version('logitless')}"
+    except metadata.PackageNotFoundError:
+        return "logitless (from source)"
+
+
+def _fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print("logitless: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _explain(error: Exception, verbose: bool) -> str:
+    """One line about an exception: the user's errors speak for themselves, ours say where they happened."""
+    from logitless.backends.errors import DeviceError
+    from logitless.engine.errors import RequestError
+    from logitless.models.errors import ModelFileError
+
+    if isinstance(error, DeviceError | ModelFileError | RequestError):
+        return str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {reason}" if error.filename else reason
+    if verbose:
+        traceback.print_exception(error, file=sys.stderr)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"internal error: {type(error).__name__}: {error}{where}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Files that a command will write: whether it can is better known before hours of work than after."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from logitless.cli.flags.flags import CliError
+from logitless.models.gguf.atomic_write import part_of
+
+
+def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | Path | None]] = ()) -> None:
+    """CliError: no file of this name can be made there, or it is that of another flag, which it would replace.
+
+    A file is written beside its name and then takes it, so a device (/dev/null) or a folder would be replaced.
+    """
+    for other, name in others:
+        if name and _files(name) & _files(path):
+            raise CliError(f"{flag}: {path} is the file of {other}, and would take its place")
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise CliError(f"{folder}: no such folder")
+    if Path(path).exists() and not Path(path).is_file():
+        raise CliError(f"{path}: is not a regular file")
+    part = part_of(path)
+    try:
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise CliError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _files(path: str | Path) -> set[str]:
+    """What tells a file from others; parts of one split model count as one."""
+    names = {os.path.abspath(path), os.path.realpath(path)}
+    return {re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"\1", name) for name in names}

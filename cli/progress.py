@@ -1,0 +1,49 @@
+"""What the first start shows while kernels are compiled for this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+
+class CompileProgress:
+    """One line that counts kernels on a terminal; elsewhere a line at the first kernel and then every five seconds."""
+
+    def __init__(self) -> None:
+        self.n_kernels = 0
+        self.happened = False  # in this process, at any time
+        self._began = 0.0
+        self._shown = float("-inf")
+
+    def __call__(self, kernel: str, n_waiting: int) -> None:
+        """A kernel is about to be compiled, and so many more wait."""
+        if not self.n_kernels:
+            self._began = time.monotonic()
+        self.n_kernels += 1
+        self.happened = True
+        line = f"compiling kernels for this machine, once: {self.n_kernels} of {self.n_kernels + n_waiting}"
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            if sys.stderr.isatty():
+                print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            elif time.monotonic() - self._shown >= 5:
+                self._shown = time.monotonic()
+                print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Nothing more is compiled for now."""
+        if self.n_kernels:
+            start = "\n" if sys.stderr.isatty() else ""
+            print(f"{start}compiled {self.n_kernels} in {time.monotonic() - self._began:.0f} s", file=sys.stderr)
+        self.n_kernels = 0
+
+
+COMPILING = CompileProgress()
+
+
+def show_compiling() -> CompileProgress:
+    """From now on, kernels that are compiled are shown."""
+    from logitless.backends.cpu.compiler import jit
+
+    jit.on_compile = COMPILING
+    return COMPILING

@@ -1,0 +1,261 @@
+"""What `finetune`, `train` and `example` share: devices; and from flags to a run, its saves, progress and summary."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from logitless.cli.flags.flags import CliError, UsageError
+from logitless.cli.outputs import check_output
+from logitless.cli.progress import COMPILING, show_compiling
+from logitless.cli.setup import engine
+
+if TYPE_CHECKING:
+    from logitless.graph.execution.session import Session
+    from logitless.models.chat.template import ChatTemplate
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.hparams.hparams import Hparams
+    from logitless.models.tokenizer import Tokenizer
+    from logitless.training.checkpoint import Checkpoint
+    from logitless.training.data.load import DataOptions
+    from logitless.training.data.packing import Dataset
+    from logitless.training.data.tokenize_rows import I32
+    from logitless.training.trainable import Trainable
+    from logitless.training.trainer import Settings, Trainer
+
+MakeTrainable = Callable[["Session", "GGUFFile", "Hparams"], "Trainable"]
+ADAM_ITER = 256  # steps of a run that is told neither steps nor epochs
+
+
+def settings(o: SimpleNamespace) -> Settings:
+    from logitless.training.schedule import OptimizerSettings, Schedule
+    from logitless.training.trainer import Settings
+
+    old = o.learning_rate is None  # llama-finetune's flags choose its schedule, the older trainer's flags theirs
+    schedule = Schedule(
+        alpha=o.adam_alpha if old else o.learning_rate,
+        kind="cosine" if old else "halving" if o.learning_rate_min > 0 else "constant",
+        warmup=o.warmup if old else 0,
+        cos_decay_steps=o.cos_decay_steps,
+        cos_decay_min=o.cos_decay_min,
+        cos_decay_restart=o.cos_decay_restart,
+        enable_restart=o.enable_restart,
+        min_alpha=o.adam_min_alpha,
+        lr_min=o.learning_rate_min,
+        decay_epochs=o.decay_epochs,
+    )
+    decay = o.adam_decay if o.optimizer == "adamw" else 0.0
+    optimizer = OptimizerSettings(
+        kind=o.optimizer,
+        beta1=o.adam_beta1,
+        beta2=o.adam_beta2,
+        eps=o.adam_eps,
+        decay=decay if o.weight_decay is None else o.weight_decay,
+        decay_min_ndim=o.adam_decay_min_ndim,
+        gclip=o.adam_gclip,
+    )
+    return Settings(
+        n_ctx=o.ctx_size,
+        n_batch=o.batch_size,
+        grad_acc=o.grad_acc,
+        n_epochs=max(0, o.epochs),
+        max_steps=o.adam_iter or (ADAM_ITER if o.epochs <= 0 else 0),
+        save_every=o.save_every,
+        checkpointing=o.use_checkpointing,
+        validate_every=o.validate_every,
+        schedule=schedule,
+        optimizer=optimizer,
+    )
+
+
+def data_options(o: SimpleNamespace) -> DataOptions:
+    from logitless.training.data.load import DataOptions
+    from logitless.training.data.packing import SampleOptions
+
+    start = o.sample_start
+    if start is not None and o.escape:
+        start = start.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    return DataOptions(
+        n_ctx=o.ctx_size,
+        stride=o.stride,
+        pack=o.pack,
+        sample_start=start,
+        include_sample_start=o.include_sample_start,
+        overlapping_samples=o.overlapping_samples,
+        samples=SampleOptions(
+            fill_with_next=o.fill_with_next_samples,
+            separate_with_eos=o.separate_with_eos,
+            separate_with_bos=o.separate_with_bos,
+            random_offsets=o.sample_random_offsets,
+        ),
+    )
+
+
+@contextmanager
+def open_session(o: SimpleNamespace) -> Iterator[Session]:
+    """A session on the devices of --device, while the kernels of training are made ready."""
+    from logitless.backends.cpu.compiler import warmup
+    from logitless.backends.registry import open_backends
+    from logitless.graph.execution.session import Session
+
+    show_compiling()
+    warmup.begin_training()
+    session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
+    try:
+        yield session
+    finally:
+        COMPILING.end()
+        session.close()
+
+
+def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
+    """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
+    from logitless.backends import self_test
+    from logitless.models import tokenizer
+    from logitless.models.chat.template import from_metadata
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.training.reporting.plot import refusal
+
+    if not o.file:
+        raise UsageError("--file FILE is required: the text or the .jsonl file to learn from")
+    if o.plot and (reason := refusal(o.plot)):
+        raise UsageError(f"--plot: {reason}")
+    check_outputs(o, output)
+    began = time.monotonic()
+    with GGUFFile.open(model) as gguf, open_session(o) as session:
+        h = engine.hparams_of_writer(gguf, model)
+        vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
+        template = from_metadata(gguf.metadata, vocabulary)
+        trainer_settings, dataset, indices = prepare(o, vocabulary, template)
+        trainer = make_trainer(o, make(session, gguf, h), trainer_settings, dataset, indices)
+        if len(session.backends) > 1:
+            self_test.examine_all(session, trainer.steps.everything())
+        if resumed is not None:
+            same = resumed.restore(trainer, force_reshuffle=o.force_reshuffle)
+            done = trainer.counters.iterations
+            note = "" if same else "; the samples are not those of the checkpoint, their order begins anew"
+            print(f"logitless: going on after iteration {done}{note}", file=sys.stderr)
+        _fit(o, trainer, gguf, h, output, began)
+    return 0
+
+
+def check_outputs(o: SimpleNamespace, output: str) -> None:
+    """CliError: a file of the run cannot be written, or would take the place of one that it reads or also writes."""
+    read = {"-m": getattr(o, "model", None), "--vocab-model": getattr(o, "vocab_model", None), "--file": o.file}
+    others = [*read.items(), ("--checkpoint-in", newest(o.checkpoint_in, o))]
+    # of the names with a step's number those count that a file which is read has
+    numbers = [0, *map(int, re.findall(r"\d+", " ".join(Path(path).name for _, path in others if path)))]
+
+    def names(pattern: str) -> list[Path]:
+        return list(dict.fromkeys(path for n in numbers for path in named(pattern, n, o)))
+
+    result = "--lora-out" if getattr(o, "lora_out", None) else "-o"
+    plotted = [Path(o.plot)] if o.plot else []  # has no number
+    for flag, paths in ((result, names(output)), ("--plot", plotted), ("--checkpoint-out", names(o.checkpoint_out))):
+        if flag == "--checkpoint-out":  # the next one may replace the one that the run goes on from
+            others = [other for other in others if other[0] != "--checkpoint-in"]
+        for path in paths:
+            check_output(path, flag, others)
+        others += [(flag, path) for path in paths]
+
+
+def prepare(
+    o: SimpleNamespace, vocabulary: Tokenizer, template: ChatTemplate | None
+) -> tuple[Settings, Dataset, tuple[I32, I32]]:
+    """(settings, dataset, (training, validation) indices), with everything wrong about them said in one line."""
+    from logitless.training.data.load import load_dataset
+    from logitless.training.data.sampler import split_windows
+    from logitless.training.errors import TrainingError
+
+    try:
+        wanted = settings(o)
+        dataset = load_dataset(o.file, vocabulary, template, data_options(o))
+        return wanted, dataset, split_windows(dataset, o.val_split, max(0, o.seed))
+    except TrainingError as error:
+        raise CliError(str(error)) from None
+
+
+def make_trainer(
+    o: SimpleNamespace, trainable: Trainable, wanted: Settings, dataset: Dataset, indices: tuple[I32, I32]
+) -> Trainer:
+    from logitless.training.data.sampler import Order
+    from logitless.training.schedule import Stopping
+    from logitless.training.trainer import Trainer
+
+    order = Order(dataset, indices[0], Path(o.file).name, max(0, o.seed), shuffle=o.shuffle)
+    stopping = Stopping(o.opt_past, o.opt_delta, o.opt_max_no_improvement, o.adam_epsf)
+    return Trainer(trainable, wanted, order, indices[1], stopping=stopping)
+
+
+def _fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
+    from logitless.training.checkpoint import save_checkpoint
+    from logitless.training.reporting.plot import plot
+    from logitless.training.reporting.progress import Reporter, clock, uncertain
+    from logitless.training.save import save_result
+    from logitless.training.trainer import Finished, Save, Validated
+
+    terminal = sys.stderr.isatty()
+
+    def show(text: str, final: bool) -> None:
+        COMPILING.end()
+        end = "\n" if final or not terminal else ""
+        print(f"\r{text:<80}" if terminal else text, end=end, file=sys.stderr, flush=True)
+
+    COMPILING.end()
+    t = trainer.trainable
+    bytes_of_optimizer = trainer.steps.optimizer_nbytes
+    print(
+        f"logitless: {t.kind}: {t.n_params} parameters in {len(t.params)} tensors, optimizer {bytes_of_optimizer} "
+        f"bytes; {len(trainer.order)} samples to train on, {len(trainer.validation_indices)} to validate, "
+        f"{trainer.n_steps} steps on {', then '.join(b.name for b in t.session.backends)}",
+        file=sys.stderr,
+    )
+    reporter = Reporter(show, terminal=terminal)
+    last_validation = None
+    reason = ""
+    for event in trainer.work():
+        reporter(event)
+        if isinstance(event, Validated):
+            last_validation = event.result
+        elif isinstance(event, Save):
+            at = time.monotonic()
+            for path in named(output, event.iteration, o):
+                save_result(path, t, gguf, h, o.output_type)
+            for path in named(o.checkpoint_out, event.iteration, o):
+                save_checkpoint(path, trainer, h.arch)
+            reporter.outside(time.monotonic() - at)
+        elif isinstance(event, Finished):
+            reason = event.reason
+    c = trainer.counters
+    print(f"logitless: {reason}: {c.iterations} steps, {c.samples} samples, {c.tokens} tokens", file=sys.stderr)
+    if reporter.losses:
+        first, last = reporter.losses[0][1], reporter.losses[-1][1]
+        line = f"logitless: training loss {first:.4f} → {last:.4f}"
+        if last_validation is not None:
+            found = uncertain(last_validation.loss, last_validation.loss_uncertainty, 4)
+            line += f", validation loss {found}, accuracy {100 * last_validation.accuracy:.1f} %"
+        print(line, file=sys.stderr)
+    print(f"logitless: total training time {clock(time.monotonic() - began)}", file=sys.stderr)
+    if o.plot:
+        plot(o.plot, {"training": reporter.losses, "validation": reporter.validations}, "loss")
+
+
+def named(pattern: str, iteration: int, o: SimpleNamespace) -> list[Path]:
+    """The files of a save: a name with ITERATION is written under the number and under LATEST, as llama.cpp's."""
+    if not pattern:
+        return []
+    path = Path(pattern)
+    if o.pattern_fn_it not in path.name:
+        return [path]
+    return [path.parent / path.name.replace(o.pattern_fn_it, text) for text in (str(iteration), o.fn_latest)]
+
+
+def newest(pattern: str, o: SimpleNamespace) -> Path | None:
+    """The last file that `named` writes."""
+    return next(reversed(named(pattern, 0, o)), None)

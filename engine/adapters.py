@@ -1,0 +1,188 @@
+"""The adapters and whole finetunes that a server knows: by id and by name, with the scales that requests get which do
+not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from logitless.engine.errors import InvalidRequest, ServerFault
+from logitless.engine.kv_cache.slot_files import AdapterNames
+from logitless.engine.requests import Lora
+from logitless.models.adapters.adapter_bank import BASE, AdapterBank, Choice
+from logitless.models.adapters.full_finetunes import WeightSets, digest_of
+from logitless.models.adapters.lora import Adapter
+
+MAX_RESIDENT = 16  # adapters on the device beside those of running requests
+MAX_WEIGHTS = 2  # whole models likewise
+Source = Callable[[], Adapter]
+
+
+class _Torn(Exception):
+    """A stack of adapters would grow although there are free columns enough."""
+
+
+@dataclass
+class Entry:
+    """An adapter, or a whole model where `source` is None. Its numbers are read when a request first wants them, and
+    stay on the device while there is room."""
+
+    id: int
+    name: str  # "" for one that has no name of a model
+    path: str
+    source: Source | None
+    scale: float = 0.0
+    metadata: dict[str, str] = field(default_factory=dict)
+    handle: int = 0
+    digest: str = ""  # of its numbers, once they have been read
+    last_used: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return self.source is None
+
+
+class Adapters:
+    """`find` and `entries` may be read by any thread; everything else belongs to the engine's."""
+
+    def __init__(
+        self,
+        bank: AdapterBank,
+        weight_sets: WeightSets,
+        in_use: Callable[[], Iterable[Choice]] = tuple,
+        remembered: Callable[[], Iterable[Choice]] = tuple,
+    ) -> None:
+        self._bank, self._weight_sets = bank, weight_sets
+        self.in_use = in_use  # what running and waiting requests have
+        self.remembered = remembered  # what slots were computed with
+        self.entries: list[Entry] = []
+        self._by_name: dict[str, Entry] = {}
+        self._clock = 0
+
+    def add(
+        self,
+        path: str | Path,
+        source: Source | None,
+        *,
+        name: str = "",
+        scale: float = 0.0,
+        metadata: dict[str, str] | None = None,
+    ) -> int:
+        """Make an adapter known, or (without a source) the whole model in a file; its id.
+
+        A name that is known already gets the new numbers, in requests that come.
+        """
+        known = self._by_name.get(name) if name else None
+        if known is not None:
+            known.path, known.source, known.handle = str(path), source, 0
+            known.digest = ""
+            return known.id
+        entry = Entry(len(self.entries), name, str(path), source, scale, metadata or {})
+        self.entries.append(entry)
+        if name:
+            self._by_name[name] = entry
+        return entry.id
+
+    def find(self, name: str) -> int | None:
+        """The id of a model's name, such as ft:…"""
+        entry = self._by_name.get(name)
+        return None if entry is None else entry.id
+
+    def set_scales(self, scales: dict[int, float]) -> None:
+        """What requests get that name no adapters; adapters that are not listed get none."""
+        for entry in self.entries:
+            entry.scale = scales.get(entry.id, 0.0)
+
+    def resolve(self, lora: Lora | None) -> Choice:
+        """What a request asks for, on the device. InvalidRequest for an id that is not known."""
+        wanted = dict(lora) if lora is not None else {entry.id: entry.scale for entry in self.entries}
+        for id in wanted:
+            if not 0 <= id < len(self.entries):
+                raise InvalidRequest(f"field 'lora': there is no adapter {id}")
+        chosen = [(self.entries[id], scale) for id, scale in sorted(wanted.items()) if scale]
+        self._clock += 1
+        try:
+            return self._placed(chosen)
+        except _Torn:  # what nobody needs now goes, and these are placed from the first column on
+            for entry, _ in chosen:
+                entry.handle = entry.handle if entry.whole else 0  # who runs keeps its own
+            self._make_room(self._bank, BASE, 1)
+            return self._placed(chosen, grows=True)
+
+    def _placed(self, chosen: list[tuple[Entry, float]], *, grows: bool = False) -> Choice:
+        choice = BASE
+        for entry, scale in chosen:
+            entry.last_used = self._clock
+            handle = self._handle(entry, choice, grows=grows)
+            if entry.whole:
+                choice = choice._replace(weights=handle)
+            else:
+                choice = choice._replace(mix=(*choice.mix, (handle, scale)))
+        return choice
+
+    def names(self, choice: Choice) -> AdapterNames:
+        """A mixture as another process can find it again."""
+        weights = ((self._weight_sets.digest(choice.weights), 1.0),) if choice.weights else ()
+        return (*weights, *self._bank.digests(choice.mix))
+
+    def choice_of(self, names: AdapterNames) -> Choice:
+        """The mixture of these adapters, on the device. InvalidRequest where it does not give the same bits here."""
+        found: dict[int, float] = {}
+        for digest, scale in names:
+            alike = (entry for entry in self.entries if self._digest(entry) == digest and entry.id not in found)
+            entry = next(alike, None)
+            if entry is None:
+                raise InvalidRequest(f"the state was computed with a finetune that is not loaded here ({digest[:40]})")
+            found[entry.id] = scale
+        choice = self.resolve(tuple(found.items()))
+        if self.names(choice) != names:  # sums in another order round differently
+            raise InvalidRequest("the state was computed with several adapters that were loaded in another order")
+        return choice
+
+    def _digest(self, entry: Entry) -> str:
+        if not entry.digest:
+            try:
+                entry.digest = entry.source().digest if entry.source is not None else digest_of(entry.path)
+            except (OSError, ValueError):  # whoever wants this one will be told
+                return ""
+        return entry.digest
+
+    def _handle(self, entry: Entry, besides: Choice, *, grows: bool) -> int:
+        """`besides`: what it follows. Products are added in the order of columns, so an adapter that lies before those
+        is brought there once more, or bits would depend on who was used first."""
+
+        def fits(handle: int) -> bool:
+            return handle in self._weight_sets if entry.whole else self._bank.follows(handle, besides.mix)
+
+        if not fits(entry.handle):
+            twin = next((e for e in self.entries if e.path == entry.path and fits(e.handle)), entry)
+            entry.handle = twin.handle
+        if not fits(entry.handle):
+            try:
+                if entry.source is None:
+                    self._make_room(self._weight_sets, besides, MAX_WEIGHTS)
+                    entry.handle = self._weight_sets.put(entry.path)
+                else:
+                    adapter = entry.source()
+                    self._make_room(self._bank, besides, MAX_RESIDENT)
+                    if not grows and self._bank.is_torn(adapter.rank, besides.mix):
+                        raise _Torn
+                    entry.handle = self._bank.put(adapter, besides.mix)
+            except (MemoryError, OSError, ValueError) as error:
+                said = str(error) or "out of memory"
+                raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {said}") from None
+        return entry.handle
+
+    def _make_room(self, held: AdapterBank | WeightSets, besides: Choice, limit: int) -> None:
+        """Only what something needs, and of the rest what was used last."""
+
+        def handles(choices: Iterable[Choice]) -> set[int]:
+            if held is self._weight_sets:
+                return {choice.weights for choice in choices}
+            return {handle for choice in choices for handle, _ in choice.mix}
+
+        wanted = handles([besides, *self.in_use()])
+        idle = [e for e in self.entries if e.whole == (held is self._weight_sets) and e.handle in held]
+        idle = sorted((e for e in idle if e.handle not in wanted), key=lambda e: -e.last_used)
+        held.keep(wanted | {e.handle for e in idle[: limit - 1]}, handles(self.remembered()))

@@ -1,0 +1,448 @@
+"""The engine's thread and its asyncio side: requests go in by an inbox, one step's events come back by one call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from logitless.engine.adapters import Adapters
+from logitless.engine.errors import RequestError, ServerFault, Unavailable
+from logitless.engine.latency import Latencies
+from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
+from logitless.engine.sleep import Sleep
+from logitless.engine.stream import Stream
+from logitless.engine.time_sharing import Background, Turns
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.tokenizer import Tokenizer
+from logitless.server.config import ModelInfo
+
+if TYPE_CHECKING:
+    from logitless.engine.finetuning.worker import Tuning
+    from logitless.engine.runner.embedder import Embedder
+    from logitless.engine.runner.model_runner import Engine
+    from logitless.engine.scheduler.scheduler import Scheduler
+    from logitless.engine.scheduler.slot_claims import Claim
+    from logitless.engine.sequence import Sequence as Generation
+
+log = logging.getLogger("logitless.service")
+T = TypeVar("T")
+SWITCH = 0.0005  # seconds that one thread lets the other wait for Python's lock, which each write to a socket gives up
+PAUSE = 0.2  # seconds without work before each thing that is made ahead; before the first request none
+ALONE = 0.02  # seconds of training at a time while nobody else needs the device
+RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One loaded model and everything that a request needs of it."""
+
+    scheduler: Scheduler
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    info: ModelInfo
+    adapters: Adapters | None = None
+    engine: Engine | None = None
+    tuning: Tuning | None = None
+    train_share: float = 0.5  # of the device's time while requests run
+    embedder: Embedder | None = None
+    sleep: Sleep | None = None
+
+    def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
+        """Make one more thing that requests would otherwise wait for. False: all is made. `wanted`: one waits."""
+        from logitless.models.grammar import vocabulary
+
+        self.scheduler.prepare_ahead(wanted)
+        if self.engine is not None and self.engine.prepare_ahead(wanted):
+            return True
+        return self.info.generates and vocabulary.prepare_ahead(self.tokenizer)
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """One sequence that runs for a stream; belongs to the engine's thread."""
+
+    sequence: Generation
+    stream: Stream
+    index: int
+    submitted: float
+    last_token: float = 0.0
+
+
+class Service:
+    """Owns the engine's thread. Every method is for the event loop's thread, except those marked."""
+
+    def __init__(self) -> None:
+        self.latency = Latencies()
+        self.served: Served | None = None  # None: still loading
+        self.listeners: set[asyncio.Event] = set()  # set whenever something about a fine-tuning job is new
+        self._loop: asyncio.AbstractEventLoop
+        self._loaded: asyncio.Future[Served]
+        self._ended: asyncio.Future[None]
+        self._fault: ServerFault | None = None  # why the thread ended by itself
+        self._owed: set[asyncio.Future[Any]] = set()  # what the thread has to answer
+        self._streams: set[Stream] = set()
+        self._drained: asyncio.Event
+        self._accepting = True
+        self._stopping = False
+        self._inbox: deque[Callable[[Scheduler], None]] = deque()
+        self._wake = threading.Event()
+        self._tickets: dict[int, _Ticket] = {}  # by id() of the sequence; the engine thread's
+        self._asked = False  # whether there was a request; the engine thread's
+        self._thread: threading.Thread | None = None
+        self._sleep: Sleep | None = None  # the engine thread's
+
+    def start(self, build: Callable[[], Served]) -> None:
+        """Load the model on the engine's thread; returns at once."""
+        sys.setswitchinterval(SWITCH)
+        self._loop = asyncio.get_running_loop()
+        self._loaded = self._loop.create_future()
+        self._loaded.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error counts as seen
+        self._ended = self._loop.create_future()
+        self._drained = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(build,), name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the model is not in memory because nobody needed it."""
+        return self.served is not None and self.served.sleep is not None and self.served.sleep.asleep
+
+    async def loaded(self) -> Served:
+        """Wait for the model; raises what `build` raised."""
+        return await asyncio.shield(self._loaded)
+
+    @property
+    def n_streams(self) -> int:
+        """Those that are answered, or wait for it."""
+        return len(self._streams)
+
+    async def submit(self, requests: Sequence[CompletionRequest], client: str = "") -> Stream:
+        """Queue a client's requests, all or none. Raises the RequestError of the first that cannot be served."""
+        if self.served is None:
+            raise Unavailable("Loading model")
+        if not self._accepting:
+            raise Unavailable("the server is shutting down")
+        stream = Stream(self, len(requests))
+        admitted: asyncio.Future[None] = self._owe()
+        self._streams.add(stream)
+        self._post(lambda scheduler: self._admit(scheduler, requests, client, stream, admitted))
+        try:
+            await admitted
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def ask(self, question: Callable[[Scheduler], T], *, wakes: bool = True) -> T:
+        """The answer of `question(scheduler)`, put between two steps. Unavailable when the engine ends first.
+
+        `wakes`: a model that sleeps is loaded first."""
+        answer: asyncio.Future[T] = self._owe()
+        self._post(lambda scheduler: self._answer(answer, question, scheduler, wakes))
+        return await answer
+
+    async def ask_about(self, ids: Sequence[int], question: Callable[[Scheduler], T], timeout: float) -> T:
+        """The same, put when none of these slots runs anything. Unavailable after `timeout` seconds; whoever does not
+        want to wait any longer cancels."""
+        answer: asyncio.Future[T] = self._owe()
+        made: list[Claim] = []
+
+        def claim(scheduler: Scheduler) -> None:
+            made.append(scheduler.claims.add(ids, lambda: self._answer(answer, question, scheduler)))
+
+        def withdraw(scheduler: Scheduler) -> None:
+            for old in made:
+                scheduler.claims.withdraw(old)
+
+        self._post(claim)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise Unavailable(f"slot {', '.join(map(str, ids))} is processing a request; try again later") from None
+        finally:
+            self._post(withdraw)
+
+    async def end_reasoning(self, stream: Stream) -> bool:
+        """Have the stream's sequences end their reasoning with the next token; False: none is reasoning."""
+
+        def end(_: Scheduler) -> bool:
+            thoughts = [t.sequence.thoughts for t in self._tickets.values() if t.stream is stream]
+            return sum([thought.end() for thought in thoughts if thought is not None]) > 0
+
+        return await self.ask(end)
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop the stream's sequences."""
+        self.forget(stream)
+        self._post(lambda scheduler: self._cancel(scheduler, stream))
+
+    def forget(self, stream: Stream) -> None:
+        """The stream needs nothing more."""
+        self._streams.discard(stream)
+        if not self._streams and not self._accepting:
+            self._drained.set()
+
+    async def stop(self, timeout: float = 5.0) -> None:
+        """Refuse new requests, let running ones finish for most of `timeout`, cancel the rest, end the thread."""
+        self._accepting = False
+        if self._thread is None:
+            return
+        began = self._loop.time()
+        if self._streams:
+            try:
+                async with asyncio.timeout(timeout * 0.6):
+                    await self._drained.wait()
+            except TimeoutError:
+                failed = Failed(Unavailable.code, Unavailable.type, "the server is shutting down")
+                for stream in list(self._streams):
+                    stream.fail(failed)
+                    self.cancel(stream)
+        self._stopping = True
+        self._wake.set()
+        if self.served is None:  # loading cannot be interrupted, and leaves nothing undone
+            return
+        try:
+            async with asyncio.timeout_at(began + timeout * 0.9):
+                await self._ended
+        except TimeoutError:
+            log.warning("the engine is still busy; leaving it behind")
+
+    async def ended(self) -> None:
+        """Wait until the engine's thread has ended. ServerFault says why, if nobody has stopped it."""
+        await asyncio.shield(self._ended)
+        if self._fault is not None:
+            raise self._fault
+
+    def _owe(self) -> asyncio.Future[Any]:
+        """Something that the engine's thread will answer; an error if it ends."""
+        if self._ended.done():
+            raise self._gone()
+        owed: asyncio.Future[Any] = self._loop.create_future()
+        self._owed.add(owed)
+        owed.add_done_callback(self._owed.discard)
+        return owed
+
+    def _gone(self) -> Unavailable:
+        return Unavailable("the server is shutting down" if self._fault is None else self._fault.message)
+
+    def _over(self, error: BaseException | None) -> None:
+        """The engine's thread has ended: nobody waits for it any more."""
+        if error is not None and self.served is None:
+            _resolve(self._loaded, None, error)
+        elif error is not None:
+            self._fault = ServerFault(f"the engine has ended: {_line(error)}")
+            log.error("%s", self._fault.message)
+        self._accepting = False
+        gone = self._gone()
+        for stream in list(self._streams):
+            stream.fail(Failed(gone.code, gone.type, gone.message))
+        for owed in list(self._owed):
+            _resolve(owed, None, gone)
+        _resolve(self._ended, None, None)
+
+    def _post(self, call: Callable[[Scheduler], None]) -> None:
+        self._inbox.append(call)
+        self._wake.set()
+
+    def _load_done(self, served: Served) -> None:
+        self.served = served
+        self._loaded.set_result(served)
+
+    # -- on the engine's thread
+
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # the loop was closed under us
+            self._stopping = True
+
+    def _answer(
+        self, answer: asyncio.Future[T], question: Callable[[Scheduler], T], scheduler: Scheduler, wakes: bool = True
+    ) -> None:
+        try:
+            if wakes:
+                self._use_model()
+            self._tell(_resolve, answer, question(scheduler), None)
+        except Exception as error:
+            self._tell(_resolve, answer, None, error)
+
+    def _run(self, build: Callable[[], Served]) -> None:
+        ended_by: BaseException | None = None
+        try:
+            served = build()
+            self._sleep = served.sleep
+            self._use_model()
+            self._tell(self._load_done, served)
+            turns, background = Turns(served.train_share), self._background(served)
+            while True:
+                self._wake.clear()  # before the inbox is read: what comes later wakes us
+                while self._inbox:
+                    self._inbox.popleft()(served.scheduler)
+                if self._stopping:
+                    break
+                waiting = served.scheduler.idle or not self._tickets  # what no one waits for need not run
+                began = time.perf_counter()
+                left = ALONE if waiting else turns.left
+                if background is not None and background.ready and left > 0:
+                    if self._ready_for_training():
+                        background.run(left)
+                    if not waiting:
+                        turns.ran(time.perf_counter() - began)
+                elif waiting and background is not None and background.pending:
+                    self._wake.wait()
+                elif waiting:
+                    self._wait(served)
+                else:
+                    self._step(served.scheduler)
+                    turns.stepped(time.perf_counter() - began)
+            if background is not None:
+                background.close()
+        except BaseException as error:
+            log.debug("the engine's thread ended", exc_info=True)
+            ended_by = error
+        self._tell(self._over, ended_by)
+
+    def _wait(self, served: Served) -> None:
+        """Until there is something to do; the model goes to sleep when that takes too long."""
+        sleep, scheduler, wanted = self._sleep, served.scheduler, self._wake.is_set
+        if scheduler.idle:
+            while not self._wake.wait(PAUSE if self._asked else 0.0) and (sleep is None or sleep.left()):
+                if not served.prepare_ahead(wanted):
+                    break
+        if sleep is None or not scheduler.idle:
+            self._wake.wait()
+        elif not self._wake.wait(sleep.left()):
+            sleep.begin(scheduler.count)
+            log.info("nobody needed the model for %g seconds: it sleeps", sleep.seconds)
+
+    def _use_model(self) -> None:
+        """Somebody needs it now. ServerFault: it sleeps and cannot be loaded again."""
+        if self._sleep is not None and self._sleep.use():
+            log.info("the model is awake")
+
+    def _ready_for_training(self) -> bool:
+        try:
+            self._use_model()
+        except ServerFault as error:
+            log.error("training waits: %s", error)
+            self._wake.wait(RETRY)
+            return False
+        return True
+
+    def _background(self, served: Served) -> Background | None:
+        if served.tuning is None:
+            return None
+        served.tuning.wake = self._wake.set
+        served.tuning.on_change = lambda: self._tell(self._changed)
+        return served.tuning
+
+    def _changed(self) -> None:
+        """On the event loop: something about a job is new."""
+        for listener in self.listeners:
+            listener.set()
+
+    def _admit(
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[CompletionRequest],
+        client: str,
+        stream: Stream,
+        admitted: asyncio.Future[None],
+    ) -> None:
+        now = time.perf_counter()
+        self._asked = True
+        try:
+            self._use_model()
+            for index, request in enumerate(requests):
+                sequence = scheduler.submit(request, client)
+                self._tickets[id(sequence)] = _Ticket(sequence, stream, index, now)
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                log.error("submit failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
+            self._cancel(scheduler, stream)
+            self._tell(_resolve, admitted, None, error)
+        else:
+            self._tell(_resolve, admitted, None, None)
+
+    def _cancel(self, scheduler: Scheduler, stream: Stream) -> None:
+        for key, ticket in list(self._tickets.items()):
+            if ticket.stream is stream:
+                del self._tickets[key]
+                self._drop(scheduler, ticket)
+
+    def _drop(self, scheduler: Scheduler, ticket: _Ticket) -> None:
+        try:
+            scheduler.cancel(ticket.sequence)
+        except Exception as error:
+            log.error("cancel failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
+
+    def _step(self, scheduler: Scheduler) -> None:
+        began = time.perf_counter()
+        try:
+            try:
+                events = scheduler.step()
+            finally:
+                self._use_model()  # before anybody hears of it: idle time begins now
+        except Exception as error:
+            log.error("step failed: %s", _line(error), exc_info=log.isEnabledFor(logging.DEBUG))
+            self._fail_running(scheduler)
+            return
+        now = time.perf_counter()
+        self.latency.step.observe(now - began)
+        deliveries: list[tuple[Stream, int, Event]] = []
+        for sequence, event in events:
+            ticket = self._tickets.get(id(sequence))
+            if ticket is not None:
+                self._observe(ticket, event, now)
+                deliveries.append((ticket.stream, ticket.index, event))
+        if deliveries:
+            self._tell(_deliver, deliveries)
+
+    def _observe(self, ticket: _Ticket, event: Event, now: float) -> None:
+        if isinstance(event, Token):
+            if ticket.last_token:
+                self.latency.inter_token.observe(now - ticket.last_token)
+            else:
+                self.latency.first_token.observe(now - ticket.submitted)
+            ticket.last_token = now
+        elif isinstance(event, Finished | Failed):
+            del self._tickets[id(ticket.sequence)]
+            if isinstance(event, Finished):
+                worked = (event.timings.prompt_ms + event.timings.predicted_ms) / 1000
+                self.latency.queue.observe(max(0.0, now - ticket.submitted - worked))
+
+    def _fail_running(self, scheduler: Scheduler) -> None:
+        """A step broke in a way that nobody foresaw: its requests end with 500, and the next ones are served."""
+        failed = Failed(500, "server_error", "the step that computed this request failed")
+        tickets = [ticket for ticket in self._tickets.values() if ticket.sequence.slot is not None]
+        tickets = tickets or list(self._tickets.values())
+        for ticket in tickets:
+            del self._tickets[id(ticket.sequence)]
+            self._drop(scheduler, ticket)
+        self._tell(_deliver, [(ticket.stream, ticket.index, failed) for ticket in tickets])
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _deliver(deliveries: list[tuple[Stream, int, Event]]) -> None:
+    for stream, index, event in deliveries:
+        stream.push(index, event)
+
+
+def _resolve(future: asyncio.Future[Any], value: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

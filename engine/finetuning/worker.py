@@ -1,0 +1,493 @@
+"""Fine-tuning jobs between requests' steps: one runs on the engine's thread, for as long as it may; others queue.
+
+A job's future is its checkpoint: after a kill it goes on from there to the same bytes. Adapters are published between
+two steps, and models where a job trains all weights; a request keeps the version that it began with.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Generator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from logitless.engine.errand import Errand
+from logitless.engine.finetuning.job import ENDED, RUNNING, Hyperparameters, Prepared, prepare, set_status
+from logitless.engine.finetuning.store import Row, Store, new_id
+from logitless.engine.stats import TrainingStats
+from logitless.models.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from logitless.engine.adapters import Adapters
+    from logitless.engine.runner.model_runner import Engine
+    from logitless.graph.execution.session import Session
+    from logitless.models.chat.template import ChatTemplate
+    from logitless.models.tokenizer import Tokenizer
+    from logitless.training.trainer import Event, Trainer
+
+log = logging.getLogger("logitless.tuning")
+CLOSE_SECONDS = 2.0  # that the server's end may wait for the end of an optimizer step
+SAVE_SECONDS = 30.0  # the most work that a kill may cost, about
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+class Tuning:
+    """`run` is for the engine's thread (logitless.engine.async_engine.Background), all other methods for any."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        adapters: Adapters,
+        base: str,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        names: Collection[str] | None = None,
+    ) -> None:
+        """`names`: jobs of models with other names are for other servers that share the store; None: all are ours."""
+        self.store, self.engine, self.adapters, self.base = store, engine, adapters, base
+        self._keeper = store.patient()  # of errands: what they have to tell waits for whoever has the store
+        self._names = names
+        self._tokenizer, self._template = tokenizer, template
+        self.on_change = on_change  # somebody should look: events, states
+        self.wake: Callable[[], None] = lambda: None  # the engine's thread has work
+        self.stats = TrainingStats()  # written by the engine's thread
+        self._lock = threading.Lock()
+        self._job: str | None = None  # the one that has the device
+        self._prepared: Prepared | Exception | None = None
+        self._trainer: Trainer | None = None
+        self._work: Generator[Event, None, None] | None = None
+        self._left_alone: set[str] = set()  # jobs whose end could not be kept
+        self._saved, self._saved_at = 0, 0.0  # the last checkpoint: optimizer steps in it, and when
+        self._settled = True  # the trainer is between two optimizer steps
+        self._errand: Errand | None = None  # of the job; nothing else is done for it meanwhile
+        self._then: Callable[[Any], None] = _nothing  # what to do with its result
+        self._session: Session | None = None  # that it is about
+        for job in self._jobs():
+            if job["status"] in RUNNING:
+                self._forget_undone(job["id"])
+            for row in reversed(store.checkpoints(job["id"])):
+                self._register(job, row["fine_tuned_model_checkpoint"], row["path"])
+            if store.checkpoints(job["id"]) and job.get("model_name"):
+                self._register(job, job["model_name"], store.checkpoints(job["id"])[0]["path"])
+        self._choose()
+
+    def _jobs(self) -> list[Row]:
+        """Those of this server, the oldest first."""
+        return [job for job in reversed(self.store.all("jobs")) if self._names is None or job["model"] in self._names]
+
+    # -- from outside
+
+    def created(self) -> None:
+        """There is a new job, or one may go on."""
+        self._choose()
+
+    def _choose(self) -> None:
+        """Give the device to the oldest job that waits for it."""
+        with self._lock:
+            if self._job is not None:
+                return
+            try:
+                jobs = self._jobs()
+            except OSError as error:
+                log.error("the jobs cannot be read: %s", error)
+                return
+            waiting = [job for job in jobs if job["status"] in RUNNING and job["id"] not in self._left_alone]
+            if not waiting:
+                return
+            self._job = waiting[0]["id"]
+        threading.Thread(target=self._prepare, args=(waiting[0],), name="tuning", daemon=True).start()
+
+    def _prepare(self, job: Row) -> None:
+        """Read and tokenize the data beside the engine's thread."""
+        try:
+            self.engine.prepare_training()
+            self._prepared = prepare(job, self.store, self._tokenizer, self._template)
+        except Exception as error:
+            self._prepared = error
+        self.wake()
+
+    def check(self, path: Path, filename: str) -> None:
+        """TrainingError names the line of a file that cannot be trained on."""
+        from logitless.training.data.dataset_rows import read_records
+        from logitless.training.data.tokenize_rows import texts_of
+
+        with path.open("rb") as file:
+            for _ in texts_of(read_records(file, filename), self._template, filename):
+                pass
+
+    @property
+    def ready(self) -> bool:
+        """Whether `run` has something to do."""
+        if self._errand is not None:
+            return self._errand.wants
+        return self._work is not None or self._prepared is not None
+
+    @property
+    def pending(self) -> bool:
+        return self._errand is not None and not self._errand.wants
+
+    # -- on the engine's thread
+
+    def run(self, seconds: float) -> None:
+        """Parts of the job's device runs for about so long, or something that has to be done around them.
+
+        Requests wait for it, so it ends where the next part would take too long: as long as it took before, or as the
+        last one where that is not known.
+        """
+        began = time.perf_counter()
+        until = began + seconds
+        try:
+            while (errand := self._errand) is not None and errand.wants:
+                self._attend(errand)
+                if time.perf_counter() > until:
+                    return
+            if self._errand is None and self.ready and self._goes_on():
+                while (following := self._part()) is not None:
+                    now = time.perf_counter()
+                    if now + (following or now - began) > until:
+                        break
+                    began = now
+        except Exception as error:
+            log.error("job %s failed: %s", self._job, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            self._fail(error)
+            self.on_change()
+
+    def _goes_on(self) -> bool:
+        """Whether the job has a run to go on with. It can be paused and cancelled only between optimizer steps."""
+        assert self._job is not None
+        if self._trainer is not None and self._trainer.trainable.session is not self.engine.session:
+            self._trainer = None  # the device was lost, and the run with it
+            self._leave()
+            return False
+        if not self._settled:
+            return True
+        job = self.store.get("jobs", self._job)
+        if job is None or job["status"] in (*ENDED, "paused"):  # it was cancelled or paused
+            if job is not None and job["status"] == "paused" and self._worth_saving:
+                self._send(partial(self._save, job), self._leave)
+            else:
+                self._leave()
+            self.on_change()
+            return False
+        if self._work is None:
+            prepared, self._prepared = self._prepared, None
+            if isinstance(prepared, Exception):
+                raise prepared
+            assert prepared is not None
+            self._send(partial(self._begin, job, prepared), self._begun)
+            return False
+        if job["status"] == "queued":  # paused and resumed before this thread looked
+            self._send(partial(self._update, job, status="running"))
+            return False
+        return True
+
+    def _part(self) -> float | None:
+        """Go on to what the trainer tells next: seconds of the next part (0: not known), or None where that is more
+        than the end of a part."""
+        from logitless.training.step import Part
+        from logitless.training.trainer import Settled
+
+        assert self._work is not None
+        assert self._job is not None
+        event = next(self._work)
+        self._settled = isinstance(event, Settled)
+        if isinstance(event, Part):
+            self.engine.session.wait()
+            return event.following
+        job = self.store.get("jobs", self._job)
+        if job is not None:
+            self._told(job, event)
+            self.on_change()
+        return None
+
+    # -- errands
+
+    def _send(self, call: Callable[[], Any], then: Callable[[Any], None] = _nothing) -> None:
+        """Have something done beside this thread, and nothing for the job until `then` has got what it returned."""
+        self._session, self._then = self.engine.session, then
+        self._errand = Errand(call, lambda: self.wake())
+        self._errand.start()
+
+    def _attend(self, errand: Errand) -> None:
+        """Give an errand what it asks for, or take what it brings."""
+        if not errand.over:
+            errand.serve()
+            return
+        self._errand = None
+        if self._session is not self.engine.session:  # the device was lost, whatever the errand says
+            self._trainer = None
+            self._leave()
+        else:
+            self._then(errand.result())
+        self.on_change()
+
+    def _on_device(self, call: Callable[[], Any]) -> Any:
+        """Have something done by the engine's thread, wherever this is called."""
+        errand = self._errand
+        return call() if errand is None or not errand.is_here else errand.ask(call)
+
+    def _begin(self, job: Row, prepared: Prepared) -> Trainer:
+        """An errand: a run at the place where the job stands, its plans thought out."""
+        from logitless.training.checkpoint import read_checkpoint
+        from logitless.training.trainable import LoraOptions, full, lora
+        from logitless.training.trainer import Trainer
+
+        h: Hyperparameters = prepared.hyperparameters
+        prefix = f"job.{job['id']}"
+        engine = self.engine
+        if h.full:
+            trainable = full(engine.session, engine.model, engine.gguf, engine.hparams, prefix=prefix)
+        else:
+            options = LoraOptions(h.lora_r, h.lora_alpha, seed=job["seed"])
+            trainable = lora(engine.session, engine.model, options, prefix)
+        trainable = replace(trainable, owner=self._on_device)
+        settings, validation = prepared.settings, prepared.validation
+        trainer = Trainer(trainable, settings, prepared.order, validation, prefix=prefix, apart=True)
+        try:
+            path = self._checkpoint_path(job["id"])
+            if path.exists():
+                read_checkpoint(path).restore(trainer)
+            engine.prepare_kernels(trainer.steps.plan_ahead(settings.grad_acc, validates=len(validation) > 0))
+            done = trainer.counters.iterations
+            self._keeper.forget_events(job["id"], done)
+            message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
+            self._keeper.add_event(job["id"], message)
+            self._update(job, status="running", started_at=job.get("started_at") or int(time.time()))
+        except BaseException:
+            trainer.steps.forget()
+            raise
+        return trainer
+
+    def _begun(self, trainer: Trainer) -> None:
+        self._trainer, self._work, self._settled = trainer, trainer.work(), True
+        stats = self.stats
+        stats.jobs_running, stats.loss, stats.valid_loss = 1, None, None
+        stats.step, stats.n_steps = trainer.counters.iterations, trainer.n_steps
+        self._saved, self._saved_at = trainer.counters.iterations, time.monotonic()
+
+    def close(self) -> None:
+        """The server ends: the job goes on from here when it starts again."""
+        until = time.perf_counter() + CLOSE_SECONDS
+        try:
+            while (self._errand is not None or self._within_step) and time.perf_counter() < until:
+                if self._errand is None:
+                    self._part()
+                elif self._errand.finish(until - time.perf_counter()):
+                    errand, self._errand = self._errand, None
+                    errand.result()
+                    if self._then == self._leave:  # the job was over, or paused
+                        self._trainer = None
+            if self._errand is None and self._worth_saving:
+                self._save({"id": self._job})
+        except Exception as error:
+            log.warning("the checkpoint of %s could not be written: %s", self._job, error)
+        self.store.close()
+
+    @property
+    def _within_step(self) -> bool:
+        return self._trainer is not None and not self._settled
+
+    @property
+    def _worth_saving(self) -> bool:
+        """In the middle of a step, the last checkpoint is what a job goes on from."""
+        return self._trainer is not None and self._settled and self._trainer.counters.iterations > self._saved
+
+    def _told(self, job: Row, event: Event) -> None:
+        from logitless.training.errors import TrainingError
+        from logitless.training.trainer import Finished, Save, Settled, Step, Validated
+
+        trainer = self._trainer
+        assert trainer is not None
+        stats = self.stats
+        if isinstance(event, Step):
+            stats.steps, stats.tokens = stats.steps + 1, stats.tokens + event.n_tokens
+            stats.step, stats.loss = event.iteration, event.loss
+            message = f"Step {event.iteration}/{event.n_steps}: training loss={event.loss:.4f}"
+            metrics = {
+                "step": event.iteration,
+                "train_loss": event.loss,
+                "train_mean_token_accuracy": event.accuracy,
+                "gradient_norm": event.norm,
+                "learning_rate": event.rate,
+                "total_steps": event.n_steps,
+            }
+            ended_epoch = trainer.counters.epochs > event.epoch and event.iteration < event.n_steps
+            publish = ended_epoch and not len(trainer.validation_indices)
+            self._send(partial(self._tell, job, message, metrics, publish=publish))
+        elif isinstance(event, Validated):
+            stats.valid_loss = event.result.loss
+            metrics = {
+                "step": event.iteration,
+                "full_valid_loss": event.result.loss,
+                "full_valid_mean_token_accuracy": event.result.accuracy,
+            }
+            message = f"Step {event.iteration}: validation loss={event.result.loss:.4f}"
+            publish = event.iteration < trainer.n_steps  # an epoch ended
+            self._send(partial(self._tell, job, message, metrics, publish=publish))
+        elif isinstance(event, Settled) and time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self._send(partial(self._save, job))
+        elif isinstance(event, Save):
+            self._send(partial(self._publish, job))
+        elif isinstance(event, Finished):
+            if event.reason == "the loss is not finite":
+                raise TrainingError(event.reason)
+            self._send(partial(self._finish, job), self._leave)
+
+    def _tell(self, job: Row, message: str, metrics: Row, *, publish: bool) -> None:
+        """An errand: what is known of a step."""
+        self._keeper.add_event(job["id"], message, type="metrics", step=metrics["step"], data=metrics)
+        if publish:
+            self._publish(job)
+
+    def _finish(self, job: Row) -> None:
+        """An errand: the job has succeeded."""
+        trainer = self._trainer
+        assert trainer is not None
+        events = [e["data"] for _, e in self._keeper.events(job["id"]) if e["type"] == "metrics"]
+        lines = ["step,train_loss,train_accuracy,valid_loss"]
+        columns = ("step", "train_loss", "train_mean_token_accuracy", "full_valid_loss")
+        for m in events:
+            lines.append(",".join("" if m.get(name) is None else str(m[name]) for name in columns))
+        results = self._keeper.add_file("\n".join(lines).encode(), "step_metrics.csv", "fine-tune-results")
+        job = self._keeper.get("jobs", job["id"]) or job
+        self._update(
+            job,
+            status="succeeded",
+            finished_at=int(time.time()),
+            fine_tuned_model=job["model_name"],
+            trained_tokens=trainer.counters.tokens,
+            result_files=[results["id"]],
+        )
+        self._keeper.add_event(job["id"], f"New fine-tuned model created: {job['model_name']}")
+        self._keeper.add_event(job["id"], "The job has successfully completed")
+
+    # -- checkpoints
+
+    def _checkpoint_path(self, job: str) -> Path:
+        return self.store.folder / "checkpoints" / f"{job}.gguf"
+
+    def _forget_undone(self, job: str) -> None:
+        """Before anybody reads them: steps that a server told of and did not keep, because it was killed."""
+        from logitless.training.checkpoint import steps_behind
+
+        path = self._checkpoint_path(job)
+        with suppress(ModelFileError, OSError):  # the job will tell, when it begins; the server starts
+            self.store.forget_events(job, steps_behind(path) if path.exists() else 0)
+
+    def _save(self, job: Row) -> None:
+        from logitless.training.checkpoint import save_checkpoint
+
+        assert self._trainer is not None
+        save_checkpoint(self._checkpoint_path(job["id"]), self._trainer, self.engine.hparams.arch)
+        self._saved, self._saved_at = self._trainer.counters.iterations, time.monotonic()
+
+    def _publish(self, job: Row) -> None:
+        """An errand: a checkpoint that requests can use, the result first, then what the job goes on from."""
+        from logitless.training.save import save_result
+
+        trainer = self._trainer
+        assert trainer is not None
+        step = trainer.counters.iterations
+        path = self.store.folder / "checkpoints" / f"{job['id']}@{step}.gguf"
+        save_result(path, trainer.trainable, self.engine.gguf, self.engine.hparams)
+        name = f"{job['model_name']}@{step}"
+        row = {
+            "id": new_id("ftckpt"),
+            "object": "fine_tuning.job.checkpoint",
+            "created_at": int(time.time()),
+            "fine_tuned_model_checkpoint": name,
+            "fine_tuning_job_id": job["id"],
+            "step_number": step,
+            "metrics": self._metrics(job["id"], step),
+            "path": str(path),
+        }
+        self._keeper.add_checkpoint(job["id"], step, row)
+        self._save(job)
+        self._register(job, name, str(path))
+        self._register(job, job["model_name"], str(path))
+        self._keeper.add_event(job["id"], f"Checkpoint created at step {step}: {name}", step=step)
+
+    def _metrics(self, job: str, step: int) -> Row:
+        """What is known of a step."""
+        found: Row = {"step": float(step)}
+        for _, event in self._keeper.events(job):
+            if event["type"] == "metrics" and event["data"].get("step") == step:
+                found |= {k: v for k, v in event["data"].items() if k.startswith(("train_", "full_valid_"))}
+        return found
+
+    def _register(self, job: Row, name: str, path: str) -> None:
+        from logitless.models.adapters.lora import read_adapter
+
+        whole = job["hyperparameters"].get("full")
+        source = None if whole else partial(read_adapter, path, self.engine.gguf, self.engine.hparams)
+        self._on_device(partial(self.adapters.add, path, source, name=name))
+
+    # -- ends
+
+    def _update(self, job: Row, **fields: Any) -> None:
+        """An errand: change a job, unless somebody has cancelled or paused it meanwhile."""
+
+        def change(now: Row) -> Row:
+            stays = {"status": now["status"]} if now["status"] in (*ENDED, "paused") else {}
+            return {**now, **fields, **stays}
+
+        if self._keeper.change("jobs", job["id"], change) is None:
+            self._keeper.put("jobs", {**job, **fields})
+
+    def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
+        """Cancel, pause or resume; None where the job's state does not allow it."""
+        job = set_status(self.store, id, allowed, status)
+        if job is None:
+            return None
+        if status == "queued":
+            self._left_alone.discard(id)
+            self._choose()
+        self.wake()
+        self.on_change()
+        return job
+
+    def _fail(self, error: Exception) -> None:
+        """The job failed; the next one gets its chance."""
+        if self._job is None:
+            self._leave()
+        else:
+            self._send(partial(self._keep_failure, self._job, error), self._leave)
+
+    def _keep_failure(self, id: str, error: Exception) -> None:
+        """An errand."""
+        from logitless.training.errors import TrainingError
+
+        message = " ".join(str(error).split()) or type(error).__name__
+        code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
+        detail = {"code": code, "message": message, "param": None}
+        try:
+            if (job := self._keeper.get("jobs", id)) is not None:
+                self._update(job, status="failed", finished_at=int(time.time()), error=detail)
+                self._keeper.add_event(job["id"], f"The job failed: {message}", level="error")
+        except Exception as refused:  # it still counts as running, and must not be tried again at once
+            log.error("that job %s failed cannot be kept: %s", id, refused)
+            self._left_alone.add(id)
+
+    def _leave(self, _: object = None) -> None:
+        """Give up the device."""
+        if self._trainer is not None:
+            self._trainer.steps.forget()
+        if self._work is not None:
+            self._work.close()
+        self._work = self._trainer = self._prepared = None
+        self._settled = True
+        self.stats.jobs_running = 0
+        with self._lock:
+            self._job = None
+        self._choose()

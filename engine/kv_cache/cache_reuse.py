@@ -1,0 +1,100 @@
+"""Cache reuse: chunks of a slot's old tokens that a new prompt has further to the front, moved there, not computed.
+
+The semantics are llama-server's `--cache-reuse N`: after the common prefix, wherever at least N of the old tokens are
+the prompt's next ones, their values go to the new places and their keys are turned to the new positions. A client that
+drops the oldest part of a long prompt computes only what is new.
+
+What such cells hold depends on the text that was before them when they were computed, so the answer is not quite the
+one that the prompt gets alone. They are therefore known under another name than their tokens' own
+(logitless.engine.kv_cache.prefix_cache), and
+only requests that ask for reuse find them; all others keep the exact bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from logitless.engine.batch import PAGE
+from logitless.engine.kv_cache.context_shift import Moves
+from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.kv_cache.prefix_cache import common_prefix
+from logitless.engine.sequence import Sequence, Slot
+
+log = logging.getLogger("logitless.scheduler")
+
+
+def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: int) -> Iterator[tuple[int, int]]:
+    """(place in `old`, length) of what follows in `new` from `new_at` on, chunk by chunk, each found after the last."""
+    while new_at < len(new):
+        try:
+            old_at = old.index(new[new_at], old_at)
+        except ValueError:
+            return
+        if old[old_at : old_at + n_least] == new[new_at : new_at + n_least]:
+            n = common_prefix(old[old_at:], new[new_at:])
+            if n >= n_least:
+                yield old_at, n
+                old_at += n
+                new_at += n
+                continue
+        old_at += 1
+
+
+def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int) -> None:
+    """Move what the slot's last sequence has in common with the next tokens of this one, `limit` of them at most."""
+    old = slot.cached
+    if slot.choice != seq.choice:  # computed with other adapters
+        return
+    start = common_prefix(old, seq.tokens)
+    found = list(chunks(old, seq.tokens, start, seq.n_computed, seq.request.n_cache_reuse))
+    if not found:
+        return
+    known = cache.prefixes.match(old, len(old), root=seq.root, inexact=True)
+    source = [node.page for node in known.path] + ([known.page] if known.n_more else [])
+    n_known = len(known.path) * PAGE + known.n_more
+    for page in source:
+        cache.prefixes.acquire(page)  # room for the copies must not be made of what is copied
+    try:
+        _move(cache, move_cells, seq, source, n_known, found, limit)
+    finally:
+        for page in reversed(source):
+            cache.prefixes.release(page)
+    cache.seal(seq, slot)
+
+
+def _move(
+    cache: KvCache,
+    move_cells: Callable[[Moves], None],
+    seq: Sequence,
+    source: list[int],
+    n_known: int,
+    found: list[tuple[int, int]],
+    limit: int,
+) -> None:
+    start = end = seq.n_computed
+    places: list[int] = []  # in the old sequence, of the tokens from `start` on
+    for at, n in found:
+        n_usable = min(n, n_known - at, limit - end)
+        places += range(at, at + max(0, n_usable))
+        end = start + len(places)
+        if n_usable < n:  # the rest is not there any more, or not wanted: what comes after it has no place
+            break
+    places = places[: cache.grow(seq, len(places))]
+    if not places:
+        return
+    moves: Moves = []
+    if seq.copy is not None:  # its page is due to be copied whole in the next step, over what is moved now
+        first, to = seq.copy
+        moves += [(first * PAGE + i, to * PAGE + i, 0) for i in range(start % PAGE)]
+    for position, at in enumerate(places, start):
+        cell = source[at // PAGE] * PAGE + at % PAGE
+        moves.append((cell, seq.table[position // PAGE] * PAGE + position % PAGE, position - at))
+    try:
+        move_cells(moves)
+    except Exception as error:  # then it computes them
+        log.warning("cells could not be reused: %s", " ".join(str(error).split()) or type(error).__name__)
+        return
+    cache.copied(seq)
+    seq.n_computed += len(places)
+    seq.inexact, seq.table_sent = True, False

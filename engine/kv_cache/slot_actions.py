@@ -1,0 +1,96 @@
+"""What /slots does to a slot that no request uses: take its state out, put one in, copy it to another, forget it.
+
+Everything here runs between two steps. What an idle slot holds is the tokens of its last sequence; their pages are
+known prefixes, on the device or in host memory, and may have been given up since.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault, Unavailable
+from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.kv_cache.slot_files import SlotState
+from logitless.engine.sequence import Slot
+from logitless.models.adapters.adapter_bank import BASE
+
+if TYPE_CHECKING:
+    from logitless.engine.adapters import Adapters
+    from logitless.engine.scheduler.scheduler import Scheduler
+
+
+def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None) -> SlotState:
+    """The slot's tokens as far as their cells are still known, exactly (logitless.engine.kv_cache.cache_reuse), and a
+    copy of these.
+    """
+    slot = idle_slot(scheduler, id)
+    if adapters is None and slot.choice != BASE:
+        raise NotSupported(f"slot {id} was computed with adapters that have no names")
+    names = adapters.names(slot.choice) if adapters is not None else ()
+    try:
+        tokens, pages, beside = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
+        return SlotState(tokens, pages, names, beside)
+    except (MemoryError, OSError) as error:
+        raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
+
+
+def tokens_of(scheduler: Scheduler, id: int) -> tuple[int, ...]:
+    """What the slot's last sequence had, with its last token, which is not in the cache."""
+    slot = idle_slot(scheduler, id)
+    known = slot.cached
+    last = slot.sequence.tokens if slot.sequence is not None else []
+    return tuple(last if known and last[: len(known)] == known else known)
+
+
+def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None) -> None:
+    """Give a slot a saved state; on any error it keeps what it has."""
+    slot = idle_slot(scheduler, id)
+    n_tokens = len(state.tokens)
+    if n_tokens > slot.n_ctx:
+        raise InvalidRequest(f"the state has {n_tokens} tokens, slot {id} has room for {slot.n_ctx}")
+    if not all(0 <= token < scheduler.vocab.n_vocab for token in state.tokens):
+        raise InvalidRequest("the state has a token that is not in the vocabulary")
+    choice = adapters.choice_of(state.adapters) if adapters is not None else BASE
+    if state.adapters and adapters is None:
+        raise InvalidRequest("the state was computed with adapters, and this server has none")
+    try:
+        fits = scheduler.cache.offload.copy_in(state.tokens, state.pages, state.beside, slot, choice)
+    except (MemoryError, OSError) as error:
+        raise ServerFault(f"slot {id} cannot be restored: {error or type(error).__name__}") from None
+    if not fits:
+        n_pages = n_pages_for(n_tokens)
+        raise Unavailable(f"the requests that run leave no room for the {n_pages} pages of the state; try again later")
+    slot.cached, slot.choice = list(state.tokens), choice
+    scheduler.touch(slot)
+    scheduler.count()
+
+
+def erase(scheduler: Scheduler, id: int) -> int:
+    """Forget the prompts of a slot; returns how many tokens its last sequence had in the cache."""
+    slot = idle_slot(scheduler, id)
+    n_erased = len(slot.cached)
+    slot.cached = []
+    scheduler.cache.forget(slot)
+    scheduler.count()
+    return n_erased
+
+
+def fork(scheduler: Scheduler, id: int, to: int) -> int:
+    """Let another slot share a slot's pages, as if it had computed them; returns how many tokens that are."""
+    slot, other = idle_slot(scheduler, id), idle_slot(scheduler, to)
+    if slot is not other:
+        scheduler.cache.offload.share(slot, other)
+        other.cached, other.choice = list(slot.cached), slot.choice
+        scheduler.touch(other)
+        scheduler.count()
+    return len(other.cached)
+
+
+def idle_slot(scheduler: Scheduler, id: int) -> Slot:
+    """The slot, if it exists (400) and runs nothing (503)."""
+    if not 0 <= id < len(scheduler.slots):
+        raise InvalidRequest(f"id_slot: must be below {len(scheduler.slots)}, not {id}")
+    slot = scheduler.slots[id]
+    if slot.is_processing:
+        raise Unavailable(f"slot {id} is processing a request")
+    return slot

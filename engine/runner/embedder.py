@@ -1,0 +1,98 @@
+"""Vectors of texts: the model's hidden states, as they are or made one by pooling. Runs on the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.engine.batch import bucket
+from logitless.graph.ops.attention.encoder_attention import mean_rows
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.adapters.adapter_bank import BASE, Choice
+from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.batch import Sequences, Texts
+from logitless.models.hparams.hparams import Hparams
+
+F32 = npt.NDArray[np.float32]
+Tokens = Sequence[int]
+
+
+class Embedder:
+    """A text has windows of its own, so its vector is the same bits whatever is embedded beside it."""
+
+    def __init__(
+        self, tuned: Callable[[Choice], Tuned], h: Hparams, n_ubatch: int, n_ctx: int, template: str = ""
+    ) -> None:
+        """`template`: how the model wants a query and a document that it ranks; "": one after the other."""
+        self.template = template
+        self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
+        self.default = h.pooling
+        self.causal = h.causal
+        self._of_mean = ("mean", "rank") if h.kind.head_of_mean else ("mean",)
+        self.ranks = tuned(BASE).model(0).ranks
+        self._tuned = tuned  # where the model is now: a device may be lost
+        self._n_ubatch = n_ubatch
+
+    def groups(self, texts: Sequence[Tokens]) -> Iterator[list[int]]:
+        """The texts (by index) that one run takes: as many of one size as fit a batch, a power of two of them."""
+        by_length: dict[int, list[int]] = {}
+        for i, text in enumerate(texts):
+            by_length.setdefault(bucket(len(text)), []).append(i)
+        for length, indices in sorted(by_length.items()):
+            most = max(1, self._n_ubatch // length)
+            while indices:
+                n = 1 << (min(most, len(indices)).bit_length() - 1)
+                yield indices[:n]
+                indices = indices[n:]
+
+    def embed(self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE) -> list[F32]:
+        """The vectors of a group, by these weights and adapters: (n_embd,) each, or (tokens, n_embd) for "none", or
+        the head's scores for "rank"."""
+        n, length = len(texts), bucket(len(texts[0]))
+        tokens, pos = np.zeros((n, length), np.int32), np.zeros((n, length), np.int32)
+        for i, text in enumerate(texts):
+            tokens[i, : len(text)] = text
+            pos[i, : len(text)] = np.arange(len(text))
+        first, count = np.arange(n) * length, np.array([len(text) for text in texts])
+        feeds: dict[str, Any] = {"tokens": tokens.reshape(-1), "pos": pos.reshape(-1)}
+        if self.causal:
+            feeds["start"] = np.zeros(n * length, np.int32)
+        else:
+            feeds["count"] = count
+            feeds["types"] = np.zeros(n * length)  # all of the first segment, as in llama.cpp
+        if pooling in self._of_mean:
+            feeds |= {"first": first, "size": count}
+        elif pooling != "none":
+            last = pooling == "last" or (pooling == "rank" and self.causal)
+            feeds["first"] = first + count - 1 if last else first
+        feeds = {name: array.astype(np.int32) for name, array in feeds.items()}
+        tuned = self._tuned(choice)
+        key = ("embed", n, length, pooling, tuned.name)
+        feeds |= tuned.feeds(n * length)
+        (found,) = tuned.session.run(key, lambda: [self.graph(n, length, pooling, choice)], feeds)
+        if pooling != "none":
+            return [found[i].copy() for i in range(n)]
+        return [found[i * length : i * length + len(text)].copy() for i, text in enumerate(texts)]
+
+    def everything(self) -> list[Tensor]:
+        """Graphs that have every node that any run has."""
+        return [self.graph(1, 64, pooling) for pooling in ("mean", "rank" if self.ranks else "cls")]
+
+    def load(self) -> None:
+        """Read the weights."""
+        self.embed([[0]], "rank" if self.ranks else "cls")
+
+    def graph(self, n: int, length: int, pooling: str, choice: Choice = BASE) -> Tensor:
+        """The vectors of n texts, up to `length` tokens each."""
+        rows = Sequences.feeds(n, length) if self.causal else Texts.feeds(n, length)
+        model = self._tuned(choice).model(n * length)
+        x = model.hidden(rows, rows)
+        if pooling == "none":
+            return x
+        first = feed("first", (n,), "i32")
+        x = mean_rows(x, first, feed("size", (n,), "i32")) if pooling in self._of_mean else get_rows(x, first)
+        return model.scores(x, first) if pooling == "rank" else model.projected(x)

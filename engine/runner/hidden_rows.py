@@ -1,0 +1,48 @@
+"""Rows of the device's memory that hold what the last layer said of tokens (models/architectures/mtp.py): where a
+step puts them,
+and where later ones find them."""
+
+from __future__ import annotations
+
+from logitless.engine.sequence import Sequence
+
+NOTHING = 0  # the row of what is before a sequence's first token, or not there any more: it stays zero
+
+
+class HiddenRows:
+    """Tokens have rows in turn, two of the largest steps of them, and then the first ones again.
+
+    What a row is of is a matter of how good a guess is, and of nothing else. So a sequence that has waited for long, or
+    goes on from known pages, has nothing before its next token.
+    """
+
+    def __init__(self, n_ubatch: int, n_slots: int) -> None:
+        self._kept = n_ubatch  # of the last tokens that had one
+        self._n_turns = 2 * n_ubatch
+        self.n = 1 + self._n_turns + n_slots + 1
+        self._next = 0  # how many tokens have had one
+
+    @property
+    def spare(self) -> int:
+        """Where tokens go that fill a batch up."""
+        return self.n - 1
+
+    def place(self, seq: Sequence, n: int) -> tuple[list[int], list[int]]:
+        """Of a sequence's next n tokens: the rows of what is before each, and their own."""
+        before, start = self.of(seq, seq.n_computed - 1), seq.n_computed
+        rows = [1 + i % self._n_turns for i in range(self._next, self._next + n)]
+        seq.hidden = [(self._next - start, range(start, start + n)), *seq.hidden[:1]]
+        self._next += n
+        return [before, *rows[:-1]], rows
+
+    def of(self, seq: Sequence, position: int) -> int:
+        """The row of a token that was in one of the sequence's last two steps."""
+        for offset, positions in seq.hidden:
+            if position in positions:
+                i = position + offset
+                return 1 + i % self._n_turns if i >= self._next - self._kept else NOTHING
+        return NOTHING
+
+    def guess(self, slot: int) -> int:
+        """The row of what guesses said of their own tokens."""
+        return 1 + self._n_turns + slot

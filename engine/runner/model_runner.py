@@ -1,0 +1,499 @@
+"""The engine: one model on its devices, and the graph that a step of the scheduler runs.
+
+A step's graph is tokens → logits → sampled ids. Its plans are kept by bucketed sizes; everything else about a request
+(temperatures, page tables, uniforms, penalties) is fed. `Engine.step` must be called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.backends.errors import DeviceError, DeviceLost
+from logitless.backends.registry import open_backends
+from logitless.engine.batch import DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.kv_cache.block_pool import near_pool_size, pool_size
+from logitless.engine.kv_cache.recurrent_state import n_state_rows
+from logitless.engine.kv_cache.slot_files import CacheKind
+from logitless.engine.runner.buckets import GUESS, USUAL_STREAMS, Shape, shape_of, usual
+from logitless.engine.runner.copy_move import Cells
+from logitless.engine.runner.device_store import DevicePages, DeviceStore
+from logitless.engine.runner.embedder import Embedder
+from logitless.engine.runner.hidden_rows import HiddenRows
+from logitless.engine.runner.placement import ANYWHERE, PlacementOptions, chosen, fit
+from logitless.engine.runner.preemptible_prefill import StepParts
+from logitless.engine.runner.step_graph import StepGraph
+from logitless.engine.runner.step_inputs import StepFeeds
+from logitless.engine.sampling.sampler import split_log_probs, split_probs
+from logitless.graph.execution.partition import Placement
+from logitless.graph.execution.plan import Plan
+from logitless.graph.execution.session import DeviceBytes, Measured, Session
+from logitless.graph.ops.attention.paged_attention import PAGE
+from logitless.graph.ops.sampling import samplers
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.adapters.adapter_bank import AdapterBank, Choice
+from logitless.models.adapters.full_finetunes import WeightSets
+from logitless.models.adapters.low_rank import LowRank
+from logitless.models.adapters.tuned_model import Tuned
+from logitless.models.architectures.mtp import Hidden
+from logitless.models.batch import KV_TYPES, PagedMemory
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.grammar import GrammarError
+from logitless.models.hparams.overrides import NONE, Overrides
+from logitless.models.model import Model, define_model, hparams_of
+from logitless.models.weights.fingerprint import fingerprint
+from logitless.models.weights.placement import Places
+from logitless.models.weights.weights import check_weights
+
+log = logging.getLogger("logitless.engine")
+MASK_PATIENCE = 0.01  # seconds that a step waits for the masks of grammars when all else is done
+NOT_SAMPLED = -2  # in mask_row
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model is served; names follow llama-server's flags."""
+
+    n_ctx: int = 0  # cells in all; 0: the model's training context (times the slots when they do not share)
+    n_slots: int = 4
+    n_ubatch: int = 512
+    unified: bool = True
+    n_ctx_slot: int = 0  # the most tokens of a slot; 0: all of its part
+    type_k: str = "f16"
+    type_v: str = "f16"
+    threads: int = 0  # 0: every core of the process
+    devices: tuple[str, ...] = ("cpu",)
+    placement: PlacementOptions = ANYWHERE
+    embeddings: bool = False  # make the embeddings' kernels ready at load
+    overrides: Overrides = NONE  # in the place of what the file says
+    n_checkpoints: int = 2  # of each slot: states that are kept to go on from, where layers have such
+    moves: str = ""  # the flag for whose sake cells will be moved: be ready for it
+    swa_full: bool = True  # layers with a window have all pages; else their own, fewer, where these suffice
+    n_guesses: int = 0  # tokens of a draft that states have rows for; 0: the block that guesses is left out
+    block: str = ""  # the file that has it, where the model's has not
+
+
+class Engine:
+    """A loaded model. ModelFileError, DeviceError and ValueError say in one line why it cannot be loaded."""
+
+    def __init__(self, path: str | Path, options: EngineOptions | None = None, *, beside: Engine | None = None) -> None:
+        """`beside`: another engine, whose devices and threads this one uses too; it must be closed later than this."""
+        self.options = options = options or EngineOptions()
+        self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
+        self.hparams = h = hparams_of(self.gguf)
+        for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
+            if kind not in KV_TYPES:
+                raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
+            for size in {h.sizes(i).head_dim for i in range(h.n_kept) if h.attends(i)}:
+                if kind == "q8_0" and size % 32:
+                    raise ValueError(
+                        f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {size}"
+                    )
+        if options.moves and h.recurrent:
+            raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
+        share = 1 if options.unified else options.n_slots
+        self.n_ctx = options.n_ctx or h.n_ctx_train * share
+        most = h.n_ctx_train if h.kind.learned_positions else self.n_ctx
+        self.n_ctx_slot = min(self.n_ctx // share, options.n_ctx_slot or self.n_ctx, most)
+        if self.n_ctx_slot < 1:
+            raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
+        self.n_pages = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
+        self.table_pages = -(-self.n_ctx_slot // PAGE)
+        n_near = near_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
+        if options.swa_full or options.moves or not h.has_windows or n_near >= self.n_pages:
+            n_near = 0
+        self.far = DevicePages(self.n_pages)
+        self.near = DevicePages(n_near, h.window) if n_near else None
+        n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_guesses)
+        self.states = DeviceStore(n_states) if h.recurrent else None
+        self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_guesses else None
+        self.rerouted: dict[str, str] = {}  # ops that a device computes wrongly, and so leaves to the next: why
+        self._ahead: list[Shape] = []  # of plans to make when there is time, the last first
+        self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
+        self._beside = beside
+        self._open(options.devices)
+        self.adapters = AdapterBank(self.session, check_weights(self.gguf, h))
+        self.weight_sets = WeightSets(self.session, self.model, self.gguf, options.block)
+        template = str(self.gguf.metadata.get("tokenizer.chat_template.rerank", ""))
+        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its devices are its own."""
+        return self._beside is None
+
+    def _open(self, devices: Sequence[str]) -> None:
+        """A session on these devices, with everything that lives in it; nothing is allocated yet."""
+        options, h = self.options, self.hparams
+        self.devices = tuple(devices)
+        self._other = self._beside.session if self._beside is not None else None
+        backends = open_backends(devices, options.threads) if self._other is None else self._other.backends
+        self.session: Session = Session(backends)
+        self._placed = False
+        self.model = define_model(self.session, self.gguf, h, self.n_ctx_slot, nextn=options.n_guesses > 0)
+        tables = (options.n_slots + 1, self.table_pages)
+        # One page and one table more than the slots have, for the rows that fill a batch up to its plan's size.
+        types = options.type_k, options.type_v
+        n_near = self.near.n + 1 if self.near is not None else 0
+        self.memory = PagedMemory.define(
+            self.session,
+            h,
+            self.n_pages + 1,
+            tables,
+            *types,
+            n_states=self.states.n if self.states is not None else 0,
+            n_near=n_near,
+            nextn=options.n_guesses > 0,
+        )
+        if self.states is not None:
+            self.states.open(self.session, self.memory.states)
+        for pages, pool in zip(self._pages, self.memory.pools, strict=True):
+            pages.open_pages(self.session, pool)
+        self.cells = Cells(self.session, self.model, self.memory)
+        sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
+        rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
+        self._graph = StepGraph(self.memory, sampler_state, rows)
+        self.step_parts = StepParts(self)
+
+    @property
+    def _pages(self) -> list[DevicePages]:
+        return [self.far] if self.near is None else [self.far, self.near]
+
+    def load(self) -> None:
+        """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
+        from logitless.backends.cpu.compiler.warmup import prepare
+
+        self._place()
+        self.rerouted = {}
+        if self.options.embeddings or not self.hparams.causal:
+            prepare(self._on_cpu(self.session.placed(self.embedder.everything())))
+        if not self.hparams.causal:
+            self._examine(self.embedder.everything())
+            self.embedder.load()
+            self.gguf.release()
+            return
+        self._examine(*self._everything(), self.cells.copied())
+        for graph in self._everything():
+            prepare(self._on_cpu(self.session.placed(graph)))
+        self.session.reserve(self._reserved)
+        for pages in self._pages:
+            pages.write_table(self.options.n_slots, [pages.n] * self.table_pages)
+        largest = Shape(self.options.n_ubatch, 0)
+        self.session.prepare(largest, lambda: self.build(largest))
+        self.run_alone()
+        if self.options.n_guesses:  # what only guesses need is loaded by their first plan
+            self.session.prepare(GUESS, lambda: self.build(GUESS))
+        self.cells.prepare_copies()
+        if not self.hparams.recurrent and self.near is None:  # states and windows cannot forget tokens
+            problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
+            if problem and self.options.moves:
+                raise DeviceError(f"{self.options.moves}: {problem}")
+        self.gguf.release()
+        self._ahead = self._usual()[::-1]
+
+    def prepare_ahead(self, wanted: Callable[[], bool] = lambda: False) -> bool:
+        """Have memory for more of the cache, and make the plan of one more usual size (a few streams, a prompt), so
+        that no request waits for them.
+
+        False when there is none to make. What goes wrong here will go wrong again, and be told, in a step.
+        `wanted`: whether somebody waits by now.
+        """
+        for pages in self._pages:
+            pages.prefault(wanted)
+        try:
+            if not self._ahead:
+                return self.step_parts.prepare_ahead(wanted)
+            shape = self._ahead.pop()
+            self.session.prepare(shape, lambda: self.build(shape))
+        except (MemoryError, OSError, DeviceLost):
+            self._ahead.clear()
+            self.step_parts.clear()
+        return True
+
+    def prepare_training(self) -> None:
+        """Have training's kernels compiled beside whatever runs; returns at once."""
+        from logitless.backends.cpu.compiler.warmup import begin_training
+
+        begin_training(sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2}))
+
+    def _on_cpu(self, placement: Placement) -> list[Tensor]:
+        """What of a graph needs kernels that may have to be compiled: the last backend is the CPU."""
+        return placement.nodes_of(len(self.session.backends) - 1)
+
+    def prepare_kernels(self, nodes: Sequence[Tensor]) -> None:
+        """Load what these nodes need, compiled where that is not done yet. Any thread may call."""
+        from logitless.backends.cpu.compiler.warmup import prepare
+
+        prepare(nodes)
+
+    def _examine(self, *graphs: Sequence[Tensor]) -> None:
+        """Test the devices on the ops of graphs; what one computes wrongly runs on the next."""
+        if len(self.session.backends) > 1:  # the last one has nobody to leave its ops to
+            from logitless.backends import self_test
+
+            for graph in graphs:
+                self.rerouted |= self_test.examine_all(self.session, graph)
+
+    def _place(self) -> None:
+        """Decide which device has which layers, once for a session."""
+        if not self._placed:
+            self._placed = True
+            names, options = dict.fromkeys((*self.devices, "cpu")), self.options
+            self.session.prefer = chosen(
+                options.placement,
+                options.placement.devices(options.devices, names, self.session.backends),
+                self.hparams.n_layer,
+                self._fits,
+            )
+
+    def _fits(self, places: Places | None) -> bool:
+        """Whether the devices' memory is enough for layers in these places."""
+        self.session.prefer = places
+        measured = [self.session.measure(build) for build in (self._largest, *self._guesses)]
+        return fit(self.session.device_bytes(measured), self.session.backends)
+
+    def _fall_back(self, error: Exception) -> None:
+        """Go on without the device that was lost, and without those that fail in its place; what was in their memory is
+        gone."""
+        while True:
+            said = f"{error}".lower()  # begins with the device's name, or with its kind
+            names = [n for n in self.devices if said.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
+            lost = names[0]
+            with contextlib.suppress(Exception):
+                self.session.close()
+            self.devices = tuple(name for name in self.devices if name != lost) or ("cpu",)
+            log.warning("%s: the device was lost (%s); from now on: %s", lost, error, ", ".join(self.devices))
+            try:
+                return self.wake()
+            except (DeviceError, DeviceLost, MemoryError) as another:
+                if lost == "cpu":
+                    raise
+                error = another
+
+    def sleep(self) -> None:
+        """Give up everything on the devices: weights, cache, plans, threads. Only `wake` may be called next."""
+        self._ahead.clear()
+        self.step_parts.clear()
+        if self.is_first:
+            self.session.close()
+        else:
+            self.session.release()
+        self.gguf.release()
+
+    def wake(self) -> None:
+        """Load the model again. ModelFileError: its file is not what it was; other errors are those of loading."""
+        self.gguf.check_unchanged()
+        self._open(self.devices)
+        self.adapters.move_to(self.session)
+        self.weight_sets.move_to(self.session, self.model)
+        self.load()
+
+    # --- the graph ---------------------------------------------------------------------------------------------
+
+    def build(self, shape: Shape) -> list[Tensor]:
+        model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
+        kept, fetched = self._graph.nodes(model, shape)
+        return kept + fetched
+
+    def tuned(self, choice: Choice) -> Tuned:
+        """The model with weights and adapters, for graphs that are no steps of requests."""
+        weights, mix = choice
+        return Tuned(
+            self.session,
+            lambda n: self._tuned_model(weights, n if mix else 0),
+            f"{weights}.{self.adapters.generation if mix else 0}",
+            lambda n: {"gates": self.adapters.gates([mix] * n, n)} if mix else {},
+        )
+
+    def _tuned_model(self, weights: int, n_gated: int = 0) -> Model:
+        """The model with these weights; `n_gated` rows have gates to their adapters, a feed (n_gated, n_columns)."""
+        model = self.weight_sets.model(weights)
+        if not n_gated:
+            return model
+        return model.adapted(LowRank(self.adapters.pairs, feed("gates", (n_gated, self.adapters.n_columns))))
+
+    def measure(self, eval_order: str = "") -> Measured:
+        """What runs where in the largest ordinary step, and where its results lie; nothing is allocated.
+
+        `eval_order`: see Session.measure.
+        """
+        self._place()
+        return self.session.measure(self._largest, eval_order=eval_order)
+
+    def rehearse(self) -> tuple[list[DeviceBytes], object]:
+        """What each device holds of a server that writes, with all slots busy; nothing is allocated there.
+
+        What it takes of the process is in the process as long as the second result is: kernels, and the programs of
+        the plans that requests of all slots ask for.
+        """
+        from logitless.backends.cpu.compiler.warmup import prepare
+
+        self._place()
+        for graph in self._everything():
+            prepare(self._on_cpu(self.session.placed(graph)))
+        steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
+        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], self.step_parts.builds)
+
+    def _everything(self) -> list[list[Tensor]]:
+        """Graphs with every op of a step, and of guesses."""
+        return [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._guesses)]
+
+    @property
+    def _guesses(self) -> list[Callable[[], list[Tensor]]]:
+        n = self.options.n_slots
+        shape = GUESS._replace(n_tokens=n, n_out=n, n_probs=1)
+        return [partial(self.build, shape)] if self.options.n_guesses else []
+
+    def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
+        """Of steps that most servers will need, with up to so many streams."""
+        options = self.options
+        return usual(options.n_slots, options.n_ubatch, most, n_guesses=options.n_guesses)
+
+    def _reserved(self) -> list[Tensor]:
+        """The graph whose memory all steps share: one with as many rows as a step may have."""
+        return self.build(Shape(self.options.n_ubatch, 64))
+
+    def _largest(self) -> list[Tensor]:
+        """The graph of the largest ordinary step."""
+        if not self.hparams.causal:
+            return self.embedder.everything()
+        return self.build(Shape(self.options.n_ubatch, self.options.n_slots))
+
+    # --- a step ------------------------------------------------------------------------------------------------
+
+    def step(self, batch: UBatch) -> StepResult:
+        """Run one ubatch. StepFailed when the device cannot; then nothing of it counts.
+
+        DeviceFailed when a device was lost: the next step runs on what is left, and every page is as good as empty.
+        """
+        shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
+        if self._beside is not None and self._beside.session is not self._other:  # it lost a device, so this one did
+            self.devices = self._beside.devices
+            self.wake()
+            raise DeviceFailed("the devices have been replaced")
+        try:
+            self.before_step(batch)
+            return self._run(shape, batch)
+        except DeviceLost as error:
+            if self._beside is not None:  # the devices are the other's to replace, when it needs them
+                raise StepFailed(str(error)) from error
+            self._fall_back(error)
+            raise DeviceFailed(str(error)) from error
+        except (MemoryError, OSError) as error:
+            raise StepFailed(str(error) or type(error).__name__) from error
+
+    @property
+    def part_sizes(self) -> Mapping[int, float]:
+        return self.step_parts.sizes
+
+    def run_in_parts(self, batch: UBatch) -> Iterator[float]:
+        return self.step_parts.run(batch)
+
+    def before_step(self, batch: UBatch) -> None:
+        """What comes before its plan: tables that have changed, copies that are due."""
+        for pages, tables in zip(self._pages, (batch.tables, batch.near_tables), strict=False):
+            for slot, table in tables.items():
+                pages.write_table(slot, table)
+        self.cells.copy(batch.copies, batch.near_copies)
+
+    def feeds_of(self, plan: Plan) -> StepFeeds:
+        """What writes batches to a step's plan."""
+        feeds = self._feeds.get(plan)
+        if feeds is None:
+            self._feeds[plan] = feeds = self.step_feeds(plan.room)
+        return feeds
+
+    def run_alone(self) -> None:
+        """The step of one stream, with nothing in it."""
+        self._run(Shape(1, 1, whole=True), UBatch())
+
+    def _run(self, shape: Shape, batch: UBatch) -> StepResult:
+        plan = self.session.prepare(shape, lambda: self.build(shape))
+        feeds = self.feeds_of(plan)
+        feeds.write(batch)
+        if feeds.gates is not None:
+            mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
+            feeds.gates[:] = self.adapters.gates(mixes, shape.n_tokens)
+        unsampled: dict[int, str] = {}
+        late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
+        n_out = len(batch.out)
+        n_tables, n_copies = len(batch.tables) + len(batch.near_tables), len(batch.copies) + len(batch.near_copies)
+        n_written = feeds.nbytes + 4 * self.table_pages * n_tables + 8 * n_copies
+        if not shape.n_out:
+            plan.run(None, (0,) * plan.n_fetches)
+            return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
+        n_kept = plan.n_fetches - (2 if shape.n_top else 1)  # what only has to run
+        fetched = plan.run(None, (0,) * n_kept + (n_out,) * (plan.n_fetches - n_kept), late)[n_kept:]
+        words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
+        logprobs = top_ids = None
+        if shape.n_top:
+            chosen, top_ids, top = split_log_probs(fetched[1], shape.n_top - 1)
+            logprobs = np.concatenate([chosen[:, None], top], 1)
+        return StepResult(
+            words[:, 0].view(np.uint32),
+            logprobs,
+            top_ids,
+            split_probs(words, shape.n_probs) if shape.n_probs else None,
+            sum([f.nbytes for f in fetched]),
+            n_written,
+            unsampled,
+        )
+
+    def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:
+        """What writes batches to these feeds of a step. Tokens that fill it up are a sequence on the spare page."""
+        spare_near = self.near.n * PAGE if self.near is not None else 0
+        spare_hidden = self.hidden.spare if self.hidden is not None else 0
+        return StepFeeds(room, self.options.n_slots, self.far.n * PAGE, spare_near, spare_hidden)
+
+    def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
+        """The late feeds. Rows whose mask is not there yet when the device wants it are not sampled."""
+        masks = np.zeros((shape.n_masks, -(-self.hparams.n_vocab // 32)), np.uint32)
+        mask_row = np.full(shape.n_out, -1, np.int32)
+        deadline, n = time.monotonic() + MASK_PATIENCE, 0
+        for i, row in enumerate(batch.rows):
+            if row is None or row.mask is None:
+                continue
+            try:
+                bits = row.mask.wait(deadline - time.monotonic())
+            except TimeoutError:
+                mask_row[i], unsampled[i] = NOT_SAMPLED, ""
+            except GrammarError as error:
+                mask_row[i], unsampled[i] = NOT_SAMPLED, str(error)
+            else:
+                if bits is not None:
+                    masks[n, : len(bits)] = bits
+                    mask_row[i], n = n, n + 1
+        return {"sample.mask": masks, "sample.mask_row": mask_row}
+
+    def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Move cells (from, to, positions further on), in order of (from); a cell may be written after it was read."""
+        self.cells.move(moves)
+
+    @property
+    def moves_cells(self) -> bool:
+        return self.cells.can_move
+
+    @cached_property
+    def cache_kind(self) -> CacheKind:
+        """What the pages' bytes depend on."""
+        model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot)
+        types = self.options.type_k, self.options.type_v
+        beside = self.near or self.states
+        window = self.near.window if self.near is not None else 0
+        return CacheKind(model, *types, PAGE, self.far.nbytes, beside.nbytes if beside is not None else 0, window)
+
+    def close(self) -> None:
+        if self.is_first:
+            self.session.close()
+        self.weight_sets.close()
+        self.gguf.close()

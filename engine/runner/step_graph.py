@@ -1,0 +1,53 @@
+"""A step as a graph: tokens → logits → sampled ids, of which all that differs between requests is fed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.step_inputs import sampling_feeds
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.sampling.sample import log_probs, sample
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.architectures.mtp import Hidden, follow, guess
+from logitless.models.batch import Batch, Cached, PagedMemory
+from logitless.models.model import Model
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """What steps of one session share."""
+
+    memory: PagedMemory
+    sampler_state: Tensor  # (slots, N_STATE) f32
+    hidden: Tensor | None = None  # rows of logitless.models.architectures.mtp.Hidden, where a block guesses
+
+    def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
+        """What has to run and is not fetched; and ids of the rows that are wanted, with log-probabilities where these
+        are."""
+        logits, kept = self._logits(model, shape)
+        if logits is None:
+            return kept, []
+        sampling = sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
+        ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
+        if not shape.n_top:
+            return kept, [ids]
+        return kept, [ids, log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1)]
+
+    def _logits(self, model: Model, shape: Shape) -> tuple[Tensor | None, list[Tensor]]:
+        """Those that are wanted, and what has to run besides."""
+        if self.hidden is None:
+            batch = Batch.feeds(shape.n_tokens, shape.n_out if shape.n_out and not shape.whole else None)
+            if not shape.n_out:
+                return None, model.remembered(batch, self.memory)
+            return model.logits(batch, self.memory), []
+        batch, hidden = Batch.feeds(shape.n_tokens), Hidden.feeds(self.hidden, shape.n_tokens)
+        if shape.guesses:
+            logits, rows = guess(model, batch, self.memory, hidden)
+            return logits, [rows]
+        x = model.hidden(batch, Cached(self.memory, batch))
+        kept = follow(model, batch, self.memory, hidden, x)
+        if shape.whole or not shape.n_out:
+            return model.head(x) if shape.n_out else None, kept
+        out = feed("out", (shape.n_out,), "i32")
+        return model.head(get_rows(x, out), out), kept

@@ -1,0 +1,164 @@
+"""A batch as the feeds of its plan, written where the plan wants them.
+
+A small model's step is short, and what Python touched before the last one has left the caches since. So little is
+touched: nothing is made for a step, and what a request's rows have in common is written once for each plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.engine.batch import UBatch
+from logitless.engine.sampling.sampler import MAX_CHAIN, Row
+from logitless.graph.dtype import DTYPES
+from logitless.graph.ops.sampling import samplers as s
+from logitless.graph.tensor import Tensor, feed
+
+Array = npt.NDArray[Any]
+
+
+def sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0) -> list[Tensor]:
+    """The sources of `sample` after logits and state; `n_list` entries of all rows' lists."""
+    n_draws = 2 * n_rows if n_masks else n_rows
+    shapes: list[tuple[str, tuple[int, ...], str]] = [
+        ("params", (n_rows, s.N_PARAMS), "f32"),
+        ("chain", (n_rows, MAX_CHAIN), "i32"),
+        ("draws", (n_draws, 4), "u32"),
+        ("list_ptr", (n_rows + 1,), "i32"),
+        ("list_kind", (n_list,), "i32"),
+        ("list_id", (n_list,), "i32"),
+        ("list_value", (n_list,), "f32"),
+        ("slot", (n_rows,), "i32"),
+    ]
+    feeds = [feed(f"sample.{name}", shape, dtype) for name, shape, dtype in shapes]
+    if n_masks:
+        feeds.append(feed("sample.mask", (n_masks, -(-n_vocab // 32)), "u32", late=True))
+        feeds.append(feed("sample.mask_row", (n_rows,), "i32", late=True))
+    return feeds
+
+
+def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
+    """An array for each feed among them that is not late, where no plan has one."""
+    feeds = (t for t in nodes if t.op == "feed" and not t.attrs.get("late"))
+    return {t.name: np.zeros(t.shape, DTYPES[t.dtype].numpy) for t in feeds}
+
+
+class StepFeeds:
+    """`room`: the plan's arrays by name. `spare_slot`, `spare_cell`, `spare_near` (a cell of layers with a window) and
+    `spare_hidden` (a row of logitless.engine.runner.hidden_rows) are whose the tokens are that fill it up."""
+
+    def __init__(
+        self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0, spare_hidden: int = 0
+    ) -> None:
+        self.nbytes = sum(array.nbytes for array in room.values())
+        self._tokens, self._out = room["tokens"], room.get("out")
+        self._pos, self._slot, self._cells = room.get("pos"), room.get("slot"), room.get("cells")
+        self._out_pos, self._out_slot = room.get("out.pos"), room.get("out.slot")
+        self._near, self._spare_near = room.get("near"), spare_near
+        self._begin, self._end = room.get("begin"), room.get("end")
+        self._before, self._to = room.get("hidden.before"), room.get("hidden.to")
+        self._spare_hidden = spare_hidden
+        self._targets, self.gates = room.get("targets"), room.get("gates")
+        self._spare_slot, self._spare_cell = spare_slot, spare_cell
+        self._sampling = SamplingFeeds(room) if "sample.params" in room else None
+
+    def write(self, batch: UBatch) -> None:
+        """All but `gates`, which the adapters' weights decide."""
+        slot, out = batch.slot, batch.out
+        n, n_out = len(slot), len(out)
+        self._tokens[:n] = batch.tokens
+        if n < len(self._tokens):
+            self._tokens[n:] = 0
+        if self._pos is not None and self._slot is not None and self._cells is not None:  # some layer attends
+            self._pos[:n] = batch.pos
+            self._slot[:n] = slot
+            self._cells[:n] = batch.cells
+            if n < len(self._tokens):
+                self._pos[n:] = 0
+                self._slot[n:] = self._spare_slot
+                self._cells[n:] = self._spare_cell
+        if self._near is not None:
+            self._near[:n], self._near[n:] = batch.near, self._spare_near
+        if self._begin is not None and self._end is not None:  # what fills it up begins with nothing, and keeps nothing
+            self._begin[:n], self._begin[n:] = batch.begin, 0
+            self._end[:n], self._end[n:] = batch.end, -1
+        if self._before is not None and self._to is not None:
+            self._before[:n], self._before[n:] = batch.hidden_before, self._spare_hidden
+            self._to[:n], self._to[n:] = batch.hidden_to, self._spare_hidden
+        if self._sampling is None:  # nobody wants logits
+            return
+        slots = [slot[i] for i in out]
+        if self._out is not None:
+            self._out[:n_out], self._out[n_out:] = out, 0
+        if self._out_pos is not None and self._out_slot is not None:  # of a last layer that attends
+            self._out_pos[:n_out], self._out_pos[n_out:] = [batch.pos[i] for i in out], 0
+            self._out_slot[:n_out], self._out_slot[n_out:] = slots, self._spare_slot
+        if self._targets is not None:
+            self._targets[:n_out], self._targets[n_out:] = batch.targets, 0
+        self._sampling.write(batch.rows, slots)
+
+
+class SamplingFeeds:
+    """The sources of `sample` that are not late. The masks come separately; with them a row has two draws."""
+
+    def __init__(self, room: Mapping[str, Array]) -> None:
+        """`room`: an array for each of `sampling_feeds`, by name."""
+        self._params, self._chain = room["sample.params"], room["sample.chain"]
+        self._draws, self._ptr = room["sample.draws"].reshape(-1), room["sample.list_ptr"]
+        self._kinds, self._ids = room["sample.list_kind"], room["sample.list_id"]
+        self._values, self._slot = room["sample.list_value"], room["sample.slot"]
+        n_rows = len(self._slot)
+        self._row_draws = len(self._draws) // max(1, n_rows)
+        self._written: list[tuple[Array, Array] | None] = [None] * n_rows  # params and chain of each row
+
+    def write(self, rows: Sequence[Row | None], slots: Sequence[int]) -> None:
+        """The rows that are None, and those behind the last, have nothing to sample."""
+        whose: list[int] = []
+        ptr: list[int] = []
+        draws: list[int] = []
+        kinds: list[int] = []
+        ids: list[int] = []
+        values: list[float] = []
+        before = -1
+        for r, row in enumerate(rows):
+            ptr.append(len(ids))
+            if row is None:
+                before = -1  # or the sequence's next row would take over draws that this one does not have
+                whose.append(before)
+                self._nothing(r, r + 1)
+                continue
+            if slots[r] != before:  # the sequence's draws lie together from here, whichever of its rows uses them
+                before, start = slots[r], self._row_draws * r
+                draws[start:] = [0] * (start - len(draws))
+            whose.append(before)
+            draws += row.draws
+            if row.ids:
+                kinds += row.kinds
+                ids += row.ids
+                values += row.values
+            written = self._written[r]
+            if written is None or written[0] is not row.params or written[1] is not row.chain:
+                self._written[r] = None  # in case that one of them does not fit
+                self._params[r], self._chain[r] = row.params, row.chain
+                self._written[r] = row.params, row.chain
+        n, total = len(rows), len(ids)
+        self._slot[:n] = whose
+        self._ptr[:n] = ptr
+        self._ptr[n:] = total
+        if draws:
+            del draws[len(self._draws) :]
+            self._draws[: len(draws)] = draws
+        if ids:
+            self._kinds[:total], self._ids[:total], self._values[:total] = kinds, ids, values
+        if n < len(self._slot):
+            self._slot[n:] = -1
+            self._nothing(n, len(self._slot))
+
+    def _nothing(self, first: int, stop: int) -> None:
+        """Rows that sample nothing."""
+        self._chain[first:stop, 0] = s.END
+        self._written[first:stop] = [None] * (stop - first)

@@ -1,0 +1,210 @@
+"""What a sequence's own tokens say about its next one: penalty counts and DRY, as llama.cpp computes them.
+
+Both give sparse entries for the op `sample`; both count the prompt's tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.server.protocol.fields import FLOAT_MAX
+
+MAX_BREAKER_BYTES, MAX_TAIL = 40, 20
+LOG_FLOAT_MAX = 88.7228391
+
+
+class Vocabulary(Protocol):
+    """What DRY needs of a tokenizer (logitless.models.tokenizer.Tokenizer is one). Hashable, as every plain object
+    is.
+    """
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> bytes: ...
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]: ...
+
+    def __hash__(self) -> int: ...
+
+
+class Penalties:
+    """How often each token occurs among the last n (none for n = 0)."""
+
+    def __init__(self, last_n: int) -> None:
+        self.last: deque[int] = deque(maxlen=last_n)
+        self.counts: dict[int, int] = {}
+
+    def push(self, token: int) -> None:
+        if self.last.maxlen == 0:
+            return
+        if len(self.last) == self.last.maxlen:
+            oldest = self.last[0]
+            if self.counts[oldest] == 1:
+                del self.counts[oldest]
+            else:
+                self.counts[oldest] -= 1
+        self.last.append(token)
+        self.counts[token] = self.counts.get(token, 0) + 1
+
+    def copy(self) -> Penalties:
+        other = copy.copy(self)
+        other.last, other.counts = self.last.copy(), self.counts.copy()
+        return other
+
+
+@dataclass(frozen=True)
+class Breakers:
+    """Where repetitions may not reach across: after a head token, any of its tails ends a sequence breaker."""
+
+    tails: dict[int, list[tuple[int, ...]]]
+    is_head: npt.NDArray[np.bool_]  # (n_vocab,)
+
+    def is_single(self, token: int) -> bool:
+        """The token alone contains a breaker."""
+        return () in self.tails.get(token, ())
+
+
+@functools.lru_cache(maxsize=4)
+def _texts(vocab: Vocabulary) -> list[bytes]:
+    return [vocab.decode([id], special=True) for id in range(vocab.n_vocab)]
+
+
+@functools.lru_cache(maxsize=16)
+def find_breakers(vocab: Vocabulary, texts: tuple[str, ...]) -> Breakers:
+    """Every token that contains a breaker, or ends with the beginning of one (its tail: the tokens of the rest)."""
+    tails: dict[int, list[tuple[int, ...]]] = {}
+    for text in texts:
+        breaker = text.encode()[:MAX_BREAKER_BYTES]
+        if not breaker:
+            continue
+        for id, word in enumerate(_texts(vocab)):
+            if breaker in word:
+                tails.setdefault(id, []).append(())
+                continue
+            at = word.find(breaker[:1])
+            while at >= 0:
+                overlap = min(len(breaker), len(word) - at)
+                if word[at : at + overlap] == breaker[:overlap]:
+                    rest = breaker[overlap:].decode(errors="replace")
+                    tail = tuple(vocab.encode(rest, add_special=False, parse_special=False)[:MAX_TAIL])
+                    if tail not in tails.setdefault(id, []):
+                        tails[id].append(tail)
+                at = word.find(breaker[:1], at + 1)
+    is_head = np.zeros(vocab.n_vocab, bool)
+    is_head[list(tails)] = True
+    return Breakers(tails, is_head)
+
+
+def suffix_lengths(tokens: Sequence[int]) -> list[int]:
+    """For every j but the last: how many tokens up to and with j equal as many at the end (Z-algorithm, backwards)."""
+    n = len(tokens)
+    back = tokens[::-1]
+    z = [0] * n
+    left = right = 0
+    for k in range(1, n):
+        length = min(right - k, z[k - left]) if k < right else 0
+        while k + length < n and back[length] == back[k + length]:
+            length += 1
+        z[k] = length
+        if k + length > right:
+            left, right = k, k + length
+    return z[:0:-1]
+
+
+class Dry:
+    """'Don't repeat yourself': a token that would extend a repetition of `allowed` tokens or more is made unlikely,
+    exponentially with the length (p-e-w's sampler; llama.cpp's rules). The last `window` tokens count."""
+
+    def __init__(self, multiplier: float, base: float, allowed: int, window: int, breakers: Breakers) -> None:
+        self.multiplier, self.base = float(np.float32(multiplier)), float(np.float32(base))
+        self.allowed, self.window, self.breakers = allowed, window, breakers
+        self.max_exponent = int(LOG_FLOAT_MAX / math.log(self.base)) if self.base > 1.000001 else 0
+        self.n = 0
+        self.tokens = np.zeros(256, np.int32)
+        self.same = np.zeros(256, np.int32)  # suffix_lengths of the tokens, kept up to date
+        self._next = np.zeros(256, np.int32)
+
+    def copy(self) -> Dry:
+        other = copy.copy(self)
+        other.tokens, other.same, other._next = self.tokens.copy(), self.same.copy(), self._next.copy()
+        return other
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start with these tokens."""
+        tokens = list(tokens[-self.window :])
+        self.n = len(tokens)
+        size = 256
+        while size <= self.n:
+            size *= 2
+        self.tokens, self.same = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        self._next = np.zeros(size, np.int32)
+        self.tokens[: self.n] = tokens
+        if self.n:
+            self.same[: self.n - 1] = suffix_lengths(tokens)
+
+    def push(self, token: int) -> None:
+        n = self.n
+        if n == len(self.tokens):
+            self._make_room()
+            n = self.n
+        if n:
+            longer = self._next
+            longer[0] = 1
+            np.add(self.same[: n - 1], 1, out=longer[1:n])
+            longer[:n] *= self.tokens[:n] == token
+            self.same, self._next = longer, self.same
+        self.tokens[n] = token
+        self.n = n + 1
+
+    def _make_room(self) -> None:
+        if self.n >= 2 * self.window:  # what lies before the window will never count again
+            for array in (self.tokens, self.same):
+                array[: self.window] = array[self.n - self.window : self.n].copy()
+            self.n = self.window
+            return
+        self.tokens, self.same = np.resize(self.tokens, 2 * self.n), np.resize(self.same, 2 * self.n)
+        self._next = np.zeros(2 * self.n, np.int32)
+
+    def _limit(self, recent: npt.NDArray[np.int32]) -> int:
+        """How long a repetition can be without reaching across the latest breaker."""
+        for at in np.flatnonzero(self.breakers.is_head[recent])[::-1].tolist():
+            best = -1
+            for tail in self.breakers.tails[int(recent[at])]:
+                if len(tail) > best and tuple(recent[at + 1 : at + 1 + len(tail)].tolist()) == tail:
+                    best = len(tail)
+            if best >= 0:
+                return len(recent) - 1 - int(at) - best
+        return len(recent)
+
+    def penalties(self) -> dict[int, float]:
+        """What to subtract from the logits, by token."""
+        n = min(self.n, self.window)
+        recent = self.tokens[self.n - n : self.n]
+        if n <= self.allowed:
+            return {}
+        limit = self._limit(recent)
+        if limit < self.allowed:
+            return {}
+        lengths = np.minimum(self.same[self.n - n : self.n - 1], np.arange(1, n))
+        at = np.flatnonzero(lengths >= self.allowed)
+        longest: dict[int, int] = {}
+        for token, length in zip(recent[at + 1].tolist(), lengths[at].tolist(), strict=True):
+            longest[token] = max(longest.get(token, 0), min(length, limit))
+        return {token: self._penalty(length) for token, length in longest.items() if not self.breakers.is_single(token)}
+
+    def _penalty(self, length: int) -> float:
+        exponent = length - self.allowed
+        if self.max_exponent > 0:
+            exponent = min(exponent, self.max_exponent)
+        penalty = self.multiplier * math.pow(self.base, exponent)
+        return float(np.float32(min(max(penalty, -FLOAT_MAX), FLOAT_MAX)))

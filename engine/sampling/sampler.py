@@ -1,0 +1,375 @@
+"""A request's sampling settings, the state that one sequence keeps between tokens, and what the ops say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.engine.sampling.grammar_mask import Constraint, Mask, Masks
+from logitless.engine.sampling.infill_sampler import N_CANDIDATES, Texts, candidates, infill
+from logitless.engine.sampling.mt19937 import Generator, choose_seed
+from logitless.engine.sampling.penalties import Dry, Penalties, Vocabulary, find_breakers
+from logitless.graph.ops.sampling import samplers as s
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+LETTERS = dict(zip("edskypmxtai", (*DEFAULT_SAMPLERS, "adaptive_p", "infill"), strict=True))
+ALIASES = {
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "top-n-sigma": "top_n_sigma",
+    "typical-p": "typ_p",
+    "typical": "typ_p",
+    "typ-p": "typ_p",
+    "typ": "typ_p",
+    "min-p": "min_p",
+    "temp": "temperature",
+    "adaptive-p": "adaptive_p",
+}
+CODES = dict(
+    zip(
+        DEFAULT_SAMPLERS,
+        (s.PENALTIES, s.DRY, s.TOP_N_SIGMA, s.TOP_K, s.TYP_P, s.TOP_P, s.MIN_P, s.XTC, s.TEMPERATURE),
+        strict=True,
+    )
+)
+MAX_CHAIN = 16  # codes of a row, the 0 at its end included
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """llama-server's names and defaults."""
+
+    seed: int = -1  # -1 and 4294967295: a random one
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    typical_p: float = 1.0
+    repeat_last_n: int = 64  # -1: the context
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    rng_used: tuple[int, int] = (0, 0)  # words of the seed's selection and XTC generators that are used up
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+    grammar: Constraint | None = None
+
+    def active(self, sampler: str) -> bool:
+        """Whether a sampler of the chain does anything with these settings."""
+        return {
+            "penalties": self.repeat_last_n != 0
+            and (self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0),
+            "dry": self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0,
+            "top_n_sigma": self.top_n_sigma > 0,
+            "top_k": self.top_k > 0,
+            "typ_p": self.typical_p < 1,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+            "temperature": self.temperature != 1 or self.dynatemp_range > 0,
+            "adaptive_p": True,
+            "infill": True,
+        }[sampler]
+
+    @property
+    def conflict(self) -> str:
+        """Why these cannot be had together; "": they can."""
+        if self.mirostat or "infill" not in self.samplers:
+            return ""
+        if "adaptive_p" in self.samplers or self.samplers.count("infill") > 1:
+            return "a chain has infill once, and not with adaptive_p"
+        return "infill cannot be had with a grammar" if self.grammar else ""
+
+
+def chain_from_names(names: str | Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Samplers' proper names, from names and aliases or from a string of llama.cpp's letters; and what is unknown.
+    ValueError: they are too many."""
+    if isinstance(names, str):
+        found = [(name, LETTERS.get(name, "")) for name in names]
+    else:
+        found = [(name, ALIASES.get(name.lower(), name.lower())) for name in names]
+    chain = [proper for _, proper in found if proper in LETTERS.values()]
+    if len(chain) > MAX_CHAIN - 2:
+        raise ValueError(f"at most {MAX_CHAIN - 2} samplers can be chained")
+    return tuple(chain), [name for name, proper in found if proper not in LETTERS.values()]
+
+
+def chain_codes(p: SamplingParams) -> list[int]:
+    """The chain as the op's codes, without what does nothing; a selection is last. With infill up to that, where the
+    device only tells what is left (see `codes_after_infill`)."""
+    cold = p.temperature <= 0
+    if p.mirostat:
+        if cold:
+            return [s.GREEDY]
+        heat = [s.TEMPERATURE] if p.temperature != 1 else []
+        return [*heat, s.MIROSTAT_1 if p.mirostat == 1 else s.MIROSTAT_2]
+    names = [name for name in p.samplers if p.active(name)]
+    if "infill" in names:
+        return [*(CODES[name] for name in names[: names.index("infill")]), s.DIST]
+    codes = [CODES[name] for name in names if name != "adaptive_p"]
+    if "adaptive_p" in names:
+        return [*codes, s.ADAPTIVE]
+    if cold and p.dynatemp_range <= 0 and s.TEMPERATURE in codes and not {s.TYP_P, s.XTC} & set(codes):
+        # The likeliest token passes every filter, so only what changes logits matters, and what comes before that.
+        while codes and codes[-1] not in (s.PENALTIES, s.DRY):
+            codes.pop()
+        return [*codes, s.GREEDY]
+    return [*codes, s.DIST]
+
+
+def codes_after_infill(p: SamplingParams) -> list[int]:
+    """The rest of a chain with infill, with the selection that counts; [] without one."""
+    names = [name for name in p.samplers if p.active(name)]
+    if p.mirostat or "infill" not in names:
+        return []
+    return [*(CODES[name] for name in names[names.index("infill") + 1 :]), s.DIST]
+
+
+def params_vector(p: SamplingParams) -> F32:
+    """The op's row of parameters; the state is kept."""
+    q = np.zeros(s.N_PARAMS, np.float32)
+    q[s.TEMP], q[s.RANGE], q[s.EXPONENT] = p.temperature, 0 if p.mirostat else p.dynatemp_range, p.dynatemp_exponent
+    q[s.K], q[s.P], q[s.LEAST_P], q[s.N_SIGMA] = min(p.top_k, 1 << 24), p.top_p, p.min_p, p.top_n_sigma
+    q[s.XTC_PROBABILITY], q[s.XTC_THRESHOLD], q[s.TYPICAL] = p.xtc_probability, p.xtc_threshold, p.typical_p
+    q[s.REPEAT], q[s.FREQUENCY], q[s.PRESENCE] = p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+    q[s.MIN_KEEP], q[s.TAU], q[s.ETA] = min(p.min_keep, 1 << 24), p.mirostat_tau, p.mirostat_eta
+    q[s.TARGET], q[s.DECAY] = p.adaptive_target, min(max(p.adaptive_decay, 0.0), 0.99)
+    q[s.RESET :] = np.nan
+    return q
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How to sample at one row of the logits."""
+
+    params: F32  # (N_PARAMS,)
+    chain: I32  # (MAX_CHAIN,)
+    draws: tuple[int, ...]  # four words; eight with a grammar, which may need a second draw
+    kinds: Sequence[int] = ()
+    ids: Sequence[int] = ()
+    values: Sequence[float] = ()
+    mask: Mask | None = None  # what a grammar allows; None: everything
+
+
+class Words(Vocabulary, Texts, Protocol):
+    """What samplers need of a tokenizer."""
+
+    suppressed_ids: tuple[int, ...]
+
+
+class RowSampler:
+    """One sequence's generators and history. `begin` with the prompt, then `feeds` and `accept` in turn.
+
+    `n_ctx` is what -1 means for the penalties' and DRY's windows. Tokens that the vocabulary suppresses have a bias of
+    -∞, as in llama.cpp.
+    """
+
+    def __init__(self, params: SamplingParams, vocab: Words, n_ctx: int) -> None:
+        p = self.params = params
+        self.seed = choose_seed(p.seed)
+        codes = chain_codes(p)
+        self._chain = np.zeros(MAX_CHAIN, np.int32)
+        self._chain[: len(codes)] = codes
+        self._rest = codes_after_infill(p)
+        self._vocab = vocab
+        self.n_candidates = 0  # that `choose` is to be told
+        self.left: tuple[list[int], list[float], float] | None = None  # of the last choice (ids, p, the chosen's p)
+        if self._rest:
+            self.n_candidates = min(N_CANDIDATES, p.top_k if s.TOP_K in codes else N_CANDIDATES, vocab.n_vocab)
+            codes += self._rest
+        self.stateful = bool({s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE} & set(codes))  # rejected drafts would change mu
+        self._vector = self._first = params_vector(p)
+        if self.stateful:
+            self._first = self._vector.copy()
+            rest = np.float32(1) - self._vector[s.DECAY]
+            adaptive = s.ADAPTIVE in codes
+            self._first[s.RESET] = np.float32(p.adaptive_target) / rest if adaptive else 2 * p.mirostat_tau
+            self._first[s.RESET + 1] = np.float32(1) / rest if adaptive else 0
+        self._dist = Generator(self.seed) if codes[-1] != s.GREEDY else None
+        self._xtc = Generator(self.seed) if s.XTC in codes else None
+        if self._dist:
+            self._dist.advance(p.rng_used[0])
+        if self._xtc:
+            self._xtc.advance(p.rng_used[1])
+        self._penalties: Penalties | None = None
+        self._dry: Dry | None = None
+        biases = (*p.logit_bias, *((id, -math.inf) for id in vocab.suppressed_ids))
+        self._bias_ids = [id for id, _ in biases]
+        self._bias_values = [value for _, value in biases]
+        self._bias_kinds = [s.BIAS_ENTRY] * len(biases)
+        if s.PENALTIES in codes:
+            self._penalties = Penalties(n_ctx if p.repeat_last_n < 0 else p.repeat_last_n)
+        if s.DRY in codes:
+            window = n_ctx if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, n_ctx)
+            breakers = find_breakers(vocab, p.dry_sequence_breakers)
+            self._dry = Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, breakers)
+        self._masks = Masks(p.grammar) if p.grammar else None
+        self.ended = False  # the grammar's text is whole
+        self.problem = ""  # why the grammar cannot be gone on with
+        self._started = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next row can be sampled without waiting for its mask."""
+        return self._masks is None or self._masks.ready
+
+    @property
+    def rng_used(self) -> tuple[int, int]:
+        """What `SamplingParams.rng_used` must be to go on from here."""
+        dist, xtc = self.params.rng_used
+        return self._dist.n_used if self._dist else dist, self._xtc.n_used if self._xtc else xtc
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The tokens before the first one to be sampled."""
+        if self._penalties:
+            for token in prompt[-self._penalties.last.maxlen :] if self._penalties.last.maxlen else ():
+                self._penalties.push(token)
+        if self._dry:
+            self._dry.begin(prompt)
+
+    def feeds(self) -> Row:
+        """The next token's row."""
+        return self._row(0, self._penalties, self._dry, self._masks.rows()[0] if self._masks else None)
+
+    def draft_feeds(self, draft: Sequence[int]) -> list[Row]:
+        """Rows for the next token and for the one after each drafted token, to lie next to each other in one step.
+        Not for `stateful` samplers. Accept the words in order, up to the first that differs from the draft."""
+        masks = self._masks.rows(draft) if self._masks else [None] * (1 + len(draft))
+        rows = [self._row(0, self._penalties, self._dry, masks[0])]
+        penalties = self._penalties.copy() if self._penalties else None
+        dry = self._dry.copy() if self._dry else None
+        for i, token in enumerate(draft):
+            if penalties:
+                penalties.push(token)
+            if dry:
+                dry.push(token)
+            rows.append(self._row(i + 1, penalties, dry, masks[i + 1]))
+        return rows
+
+    def guess_feeds(self, draft: Sequence[int], n_dist: int, n_xtc: int) -> Row:
+        """The row of what follows a draft whose tokens have used so many draws, as it would be if no grammar ruled
+        anything out. Not for `stateful` samplers."""
+        penalties = self._penalties.copy() if self._penalties and draft else self._penalties
+        dry = self._dry.copy() if self._dry and draft else self._dry
+        for token in draft:
+            if penalties:
+                penalties.push(token)
+            if dry:
+                dry.push(token)
+        return self._drawn(self._draw(n_dist, n_xtc), penalties, dry, None)
+
+    def _draw(self, i: int, of_xtc: int | None = None) -> tuple[int, int, int, int]:
+        """The i-th draw that has not been used, of XTC's generator the same or another."""
+        low, high = self._dist.peek(2, 2 * i) if self._dist else (0, 0)
+        return low, high, self._xtc.peek(1, i if of_xtc is None else of_xtc)[0] if self._xtc else 0, 0
+
+    def _row(self, skip: int, penalties: Penalties | None, dry: Dry | None, mask: Mask | None) -> Row:
+        draws: tuple[int, ...] = self._draw(skip)
+        if self._masks:
+            draws = (*self._draw(2 * skip), *self._draw(2 * skip + 1))
+        return self._drawn(draws, penalties, dry, mask)
+
+    def _drawn(self, draws: tuple[int, ...], penalties: Penalties | None, dry: Dry | None, mask: Mask | None) -> Row:
+        vector = self._vector if self._started else self._first
+        kinds, ids, values = self._bias_kinds, self._bias_ids, self._bias_values
+        if not (penalties or dry):
+            return Row(vector, self._chain, draws, kinds, ids, values, mask)
+        kinds, ids, values = kinds.copy(), ids.copy(), values.copy()
+        if penalties:
+            ids += penalties.counts
+            values += penalties.counts.values()
+            kinds += [s.PENALTY_ENTRY] * len(penalties.counts)
+        if dry:
+            found = dry.penalties()
+            ids += found
+            values += found.values()
+            kinds += [s.DRY_ENTRY] * len(found)
+        return Row(vector, self._chain, draws, kinds, ids, values, mask)
+
+    def accept(self, word: int) -> int:
+        """The op's word for this sequence's row: the token that it chose, which joins the history."""
+        word = int(word)
+        return self._accept(word & s.ID, *s.used(word))
+
+    def choose(self, word: int, n_left: int, ids: Sequence[int], p: F32) -> int:
+        """The same with infill: the device's choice does not count, but what it left to choose from does.
+
+        `n_left` candidates; of the likeliest ids (n_candidates or more; -1: no more) and probabilities.
+        """
+        row = self.feeds()
+        c = candidates(ids[: self.n_candidates], p)
+        if not len(c):  # nothing is possible, and anything as good
+            self.left = [int(word) & s.ID], [1.0], 1.0
+            return self.accept(word)
+        infill(c, n_left, self._vocab)
+        entries = list(zip(row.kinds, row.ids, row.values, strict=True))
+        low, high, xtc, _ = row.draws
+        state = np.zeros(s.N_STATE, np.float32)
+        chosen, flags = s.run_chain(c, row.params, self._rest, (low, high), xtc, entries, state, self._vocab.n_vocab)
+        assert c.p is not None
+        self.left = c.ids.tolist(), c.p.tolist(), float(c.p[chosen])
+        n_xtc = max(s.used(int(word))[1], s.used(flags)[1])
+        return self._accept(int(c.ids[chosen]), 1, n_xtc)
+
+    def _accept(self, token: int, n_dist: int, n_xtc: int) -> int:
+        self._started = True
+        if self._dist and n_dist:
+            self._dist.advance(2 * n_dist)
+        if self._xtc and n_xtc:
+            self._xtc.advance(n_xtc)
+        if self._masks and not self._masks.accept(token):
+            self.ended = self._masks.ended
+            self.problem = "the other settings rule out every token that the grammar allows"
+        self._remember(token)
+        return token
+
+    def force(self, id: int) -> None:
+        """A token that comes without having been sampled."""
+        if self._masks:
+            self._masks.force(id)
+        self._remember(id)
+
+    def _remember(self, token: int) -> None:
+        if self._penalties:
+            self._penalties.push(token)
+        if self._dry:
+            self._dry.push(token)
+
+
+def split_probs(out: I32, n_probs: int) -> tuple[I32, F32, I32, F32]:
+    """The op's (R, 3 + 2n): candidates left (R,), probability of the chosen (R,), likeliest ids (R, n; -1: none) and
+    their probabilities (R, n)."""
+    numbers = out.view(np.float32)
+    return out[:, 1], numbers[:, 2], out[:, 3 : 3 + n_probs], numbers[:, 3 + n_probs :]
+
+
+def split_log_probs(out: F32, n: int) -> tuple[F32, I32, F32]:
+    """log_probs' (R, 1 + 2n): the targets' (R,), likeliest ids (R, n; -1: none) and theirs (R, n)."""
+    return out[:, 0], out[:, 1 : 1 + n].astype(np.int32), out[:, 1 + n :]

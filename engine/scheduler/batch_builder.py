@@ -1,0 +1,124 @@
+"""The arrays of one device run, from who pays how many tokens."""
+
+from __future__ import annotations
+
+from logitless.engine.batch import PAGE, UBatch
+from logitless.engine.runner.hidden_rows import HiddenRows
+from logitless.engine.sequence import Sequence
+
+Plan = list[tuple[Sequence, int]]  # who pays how many tokens in this step
+
+
+def bucket_floor(n: int) -> int:
+    """The largest batch size with a plan of its own (see logitless.engine.batch.bucket) that n tokens fill without
+    padding.
+    """
+    if n <= 8:
+        return max(1, n)
+    unit = 1 << (n.bit_length() - 3)
+    return n // unit * unit
+
+
+def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
+    """What one device run takes of a plan, and the rest: at most so many tokens, and all by the same weights."""
+    weights = plan[0][0].choice.weights
+    others = [part for part in plan if part[0].choice.weights != weights]
+    same = [part for part in plan if part[0].choice.weights == weights] if others else plan
+    if sum([n for _, n in same]) <= limit:
+        return same, others
+    group: Plan = []
+    for i, (seq, n) in enumerate(same):
+        if limit == 0:
+            return group, same[i:] + others
+        group.append((seq, min(n, limit)))  # the rest of a prompt is owed in the next step
+        limit -= min(n, limit)
+    return group, others
+
+
+def fill(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
+    """The next n tokens of each sequence, drafts included. Their pages are in the tables already."""
+    batch = UBatch(weights=group[0][0].choice.weights)
+    tokens, pos, slots, cells = batch.tokens, batch.pos, batch.slot, batch.cells
+    for seq, n in group:
+        assert seq.slot is not None
+        start = seq.n_computed
+        table = seq.table
+        id = seq.slot.id
+        if seq.choice.mix:
+            batch.mixes[id] = seq.choice.mix
+        near = seq.near
+        if not seq.table_sent:
+            batch.tables[id] = table  # a copy that is due comes with it
+            if near:
+                batch.near_tables[id] = near
+            if seq.copy is not None:
+                batch.copies.append(seq.copy)
+            if seq.near_copy is not None:
+                batch.near_copies.append(seq.near_copy)
+        if n == 1:
+            batch.n_streams += 1
+            tokens.append(seq.tokens[start])
+            pos.append(start)
+            slots.append(id)
+            cells.append(table[start // PAGE] * PAGE + start % PAGE)
+        else:
+            tokens += seq.tokens[start : start + n]
+            tokens += draft_part(seq, n)
+            pos += range(start, start + n)
+            slots += [id] * n
+            cells += [table[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
+        if near:
+            batch.near += [near[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
+        if seq.ends:
+            batch.begin += [seq.state, *[-1] * (n - 1)]
+            batch.end += [seq.ends.get(p, -1) for p in range(start + 1, start + n + 1)]
+        if hidden is not None:
+            before, to = hidden.place(seq, n)
+            batch.hidden_before += before
+            batch.hidden_to += to
+        if seq.request.prompt_logprobs is not None:
+            _ask_for_prompt(batch, seq, n)
+        if start + n >= len(seq.tokens) and seq.samples:
+            _ask_for_tokens(batch, seq, draft_part(seq, n))
+    return batch
+
+
+def prompt_rows(seq: Sequence, n: int) -> range:
+    """The positions among the sequence's next n whose logits are still needed for the prompt's log-probabilities."""
+    if seq.request.prompt_logprobs is None:
+        return range(0)
+    return range(max(seq.n_computed, len(seq.prompt_probs) - 1), min(seq.n_computed + n, seq.n_prompt - 1))
+
+
+def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
+    first = len(batch.tokens) - n - seq.n_computed  # the row of position 0, as it were
+    for p in prompt_rows(seq, n):
+        batch.out.append(first + p)
+        batch.rows.append(None)
+        batch.targets.append(seq.tokens[p + 1])
+    batch.n_top = max(batch.n_top, 1 + (seq.request.prompt_logprobs or 0))
+
+
+def draft_part(seq: Sequence, n: int) -> list[int]:
+    """The drafted tokens among the sequence's next n."""
+    n_drafted = n - seq.owed
+    return seq.draft[:n_drafted] if n_drafted > 0 else []
+
+
+def _ask_for_tokens(batch: UBatch, seq: Sequence, draft: list[int]) -> None:
+    """The token that follows what is known, and those that would follow each drafted one."""
+    last = len(batch.tokens) - 1
+    if draft:
+        batch.out += range(last - len(draft), last + 1)
+        batch.rows += seq.sampler.draft_feeds(draft)
+        batch.targets += [-1] * (1 + len(draft))
+    else:
+        batch.out.append(last)
+        batch.rows.append(seq.sampler.feeds())
+        batch.targets.append(-1)
+    batch.n_probs = max(batch.n_probs, seq.sampler.n_candidates)
+    if seq.n_probs:
+        if seq.post_sampling_probs:
+            batch.n_probs = max(batch.n_probs, seq.n_probs)
+        else:
+            batch.n_top = max(batch.n_top, 1 + max(seq.n_probs, seq.sampler.n_candidates))

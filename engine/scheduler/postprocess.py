@@ -1,0 +1,285 @@
+"""What one device run means for its sequences: new tokens, their text and probabilities, and who is done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from dataclasses import dataclass
+
+from logitless.engine.batch import PAGE, StepResult
+from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.requests import Event, Failed, Finished, Progress, Token, TokenProb
+from logitless.engine.scheduler.batch_builder import draft_part, prompt_rows
+from logitless.engine.sequence import Sequence
+from logitless.engine.stats import SchedulerStats
+
+log = logging.getLogger("logitless.scheduler")
+
+UNLIKELY = -9999.0  # what OpenAI's API tells as the log-probability of a token that is none of the likeliest
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a sequence is done."""
+
+    type: str  # "eos" | "limit" | "word"
+    word: str = ""
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a device run gave, when, and where its events go."""
+
+    result: StepResult
+    ids: list[int]
+    now: float
+    events: list[tuple[Sequence, Event]]
+
+
+class Committer:
+    """Hands out the results of device runs."""
+
+    __slots__ = ("_cache", "_eog_ids", "_shifts", "_stats")
+
+    def __init__(self, cache: KvCache, eog_ids: Container[int], stats: SchedulerStats, *, shifts: bool) -> None:
+        """`shifts`: a full context is no end."""
+        self._shifts = shifts
+        self._cache = cache
+        self._eog_ids = eog_ids
+        self._stats = stats
+
+    def commit(
+        self, group: list[tuple[Sequence, int]], result: StepResult, now: float, events: list[tuple[Sequence, Event]]
+    ) -> list[tuple[Sequence, Stop | Failed]]:
+        """Count the group's tokens as computed and add its events; returns the sequences that are done."""
+        stats = self._stats
+        stats.n_decode += 1
+        stats.busy_slots += len(group)
+        stats.bytes_read += result.bytes_read
+        stats.bytes_written += result.bytes_written
+        run = _Run(result, result.ids.tolist(), now, events)
+        done: list[tuple[Sequence, Stop | Failed]] = []
+        row = 0
+        for seq, n in group:
+            if seq.request.prompt_logprobs is not None:
+                for p in prompt_rows(seq, n):
+                    n_top = seq.request.prompt_logprobs
+                    seq.prompt_probs.append(_pre_sampling(result, row, n_top, seq.tokens[p + 1]))
+                    row += 1
+            draft = draft_part(seq, n)
+            late = seq.samples and row in result.unsampled and seq.n_computed + n - len(draft) == len(seq.tokens)
+            states = self._cache.states
+            # What could not be sampled is computed again; with states, from the one that there is.
+            seq.n_computed += n - len(draft) - late if states is None or not late else 0
+            seq.table_sent = True
+            if seq.copy is not None:
+                self._cache.copied(seq)
+            if not seq.n_generated:
+                self._prompt(seq, run)
+            stop: Stop | Failed | None = None
+            if late:
+                stop = self._late(seq, result.unsampled[row])
+                row += 1 + len(draft)
+            elif seq.n_computed == len(seq.tokens):
+                if seq.samples:
+                    try:
+                        stop = self._tokens(seq, draft, row, run)
+                    except Exception as error:  # of a sampler or decoder: it ends its own request
+                        seq.n_computed = min(seq.n_computed, len(seq.tokens))
+                        stop = failure(error)
+                    row += 1 + len(draft)
+                else:
+                    stop = Stop("limit")
+            if seq.n_computed - seq.sealed >= PAGE:
+                assert seq.slot is not None
+                self._cache.seal(seq, seq.slot)
+            if self._cache.beside is not None:
+                self._cache.beside.commit(seq)
+            if seq.drafts is not None:
+                self._cache.trim(seq)
+            if stop is not None:
+                done.append((seq, stop))
+        return done
+
+    def _late(self, seq: Sequence, problem: str) -> Failed | None:
+        """The mask of its next token did not come in time, or never will."""
+        seq.late, seq.draft = True, []
+        return Failed(400, "invalid_request_error", f"the grammar: {problem}") if problem else None
+
+    def _tokens(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
+        """The next token, as many more as the draft was right about, and those that end its reasoning."""
+        stop = self._verified(seq, draft, row, run)
+        if stop is None and seq.thoughts is not None:
+            for id in seq.thoughts.take():
+                stop = stop or self._forced(seq, id, run)
+        return stop
+
+    def _verified(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
+        """The next token and those that the draft was right about. What was computed for the rest of the draft is not
+        counted, so the next tokens will be written over it."""
+        stop = self._token(seq, row, run)
+        if seq.drafts is None:
+            return stop
+        n_accepted = 0
+        for guess in draft:
+            if seq.tokens[-1] != guess:
+                break
+            n_accepted += 1
+            row += 1
+            if stop is not None or row in run.result.unsampled or (seq.thoughts is not None and seq.thoughts.due):
+                break
+            seq.n_computed += 1
+            stop = self._token(seq, row, run)
+        if draft:
+            seq.drafts.judged(len(draft), n_accepted)
+            self._stats.draft_tokens += len(draft)
+            self._stats.draft_tokens_accepted += n_accepted
+        seq.draft = []
+        return stop
+
+    def _prompt(self, seq: Sequence, run: _Run) -> None:
+        now = run.now
+        seq.t_first = seq.t_last = now
+        if seq.request.return_progress:
+            time_ms = (now - seq.t_start) * 1000
+            id_slot = -1 if seq.slot is None else seq.slot.id
+            run.events.append((seq, Progress(seq.n_prompt, seq.n_cached, seq.n_computed, time_ms, id_slot)))
+        if seq.n_computed == seq.n_prompt:
+            self._stats.prompt_tokens += seq.n_prompt - seq.n_cached
+            self._stats.prompt_seconds += now - seq.t_start
+
+    def _token(self, seq: Sequence, row: int, run: _Run) -> Stop | Failed | None:
+        request, stats, now = seq.request, self._stats, run.now
+        assert seq.slot is not None
+        id = _chosen(seq, row, run)
+        seq.late = False
+        if seq.sampler.problem:
+            if seq.sampler.ended:
+                return Stop("eos")
+            return Failed(400, "invalid_request_error", f"the grammar: {seq.sampler.problem}")
+        if seq.thoughts is not None:
+            seq.thoughts.push(id)
+        seq.tokens.append(id)
+        n_tokens = len(seq.tokens)
+        stats.tokens_predicted += 1
+        stats.predicted_seconds += now - seq.t_last
+        if n_tokens > stats.n_tokens_max:
+            stats.n_tokens_max = n_tokens
+        seq.t_last = now
+        prob: TokenProb | None = None
+        if seq.n_probs:
+            if seq.sampler.n_candidates:
+                prob = _of_chosen(seq, run.result, row, id)
+            else:
+                prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
+        is_end = id in self._eog_ids and not request.ignore_eos
+        text, word_found = ("", None) if is_end and not request.special else seq.decoder.push(id)
+        run.events.append((seq, Token(id, text, prob, seq.timings(), seq.slot.id)))
+        if is_end:
+            return Stop("eos")
+        return self._stop(seq, text, word_found, now)
+
+    def _forced(self, seq: Sequence, id: int, run: _Run) -> Stop | None:
+        """A token that comes without having been sampled."""
+        assert seq.slot is not None
+        seq.sampler.force(id)
+        seq.tokens.append(id)
+        text, word_found = seq.decoder.push(id)
+        run.events.append((seq, Token(id, text, None, seq.timings(), seq.slot.id)))
+        return self._stop(seq, text, word_found, run.now)
+
+    def _stop(self, seq: Sequence, text: str, word_found: str | None, now: float) -> Stop | None:
+        """Why a generation ends with the token that it has just got, if it does."""
+        request = seq.request
+        assert seq.slot is not None
+        stop: Stop | None
+        if word_found is not None:
+            stop = Stop("word", word_found)
+        elif len(seq.tokens) >= seq.slot.n_ctx and not self._shifts:
+            stop = Stop("limit", truncated=True)
+        elif seq.n_generated == request.n_predict or seq.decoder.ended or (request.verify and _departs(seq)):
+            stop = Stop("limit")
+        else:
+            stop = None
+        if "\n" in text:
+            seq.has_new_line = True
+            if stop is None and 0 < request.t_max_predict_ms < (now - seq.t_first) * 1000:
+                stop = Stop("limit")
+        return stop
+
+
+def _chosen(seq: Sequence, row: int, run: _Run) -> int:
+    """The next token: the device's choice, or one of what it leaves."""
+    word, sampler = run.ids[row], seq.sampler
+    if not sampler.n_candidates:
+        return sampler.accept(word)
+    assert run.result.probs is not None
+    n_left, _, ids, p = run.result.probs
+    return sampler.choose(word, int(n_left[row]), ids[row].tolist(), p[row])
+
+
+def _departs(seq: Sequence) -> bool:
+    """The last token is not what the client's draft has there."""
+    return seq.tokens[-1] != seq.request.speculation.draft[seq.n_generated - 1]
+
+
+def failure(error: Exception) -> Failed:
+    """The last event of a sequence that cannot be computed."""
+    log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
+    return Failed(500, "server_error", f"this request could not be computed: {error or type(error).__name__}")
+
+
+def finished(seq: Sequence, stop: Stop) -> Finished:
+    """The last event of a sequence that still has its cells."""
+    text = seq.decoder.finish()
+    seq.has_new_line = seq.has_new_line or "\n" in text
+    return Finished(
+        stop_type=stop.type,
+        stopping_word=stop.word,
+        text=text,
+        truncated=stop.truncated or seq.n_dropped > 0,
+        has_new_line=seq.has_new_line,
+        n_prompt=seq.n_prompt,
+        n_cached=seq.n_cached,
+        n_predicted=seq.n_generated,
+        n_in_cache=seq.n_computed,
+        id_slot=-1 if seq.slot is None else seq.slot.id,
+        seed=seq.sampler.seed,
+        timings=seq.timings(),
+        rng_used=seq.sampler.rng_used,
+        prediction=(0, 0)
+        if seq.drafts is None
+        else (
+            seq.drafts.n_prediction_accepted,
+            seq.drafts.n_prediction_drafted - seq.drafts.n_prediction_accepted,
+        ),
+        prompt_probs=() if seq.request.prompt_logprobs is None else tuple(seq.prompt_probs),
+    )
+
+
+def _pre_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
+    """Log-probabilities of the row's target and of the n best tokens, before any filter."""
+    assert result.logprobs is not None
+    assert result.top_ids is not None
+    values: list[float] = result.logprobs[row, : n + 1].tolist()
+    return TokenProb(id, values[0], tuple(zip(result.top_ids[row, :n].tolist(), values[1:], strict=True)))
+
+
+def _post_sampling(result: StepResult, row: int, n: int, id: int) -> TokenProb:
+    """Probabilities after the filters; tokens that they removed are not among the n best."""
+    assert result.probs is not None
+    _, chosen, ids, probs = result.probs
+    top = zip(ids[row, :n].tolist(), probs[row, :n].tolist(), strict=True)
+    return TokenProb(id, float(chosen[row]), tuple((token, p) for token, p in top if p > 0))
+
+
+def _of_chosen(seq: Sequence, result: StepResult, row: int, id: int) -> TokenProb:
+    """Either of a token that the host chose, while what the device tells of "the" token is of its own choice."""
+    if seq.post_sampling_probs:
+        assert seq.sampler.left is not None
+        ids, p, chosen = seq.sampler.left
+        likeliest = sorted(zip(ids, p, strict=True), key=lambda each: -each[1])
+        return TokenProb(id, chosen, tuple(likeliest[: seq.n_probs]))
+    known = _pre_sampling(result, row, max(seq.n_probs, seq.sampler.n_candidates), id).top
+    return TokenProb(id, dict(known).get(id, UNLIKELY), known[: seq.n_probs])

@@ -1,0 +1,302 @@
+"""The tokens of one generation, and the seat that it runs in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from logitless.engine.batch import PAGE
+from logitless.engine.kv_cache.host_cache import Bytes
+from logitless.engine.kv_cache.prefix_cache import INEXACT, Node, Tail
+from logitless.engine.requests import CompletionRequest, Timings, TokenProb
+from logitless.engine.sampling.reasoning_budget import Thoughts
+from logitless.engine.sampling.sampler import F32, Row, SamplingParams
+from logitless.engine.sampling.stop_filter import Decoder
+from logitless.engine.speculation.draft_state import Drafts
+from logitless.models.adapters.adapter_bank import BASE, Choice
+
+FIRST_TOKENS = 8  # of a stream: requests that come as early as these have come together with its own
+PATIENCE = 100  # places in the line that a level of priority is worth: many later ones may go first, not all
+
+
+class Sampler(Protocol):
+    """What a sequence needs of logitless.engine.sampling.sampler.RowSampler. `feeds` is the same until `accept`."""
+
+    seed: int
+    stateful: bool  # the device remembers something of each row: no drafts
+    problem: str  # why nothing can be sampled any more; "": nothing is wrong
+    ended: bool  # the reason is that a grammar's text is whole, and end tokens are ruled out
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def rng_used(self) -> tuple[int, int]: ...
+
+    def begin(self, prompt: tuple[int, ...], /) -> None: ...
+
+    def feeds(self) -> Row: ...
+
+    def draft_feeds(self, draft: list[int], /) -> list[Row]: ...
+
+    def guess_feeds(self, draft: list[int], n_dist: int, n_xtc: int, /) -> Row: ...
+
+    n_candidates: int  # that `choose` is told of a row; 0: `accept` it is
+    left: tuple[list[int], list[float], float] | None  # by `choose`
+
+    def accept(self, word: int, /) -> int: ...
+
+    def choose(self, word: int, n_left: int, ids: list[int], p: F32, /) -> int: ...
+
+    def force(self, id: int, /) -> None: ...
+
+
+class Sequence:
+    """One request on its way: it *owes* tokens that are not in the cache yet, and every step pays some.
+
+    `table` holds a reference to each of its pages. A sequence is started while it has a table: one that was preempted
+    has lost its pages and nothing else, and owes all of its tokens again.
+    """
+
+    __slots__ = (
+        "choice",
+        "client",
+        "copy",
+        "decoder",
+        "done",
+        "draft",
+        "drafts",
+        "ends",
+        "has_new_line",
+        "hidden",
+        "id",
+        "inexact",
+        "late",
+        "marks",
+        "n_behind",
+        "n_cached",
+        "n_computed",
+        "n_dropped",
+        "n_lost",
+        "n_parked",
+        "n_probs",
+        "n_prompt",
+        "near",
+        "near_copy",
+        "node",
+        "paced",
+        "parked",
+        "post_sampling_probs",
+        "prompt_probs",
+        "rank",
+        "refused_at",
+        "request",
+        "resumed",
+        "root",
+        "sampler",
+        "samples",
+        "sealed",
+        "served",
+        "slot",
+        "started",
+        "state",
+        "state_at",
+        "t_first",
+        "t_last",
+        "t_start",
+        "table",
+        "table_sent",
+        "thoughts",
+        "tokens",
+        "undivided",
+    )
+
+    def __init__(
+        self, id: int, request: CompletionRequest, decoder: Decoder, root: Node, choice: Choice = BASE, client: str = ""
+    ) -> None:
+        self.id = id  # grows with arrival: the smaller the older
+        self.request = request
+        self.client = client  # who asks: clients take turns
+        self.rank = id + PATIENCE * request.priority, id  # the smaller goes first, whatever is scarce
+        self.tokens = list(request.prompt)
+        self.n_prompt = len(request.prompt)
+        self.n_computed = 0  # leading tokens whose K and V are in the cache
+        self.n_cached = 0  # those of the prompt that were there when it began
+        self.sampler: Sampler  # from when it has a seat: many may wait, and a sampler takes time and memory
+        self.decoder = decoder
+        self.slot: Slot | None = None
+        self.done = False
+        self.has_new_line = False
+        self.prompt_probs: list[TokenProb | None] = [None]
+        self.samples = request.n_predict != 0
+        self.n_probs = max(0, request.sampling.n_probs)
+        self.post_sampling_probs = request.sampling.post_sampling_probs
+        self.thoughts: Thoughts | None = None  # where its reasoning may have to end
+        # Speculation.
+        self.drafts: Drafts | None = None  # its drafters, where it has some
+        self.draft: list[int] = []  # guesses of what follows its tokens, to be verified in this step
+        self.hidden: list[
+            tuple[int, range]
+        ] = []  # where what was said of its last tokens is (engine/runner/hidden_rows.py)
+        # The cache.
+        self.table: list[int] = []
+        self.table_sent = False  # the engine knows the table as it is
+        self.choice = choice  # its weights and adapters
+        self.root = root  # where prefixes computed with them begin
+        self.node = root  # the last page of the table with known content
+        self.sealed = 0  # tokens in pages with known content
+        self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
+        self.inexact = False  # some of its cells came from other places (engine/kv_cache/cache_reuse.py)
+        # Where layers with a window have other pages (engine/kv_cache/sliding_window.py).
+        self.near: list[int] = []
+        self.n_behind = 0  # pages that its window has passed
+        self.near_copy: tuple[int, int] | None = None  # beside `copy`
+        # Where layers keep states (engine/kv_cache/recurrent_state.py).
+        self.state = 0  # the row that it goes on from
+        self.state_at = 0  # after so many tokens
+        self.ends: dict[int, int] = {}  # rows that this step writes, by how many tokens will be computed then
+        self.marks: set[int] = set()  # after how many others may go on: keep these, and what their windows see
+        # Context shift (engine/kv_cache/context_shift.py).
+        self.n_dropped = 0  # tokens that it has forgotten; then its cells after those it shares are nobody else's
+        self.parked: list[Bytes] = []  # its pages, while it is paused
+        self.n_parked = 0  # tokens in them
+        # Scheduling.
+        self.started = False
+        self.late = False  # its mask did not come in time
+        self.resumed = False  # has been preempted
+        self.paced = True  # its prompt must not hold up streams, for they flowed before it began, or it is long
+        self.n_lost = 0  # tokens that it had computed when it lost its pages
+        self.refused_at = -1  # when it last found too few pages to start
+        self.served = 0  # the step in which it last had its turn, where not all have one in each
+        self.undivided = False  # a step of its prompt that others may interrupt has failed
+        # Seconds by the scheduler's clock.
+        self.t_start = 0.0  # its first tokens went to the device
+        self.t_first = 0.0  # the prompt was done
+        self.t_last = 0.0  # the last token came
+
+    @property
+    def owed(self) -> int:
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) + self.n_dropped - self.n_prompt
+
+    @property
+    def flows(self) -> bool:
+        """Whether its client knows a pace: a first token has set none yet."""
+        return self.n_generated > 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has flowed for so long that short prompts have not come with its own."""
+        return self.n_generated > FIRST_TOKENS
+
+    @property
+    def is_processing(self) -> bool:
+        return self.slot is not None and not self.done
+
+    @property
+    def n_remain(self) -> int:
+        """Tokens that may still be generated; -1: no limit but the context's."""
+        limit = self.request.n_predict
+        return -1 if limit < 0 else max(0, limit - self.n_generated)
+
+    @property
+    def takes_inexact(self) -> bool:
+        """Whether its cells may be what is left of another text."""
+        return self.inexact if self.resumed else self.request.cache_prompt and self.request.n_cache_reuse > 0
+
+    @property
+    def irreplaceable(self) -> bool:
+        """Whether nobody could compute its cells again to the same bits."""
+        return self.inexact or self.n_dropped > 0
+
+    def content(self, end: int) -> tuple[int, ...]:
+        """The tokens from the first unsealed one to `end`, as known prefixes name them."""
+        tokens = self.tokens[self.sealed : end]
+        return (INEXACT, *tokens) if self.inexact else tuple(tokens)
+
+    def mark(self, position: int) -> None:
+        """Others may go on after so many tokens, whole pages of them, if it is not beyond."""
+        position -= position % PAGE
+        if position > self.n_computed:
+            self.marks.add(position)
+
+    def tail(self) -> Tail | None:
+        """The page that it is writing, as a prefix that others may copy."""
+        if self.sealed == self.n_computed or self.copy is not None or self.n_dropped:
+            return None  # a copy that is still due has no content, and a shifted one's is its own
+        if self.n_computed - self.sealed >= PAGE:
+            return None  # inexact, and not under its name
+        i = self.sealed // PAGE
+        return Tail(self.node, self.content(self.n_computed), self.table[i], self.near[i] if self.near else None)
+
+    def timings(self) -> Timings:
+        n_prompt = self.n_prompt
+        drafts = self.drafts
+        return Timings(
+            self.n_cached,
+            n_prompt - self.n_cached,
+            (self.t_first - self.t_start) * 1000,
+            self.n_generated,
+            (self.t_last - self.t_first) * 1000,
+            0 if drafts is None else drafts.n_drafted,
+            0 if drafts is None else drafts.n_accepted,
+        )
+
+
+class Slot:
+    """A seat for one sequence. It remembers the last one: which tokens of it were cached, and what /slots shows."""
+
+    __slots__ = ("cached", "choice", "id", "last_used", "n_ctx", "sequence")
+
+    def __init__(self, id: int, n_ctx: int) -> None:
+        self.id = id
+        self.n_ctx = n_ctx
+        self.sequence: Sequence | None = None  # the one that runs here, or the last one that did
+        self.cached: list[int] = []  # tokens of the last one that were in the cache when it ended
+        self.choice = BASE  # the weights and adapters that they were computed with
+        self.last_used = 0  # the larger the later
+
+    @property
+    def is_processing(self) -> bool:
+        return self.sequence is not None and not self.sequence.done
+
+    @property
+    def id_task(self) -> int:
+        return -1 if self.sequence is None else self.sequence.id
+
+    @property
+    def params(self) -> SamplingParams | None:
+        return None if self.sequence is None else self.sequence.request.sampling
+
+    @property
+    def has_next_token(self) -> bool:
+        return self.is_processing
+
+    @property
+    def has_new_line(self) -> bool:
+        return self.sequence is not None and self.sequence.has_new_line
+
+    @property
+    def n_decoded(self) -> int:
+        return 0 if self.sequence is None else self.sequence.n_generated
+
+    @property
+    def n_remain(self) -> int:
+        return -1 if self.sequence is None else self.sequence.n_remain
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        return 0 if self.sequence is None else self.sequence.n_prompt
+
+    @property
+    def n_prompt_tokens_cache(self) -> int:
+        return 0 if self.sequence is None else self.sequence.n_cached
+
+    @property
+    def n_prompt_tokens_processed(self) -> int:
+        if self.sequence is None:
+            return 0
+        n_computed = max(self.sequence.n_computed, self.sequence.n_lost)
+        return max(0, min(n_computed, self.sequence.n_prompt) - self.sequence.n_cached)

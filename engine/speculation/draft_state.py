@@ -1,0 +1,137 @@
+"""One sequence's drafters, and what became of their guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from logitless.engine.speculation.draft_length import Chances
+from logitless.engine.speculation.settings import CLIENT_N_MAX, MAX_DRAFT, SpeculationParams
+
+FIRST_GUESS = 8  # tokens of the first draft that nobody has vouched for
+MAX_PAUSE = 63  # steps
+
+
+class Drafter(Protocol):
+    """Guesses what follows the tokens of one sequence. A wrong guess costs time and never changes a result."""
+
+    def propose(self, tokens: Sequence[int], n_most: int, /) -> list[int]:
+        """At most n_most tokens that may come next, after all of `tokens` (which only ever grow)."""
+
+    def judged(self, n_drafted: int, n_accepted: int, /) -> None:
+        """Of what was proposed last, n_drafted tokens were tried and the first n_accepted came true."""
+
+
+class Pace:
+    """How many tokens of one drafter's next draft are worth a try.
+
+    A draft that comes true doubles the next one's length, one of which less than half does halves it. One that fails
+    although it could not be shorter lets the drafter rest, twice as long each time: drafts of no use soon cost nothing.
+    """
+
+    __slots__ = ("_least", "_pause", "_rest", "length")
+
+    def __init__(self, length: int, least: int = 1) -> None:
+        self._least = max(1, least)
+        self.length = max(self._least, length)
+        self._pause = self._rest = 0  # steps
+
+    def next(self) -> int:
+        """For this step; 0: it rests."""
+        if self._rest:
+            self._rest -= 1
+            return 0
+        return self.length
+
+    def judged(self, n_drafted: int, n_accepted: int) -> None:
+        if n_accepted == n_drafted:
+            self.length, self._pause = min(MAX_DRAFT, 2 * self.length), 0
+        elif self.length > self._least:
+            if 2 * n_accepted < n_drafted:
+                self.length = max(self._least, self.length // 2)
+        elif not n_accepted:
+            self._pause = self._rest = min(MAX_PAUSE, 2 * self._pause + 1)
+
+
+class Drafts:
+    """The drafters of one sequence in order of precedence; a model that drafts comes after them (`model`: its kind)."""
+
+    __slots__ = (
+        "_by_model",
+        "_client",
+        "_model_pace",
+        "_paces",
+        "_source",
+        "chances",
+        "drafters",
+        "model",
+        "n_accepted",
+        "n_drafted",
+        "n_prediction_accepted",
+        "n_prediction_drafted",
+        "params",
+    )
+
+    def __init__(
+        self,
+        params: SpeculationParams,
+        client: Drafter | None,
+        others: Sequence[Drafter],
+        model: str = "",
+        chances: Chances | None = None,
+        *,
+        paced: bool = False,
+    ) -> None:
+        """`chances`: are told what becomes of the model's guesses. `paced`: these may be ruled out so often that they
+        are of no use."""
+        self.params = params
+        self.drafters = [client, *others] if client is not None else list(others)
+        self.model = model
+        self.chances = chances or Chances()
+        self._by_model = False  # the draft that is out is the model's
+        self.n_drafted = self.n_accepted = 0  # tokens, of all drafters
+        self.n_prediction_drafted = self.n_prediction_accepted = 0  # of these, the client's
+        self._client = client
+        known = params.n_max or CLIENT_N_MAX  # a client knows what it sends
+        self._paces = [Pace(known if d is client else FIRST_GUESS, params.n_min) for d in self.drafters]
+        self._model_pace = Pace(FIRST_GUESS, params.n_min) if paced else None
+        self._source: tuple[Drafter | None, Pace] | None = None  # whose draft is out; of a model: its pace
+
+    def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
+        """The draft of the first drafter that has one; empty: the turn of a model, if one drafts."""
+        self._source, self._by_model = None, False
+        if self.params.n_max is not None:
+            n_most = min(n_most, self.params.n_max)
+        if n_most < max(1, self.params.n_min):
+            return []
+        for drafter, pace in zip(self.drafters, self._paces, strict=True):
+            n = pace.next()
+            draft = drafter.propose(tokens, n_most)[:n] if n else []
+            if len(draft) >= max(1, self.params.n_min):
+                self._source = drafter, pace
+                return draft
+        return []
+
+    def of_model(self, n_most: int) -> int:
+        """How many tokens the draft may have, which is now the model's to make."""
+        self._by_model = True
+        if self._model_pace is None:
+            return n_most
+        self._source = None, self._model_pace
+        return min(n_most, self._model_pace.next())
+
+    def judged(self, n_drafted: int, n_accepted: int) -> None:
+        """Count what became of the last draft, and tell the drafter that it came from."""
+        self.n_drafted += n_drafted
+        self.n_accepted += n_accepted
+        if self._by_model:
+            self.chances.judged(n_drafted, n_accepted)
+        if self._source is None:
+            return
+        drafter, pace = self._source
+        if drafter is not None and drafter is self._client:
+            self.n_prediction_drafted += n_drafted
+            self.n_prediction_accepted += n_accepted
+        if drafter is not None:
+            drafter.judged(n_drafted, n_accepted)
+        pace.judged(n_drafted, n_accepted)

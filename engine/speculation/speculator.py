@@ -1,0 +1,118 @@
+"""Who drafts for whom: makes each sequence's drafters and asks them, once a step, for what to verify in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from logitless.engine.sequence import Sequence
+from logitless.engine.speculation.client_draft import ClientDrafter
+from logitless.engine.speculation.draft_length import Chances, Worth
+from logitless.engine.speculation.draft_state import Drafter, Drafts
+from logitless.engine.speculation.guess import Grow
+from logitless.engine.speculation.ngram import Map4Drafter, MapDrafter, SimpleDrafter
+from logitless.engine.speculation.ngram_cache import CacheDrafter
+from logitless.engine.speculation.ngram_mod import ModDrafter, ModTable
+from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationParams, SpeculationSettings
+
+Wanted = dict[str, list[tuple[Sequence, int]]]  # by the kind of the model that drafts, how many tokens at most
+
+
+class BatchDrafter(Protocol):
+    """A model that drafts: it guesses for many sequences together."""
+
+    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow, /) -> dict[Sequence, list[int]]:
+        """Drafts for (sequence, most tokens); 0: only keep up with its prompt."""
+
+    def sleep(self) -> None:
+        """Give up all memory."""
+
+    def wake(self) -> None:
+        """Be ready to guess again."""
+
+
+class Speculator:
+    """The drafters of all sequences. With nothing wanted it does nothing."""
+
+    def __init__(
+        self,
+        settings: SpeculationSettings | None = None,
+        models: Mapping[str, BatchDrafter] | None = None,
+        worth: Worth | None = None,
+    ) -> None:
+        """`models`: by their kind (MODELS). `worth` says how long their drafts are; None: as long as they may be."""
+        self.settings = settings or SpeculationSettings()
+        self.models = dict(models or {})
+        self._worth = worth
+        self._table = ModTable(self.settings.mod_n_match)
+
+    def begin(self, seq: Sequence) -> None:
+        """Give a sequence that has its sampler the drafters that its request asks for.
+
+        A sampler that changes its memory on the device with every row cannot take back a rejected one: it gets none.
+        """
+        params = seq.request.speculation
+        if not (params.draft or params.kinds) or seq.sampler.stateful or not seq.samples:
+            return
+        client = None
+        if params.draft:
+            client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
+        others = [self._make(kind, params) for kind in params.kinds if kind not in MODELS]
+        model = next((kind for kind in params.kinds if kind in self.models), "")
+        # Models know no masks, and what they guess without them a grammar may forbid.
+        chances = Chances(self._worth.chances if self._worth is not None else None)
+        seq.drafts = Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
+
+    def propose(self, wanted: list[tuple[Sequence, int]], n_all: int, room: int, grow: Grow) -> None:
+        """Set `draft` of each (sequence, most tokens), of n_all sequences of the step. `room`: tokens that models may
+        draft for all of them together; `grow`: as KvCache.grow."""
+        for_models: Wanted = {}
+        for seq, n_most in wanted:
+            assert seq.drafts is not None
+            seq.draft = seq.drafts.propose(seq.tokens, n_most)
+            if kind := seq.drafts.model:
+                n_max = seq.drafts.params.n_max
+                n_max = self.settings.draft_n_max if n_max is None else n_max
+                n = 0 if seq.draft or n_most <= 0 else seq.drafts.of_model(min(n_most, n_max))
+                for_models.setdefault(kind, []).append((seq, n))
+            room -= len(seq.draft)
+        for_models = self._shortened(for_models, n_all, room)
+        for kind, part in for_models.items():
+            for seq, draft in self.models[kind].propose(part, grow).items():
+                assert seq.drafts is not None
+                if not seq.draft and len(draft) >= seq.drafts.params.n_min:
+                    seq.draft = draft
+
+    def _shortened(self, for_models: Wanted, n_all: int, room: int) -> Wanted:
+        """As far as there is room, in equal shares, and as it is worth it."""
+        drafting = {seq.drafts: n for part in for_models.values() for seq, n in part if n and seq.drafts is not None}
+        if not drafting:
+            return for_models
+        length = min(max(drafting.values()), max(0, -(-room // len(drafting))))
+        if self._worth is not None and length:
+            n_least = max(drafts.params.n_min for drafts in drafting)
+            length = self._worth.choose([drafts.chances for drafts in drafting], n_all - len(drafting), n_least, length)
+
+        def of(drafts: Drafts | None, n: int) -> int:
+            n = min(n, length)
+            return n if drafts is not None and n >= drafts.params.n_min else 0
+
+        return {kind: [(seq, of(seq.drafts, n)) for seq, n in part] for kind, part in for_models.items()}
+
+    def observe(self, seconds: float, *, counts: bool) -> None:
+        """How long the step took for which drafts were made, with them. `counts`: it had nothing else to do."""
+        if self._worth is not None:
+            self._worth.observe(seconds, counts=counts)
+
+    def _make(self, kind: str, params: SpeculationParams) -> Drafter:
+        s, n_max = self.settings, params.n_max
+        if kind == "ngram-simple":
+            return SimpleDrafter(s.simple, n_max)
+        if kind == "ngram-map-k":
+            return MapDrafter(s.map_k, n_max)
+        if kind == "ngram-map-k4v":
+            return Map4Drafter(s.map_k4v, n_max)
+        if kind == "ngram-cache":
+            return CacheDrafter(s.cache_n_max if n_max is None else n_max)
+        assert kind == "ngram-mod", kind
+        return ModDrafter(self._table, s.mod_n_min, s.mod_n_max if n_max is None else n_max)

@@ -1,0 +1,83 @@
+"""Events on their way from the engine to one HTTP request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from logitless.engine.requests import Event, Failed, Finished
+
+
+class Owner(Protocol):
+    """Who keeps account of the streams."""
+
+    def forget(self, stream: Stream) -> None:
+        """All its requests have ended."""
+
+    def cancel(self, stream: Stream) -> None:
+        """End all its requests."""
+
+
+class Stream:
+    """The events of the requests that were submitted together, as (index of the request, event), in order.
+
+    Iterate it, or take all that has arrived with `batch`. As an async context manager it cancels, when left, what still
+    runs. Everything is for the event loop's thread.
+    """
+
+    def __init__(self, owner: Owner, n: int) -> None:
+        self._owner = owner
+        self._events: list[tuple[int, Event]] = []
+        self._arrived: asyncio.Future[None] | None = None
+        self._running = set(range(n))
+        self.closed = False
+
+    def push(self, index: int, event: Event) -> None:
+        """Add an event."""
+        if self.closed or index not in self._running:
+            return
+        if isinstance(event, Finished | Failed):
+            self._running.discard(index)
+            if not self._running:
+                self._owner.forget(self)
+        self._events.append((index, event))
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def batch(self) -> list[tuple[int, Event]]:
+        """Every event that has arrived and was not taken; waits for the first. Empty: the stream has ended."""
+        while not self._events and self._running and not self.closed:
+            self._arrived = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
+        events, self._events = self._events, []
+        return events
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
+        while events := await self.batch():
+            for item in events:
+                yield item
+
+    def fail(self, failed: Failed) -> None:
+        """End every request that still runs with this error."""
+        for index in sorted(self._running):
+            self.push(index, failed)
+
+    def close(self) -> None:
+        """Cancel what still runs; its slots are free before the next step."""
+        if not self.closed:
+            self.closed = True
+            self._events.clear()
+            if self._arrived is not None and not self._arrived.done():
+                self._arrived.set_result(None)
+            if self._running:
+                self._owner.cancel(self)
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()

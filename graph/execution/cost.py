@@ -1,0 +1,147 @@
+"""What a node must move and multiply at the least: bytes, and multiply-adds by the type that they can be done in.
+
+Every source is read once and the result written once, unless the op's rule here says otherwise; what touches elements
+one by one (a norm, a rotation) multiplies next to nothing and counts as nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.backend import Rules
+from logitless.graph.dtype import DTYPES, nbytes
+from logitless.graph.op import destination
+from logitless.graph.tensor import Tensor
+
+Feeds = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Products with weights of block types can be done in int8, those of rows that are rounded to bf16 in bf16, all
+    others in f32."""
+
+    nbytes: float = 0
+    int8_macs: float = 0
+    f32_macs: float = 0
+    bf16_macs: float = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, n: float) -> Cost:
+        return Cost(*(n * a for a in astuple(self)))
+
+    def seconds(self, machine: Mapping[str, float]) -> tuple[float, float]:
+        """For its bytes and for its multiply-adds, at a machine's limits (billions a second)."""
+        computing = self.int8_macs / machine["int8_gmac_s"] + self.f32_macs / machine["f32_gmac_s"]
+        computing += self.bf16_macs / machine["bf16_gmac_s"] if self.bf16_macs else 0
+        return self.nbytes / machine["read_gb_s"] / 1e9, computing / 1e9
+
+
+def multiplied(n: float, dtype: str, *, rounded: bool = False) -> Cost:
+    """n multiply-adds with a weight of this type; `rounded`: of rows that are rounded to bf16, as the weight is."""
+    if rounded:
+        return Cost(bf16_macs=n)
+    return Cost(int8_macs=n) if DTYPES[dtype].quantised else Cost(f32_macs=n)
+
+
+COSTS = Rules[Callable[[Tensor, Feeds], Cost]]()
+
+
+def cost(t: Tensor, feeds: Feeds) -> Cost:
+    """`feeds`: the values of the run, for what depends on them (how many cells attention sees)."""
+    rule = COSTS.get(t.op)
+    return rule(t, feeds) if rule else Cost(_moved(t))
+
+
+def _moved(t: Tensor) -> int:
+    written = destination(t)
+    return t.nbytes * (written is None) + sum(s.nbytes for s in t.src if s is not written)
+
+
+# Which sources are matrices whose every element meets every row.
+MATRICES = {
+    **dict.fromkeys(
+        ("linear", "linear_q8", "linear_f32", "linear_bf16", "linear_add", "linear_q8_add", "matmul", "tiled_product"),
+        slice(1, 2),
+    ),
+    **dict.fromkeys(("linear_glu", "linear_glu_act"), slice(1, 3)),
+    "linear_parts": slice(1, None),
+}
+
+
+def _product(t: Tensor, _: Feeds) -> Cost:
+    rows = t.shape[0] if len(t.shape) == 2 else t.src[0].shape[0]
+    rounded = t.src[0].dtype == "bf16_act"
+    met = (multiplied(rows * math.prod(w.shape), w.dtype, rounded=rounded) for w in t.src[MATRICES[t.op]])
+    return sum(met, Cost(_moved(t)))
+
+
+COSTS.update(dict.fromkeys(MATRICES, _product))
+
+
+def met_by_chance(n: int, n_used: int, n_rows: int) -> float:
+    """The part of n experts that somebody has, if each row chooses `n_used` of them by chance."""
+    return 1 - (1 - n_used / n) ** n_rows
+
+
+def _expert_product(t: Tensor, _: Feeds) -> Cost:
+    """Of the experts' weights those that are read if rows choose theirs by chance."""
+    n, several = t.attrs["n"], t.op == "expert_parts"
+    weights, rows = (t.src[2:], t.src[1].shape[1]) if several else (t.src[1:2], t.src[2].shape[1])
+    macs = rows * sum(math.prod(w.shape) for w in weights) // n
+    order = t.src[1 if several else 2]
+    n_used = order.src[0].shape[1] if order.op == "expert_order" else 1
+    unread = (1 - met_by_chance(n, n_used, rows // n_used)) * sum(w.nbytes for w in weights)
+    return Cost(_moved(t) - unread) + multiplied(macs, weights[0].dtype, rounded=t.src[0].dtype == "bf16_act")
+
+
+COSTS.update(dict.fromkeys(("expert_linear", "expert_linear_act", "expert_parts"), _expert_product))
+
+
+@COSTS.of("get_rows")
+def _(t: Tensor, _: Feeds) -> Cost:
+    table, ids = t.src
+    return Cost(nbytes(table.dtype, t.shape) + ids.nbytes + t.nbytes)
+
+
+def _store(t: Tensor, _: Feeds) -> Cost:
+    cache, *others = t.src
+    return Cost(sum(s.nbytes for s in others) + math.prod(others[0].shape) * _element(cache))
+
+
+COSTS.update(dict.fromkeys(("store_k", "store_v", "store_k_rope"), _store))
+
+
+def _attention(t: Tensor, feeds: Feeds) -> Cost:
+    """The cells that a token sees up to its own; tokens of a sequence share what is read."""
+    caches = t.src[1:2] if t.op == "latent_attention" else t.src[1:3]
+    q, k, slot, pos = *t.src[:2], *t.src[len(caches) + 2 : len(caches) + 4]
+    last, window = feeds[pos.name].astype(np.int64), t.attrs.get("window") or np.iinfo(np.int64).max
+    first = np.maximum(last - window, -1)  # the cell before those that it sees
+    slots = feeds[slot.name]
+    read = sum(int(last[slots == s].max() - first[slots == s].min()) for s in np.unique(slots))
+    cell = k.shape[1] * k.shape[2] * sum(map(_element, caches))
+    return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
+
+
+ATTENTIONS = (
+    "attention",
+    "attention_act",
+    "attention_rope",
+    "attention_sinks",
+    "attention_sinks_rope",
+    "latent_attention",
+)
+COSTS.update(dict.fromkeys(ATTENTIONS, _attention))
+
+
+def _element(t: Tensor) -> float:
+    return t.nbytes / math.prod(t.shape)

@@ -1,0 +1,78 @@
+"""What makes vectors of texts: attention in which a text sees all of itself, and means of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logitless.graph.op import Array, Case, op, require
+from logitless.graph.tensor import Shape, Tensor
+
+
+@op
+def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, scale: float, reach: int = -1) -> Array:
+    """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) → (N, H, D).
+
+    Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`: what follows them
+    fills the window up. Query head i reads key head i · H_kv // H. With a `reach` of 0 or more a row sees only
+    rows that are at most so far away; 0 comes out where there are none.
+    """
+    out = np.empty_like(q)
+    group = q.shape[1] // k.shape[1]
+    for w, n in enumerate(count):
+        rows, seen = slice(w * length, (w + 1) * length), slice(w * length, w * length + int(n))
+        s = np.einsum("thd,shd->hts", q[rows], np.repeat(k[seen], group, 1)) * scale
+        if reach >= 0:
+            s = np.where(np.abs(np.arange(length)[:, None] - np.arange(int(n))) <= reach, s, -np.inf)
+        top = s.max(-1, keepdims=True)
+        e = np.exp(s - np.where(np.isfinite(top), top, 0))
+        total = e.sum(-1, keepdims=True)
+        out[rows] = np.einsum("hts,shd->thd", e / np.where(total, total, 1), np.repeat(v[seen], group, 1))
+    return out
+
+
+@full_attention.shape
+def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float, reach: int = -1) -> tuple[Shape, str]:
+    n, heads, size = q.shape
+    ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
+    ok = ok and length > 0 and n % length == 0 and count.shape == (n // length,)
+    require(ok, "full_attention", f"shapes disagree (windows of {length})", q, k, v, count)
+    return q.shape, q.dtype
+
+
+@op
+def mean_rows(x: Array, first: Array, count: Array) -> Array:
+    """The means of rows first[r] … first[r] + count[r] − 1 of x (N, n), one after the other: (R, n); first and count
+    (R,) i32, count ≥ 1."""
+    return np.stack([x[f : f + n].mean(0) for f, n in zip(first, count, strict=True)])
+
+
+@mean_rows.shape
+def _(x: Tensor, first: Tensor, count: Tensor) -> tuple[Shape, str]:
+    ok = len(x.shape) == 2 and first.shape == count.shape and len(first.shape) == 1
+    require(ok, "mean_rows", "shapes disagree", x, first, count)
+    return (first.shape[0], x.shape[1]), x.dtype
+
+
+for _shape in (
+    (7, 4, 2, 8, -1),
+    (33, 3, 1, 20, -1),
+    (64, 2, 2, 16, -1),
+    (1, 2, 2, 4, -1),
+    (70, 4, 2, 16, 3),
+    (20, 2, 1, 8, 0),
+    (90, 2, 1, 8, 40),
+):
+
+    def _case(r: np.random.Generator, shape: tuple[int, ...] = _shape) -> Case:
+        length, heads, kv_heads, size, reach = shape
+        q, k, v = (r.normal(size=(3 * length, h, size)) for h in (heads, kv_heads, kv_heads))
+        count = np.array([length, 1, (length + 1) // 2], np.int32)
+        return [q, k, v, count], {"length": length, "scale": size**-0.5, "reach": reach}
+
+    full_attention.case(_case)
+
+
+@mean_rows.case
+def _(r: np.random.Generator) -> Case:
+    first, count = np.array([0, 3, 9, 2], np.int32), np.array([10, 1, 1, 7], np.int32)
+    return [r.normal(size=(10, 37)), first, count], {}

@@ -1,0 +1,54 @@
+"""Attention to rows that are keys and values in one, which all heads share: multi-head latent attention (DeepSeek-AI,
+2024) where heads' weights are multiplied with queries instead of keys (models/architectures/mla.py). One cache is
+enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from logitless.graph.op import Array, Case, State, op, require
+from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_back, attention_case
+from logitless.graph.ops.elementwise import add
+from logitless.graph.ops.shape import parts
+from logitless.graph.ops.slicing import transpose
+from logitless.graph.tensor import Shape, Tensor
+
+TURNED = (0, 1, 3, 2)  # a cache of keys as one of values
+
+
+@op
+def latent_attention(q: Array, k: Array, tables: Array, slot: Array, pos: Array, *, scale: float) -> Array:
+    """`attention` whose values are the keys: q (T, H, D) and the cache k (pages, 1, D, 16) → (T, H, D)."""
+    return attention.reference(q, k, k.transpose(TURNED), tables, slot, pos, scale=scale)
+
+
+@latent_attention.shape
+def _(q: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, scale: float) -> tuple[Shape, str]:
+    n, _, size = q.shape
+    ok = k.shape[1:] == (1, size, PAGE) and slot.shape == pos.shape == (n,)
+    require(ok, "latent_attention", "shapes disagree", q, k, tables, slot, pos)
+    return q.shape, q.dtype
+
+
+@latent_attention.vjp
+def _(
+    g: Tensor, y: Tensor, q: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, scale: float
+) -> tuple[Tensor | None, ...]:
+    v = transpose(k, axes=TURNED)
+    dq, dk, dv = parts(attention_back(g, q, k, v, tables, slot, pos, scale=scale), (q, k, v))
+    return dq, add(dk, transpose(dv, axes=TURNED)), None, None, None
+
+
+def _case(dtype: str, heads: int, size: int) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        (q, k, _, *rest), attrs = attention_case(f"{dtype}/f32", heads, 1, size)(r)
+        assert isinstance(k, State)
+        return [q, k, *rest], attrs
+
+    return make
+
+
+for _dtype, _heads, _size in (("f32", 3, 40), ("f16", 16, 72), ("f32", 5, 576), ("f16", 6, 288), ("f32", 1, 10)):
+    latent_attention.case(_case(_dtype, _heads, _size))

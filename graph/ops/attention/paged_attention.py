@@ -1,0 +1,322 @@
+"""Attention over a paged KV cache, and the ops that fill it.
+
+A page holds 16 cells; position p of a sequence is cell p % 16 of page `tables[slot][p // 16]`. Keys are kept with the
+cells last, (pages, H_kv, D, 16), values with the elements last, (pages, H_kv, 16, D): both are read in lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from logitless.graph.op import Array, Case, State, op, require, writing
+from logitless.graph.ops.shape import parts
+from logitless.graph.tensor import Shape, Tensor
+
+PAGE = 16
+
+
+@writing(0)
+def store_k(cache: Array, k: Array, cells: Array) -> Array:
+    """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D, 16)."""
+    for row, cell in zip(k, cells, strict=True):
+        cache[cell // PAGE, :, :, cell % PAGE] = row
+    return cache
+
+
+@store_k.shape
+def _(cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = cache.shape[1:] == (*k.shape[1:], PAGE) and cells.shape == k.shape[:1]
+    require(ok, "store_k", "expected cache (pages, H, D, 16), k (T, H, D), cells (T,)", cache, k, cells)
+    return cache.shape, cache.dtype
+
+
+@writing(0)
+def store_v(cache: Array, v: Array, cells: Array) -> Array:
+    """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, 16, D)."""
+    for row, cell in zip(v, cells, strict=True):
+        cache[cell // PAGE, :, cell % PAGE] = row
+    return cache
+
+
+@store_v.shape
+def _(cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = cache.shape[1:] == (v.shape[1], PAGE, v.shape[2]) and cells.shape == v.shape[:1]
+    require(ok, "store_v", "expected cache (pages, H, 16, D), v (T, H, D), cells (T,)", cache, v, cells)
+    return cache.shape, cache.dtype
+
+
+def _store_case(shape: Shape, dtype: str) -> object:
+    def make(r: np.random.Generator) -> Case:
+        cells = np.array([17, 3, 40])
+        return [
+            State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype),
+            r.normal(size=(3, 2, 8)),
+            cells,
+        ], {}
+
+    return make
+
+
+for _dtype in ("f32", "f16"):
+    store_k.case(_store_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
+    store_v.case(_store_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+store_k.tolerance = store_v.tolerance = 5e-4  # f16 has 11 bits
+
+
+@op
+def load_k(cache: Array, cells: Array) -> Array:
+    """The keys (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, D, 16)."""
+    return cache[cells // PAGE, :, :, cells % PAGE]
+
+
+@load_k.shape
+def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = len(cache.shape) == 4 and cache.shape[3] == PAGE and len(cells.shape) == 1
+    require(ok, "load_k", "expected cache (pages, H, D, 16) and cells (T,)", cache, cells)
+    return (cells.shape[0], *cache.shape[1:3]), "f32"
+
+
+@op
+def load_v(cache: Array, cells: Array) -> Array:
+    """The values (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, 16, D)."""
+    return cache[cells // PAGE, :, cells % PAGE]
+
+
+@load_v.shape
+def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
+    ok = len(cache.shape) == 4 and cache.shape[2] == PAGE and len(cells.shape) == 1
+    require(ok, "load_v", "expected cache (pages, H, 16, D) and cells (T,)", cache, cells)
+    return (cells.shape[0], cache.shape[1], cache.shape[3]), "f32"
+
+
+def _load_case(shape: Shape, dtype: str) -> object:
+    def make(r: np.random.Generator) -> Case:
+        cells = np.array([17, 3, 40, 3])
+        return [State(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), cells], {}
+
+    return make
+
+
+for _dtype in ("f32", "f16"):
+    load_k.case(_load_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
+    load_v.case(_load_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+
+
+@writing(0)
+def copy_pages(cache: Array, pairs: Array) -> Array:
+    """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last page."""
+    for source, destination in pairs:
+        cache[destination] = cache[source]
+    return cache
+
+
+@copy_pages.shape
+def _(cache: Tensor, pairs: Tensor) -> tuple[Shape, str]:
+    require(len(pairs.shape) == 2 and pairs.shape[1] == 2, "copy_pages", "expected pairs (n, 2)", cache, pairs)
+    return cache.shape, cache.dtype
+
+
+@copy_pages.case
+def _(r: np.random.Generator) -> Case:
+    return [State(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.array([[0, 3], [4, 1], [2, 2]])], {}
+
+
+@op
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    tables: Array,
+    slot: Array,
+    pos: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> Array:
+    """softmax(scale · q·k) · v for each token over its own sequence up to its position: (T, H, D) → (T, H, D).
+
+    tables (S, pages) i32, slot (T,) and pos (T,) say where the sequence's cells lie. Query head i reads key head
+    i · H_kv // H. `window` > 0 sees only the last `window` positions; `cap` > 0 bounds the scores (Gemma 2).
+    """
+    out = np.empty_like(q)
+    for t, h, keys, values in seen_by_heads(q, k, v, tables, slot, pos, window):
+        s = keys @ q[t, h] * scale
+        s = cap * np.tanh(s / cap) if cap else s
+        e = np.exp(s - s.max())
+        out[t, h] = e @ values / e.sum()
+    return out
+
+
+def seen_by_heads(
+    q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, window: int
+) -> Iterator[tuple[int, int, Array, Array]]:
+    """Of each token and query head: what it sees of its sequence, keys and values (n, D)."""
+    group = q.shape[1] // k.shape[1]
+    for t in range(q.shape[0]):
+        p = int(pos[t])
+        where = np.arange(max(0, p - window + 1) if window else 0, p + 1)
+        pages = tables[slot[t]][where // PAGE]
+        keys, values = k[pages, :, :, where % PAGE], v[pages, :, where % PAGE]  # (n, H_kv, D)
+        for h in range(q.shape[1]):
+            yield t, h, keys[:, h // group], values[:, h // group]
+
+
+@attention.shape
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    slot: Tensor,
+    pos: Tensor,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> tuple[Shape, str]:
+    n, heads, size = q.shape
+    ok = k.shape[2:] == (size, PAGE) and v.shape[1:] == (k.shape[1], PAGE, size) and heads % k.shape[1] == 0
+    require(ok and slot.shape == pos.shape == (n,), "attention", "shapes disagree", q, k, v, tables, slot, pos)
+    return q.shape, q.dtype
+
+
+def attention_case(
+    types: str, heads: int, kv_heads: int, size: int, **attrs: float
+) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        type_k, type_v = types.split("/")
+        held_k, held_v = (np.float16 if t == "f16" else np.float64 for t in (type_k, type_v))
+        k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held_k).astype(np.float64)
+        v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held_v).astype(np.float64)
+        tables = np.array([[6, 1, 3, 0], [6, 5, 0, 0], [4, 0, 0, 0]])  # two sequences share their first page
+        slot = np.array([0, 0, 0, 1, 1, 2, 0])
+        pos = np.array([33, 34, 47, 15, 16, 0, 3])
+        q = r.normal(size=(7, heads, size))
+        return [q, State(k, type_k), State(v, type_v), tables, slot, pos], {"scale": size**-0.5, **attrs}
+
+    return make
+
+
+for _types, _heads, _kv_heads, _size, _attrs in (
+    ("f32/f32", 4, 2, 8, {}),
+    ("f16/f16", 4, 4, 64, {}),
+    ("f16/f16", 8, 2, 16, {"window": 20}),
+    ("f32/f32", 3, 1, 80, {"cap": 5.0, "window": 5}),
+    ("f16/f16", 2, 1, 512, {}),
+    ("f16/f32", 4, 2, 32, {}),
+    ("f32/f16", 4, 2, 32, {"window": 20}),
+):
+    attention.case(attention_case(_types, _heads, _kv_heads, _size, **_attrs))
+
+
+@op
+def take_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
+    """What `store_k` (keys) or `store_v` wrote into these cells (T,): (T, H_kv, D). Where cells repeat, the same."""
+    return cache[cells // PAGE, :, :, cells % PAGE] if keys else cache[cells // PAGE, :, cells % PAGE]
+
+
+@take_cells.shape
+def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
+    return (cells.shape[0], cache.shape[1], cache.shape[2 if keys else 3]), cache.dtype
+
+
+@op
+def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
+    """The cache with zeros in these cells: the gradient of what was there before a store."""
+    out = cache.copy()
+    if keys:
+        out[cells // PAGE, :, :, cells % PAGE] = 0
+    else:
+        out[cells // PAGE, :, cells % PAGE] = 0
+    return out
+
+
+@clear_cells.shape
+def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
+    return cache.shape, cache.dtype
+
+
+clear_cells.inplace = (0,)
+for _keys, _layout in ((True, (3, 2, 8, PAGE)), (False, (3, 2, PAGE, 8))):
+    for _cells_op in (take_cells, clear_cells):
+        _cells_op.case(lambda r, s=_layout, k=_keys: ([r.normal(size=s), np.array([17, 3, 40])], {"keys": k}))  # type: ignore[misc]
+
+
+@store_k.vjp
+def _(g: Tensor, y: Tensor, cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
+    return clear_cells(g, cells, keys=True), take_cells(g, cells, keys=True), None
+
+
+@store_v.vjp
+def _(g: Tensor, y: Tensor, cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
+    return clear_cells(g, cells, keys=False), take_cells(g, cells, keys=False), None
+
+
+@op
+def attention_back(
+    g: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    tables: Array,
+    slot: Array,
+    pos: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    cap: float = 0.0,
+) -> Array:
+    """The gradients of q (T, H, D) and of the caches k and v, one after the other, as rows of D."""
+    group = q.shape[1] // k.shape[1]
+    dq, dk, dv = np.zeros_like(q), np.zeros(k.shape, q.dtype), np.zeros(v.shape, q.dtype)
+    for t in range(q.shape[0]):
+        p = int(pos[t])
+        where = np.arange(max(0, p - window + 1) if window else 0, p + 1)
+        pages, cells = tables[slot[t]][where // PAGE], where % PAGE
+        keys, values = k[pages, :, :, cells], v[pages, :, cells]  # (n, H_kv, D)
+        for h in range(q.shape[1]):
+            i = h // group
+            s = keys[:, i] @ q[t, h] * scale
+            slope = np.full_like(s, scale)
+            if cap:
+                slope = scale * (1 - np.tanh(s / cap) ** 2)
+                s = cap * np.tanh(s / cap)
+            e = np.exp(s - s.max())
+            weights = e / e.sum()
+            dp = values[:, i] @ g[t, h]
+            ds = weights * (dp - weights @ dp) * slope
+            dq[t, h] = ds @ keys[:, i]
+            dk[pages, i, :, cells] += np.outer(ds, q[t, h])
+            dv[pages, i, cells] += np.outer(weights, g[t, h])
+    return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
+
+
+@attention_back.shape
+def _(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
+) -> tuple[Shape, str]:
+    require(g.shape == q.shape, "attention_back", "the gradient must have q's shape", g, q)
+    return (q.shape[0] * q.shape[1] + 2 * k.shape[0] * k.shape[1] * PAGE, q.shape[2]), q.dtype
+
+
+@attention.vjp
+def _(
+    g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
+) -> tuple[Tensor | None, ...]:
+    return (*parts(attention_back(g, q, k, v, tables, slot, pos, **attrs), (q, k, v)), None, None, None)
+
+
+def _back_case(*case: Any, **attrs: float) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        src, found = attention_case(*case, **attrs)(r)  # type: ignore[arg-type]
+        return [r.normal(size=src[0].shape), *src], found
+
+    return make
+
+
+attention_back.case(_back_case("f32/f32", 4, 2, 8))
+attention_back.case(_back_case("f16/f16", 8, 4, 16, window=20))
+attention_back.case(_back_case("f32/f32", 3, 1, 24, cap=5.0, window=5))

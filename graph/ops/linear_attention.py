@@ -1,0 +1,310 @@
+"""Layers that keep a state of each sequence in the place of all its tokens: short convolutions, linear attention.
+
+Rows are tokens of any sequences, each sequence's in order and side by side. A state is a row of `states`: begin[t] is
+the one that token t starts from, or -1 where it goes on from the row before it. Each op has a form that keeps what is
+left: end[t] is the state that has it after token t, or -1. No state is both read and written at once, so whatever was
+there before can be gone on from again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from logitless.graph.op import Array, Case, State, op, require, writing
+from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.tensor import Shape, Tensor
+
+
+def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
+    """(first row, row after the last, state) of what goes on without a break."""
+    starts = [t for t in range(len(begin)) if begin[t] >= 0]
+    for first, stop in zip(starts, [*starts[1:], len(begin)], strict=True):
+        yield first, stop, int(begin[first])
+
+
+@op
+def text_begins(start: Array, *, length: int) -> Array:
+    """`begin` (T,) i32 of texts that begin with state 0: start (T,) says in which row of its window of `length` a row's
+    text begins."""
+    return np.where(start == np.arange(len(start)) % length, 0, -1).astype(np.int32)
+
+
+@text_begins.shape
+def _(start: Tensor, length: int) -> tuple[Shape, str]:
+    ok = len(start.shape) == 1 and length > 0 and start.shape[0] % length == 0
+    require(ok, "text_begins", f"wants start (T,) of windows of {length}", start)
+    return start.shape, "i32"
+
+
+text_begins.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)], {"length": 5}))
+
+
+@op
+def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
+    """Each column's own convolution over time (Mamba's and LFM 2's): x (T, C), w (C, 1, K) → (T, C).
+
+    y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the oldest first.
+    """
+    return _convolved(x, w, states, begin, np.full(len(x), -1))
+
+
+def _convolved(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
+    y = np.zeros_like(x)
+    k = w.shape[2]
+    for first, stop, state in _spans(begin):
+        seen = np.concatenate([states[state], x[first:stop]])
+        for t in range(first, stop):
+            at = t - first
+            y[t] = (seen[at : at + k] * w[:, 0].T).sum(0)
+            if end[t] >= 0:
+                states[end[t]] = seen[at + 1 : at + k]
+    return y
+
+
+@causal_conv.shape
+def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, *end: Tensor) -> tuple[Shape, str]:
+    ok = len(x.shape) == 2 and len(w.shape) == 3 and w.shape[:2] == (x.shape[1], 1) and w.shape[2] > 1
+    ok = ok and states.shape[1:] == (w.shape[2] - 1, x.shape[1])
+    ok = ok and all(rows.shape == x.shape[:1] for rows in (begin, *end))
+    require(ok, "causal_conv", "wants x (T, C), w (C, 1, K), states (N, K - 1, C), rows (T,)", x, w, states, begin)
+    return x.shape, x.dtype
+
+
+@writing(2, returns_destination=False)
+def causal_conv_kept(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
+    """`causal_conv`, which keeps its last K − 1 rows in states."""
+    return _convolved(x, w, states, begin, end)
+
+
+causal_conv_kept.shape(causal_conv.shape_rule)
+
+
+@causal_conv.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[Tensor | None, ...]:
+    both = causal_conv_back(g, x, w, states, begin)
+    n = x.shape[0]
+    of_w = reshape(slice_rows(both, start=n, stop=n + w.shape[2]), shape=w.shape)
+    return slice_rows(both, start=0, stop=n), of_w, None, None
+
+
+@op
+def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) -> Array:
+    """The gradients of x, then of w as its bytes: (T + K, C)."""
+    dx, dw, k = np.zeros_like(x), np.zeros_like(w), w.shape[2]
+    for first, stop, state in _spans(begin):
+        seen = np.concatenate([states[state], x[first:stop]])
+        for t in range(first, stop):
+            dw[:, 0] += g[t][:, None] * seen[t - first : t - first + k].T
+            for j in range(max(0, k - 1 - (t - first)), k):
+                dx[t - k + 1 + j] += g[t] * w[:, 0, j]
+    return np.concatenate([dx, dw.reshape(k, -1)])
+
+
+@causal_conv_back.shape
+def _(g: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[Shape, str]:
+    require(g.shape == x.shape, "causal_conv_back", "the gradient must have x's shape", g, x)
+    return (x.shape[0] + w.shape[2], x.shape[1]), x.dtype
+
+
+@op
+def linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    states: Array,
+    begin: Array,
+    *,
+    scale: float,
+    delta: bool,
+    grouped: bool,
+) -> Array:
+    """Linear attention that forgets: Mamba 2's state space duality (Dao and Gu, 2024), and with `delta` the gated delta
+    rule, which corrects what it recalls (Gated DeltaNet: Yang, Kautz and Hatamizadeh, 2024).
+
+    q and k (T, H_k, D), v (T, H, E), decay and beta (T, H), states (N, H, D, E) → (T, H, E). Of each head
+    S ← decay · S, then S ← S + k (beta · v)ᵀ, or with `delta` S + k (beta · (v − Sᵀk))ᵀ; y = scale · Sᵀq. Head i has
+    the queries and keys of head i mod H_k; `grouped`: of head i / (H / H_k), those that share them side by side.
+    """
+    src = q, k, v, decay, beta, states, begin
+    return _recalled(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
+
+
+def _recalled(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grouped: bool) -> Array:
+    """`src`: q to begin; what is left of row t is kept in row end[t] of the states, if that is not -1."""
+    q, k, v, decay, beta, states, begin = src
+    y = np.zeros_like(v)
+    for first, stop, state in _spans(begin):
+        s = states[state].copy()
+        for t in range(first, stop):
+            _advance(s, _of_heads(k[t], s, grouped), v[t], decay[t], beta[t], delta)
+            y[t] = scale * np.einsum("hde,hd->he", s, _of_heads(q[t], s, grouped))
+            if end[t] >= 0:
+                states[end[t]] = s
+    return y
+
+
+@writing(5, returns_destination=False)
+def linear_attention_kept(
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    states: Array,
+    begin: Array,
+    end: Array,
+    *,
+    scale: float,
+    delta: bool,
+    grouped: bool,
+) -> Array:
+    """`linear_attention`, which keeps S in states."""
+    return _recalled((q, k, v, decay, beta, states, begin), end, scale=scale, delta=delta, grouped=grouped)
+
+
+def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
+    """Rows (H_k, n) as rows (H, n)."""
+    times = s.shape[0] // x.shape[0]
+    return np.repeat(x, times, 0) if grouped else np.tile(x, (times, 1))
+
+
+def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array, delta: bool) -> Array:
+    """One token further, in place; what was missing (H, E)."""
+    s *= decay[:, None, None]
+    missing = v - np.einsum("hde,hd->he", s, k) if delta else v
+    s += np.einsum("hd,he->hde", k, beta[:, None] * missing)
+    return missing
+
+
+def _check(name: str, *src: Tensor) -> None:
+    q, k, v, decay, beta, *rest = src
+    n, heads, _ = v.shape
+    ok = q.shape == k.shape and q.shape[0] == n and heads % q.shape[1] == 0
+    ok = ok and decay.shape == beta.shape == (n, heads) and all(r.shape == (n,) for r in rest)
+    require(ok, name, "shapes disagree", *src)
+
+
+@linear_attention.shape
+def _(*src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, str]:
+    q, _, v, _, _, states, *rows = src
+    _check("linear_attention", *src[:5], *rows)
+    ok = states.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
+    require(ok, "linear_attention", "states must be (N, H, D, E)", q, v, states)
+    return v.shape, v.dtype
+
+
+linear_attention_kept.shape(linear_attention.shape_rule)
+
+
+@linear_attention.vjp
+def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Tensor | None, ...]:
+    found, start = [], 0
+    together = linear_attention_back(g, *src, scale=scale, delta=delta, grouped=grouped)
+    for t in src[:5]:
+        size = int(np.prod(t.shape))
+        found.append(reshape(slice_rows(together, start=start, stop=start + size), shape=t.shape))
+        start += size
+    return (*found, None, None)
+
+
+@op
+def linear_attention_back(
+    g: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    beta: Array,
+    states: Array,
+    begin: Array,
+    *,
+    scale: float,
+    delta: bool,
+    grouped: bool,
+) -> Array:
+    """The gradients of q, k, v, decay and beta one after the other, flat."""
+    dq, dk, dv, dd, db = (np.zeros_like(x) for x in (q, k, v, decay, beta))
+    for first, stop, state in _spans(begin):
+        s = states[state].copy()
+        before, missed = [], []
+        for t in range(first, stop):
+            before.append(s.copy())
+            missed.append(_advance(s, _of_heads(k[t], s, grouped), v[t], decay[t], beta[t], delta))
+        ds = np.zeros_like(s)
+        for t in reversed(range(first, stop)):
+            old, missing = before[t - first], missed[t - first]
+            kt, qt = (_of_heads(x[t], s, grouped) for x in (k, q))
+            faded = decay[t][:, None, None] * old
+            new = faded + np.einsum("hd,he->hde", kt, beta[t][:, None] * missing)
+            _add_heads(dq[t], scale * np.einsum("hde,he->hd", new, g[t]), grouped)
+            ds += scale * np.einsum("hd,he->hde", qt, g[t])
+            of_sum = np.einsum("hde,hd->he", ds, kt)
+            db[t] = (of_sum * missing).sum(-1)
+            dv[t] = beta[t][:, None] * of_sum
+            _add_heads(dk[t], np.einsum("hde,he->hd", ds, beta[t][:, None] * missing), grouped)
+            if delta:
+                _add_heads(dk[t], -np.einsum("hde,he->hd", faded, dv[t]), grouped)
+                ds -= np.einsum("hd,he->hde", kt, dv[t])
+            dd[t] = (ds * old).sum((1, 2))
+            ds *= decay[t][:, None, None]
+    return np.concatenate([x.reshape(-1) for x in (dq, dk, dv, dd, db)])
+
+
+def _add_heads(out: Array, x: Array, grouped: bool) -> None:
+    n = out.shape[0]
+    out += x.reshape(n, -1, x.shape[1]).sum(1) if grouped else x.reshape(-1, *out.shape).sum(0)
+
+
+@linear_attention_back.shape
+def _(g: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, str]:
+    _check("linear_attention_back", *src[:5], src[6])
+    require(g.shape == src[2].shape, "linear_attention_back", "the gradient must have v's shape", g, src[2])
+    return (sum(int(np.prod(t.shape)) for t in src[:5]),), g.dtype
+
+
+BEGIN, END = np.full(12, -1, np.int32), np.full(12, -1, np.int32)
+BEGIN[[0, 1, 8]] = 3, 0, 3  # three sequences: of one token, of seven whose states after two are kept, and of four
+END[[0, 4, 7, 9]] = 1, 2, 5, 4
+
+
+def _conv_case(columns: int, size: int, form: str) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, 1, size)), r.normal(size=(12, columns))
+        states = State(r.normal(size=(6, size - 1, columns)), "f32")
+        return [*([g] if form == "back" else []), x, w, states, BEGIN, *([END] if form == "kept" else [])], {}
+
+    return make
+
+
+def _attention_case(
+    heads: int, k_heads: int, d: int, e: int, delta: bool, grouped: bool, form: str
+) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
+        k /= np.sqrt((k * k).sum(-1, keepdims=True))
+        v, decay, beta = r.normal(size=(12, heads, e)), r.uniform(0.3, 1, (12, heads)), r.uniform(0, 1, (12, heads))
+        taken = [q, k, v, decay, beta, State(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
+        before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
+        return [*before, *taken, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
+
+    return make
+
+
+FORMS = ("", "kept", "back")
+for _columns, _size in ((24, 4), (100, 3), (256, 2)):
+    for _op, _form in zip((causal_conv, causal_conv_kept, causal_conv_back), FORMS, strict=True):
+        _op.case(_conv_case(_columns, _size, _form))
+for _sizes in (
+    (2, 2, 16, 16, True, False),
+    (6, 2, 24, 40, True, False),
+    (4, 4, 64, 128, True, False),
+    (6, 2, 24, 40, True, True),
+    (6, 2, 24, 40, False, True),
+    (3, 1, 128, 64, False, True),
+):
+    for _op, _form in zip((linear_attention, linear_attention_kept, linear_attention_back), FORMS, strict=True):
+        _op.case(_attention_case(*_sizes, _form))

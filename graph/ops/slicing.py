@@ -1,0 +1,183 @@
+"""Parts of a tensor: axes in another order, a block taken out, put in or added, triangles and diagonals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logitless.graph.op import Array, Case, op, require
+from logitless.graph.ops.elementwise import broadcast_to
+from logitless.graph.tensor import Shape, Tensor, const
+
+
+@op
+def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
+    """x with its axes in another order, as a copy (np.transpose)."""
+    return np.ascontiguousarray(x.transpose(axes))
+
+
+@transpose.shape
+def _(x: Tensor, axes: tuple[int, ...]) -> tuple[Shape, str]:
+    require(sorted(axes) == list(range(len(x.shape))), "transpose", f"axes {axes} do not fit", x)
+    return tuple(x.shape[i] for i in axes), x.dtype
+
+
+@transpose.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+    return (transpose(g, axes=tuple(int(i) for i in np.argsort(axes))),)
+
+
+for _axes in ((1, 0), (2, 0, 1), (0, 2, 1, 3), (3, 1, 0, 2)):
+    transpose.case(lambda r, a=_axes: ([r.normal(size=(33, 4, 5, 6)[: len(a)])], {"axes": a}))  # type: ignore[misc]
+
+
+def _where(start: tuple[int, ...], shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))
+
+
+def _inside(name: str, x: Tensor, start: tuple[int, ...], shape: Shape) -> None:
+    ok = len(start) == len(shape) == len(x.shape)
+    ok = ok and all(s >= 0 and s + n <= m for s, n, m in zip(start, shape, x.shape, strict=True))
+    require(ok, name, f"a block of {shape} at {start} is not inside", x)
+
+
+@op
+def take_block(x: Array, *, start: tuple[int, ...], shape: Shape) -> Array:
+    """A copy of the block of this shape that begins at `start`."""
+    return x[_where(start, shape)].copy()
+
+
+@take_block.shape
+def _(x: Tensor, start: tuple[int, ...], shape: Shape) -> tuple[Shape, str]:
+    _inside("take_block", x, start, shape)
+    return shape, x.dtype
+
+
+@take_block.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, start: tuple[int, ...], shape: Shape) -> tuple[Tensor | None, ...]:
+    return (add_block(broadcast_to(const(0.0), shape=x.shape), g, start=start),)
+
+
+def take_columns(x: Tensor, start: int, n: int) -> Tensor:
+    """(R, n) of x (R, K)."""
+    return take_block(x, start=(0, start), shape=(x.shape[0], n))
+
+
+@op
+def set_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
+    """x with a block replaced (ggml's SET); of which gradients pass to what is left of x, and to the block."""
+    out = x.copy()
+    out[_where(start, part.shape)] = part
+    return out
+
+
+@set_block.shape
+def _(x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Shape, str]:
+    _inside("set_block", x, start, part.shape)
+    return x.shape, x.dtype
+
+
+@set_block.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+    nothing = broadcast_to(const(0.0), shape=part.shape)
+    return set_block(g, nothing, start=start), take_block(g, start=start, shape=part.shape)
+
+
+@op
+def add_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
+    """x with a block added to (ggml's ACC)."""
+    out = x.copy()
+    out[_where(start, part.shape)] += part
+    return out
+
+
+@add_block.shape
+def _(x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Shape, str]:
+    _inside("add_block", x, start, part.shape)
+    return x.shape, x.dtype
+
+
+@add_block.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+    return g, take_block(g, start=start, shape=part.shape)
+
+
+set_block.inplace = add_block.inplace = (0,)
+BLOCKS: tuple[tuple[Shape, Shape, Shape], ...] = (
+    ((40,), (3,), (20,)),
+    ((5, 33), (1, 16), (3, 17)),
+    ((4, 5, 6), (0, 2, 1), (4, 2, 5)),
+    ((2, 3, 4, 5), (1, 0, 2, 1), (1, 3, 1, 3)),
+)
+for _whole, _start, _part in BLOCKS:
+    take_block.case(lambda r, x=_whole, s=_start, p=_part: ([r.normal(size=x)], {"start": s, "shape": p}))  # type: ignore[misc]
+    for _put in (set_block, add_block):
+        _put.case(lambda r, x=_whole, s=_start, p=_part: ([r.normal(size=x), r.normal(size=p)], {"start": s}))  # type: ignore[misc]
+
+
+@op
+def causal_mask(x: Array, *, fill: float, past: int = 0) -> Array:
+    """x (…, T, S) with everything after column t + past of row t replaced by `fill` (−inf before a softmax, or 0)."""
+    rows, columns = np.arange(x.shape[-2])[:, None], np.arange(x.shape[-1])
+    return np.where(columns > rows + past, fill, x)
+
+
+@causal_mask.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, fill: float, past: int = 0) -> tuple[Tensor | None, ...]:
+    return (causal_mask(g, fill=0.0, past=past),)
+
+
+causal_mask.inplace = (0,)
+
+
+@causal_mask.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(2, 5, 9))], {"fill": 0.0, "past": 3}
+
+
+@causal_mask.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(33, 33))], {"fill": -5.0}
+
+
+@op
+def diag(x: Array) -> Array:
+    """(n,) → (n, n) with x on the diagonal and zeros elsewhere."""
+    return np.diag(x)
+
+
+@diag.shape
+def _(x: Tensor) -> tuple[Shape, str]:
+    require(len(x.shape) == 1, "diag", "wants a vector", x)
+    return (x.shape[0], x.shape[0]), x.dtype
+
+
+@diag.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (diagonal(g),)
+
+
+@op
+def diagonal(x: Array) -> Array:
+    """(n, n) → its diagonal (n,)."""
+    return np.diagonal(x).copy()
+
+
+@diagonal.shape
+def _(x: Tensor) -> tuple[Shape, str]:
+    require(len(x.shape) == 2 and x.shape[0] == x.shape[1], "diagonal", "wants a square matrix", x)
+    return x.shape[:1], x.dtype
+
+
+@diagonal.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (diag(g),)
+
+
+@diag.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=7)], {}
+
+
+@diagonal.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(7, 7))], {}

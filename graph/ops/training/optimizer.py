@@ -1,0 +1,178 @@
+"""Optimizer steps as ops: parameters and their moments are states, written in place; every number is a feed."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.op import Array, Case, State, op, require, writing
+from logitless.graph.tensor import Shape, Tensor
+
+SUM_CHUNK = 4096  # elements of a partial sum of squares
+RATE, BETA_1, BETA_2, REST_1, REST_2, EPS, DECAY, CORRECTION_1, CORRECTION_2 = range(9)
+N_ADAMW, N_SGD = 9, 2
+
+
+def adamw_params(
+    step: int, rate: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, decay: float = 0.0
+) -> npt.NDArray[np.float32]:
+    """What `adamw_step` is fed at a step (the first is 1), worked out in float64: 1 − βᵗ has no bits left in f32."""
+    if step < 1:
+        raise ValueError(f"step {step}: the first one is 1")
+    b1, b2 = betas
+    values = (rate, b1, b2, 1 - b1, 1 - b2, eps, decay, 1 / (1 - b1**step), 1 / (1 - b2**step))
+    return np.array(values, np.float32)
+
+
+def sgd_params(rate: float, *, decay: float = 0.0) -> npt.NDArray[np.float32]:
+    """What `sgd_step` is fed."""
+    return np.array([rate, decay], np.float32)
+
+
+@writing(0, 1, 2)
+def adamw_step(w: Array, m: Array, v: Array, g: Array, params: Array, factor: Array, *, decays: bool = True) -> Array:
+    """A step of AdamW (Loshchilov and Hutter, 2019; torch's formula) on w and its moments m, v, of any shape.
+
+    params (9,) f32 as `adamw_params` gives them; the gradient is g · factor, factor being a scalar (`clip_factor`).
+    The moments are all the state there is. `decays` False: no weight decay (biases and norms).
+    """
+    p = params
+    g = g * factor
+    m[...] = p[BETA_1] * m + p[REST_1] * g
+    v[...] = p[BETA_2] * v + p[REST_2] * g * g
+    keep = 1 - p[RATE] * p[DECAY] if decays else 1
+    w[...] = w * keep - p[RATE] * (m * p[CORRECTION_1]) / (np.sqrt(v * p[CORRECTION_2]) + p[EPS])
+    return w
+
+
+@adamw_step.shape
+def _(
+    w: Tensor, m: Tensor, v: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True
+) -> tuple[Shape, str]:
+    require(w.shape == m.shape == v.shape == g.shape, "adamw_step", "shapes disagree", w, m, v, g)
+    require(params.shape == (N_ADAMW,) and factor.shape == (), "adamw_step", "wants params (9,)", params, factor)
+    return w.shape, w.dtype
+
+
+def _adamw_case(shape: Shape, decays: bool) -> object:
+    def make(r: np.random.Generator) -> Case:
+        w, m, v = r.normal(size=shape), r.normal(size=shape) * 0.1, r.random(size=shape) * 0.1
+        params = adamw_params(3, 1e-2, decay=0.1).astype(np.float64)
+        src = [State(w, "f32"), State(m, "f32"), State(v, "f32"), r.normal(size=shape), params, np.array(0.7)]
+        return src, {"decays": decays}
+
+    return make
+
+
+adamw_step.case(_adamw_case((5, 37), True))  # type: ignore[arg-type]
+adamw_step.case(_adamw_case((9000,), False))  # type: ignore[arg-type]
+
+
+@writing(0)
+def sgd_step(w: Array, g: Array, params: Array, factor: Array, *, decays: bool = True) -> Array:
+    """w · (1 − α·decay) − α·factor·g; params (2,) f32 are α and decay. There is no state."""
+    keep = 1 - params[0] * params[1] if decays else 1
+    w[...] = w * keep - params[0] * (g * factor)
+    return w
+
+
+@sgd_step.shape
+def _(w: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True) -> tuple[Shape, str]:
+    require(w.shape == g.shape, "sgd_step", "shapes disagree", w, g)
+    require(params.shape == (N_SGD,) and factor.shape == (), "sgd_step", "wants params (2,)", params, factor)
+    return w.shape, w.dtype
+
+
+@sgd_step.case
+def _(r: np.random.Generator) -> Case:
+    return [State(r.normal(size=(5, 37)), "f32"), r.normal(size=(5, 37)), np.array([0.1, 0.5]), np.array(0.7)], {}
+
+
+@sgd_step.case
+def _(r: np.random.Generator) -> Case:
+    src = [State(r.normal(size=9000), "f32"), r.normal(size=9000), np.array([0.1, 0.5]), np.array(1.0)]
+    return src, {"decays": False}
+
+
+@writing(0)
+def accumulate(total: Array, x: Array) -> Array:
+    """total += x: a state that collects gradients over micro-batches."""
+    total += x
+    return total
+
+
+@accumulate.shape
+def _(total: Tensor, x: Tensor) -> tuple[Shape, str]:
+    require(total.shape == x.shape, "accumulate", "shapes disagree", total, x)
+    return total.shape, total.dtype
+
+
+@accumulate.case
+def _(r: np.random.Generator) -> Case:
+    return [State(r.normal(size=(70, 130)), "f32"), r.normal(size=(70, 130))], {}
+
+
+@writing(0)
+def clear(total: Array) -> Array:
+    """total = 0, after everything that reads it."""
+    total[...] = 0
+    return total
+
+
+@clear.shape
+def _(total: Tensor) -> tuple[Shape, str]:
+    return total.shape, total.dtype
+
+
+@clear.case
+def _(r: np.random.Generator) -> Case:
+    return [State(r.normal(size=(70, 130)), "f32")], {}
+
+
+@op
+def square_sums(x: Array) -> Array:
+    """The sum of squares of each 4096 consecutive elements: (⌈n / 4096⌉,)."""
+    flat = x.reshape(-1)
+    return np.add.reduceat(flat * flat, np.arange(0, flat.size, SUM_CHUNK))
+
+
+@square_sums.shape
+def _(x: Tensor) -> tuple[Shape, str]:
+    return (-(-(x.nbytes // 4) // SUM_CHUNK),), x.dtype
+
+
+@square_sums.case
+def _(r: np.random.Generator) -> Case:
+    return [r.normal(size=(70, 130))], {}
+
+
+@op
+def norm_of_sums(*sums: Array) -> Array:
+    """√ of the sum of all elements of any number of vectors: with `square_sums`, the norm of a set of tensors."""
+    return np.sqrt(sum(s.sum() for s in sums))
+
+
+@norm_of_sums.shape
+def _(*sums: Tensor) -> tuple[Shape, str]:
+    require(bool(sums), "norm_of_sums", "wants at least one source")
+    return (), "f32"
+
+
+@norm_of_sums.case
+def _(r: np.random.Generator) -> Case:
+    return [r.random(size=3), r.random(size=40), r.random(size=1)], {}
+
+
+@op
+def clip_factor(norm: Array, limit: Array) -> Array:
+    """What brings a norm down to the limit: limit / norm where norm is more, else 1. A limit of 0 or less is none."""
+    return np.where((limit > 0) & (norm > limit), limit / norm, 1.0)
+
+
+for _norm, _limit in ((3.0, 1.0), (0.5, 1.0), (7.0, 0.0)):
+    clip_factor.case(lambda r, n=_norm, m=_limit: ([np.array(n), np.array(m)], {}))  # type: ignore[misc]
+
+
+def global_norm(gradients: list[Tensor]) -> Tensor:
+    """The Euclidean norm of all gradients together, a scalar."""
+    return norm_of_sums(*(square_sums(g) for g in gradients))

@@ -1,0 +1,289 @@
+"""Does a backend compute what an op's declaration says? Cases become small graphs, run twice: reference and backend.
+
+The reference runs in float64 on the very numbers that the backend is given. The backend's memory is filled with NaN
+beforehand and has guard bytes on both sides, so that an element that nobody wrote, a write beside the result, or a
+change of an input is seen. Each case also runs with its sources at odd offsets (rows of larger arrays), where it has
+sources that can be so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph import ops
+from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
+from logitless.graph.dtype import DTYPES, nbytes
+from logitless.graph.execution.session import Session
+from logitless.graph.op import OPS, State, Weight
+from logitless.graph.tensor import ALIASES, Tensor, const, feed, toposort
+from logitless.graph.testing.evaluate import evaluate
+
+GUARD = 256  # bytes before and after every buffer; a multiple of any alignment
+FILL = 0xFF  # NaN in every float type, -1 in the integer types
+OK, WRONG, UNSUPPORTED = "ok", "wrong", "unsupported"
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case. `error`: the largest difference, relative to the reference's largest magnitude."""
+
+    op: str
+    case: str
+    status: str
+    error: float = 0.0
+    detail: str = ""
+
+
+@dataclass
+class Problem:
+    """A graph with its values: what `run` compares. Constants are GGUF bytes, mutable states numpy values."""
+
+    op: str
+    label: str
+    roots: Sequence[Tensor]
+    tolerance: float
+    feeds: dict[str, Array] = field(default_factory=dict)
+    constants: dict[str, tuple[Tensor, Bytes]] = field(default_factory=dict)
+    states: dict[str, tuple[Tensor, Array]] = field(default_factory=dict)
+
+
+def register_all() -> None:
+    """Import every file of graph/ops, so that the registry is complete."""
+    for module in pkgutil.iter_modules(ops.__path__, "logitless.graph.ops."):
+        importlib.import_module(module.name)
+
+
+def problems(op_name: str, seed: int = 0) -> Iterator[Problem]:
+    """The cases of an op, each plain and (where it can be) at odd offsets."""
+    for i, make in enumerate(OPS[op_name].cases):
+        for odd in (False, True):
+            sources, attrs = make(np.random.default_rng([seed, i]))
+            if odd and not any(_can_be_odd(s) for s in sources):
+                continue
+            problem = Problem(op_name, "", (), OPS[op_name].tolerance)
+            src = [_source(problem, f"s{j}", s, odd) for j, s in enumerate(sources)]
+            node = OPS[op_name](*src, **attrs)
+            if any(DTYPES[t.dtype].quantised for t in src):
+                problem.tolerance = max(problem.tolerance, OPS[op_name].tolerance_quantised)
+            problem.label = f"#{i} {describe(node)}" + (" at odd offsets" if odd else "")
+            problem.roots = (_fetchable(node),)
+            yield problem
+
+
+def describe(node: Tensor) -> str:
+    """Sources and attributes of a node, short: `f32[4, 6] q8_0[37, 64] eps=1e-05`."""
+    attrs = (f"{k}={v}" for k, v in node.attrs.items())
+    return " ".join((*(f"{s.dtype}{list(s.shape)}" for s in node.src), *attrs))
+
+
+def _can_be_odd(source: Any) -> bool:
+    return isinstance(source, np.ndarray) and source.ndim > 1 and source.dtype.kind == "f"
+
+
+def _source(problem: Problem, name: str, source: Any, odd: bool) -> Tensor:
+    """A case's source as a leaf (or a slice of one), its values noted in the problem."""
+    if isinstance(source, Weight):
+        raw = encode(np.asarray(source.array, np.float32), source.dtype)
+        return add_constant(problem, name, source.array.shape, source.dtype, raw)
+    if isinstance(source, State):
+        return add_state(problem, name, np.asarray(source.array), source.dtype)
+    values = np.asarray(source)
+    kind = "f32" if values.dtype.kind == "f" else "u32" if values.dtype == np.uint32 else "i32"
+    values = values.astype(DTYPES[kind].numpy)
+    if odd and _can_be_odd(source):
+        from logitless.graph.ops.shape import slice_rows
+
+        padded = np.concatenate([np.full((1, *values.shape[1:]), np.nan, values.dtype), values])
+        problem.feeds[name] = padded
+        return slice_rows(feed(name, padded.shape, kind), start=1, stop=len(padded))
+    problem.feeds[name] = values
+    return feed(name, values.shape, kind)
+
+
+def add_constant(problem: Problem, name: str, shape: tuple[int, ...], dtype: str, raw: Bytes) -> Tensor:
+    t = Tensor("state", (), shape, dtype, {"constant": True}, name)
+    problem.constants[name] = t, raw
+    return t
+
+
+def add_state(problem: Problem, name: str, values: Array, dtype: str) -> Tensor:
+    t = Tensor("state", (), values.shape, dtype, {"constant": False}, name)
+    problem.states[name] = t, values
+    return t
+
+
+def _fetchable(node: Tensor) -> Tensor:
+    """An alias of a leaf has no place of its own: fetch a copy of it."""
+    return OPS["add"](node, const(0.0)) if node.op in ALIASES else node
+
+
+def encode(values: Array, dtype: str) -> Bytes:
+    """Values as bytes of any type; those that are costly to quantise to get random blocks of the same size."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    kind = DTYPES[dtype].numpy
+    if kind is not None:
+        return np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8)
+    if not dtype.endswith(("_k", "_nl")):
+        raw: Bytes = quantize(np.ascontiguousarray(values, np.float32), GGMLQuantizationType[dtype.upper()])
+        return raw.reshape(-1)
+    rng = np.random.default_rng(values.size)
+    blocks = rng.integers(0, 256, (nbytes(dtype, values.shape) // DTYPES[dtype].nbytes, DTYPES[dtype].nbytes), np.uint8)
+    # of the K types 6- or 8-bit scales times 4- to 6-bit values
+    scale = np.float16(np.abs(values).max(initial=1e-3) / (2000 if dtype.endswith("_k") else 127))
+    for at in {"q6_k": (208,), "iq4_nl": (0,)}.get(dtype, (0, 2)):
+        blocks[:, at : at + 2] = np.array([scale]).view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def decode(raw: Bytes, t: Tensor) -> Array:
+    """The numbers that bytes of a tensor's type mean, in float64 (integers as they are)."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = DTYPES[t.dtype].numpy
+    if kind is not None:
+        values = np.asarray(raw).reshape(-1).view(np.uint8).view(kind).reshape(t.shape)
+        return values.astype(np.float64) if values.dtype.kind == "f" else values.copy()
+    rows = np.asarray(raw).reshape(-1).view(np.uint8).reshape(*t.shape[:-1], -1)
+    return dequantize(rows, GGMLQuantizationType[t.dtype.upper()]).reshape(t.shape).astype(np.float64)
+
+
+def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
+    """Judge one problem on backends in order of preference (just one, for conformance)."""
+    outcome = Outcome(problem.op, problem.label, OK)
+    guarded = [Guarded(b) for b in backends]
+    session = Session(guarded)
+    stored: dict[str, Array] = {}
+    for t, raw in problem.constants.values():
+        session.define(t.name, t.shape, t.dtype, lambda raw=raw: raw, constant=True)  # type: ignore[misc]
+        stored[t.name] = decode(raw, t)
+    for t, values in problem.states.values():
+        raw = encode(values, t.dtype)
+        session.define(t.name, t.shape, t.dtype, lambda raw=raw: raw)  # type: ignore[misc]
+        stored[t.name] = decode(raw, t)
+    if not any(all(b.supports(t) for t in problem.roots) for b in backends):
+        return replace(outcome, status=UNSUPPORTED)
+    expected = evaluate(problem.roots, problem.feeds, stored)
+    inputs = [t for t in toposort(problem.roots) if t.op == "feed"]
+    fetched = session.plan(lambda: [*problem.roots, *inputs]).run(problem.feeds)
+    got, after = fetched[: len(problem.roots)], fetched[len(problem.roots) :]
+    worst = 0.0
+    pairs = [(f"result {t.op}", e, decode(g, t)) for t, e, g in zip(problem.roots, expected, got, strict=True)]
+    pairs += [(f"state {name}", stored[name], decode(session.read(name), t)) for name, (t, _) in problem.states.items()]
+    for what, wanted, found in pairs:
+        error, detail = difference(np.asarray(wanted), found)
+        worst = max(worst, error)
+        if error > problem.tolerance:
+            return replace(outcome, status=WRONG, error=error, detail=f"{what}: {detail}")
+    for t, values in zip(inputs, after, strict=True):
+        if values.tobytes() != np.ascontiguousarray(problem.feeds[t.name], values.dtype).tobytes():
+            return replace(outcome, status=WRONG, error=worst, detail=f"the input {t.name} was modified")
+    for b in guarded:
+        if detail := b.damage():
+            return replace(outcome, status=WRONG, error=worst, detail=detail)
+    return replace(outcome, error=worst)
+
+
+def difference(wanted: Array, found: Array) -> tuple[float, str]:
+    """The largest difference relative to the largest magnitude, and where it is; inf where one is not a number."""
+    if wanted.shape != found.shape:
+        return np.inf, f"shape {found.shape}, expected {wanted.shape}"
+    if wanted.size == 0:
+        return 0.0, ""
+    w, f = wanted.astype(np.float64), found.astype(np.float64)
+    finite = np.isfinite(w)
+    same = np.where(finite, np.isfinite(f), (w == f) | (np.isnan(w) & np.isnan(f)))
+    if not same.all():
+        at = tuple(int(i) for i in np.argwhere(~same)[0])
+        return np.inf, f"{int((~same).sum())} of {w.size} elements, first {at}: {f[at]}, expected {w[at]}"
+    if not finite.any():
+        return 0.0, ""
+    gap = np.where(finite, np.abs(np.where(finite, f, 0) - np.where(finite, w, 0)), 0)
+    scale = 1.0 if found.dtype.kind != "f" else max(float(np.abs(w[finite]).max()), 1e-30)
+    at = tuple(int(i) for i in np.unravel_index(int(gap.argmax()), gap.shape))
+    return float(gap[at]) / scale, f"at {at}: {f[at]}, expected {w[at]}"
+
+
+def run_all(backends: Sequence[Backend], names: Iterable[str] = ()) -> Iterator[Outcome]:
+    """Every case of every op (or of the named ones)."""
+    register_all()
+    for name in names or sorted(OPS):
+        for problem in problems(name):
+            yield run(problem, backends)
+
+
+@dataclass(frozen=True)
+class GuardedBuffer:
+    """A buffer with GUARD bytes on both sides that nobody may write."""
+
+    inner: Buffer
+    nbytes: int
+
+
+class Guarded:
+    """A backend whose memory starts as NaN and has guards. Stands for the backend in a session."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner, self.name, self.alignment, self.memory_bytes = inner, inner.name, inner.alignment, 0
+        self._buffers: list[GuardedBuffer] = []
+
+    def supports(self, t: Tensor) -> bool:
+        return self.inner.supports(t)
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        return self.inner.rewrite(t)
+
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        return self.inner.fuse(fetches, mine)
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        return self.inner.constant_nbytes(t)
+
+    def load(self, t: Tensor, raw: Bytes) -> Buffer:
+        return self.inner.load(t, raw)
+
+    def alloc(self, n: int, *, feeds: bool = False) -> Buffer:
+        made = GuardedBuffer(self.inner.alloc(n + 2 * GUARD, feeds=feeds), n)
+        self.inner.upload(Place(made.inner), np.full(n + 2 * GUARD, FILL, np.uint8))
+        self._buffers.append(made)
+        return made
+
+    def damage(self) -> str:
+        """What was written beside a buffer; "" when nothing was."""
+        for b in self._buffers:
+            for side, start in (("before", 0), ("after", GUARD + b.nbytes)):
+                guard = np.array(self.inner.download(Place(b.inner, start), GUARD))
+                if (guard != FILL).any():
+                    return f"{int((guard != FILL).sum())} bytes written {side} a buffer of {b.nbytes} bytes"
+        return ""
+
+    def upload(self, place: Place, data: Bytes) -> None:
+        self.inner.upload(_inside(place), data)
+
+    def download(self, place: Place, n: int) -> Bytes:
+        return self.inner.download(_inside(place), n)
+
+    def wait(self) -> None:
+        self.inner.wait()
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
+        return self.inner.compile(nodes, lambda t: _inside(place(t)))
+
+    def close(self) -> None:
+        """The backend itself belongs to the caller."""
+
+
+def _inside(place: Place) -> Place:
+    if isinstance(place.buffer, GuardedBuffer):
+        return Place(place.buffer.inner, place.offset + GUARD)
+    return place

@@ -1,0 +1,108 @@
+"""The ops of one graph as conformance problems, at the shapes that they have there: each kind of node once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from logitless.graph.backend import Bytes
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import OPS, destination
+from logitless.graph.tensor import ALIASES, Tensor, feed, toposort
+from logitless.graph.testing.conformance import Array, Problem, add_constant, add_state, describe, encode
+
+
+def graph_problems(
+    roots: Iterable[Tensor], feeds: Mapping[str, Array], constant: Callable[[str], Bytes | None], seed: int = 0
+) -> Iterator[Problem]:
+    """A problem for each node that differs from all before it in op, attributes or its sources' types and shapes.
+
+    Leaves have their real values: feeds, and constants as GGUF bytes (None: random ones). What other nodes would
+    compute, and floating states, are random normal numbers; integer states are 0, 1, 2...
+    """
+    seen: set[tuple[Any, ...]] = set()
+    for node in toposort(roots):
+        if node.is_leaf or node.op in ALIASES:
+            continue
+        sources = tuple((s.dtype, s.shape, _kind(s)) for s in node.src)
+        key = (node.op, sources, repr(sorted(node.attrs.items())))
+        if key in seen:
+            continue
+        seen.add(key)
+        rng = np.random.default_rng([seed, len(seen)])
+        rule = OPS[node.op]
+        quantised = any(DTYPES[s.dtype].quantised for s in node.src)
+        tolerance = max(rule.tolerance, rule.tolerance_quantised) if quantised else rule.tolerance
+        problem = Problem(node.op, describe(node), (), tolerance)
+        leaves: dict[int, Tensor] = {}
+        src = []
+        for i, s in enumerate(node.src):
+            if id(s) not in leaves:
+                leaves[id(s)] = _leaf(problem, f"s{i}", s, feeds, constant, rng)
+            src.append(leaves[id(s)])
+        problem.roots = (rule(*src, **node.attrs),)
+        yield problem
+
+
+def _root(t: Tensor) -> tuple[Tensor, int]:
+    """The tensor whose bytes these are, and where they begin in it."""
+    offset = 0
+    while True:
+        if t.op == "slice_rows":
+            offset += t.attrs["start"] * (t.src[0].nbytes // t.src[0].shape[0])
+        owner = t.src[0] if t.op in ALIASES else destination(t)
+        if owner is None:
+            return t, offset
+        t = owner
+
+
+def _kind(t: Tensor) -> str:
+    """Whether a source is a constant, a state that is written, a feed, or what a node computes."""
+    root = _root(t)[0]
+    if root.op == "state":
+        return "constant" if root.attrs["constant"] else "state"
+    return root.op if root.is_leaf else "node"
+
+
+def _integers(t: Tensor, rng: np.random.Generator) -> Array:
+    """What a node might compute: ids are 0 or 1, but the experts of a row differ, and their order is one."""
+    if t.op == "top_experts":
+        return np.stack([rng.permutation(t.src[0].shape[1])[: t.shape[1]] for _ in range(t.shape[0])])
+    if t.op == "expert_order":
+        order: Array = OPS[t.op].reference(_integers(_root(t.src[0])[0], rng), **t.attrs)
+        return order
+    return rng.integers(0, 2, t.shape)
+
+
+def _leaf(
+    problem: Problem,
+    name: str,
+    t: Tensor,
+    feeds: Mapping[str, Array],
+    constant: Callable[[str], Bytes | None],
+    rng: np.random.Generator,
+) -> Tensor:
+    """A leaf of the same type and shape in the problem."""
+    root, offset = _root(t)
+    kind = _kind(t)
+    if kind == "const":
+        return t
+    if kind == "constant":
+        raw = constant(root.name)
+        if raw is None:
+            raw = encode(rng.normal(size=root.shape), root.dtype)
+        return add_constant(problem, name, t.shape, t.dtype, raw[offset : offset + t.nbytes])
+    numpy_type = DTYPES[t.dtype].numpy
+    integer = t.dtype in ("i32", "u32")
+    if kind == "state":
+        values = np.arange(np.prod(t.shape)).reshape(t.shape) if integer else rng.normal(size=t.shape)
+        return add_state(problem, name, values.astype(numpy_type or np.float32), t.dtype)
+    if kind == "feed" or integer:
+        whole = feeds[root.name] if kind == "feed" else _integers(root, rng)
+        raw = np.ascontiguousarray(whole, DTYPES[root.dtype].numpy).reshape(-1).view(np.uint8)
+        problem.feeds[name] = raw[offset : offset + t.nbytes].view(np.dtype(numpy_type)).reshape(t.shape)
+    else:
+        problem.feeds[name] = rng.normal(size=t.shape).astype(numpy_type)
+    return feed(name, t.shape, t.dtype)

@@ -1,0 +1,1 @@
+"""logitless: one model, one tensor graph, served and fine-tuned on CPU, OpenCL and Vulkan."""

@@ -1,0 +1,204 @@
+"""Low-rank adapters (Hu et al., 2021): W x becomes W x + scale · (alpha / r) · B (A x), in llama.cpp's GGUF format.
+
+A file holds, for a weight X of the model, `X.lora_a` (r, n_in) and `X.lora_b` (n_out, r); for the token embedding A is
+(n_vocab, r), its rows looked up, and B (n_embd, r). The vector of a norm is one row, so B is (1, r); llama.cpp loads
+such a pair and does not use it. `adapter.lora.alpha` 0 or missing stands for alpha = r.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.adapters.low_rank import EMBEDDING, NORMS
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.write import Key, f32, tensor, text, write_gguf
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.weights.tensor_map import Part, is_unused
+from logitless.models.weights.weights import check_weights
+
+F32 = npt.NDArray[np.float32]
+MAX_RANK = 4096
+log = logging.getLogger("logitless.lora")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A (r, n_in) and B (n_out, r) of one weight; of the token embedding A is (n_vocab, r)."""
+
+    a: F32
+    b: F32
+
+    @property
+    def rank(self) -> int:
+        return int(self.b.shape[1])
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Pairs by the *graph's* weight names: fused matrices of a file are taken apart as the weights are."""
+
+    pairs: Mapping[str, Pair]
+    alpha: float = 0.0  # 0: each pair's rank
+    metadata: Mapping[str, str] = field(default_factory=dict)  # adapter.lora.task_name, prompt_prefix
+
+    def factor(self, name: str) -> float:
+        """alpha / r of a pair."""
+        return self.alpha / self.pairs[name].rank if self.alpha else 1.0
+
+    @property
+    def digest(self) -> str:
+        """Hex digits of all its numbers: what tells two adapters apart."""
+        digest = blake2b(digest_size=16)
+        for name, pair in sorted(self.pairs.items()):
+            digest.update(f"{name} {pair.a.shape} {pair.b.shape} {self.factor(name)!r} ".encode())
+            digest.update(np.ascontiguousarray(pair.a).data)
+            digest.update(np.ascontiguousarray(pair.b).data)
+        return digest.hexdigest()
+
+    @property
+    def rank(self) -> int:
+        return max((pair.rank for pair in self.pairs.values()), default=0)
+
+
+def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
+    """An adapter for this model. ModelFileError says what does not fit."""
+    with GGUFFile.open(path) as gguf:
+        kind = gguf.metadata.get("general.type"), gguf.metadata.get("adapter.type")
+        if kind != ("adapter", "lora"):
+            raise ModelFileError(path, f"is not a LoRA adapter (general.type {kind[0]!r}, adapter.type {kind[1]!r})")
+        arch = gguf.metadata.get("general.architecture")
+        if arch != h.arch:
+            raise ModelFileError(path, f"is an adapter for {arch!r}, the model is {h.arch!r}")
+        alpha = gguf.metadata.get("adapter.lora.alpha", 0.0)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha) or alpha < 0:
+            raise ModelFileError(path, f"key 'adapter.lora.alpha' is {alpha!r}")
+        declared = check_weights(base, h)
+        files = _file_pairs(gguf, base, declared, h)
+        pairs = {name: pair for source, whole in files.items() for name, pair in _taken_apart(source, whole, declared)}
+        keys = ("adapter.lora.task_name", "adapter.lora.prompt_prefix")
+        texts = {key.rpartition(".")[2]: gguf.metadata[key] for key in keys if isinstance(gguf.metadata.get(key), str)}
+    return Adapter(pairs, float(alpha), texts)
+
+
+def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, Part], h: Hparams) -> dict[str, Pair]:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    def values(name: str) -> F32:
+        info = gguf.tensors[name]
+        if len(info.shape) != 2:
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} has shape {info.shape}, expected a matrix")
+        raw = gguf.bytes_of(name).reshape(info.shape[0], -1)
+        if info.dtype == "f32":
+            array = raw.view(np.float32)
+        else:
+            try:
+                array = dequantize(raw, GGMLQuantizationType[info.dtype.upper()])
+            except (KeyError, NotImplementedError):
+                raise ModelFileError(
+                    gguf.path, f"tensor {shown(name)} has type {info.dtype}, which is not supported"
+                ) from None
+        if not np.isfinite(array).all():
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} holds a number that is not finite")
+        return np.array(array, np.float32)
+
+    pairs = {}
+    for name in gguf.tensors:
+        if name.endswith("_norm.weight") or is_unused(h, name.rpartition(".lora_")[0]):  # a norm as a whole
+            log.warning("%s: tensor %s is ignored, as llama.cpp does", gguf.path, shown(name))
+            continue
+        weight, _, half = name.rpartition(".lora_")
+        if half not in ("a", "b"):
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} is not part of an adapter")
+        other = f"{weight}.lora_{'b' if half == 'a' else 'a'}"
+        if other not in gguf.tensors:
+            raise ModelFileError(gguf.path, f"tensor {shown(other)} is missing")
+        if half == "b":
+            continue
+        target = base.tensors.get(weight)
+        parts = [(n, part) for n, part in declared.items() if part.source == weight and n.endswith(".weight")]
+        names = [n for n, part in parts if not (part.n_experts or part.in_file or part.loose)]
+        if target is None or not names or not (len(target.shape) == 2 or any(map(NORMS.fullmatch, names))):
+            raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
+        a, b = gguf.tensors[name].shape, gguf.tensors[other].shape
+        n_out, n_in = matrix_shape(target.shape)
+        fits = (a[0], b[0]) == (n_out, n_in) if weight == EMBEDDING else (b[0], a[1]) == (n_out, n_in)
+        rank = a[1] if weight == EMBEDDING else a[0]
+        if not fits or b[1] != rank:
+            raise ModelFileError(gguf.path, f"tensors {shown(name)} {a} and lora_b {b} do not fit {(n_out, n_in)}")
+        if not 0 < rank <= MAX_RANK:
+            raise ModelFileError(gguf.path, f"tensor {shown(name)}: a rank of {rank} is not supported")
+        pairs[weight] = Pair(values(name), values(other))
+    if not pairs:
+        raise ModelFileError(gguf.path, "has no tensors")
+    return pairs
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(n_out, n_in) of a weight; a vector is one row."""
+    return (1, *shape)[-2:]  # type: ignore[return-value]
+
+
+def _taken_apart(source: str, whole: Pair, declared: Mapping[str, Part]) -> list[tuple[str, Pair]]:
+    parts = [(name, part) for name, part in declared.items() if part.source == source]
+    if len(parts) == 1:
+        return [(parts[0][0], whole)]
+    return [(name, Pair(whole.a, whole.b[part.start : part.start + part.shape[0]])) for name, part in parts]
+
+
+def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams, name: str = "") -> None:
+    """In the form that llama.cpp loads."""
+    keys: dict[str, Key] = {
+        "general.type": text("adapter"),
+        "adapter.type": text("lora"),
+        "adapter.lora.alpha": f32(adapter.alpha or adapter.rank),
+    }
+    if name:
+        keys["general.name"] = text(name)
+    for key, value in adapter.metadata.items():
+        keys[f"adapter.lora.{key}"] = text(value)
+    if EMBEDDING in adapter.pairs and "output.weight" not in base.tensors:
+        log.warning("%s: llama.cpp ends when it uses an adapter of an embedding that is the output, too", path)
+    tensors = []
+    for source, pair in fused(_with_one_alpha(adapter), base, h).items():
+        tensors += [(f"{source}.lora_a", tensor(pair.a)), (f"{source}.lora_b", tensor(pair.b))]
+    write_gguf(path, h.arch, keys, tensors)
+
+
+def _with_one_alpha(adapter: Adapter) -> Adapter:
+    """The same with an alpha for all ranks, as a file has it."""
+    if adapter.alpha:
+        return adapter
+    rank = adapter.rank
+    scaled = {n: p if p.rank == rank else Pair(p.a, p.b * np.float32(p.rank / rank)) for n, p in adapter.pairs.items()}
+    return Adapter(scaled, float(rank), adapter.metadata)
+
+
+def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:
+    """Pairs by the file's tensor names. The pairs of a fused matrix become one: A stacked, B in blocks."""
+    declared = check_weights(base, h)
+    groups: dict[str, list[tuple[Part, Pair]]] = {}
+    for name, pair in adapter.pairs.items():
+        groups.setdefault(declared[name].source, []).append((declared[name], pair))
+    result = {}
+    for source, members in groups.items():
+        if len(members) == 1 and matrix_shape(members[0][0].shape) == matrix_shape(base.tensors[source].shape):
+            result[source] = members[0][1]
+            continue
+        rank = sum(pair.rank for _, pair in members)
+        b = np.zeros((base.tensors[source].shape[0], rank), np.float32)
+        at = 0
+        for part, pair in members:
+            columns = slice(at, at + pair.rank)
+            b[part.start : part.start + part.shape[0], columns] = pair.b * np.float32(rank / pair.rank)
+            at += pair.rank
+        result[source] = Pair(np.concatenate([pair.a for _, pair in members]), b)
+    return result

@@ -1,0 +1,66 @@
+"""Low-rank adapters in the graph: what they add to a product, to the embedding and to the weight of a norm, for all
+rows alike or each row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from logitless.graph.ops.elementwise import add, mul, scaled
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear, matmul
+from logitless.graph.ops.lora import gate
+from logitless.graph.ops.norm import centred, rms_norm
+from logitless.graph.tensor import Tensor, const
+
+EMBEDDING = "token_embd.weight"
+NORMS = re.compile(r"(blk\.\d+\.(attn|ffn)|output)_norm\.weight")  # vectors that may have a pair
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Pairs A (R, n_in), B (n_out, R) by weight; of the embedding A is (n_vocab, R), and a norm's vector is one row of
+    n_in: B is (1, R).
+
+    With `gates` (T, R) row t's products with A are multiplied by gates[t] before B, which chooses its adapters and
+    their scales; without, every row's are multiplied by the pair's factor.
+    """
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    gates: Tensor | None = None
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def added(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """y plus what the adapters add to the product of x with a weight. The output of a model whose embedding is its
+        output matrix stays as it is, as in llama.cpp."""
+        if name not in self.pairs or name == EMBEDDING:
+            return y
+        a, b = self.pairs[name]
+        return add(y, linear(self._weighted(name, linear(x, a)), b))
+
+    def embedded(self, tokens: Tensor, x: Tensor) -> Tensor:
+        if EMBEDDING not in self.pairs:
+            return x
+        a, b = self.pairs[EMBEDDING]
+        return add(x, linear(self._weighted(EMBEDDING, get_rows(a, tokens)), b))
+
+    def normed(self, name: str, x: Tensor, y: Tensor, eps: float, *, layer_norm: bool) -> Tensor:
+        """y, x normalised with a weight, plus what adapters of that weight add."""
+        if name not in self.pairs:
+            return y
+        a, b = self.pairs[name]
+        if self.gates is None:
+            factor = self.factors.get(name, 1.0)
+            weight = matmul(scaled(b, factor), a)  # (1, n)
+        else:
+            weight = matmul(mul(self.gates, b), a)  # (T, n)
+        return add(y, mul(rms_norm(centred(x) if layer_norm else x, const(1.0), eps=eps), weight))
+
+    def of_rows(self, ids: Tensor) -> LowRank:
+        return self if self.gates is None else replace(self, gates=get_rows(self.gates, ids))
+
+    def _weighted(self, name: str, h: Tensor) -> Tensor:
+        if self.gates is not None:
+            return gate(h, self.gates)
+        return scaled(h, self.factors.get(name, 1.0))

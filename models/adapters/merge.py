@@ -1,0 +1,71 @@
+"""A model with adapters merged into its weights: W + scale · (alpha / r) · B A."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.adapters.lora import Adapter, Pair, fused
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile, TensorInfo
+from logitless.models.gguf.write import Data, copied_keys, write_gguf
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.quantization.quantize import DTYPES, quantize
+from logitless.models.quantization.requantize import held_as
+
+F32 = npt.NDArray[np.float32]
+
+
+def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
+    """Write the merged model; every tensor keeps its type, but one that changed the type that it is held as, if its own
+    is only read. Returns the names of the tensors that changed.
+
+    ModelFileError for a type that we cannot write, and for an adapter of an embedding that is the output matrix too.
+    """
+    changes: dict[str, list[tuple[Pair, float]]] = {}
+    for adapter, scale in adapters:
+        for name, pair in fused(adapter, base, h).items():
+            factor = scale * (adapter.alpha / pair.rank if adapter.alpha else 1.0)
+            changes.setdefault(name, []).append((pair, factor))
+    if "token_embd.weight" in changes and "output.weight" not in base.tensors:
+        raise ModelFileError(base.path, "the embedding is the output matrix too, and its adapter is for the one only")
+    for name in changes:
+        if held_as(base.tensors[name].dtype) not in DTYPES:
+            raise ModelFileError(
+                base.path, f"tensor '{name}' has type {base.tensors[name].dtype}, which is not written"
+            )
+
+    def tensors() -> Iterator[tuple[str, Data]]:
+        for name, info in base.tensors.items():
+            raw, dtype = base.bytes_of(name), info.dtype
+            if name in changes:
+                dtype = held_as(dtype)
+                raw = quantize(_changed(dequantized(info, raw), name, changes[name]), dtype)
+            if dtype == "f32":
+                yield name, Data(raw.view(np.float32), info.shape)
+            else:
+                yield name, Data(raw.reshape(info.shape[0], -1), info.shape, dtype)
+
+    write_gguf(path, h.arch, copied_keys(base.metadata), tensors())
+    return list(changes)
+
+
+def _changed(w: F32, name: str, changes: list[tuple[Pair, float]]) -> F32:
+    for pair, factor in changes:
+        product = pair.a @ pair.b.T if name == "token_embd.weight" else pair.b @ pair.a
+        w = w + np.float32(factor) * product.reshape(w.shape)
+    return w
+
+
+def dequantized(info: TensorInfo, raw: npt.NDArray[np.uint8]) -> F32:
+    """A tensor's numbers."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    if info.dtype == "f32":
+        return raw.view(np.float32).reshape(info.shape)
+    rows = raw.reshape(*info.shape[:-1], -1)
+    return np.array(dequantize(rows, GGMLQuantizationType[info.dtype.upper()]), np.float32).reshape(info.shape)

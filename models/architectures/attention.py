@@ -1,0 +1,90 @@
+"""Rotary grouped-query self-attention over any memory: one layer of any architecture here.
+
+A layer's keys and values may be those of an earlier one, which then are in the memory already.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from logitless.graph.ops.elementwise import mul
+from logitless.graph.ops.norm import centred, rms_norm
+from logitless.graph.ops.pointwise import sigmoid
+from logitless.graph.ops.rope import rope
+from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.slicing import take_block
+from logitless.graph.tensor import Tensor, const
+from logitless.models.batch import Memory, Weighing
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.weights.weights import Weights
+
+
+class Side(NamedTuple):
+    """Rows that ask, or rows that are seen."""
+
+    b: Weights  # the layer's, for these rows
+    x: Tensor  # (T, n_embd), normalised
+    angles: Tensor  # (T, 2, n/2); not used by a layer without rotary embedding
+    times: Tensor | None = None  # (T, 1, 1): by which queries are multiplied
+
+    def weighed(self, q: Tensor) -> Tensor:
+        """Queries (T, H, D) as they are to meet keys."""
+        return q if self.times is None else mul(q, self.times)
+
+
+KeysValues = tuple[Tensor, Tensor | None]  # (T, H_kv, D) each; None: values are the keys
+
+
+def keys_values(seen: Side, h: Hparams, layer: int) -> KeysValues:
+    """A layer's own."""
+    size = h.sizes(layer)
+    x = seen.b.linear("attn_k", seen.x)
+    values = seen.b.linear("attn_v", seen.x) if "attn_v" in seen.b else x
+    v = reshape(values, shape=(-1, size.n_head_kv, size.head_dim))
+    if h.kind.value_norm:
+        v = rms_norm(v, const(1.0), eps=h.eps)
+    return _turned(seen, "attn_k", x, h, layer), v
+
+
+def self_attention(asking: Side, seen: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
+    """(T, n_embd) for the rows that ask."""
+    x, gate = asking.b.linear("attn_q", asking.x), None
+    if h.kind.gate_of_input:
+        gate = asking.b.linear("attn_gate", asking.x)
+    elif h.kind.gated_attention:
+        x, gate = _taken_apart(x, h)
+    q = _turned(asking, "attn_q", x, h, layer)
+    if h.kind.norm_after_rope:  # both weights are the queries', so that keys may be turned further
+        q = mul(q, mul(asking.b["attn_q_norm"], asking.b["attn_k_norm"]))
+    window = h.window if h.is_local(layer) else 0
+    how = Weighing(h.attention_scale, window, h.attn_softcap, asking.b.get("attn_sinks"))
+    y = memory.attend(layer, asking.weighed(q), *seen, how)
+    y = reshape(y, shape=(y.shape[0], -1))
+    return asking.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
+
+
+def _taken_apart(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
+    """(T, n_head · head_dim) each: queries, and what stands behind each of them."""
+    shape = (x.shape[0], h.n_head, 1, h.head_dim)
+    both = reshape(x, shape=(x.shape[0], h.n_head, 2, h.head_dim))
+    q, gate = (take_block(both, start=(0, 0, i, 0), shape=shape) for i in range(2))
+    return reshape(q, shape=(x.shape[0], -1)), reshape(gate, shape=(x.shape[0], -1))
+
+
+def _turned(side: Side, name: str, x: Tensor, h: Hparams, layer: int) -> Tensor:
+    """(T, heads, head_dim): queries or keys, normalised where the file has a norm for them, and turned."""
+    x = _normed(side, name, x, h, h.sizes(layer).head_dim)
+    return rope(x, side.angles, interleaved=h.interleaved) if h.has_rope(layer) else x
+
+
+def _normed(side: Side, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
+    weight, kind = side.b.get(f"{name}_norm"), h.kind
+    if weight is not None and kind.row_norm:
+        x = rms_norm(x, weight, eps=h.eps)
+    x = reshape(x, shape=(x.shape[0], -1, head_dim))
+    if weight is None or kind.row_norm:
+        return x
+    if kind.norm_for_head:
+        flat = reshape(rms_norm(centred(x), const(1.0), eps=h.eps), shape=(x.shape[0], -1))
+        return reshape(mul(flat, weight), shape=x.shape)
+    return rms_norm(x, const(1.0) if kind.norm_after_rope else weight, eps=h.eps)  # turning leaves lengths alone

@@ -1,0 +1,36 @@
+"""BERT (Devlin et al., 2018) and its relatives, which make vectors: full attention, layer norms after each sublayer.
+
+Positions are learned, or turn queries and keys (nomic-bert, whose feed-forward blocks are gated or, in every second
+layer, experts).
+"""
+
+from __future__ import annotations
+
+from logitless.graph.ops.elementwise import add
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.tensor import Tensor
+from logitless.models.architectures.attention import Side, keys_values, self_attention
+from logitless.models.architectures.decoder import feed_forward
+from logitless.models.architectures.rope import Rotary
+from logitless.models.batch import Memory, Rows, Texts
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.weights.weights import Weights
+
+
+def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
+    """Tokens in, hidden states (T, n_embd) out."""
+    assert isinstance(rows, Texts)
+    x = w.embedding(rows.tokens)  # (T, n_embd)
+    if "token_types" in w:
+        x = add(x, get_rows(w["token_types"], rows.types))
+    if h.kind.learned_positions:
+        x = add(x, get_rows(w["position_embd"], rows.pos))
+    x = w.norm("token_embd_norm", x, h)
+    angles, _ = rotary.angles(rows.pos)
+    for layer in range(h.n_layer):
+        b = w.block(layer)
+        side = Side(b, x, angles)
+        attended = self_attention(side, keys_values(side, h, layer), h, memory, layer)
+        x = b.norm("attn_output_norm", add(x, attended), h)
+        x = b.norm("layer_output_norm", add(x, feed_forward(b, h, layer, x, x)), h)
+    return x

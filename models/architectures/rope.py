@@ -1,0 +1,112 @@
+"""The frequencies of rotary embedding: base, linear, Llama 3 and long factors, YaRN (Peng et al., 2023)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.rope import rope_angles
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Tensor
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.weights.weights import vector
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The frequencies (rope_dim/2,) of a model's layers, and of its sliding-window layers where they differ."""
+
+    frequency: Tensor
+    magnitude: float
+    local_frequency: Tensor | None = None
+    temperature: Tensor | None = None  # (positions, 1): what queries are multiplied by, where they are
+
+    def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
+        """Of layers that see everything, and of those with the window."""
+        far = rope_angles(pos, self.frequency, magnitude=self.magnitude)
+        if self.local_frequency is None:
+            return far, far
+        return far, rope_angles(pos, self.local_frequency, magnitude=1.0)
+
+    def times(self, pos: Tensor) -> Tensor | None:
+        """(T, 1, 1): what makes queries of these positions longer, where something does."""
+        return None if self.temperature is None else reshape(get_rows(self.temperature, pos), shape=(-1, 1, 1))
+
+    def turns(self, n: Tensor, *, local: bool = False) -> Tensor:
+        """Angles that move what was rotated already, magnitude and all, by n (T,) positions more."""
+        frequency = self.local_frequency if local and self.local_frequency is not None else self.frequency
+        return rope_angles(n, frequency, magnitude=1.0)
+
+
+def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> Rotary:
+    """The model's frequencies as constants of the session; `n_ctx` (of one sequence) chooses between long factors."""
+    factors = rope_factors(gguf, h, n_ctx)
+
+    def define(name: str, values: npt.NDArray[np.float32]) -> Tensor:
+        return session.define(name, values.shape, "f32", lambda: values.view(np.uint8).reshape(-1), constant=True)
+
+    frequency, magnitude = frequencies(h, factors)
+    if not np.isfinite(frequency).all():
+        raise ModelFileError(gguf.path, "its rope.freq_base and rope.scaling give frequencies that are not finite")
+    local, temperature = None, None
+    if h.rope_base_local:
+        local = define("rope.local_frequency", frequencies(h, local=True)[0])
+    if h.temperature and n_ctx > h.temperature_length:
+        passed = np.log(np.arange(n_ctx) // h.temperature_length + 1)  # Llama 4's, by which Ministral 3 is trained
+        temperature = define("attention.temperature", (1 + h.temperature * passed).astype(np.float32)[:, None])
+    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature)
+
+
+def frequencies(
+    h: Hparams, factors: npt.NDArray[np.float32] | None = None, *, local: bool = False
+) -> tuple[npt.NDArray[np.float32], float]:
+    """(frequency per pair in rad per position (rope_dim/2,), magnitude of cos and sin).
+
+    `factors` divide the frequencies (`rope_freqs`, `rope_factors_*`); `local`: a sliding-window layer.
+    """
+    base = h.rope_base_local if local else h.rope_base
+    scaling = h.rope_scaling
+    rope_dim = next((h.sizes(i).rope_dim for i in range(h.n_layer) if h.is_local(i) == local), h.rope_dim)
+    index = np.arange(rope_dim // 2, dtype=np.float64)
+    extrapolated = base ** (-2.0 * index / rope_dim)
+    if factors is not None:
+        extrapolated = extrapolated / factors.astype(np.float64)
+    factor = 1.0 if local or scaling.kind == "none" else scaling.factor
+    interpolated = extrapolated / factor
+    magnitude = scaling.attn_factor
+    if scaling.kind != "yarn" or local:
+        return interpolated.astype(np.float32), magnitude
+
+    def pair_at(rotations: float) -> float:
+        """The pair that turns this many times within the original context."""
+        # 2 ln(base) is 0 for a base of 1, whose pairs all turn alike: then any pair will do
+        turns = scaling.original_context / (rotations * 2 * math.pi)
+        return rope_dim * math.log(turns) / (2 * math.log(base) or 1.0)
+
+    low = max(0.0, math.floor(pair_at(scaling.beta_fast)))
+    high = min(rope_dim - 1.0, math.ceil(pair_at(scaling.beta_slow)))
+    keep = 1 - np.clip((index - low) / max(0.001, high - low), 0, 1)  # 1: turns often, stays as trained
+    mixed = interpolated * (1 - keep) + extrapolated * keep
+    taken = 1.0 if h.kind.yarn_softmax and scaling.log_multiplier else scaling.log_multiplier
+    more, less = (1 + 0.1 * m * math.log(max(1.0, factor)) for m in (1.0, taken))
+    return mixed.astype(np.float32), magnitude * more / less
+
+
+def rope_factors(gguf: GGUFFile, h: Hparams, n_ctx: int) -> npt.NDArray[np.float32] | None:
+    """The tensor of factors that the file holds for this context, if any; Phi's files do not name their scaling."""
+    longer = n_ctx > h.rope_scaling.original_context
+    for name in ("rope_freqs.weight", f"rope_factors_{'long' if longer else 'short'}.weight"):
+        info = gguf.tensors.get(name)
+        if info is not None:
+            factors = vector(gguf.bytes_of(name), info.dtype)
+            if not (np.isfinite(factors) & (factors > 0)).all():
+                raise ModelFileError(gguf.path, f"tensor '{name}' holds a factor that is not positive")
+            return factors
+    return None

@@ -1,0 +1,199 @@
+"""A model's chat template: messages to the text that the model was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from logitless.models.chat import tool_results
+from logitless.models.chat.builtins import BUILTINS, CHATML
+from logitless.models.chat.jinja import ChatTemplateError, Renderer
+from logitless.models.chat.tool_calls import family_of, generic, reasoning_tags
+from logitless.models.tokenizer import Tokenizer
+
+__all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata"]
+
+Message = dict[str, Any]
+
+
+def builtin_names() -> list[str]:
+    """The short names that may stand for a template."""
+    return sorted(BUILTINS)
+
+
+def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
+    """The template of a GGUF file, or `source` (Jinja or the name of a built-in one) instead; without one, ChatML.
+
+    Raises ChatTemplateError if the template is not valid Jinja.
+    """
+
+    def text(id: int | None) -> str:
+        return "" if id is None else tokenizer.text(id)
+
+    tool_use = None
+    if source is None:
+        tool_use = metadata.get("tokenizer.chat_template.tool_use")
+        source = metadata.get("tokenizer.chat_template") or CHATML
+    return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id), tool_use=tool_use)
+
+
+class ChatTemplate:
+    """Renders conversations as llama-server does, with its adjustments to what a template can take.
+
+    `source` is Jinja or the name of a built-in template; `tool_use`, where given, is what renders requests with tools.
+    `caps` says what the template makes use of, by trying; `calls` and `reasoning` how its models write these. Raises
+    ChatTemplateError if a source is not valid Jinja.
+    """
+
+    def __init__(self, source: str, *, bos_token: str, eos_token: str, tool_use: str | None = None) -> None:
+        self.source = BUILTINS.get(source, source)
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        self._renderer = Renderer(self.source)
+        self._tool_renderer = Renderer(tool_use) if tool_use else self._renderer
+        probe = _Probe(self._render)
+        self.caps: dict[str, bool] = probe.caps()
+        self._results_within = tool_results.FIELD in (tool_use or self.source) and not probe.shows_results()
+        self.calls = family_of(tool_use or self.source)
+        self.reasoning = reasoning_tags(self.source)
+
+    def render(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        tools_required: bool = False,
+        parallel_tool_calls: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for a conversation. `kwargs` are further variables, such as enable_thinking (true unless given).
+
+        A template that knows no tools has them explained in the system message. Content may be a text, null or a list
+        of typed parts. Raises ChatTemplateError, one line with the template's own words, when the template refuses the
+        conversation, fails, or runs away.
+        """
+        variables = {"enable_thinking": True} | kwargs | {"add_generation_prompt": add_generation_prompt}
+        if tools and self.calls.instructs:
+            messages = generic.instructed(messages, tools, required=tools_required, parallel=parallel_tool_calls)
+        elif tools:  # else undefined: templates tell that from a list
+            variables["tools"] = tools
+        if not self.caps["supports_tool_calls"]:
+            messages = generic.as_text(messages)
+        elif self._results_within:
+            messages = tool_results.within_turns(messages)
+        return self._render(self._adapt(messages), variables)
+
+    def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:
+        tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        renderer = self._tool_renderer if "tools" in variables else self._renderer
+        return renderer(tokens | variables | {"messages": messages})
+
+    def _adapt(self, messages: list[Message]) -> list[Message]:
+        """The messages in the form that this template takes. The caller's are left alone."""
+        adapted = [self._adapt_message(message) for message in messages]
+        if not self.caps["supports_system_role"] and adapted and adapted[0].get("role") == "system":
+            system, *adapted = adapted  # said by the user, then
+            if adapted and isinstance(adapted[0]["content"], str):
+                adapted[0] = adapted[0] | {"content": f"{system['content']}\n{adapted[0]['content']}"}
+            else:
+                adapted.insert(0, system | {"role": "user"})
+        return adapted
+
+    def _adapt_message(self, message: Message) -> Message:
+        adapted = dict(message)
+        if adapted.get("role") == "developer" and "<|channel|>" not in self.source:  # gpt-oss knows the role
+            adapted["role"] = "system"
+        content = adapted.get("content")
+        if isinstance(content, list) and self.caps["supports_string_content"]:
+            content = "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+        adapted["content"] = "" if content is None else content
+        if isinstance(content, str) and not self.caps["supports_string_content"]:
+            adapted["content"] = [{"type": "text", "text": content}]
+        calls = adapted.pop("tool_calls", None)
+        if calls:
+            adapted["tool_calls"] = [self._adapt_call(call) for call in calls]
+        return adapted
+
+    def _adapt_call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """A tool call with its arguments as an object where the template takes one, else as JSON text."""
+        function = call.get("function")
+        if not isinstance(function, dict) or "arguments" not in function:
+            return call
+        arguments = function["arguments"]
+        if self.caps["supports_object_arguments"] and isinstance(arguments, str):
+            try:
+                parsed = json.loads(arguments)
+            except (ValueError, RecursionError):
+                return call
+            arguments = parsed if isinstance(parsed, dict) else arguments
+        elif not self.caps["supports_object_arguments"] and isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return call | {"function": function | {"arguments": arguments}}
+
+
+class _Probe:
+    """Finds out what a template makes use of, by rendering marked conversations and looking for the marks."""
+
+    def __init__(self, render: Any) -> None:
+        self._try = render
+
+    def caps(self) -> dict[str, bool]:
+        """The capabilities by llama-server's names."""
+        typed = self._text([_user([{"type": "text", "text": "MARK-A"}])])
+        calls = self._calls({"MARK-P": "value"}, 1)
+        # Python's way to write an object is no template's.
+        object_arguments = "MARK-P" in calls and "'MARK-P'" not in calls
+        arguments: Any = {"MARK-P": "value"} if object_arguments else '{"MARK-P": "value"}'
+        calls = calls if object_arguments else self._calls(arguments, 1)
+        typed_content = "MARK-A" in typed and "'text'" not in typed and '"text"' not in typed
+        reasoned = {"role": "assistant", "content": "a", "reasoning_content": "MARK-A"}
+        return {
+            "supports_string_content": "MARK-A" in self._text([_user("MARK-A")]) or not typed_content,
+            "supports_typed_content": typed_content,
+            "supports_system_role": "MARK-A" in self._text([{"role": "system", "content": "MARK-A"}, _user("b")]),
+            "supports_tools": "MARK-T" in self._text([_user("a")], tools=[_TOOL]),
+            "supports_tool_calls": "MARK-1" in calls,
+            "supports_parallel_tool_calls": "MARK-2" in self._calls(arguments, 2),
+            "supports_object_arguments": object_arguments,
+            "supports_preserve_reasoning": "MARK-A" in self._text([_user("a"), reasoned, _user("b")]),
+        }
+
+    def shows_results(self) -> bool:
+        """Whether a call's result, in a message of its own, becomes more than a turn of a role that is none."""
+        return "response:MARK-1" in self._calls({"MARK-P": "value"}, 1)
+
+    def _text(self, messages: list[Message], **variables: Any) -> str:
+        try:
+            return str(self._try(messages, {"add_generation_prompt": True, "enable_thinking": True} | variables))
+        except ChatTemplateError:
+            return ""
+
+    def _calls(self, arguments: Any, n: int) -> str:
+        calls = [
+            {"id": f"call0000{i}", "type": "function", "function": {"name": f"MARK-{i}", "arguments": arguments}}
+            for i in range(1, n + 1)
+        ]
+        answers = [{"role": "tool", "name": "f", "tool_call_id": call["id"], "content": "r"} for call in calls]
+        called = {"role": "assistant", "content": "", "tool_calls": calls}
+        done = {"role": "assistant", "content": "c"}
+        return self._text([_user("a"), called, *answers, done, _user("b")], tools=[_TOOL])
+
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "MARK-T",
+        "description": "d",
+        "parameters": {
+            "type": "object",
+            "properties": {"p": {"type": "string", "description": "d"}},
+            "required": ["p"],
+        },
+    },
+}
+
+
+def _user(content: Any) -> Message:
+    return {"role": "user", "content": content}

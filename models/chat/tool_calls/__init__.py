@@ -1,0 +1,51 @@
+"""Tool calls and reasoning in a model's answer."""
+
+from logitless.models.chat.tool_calls.deltas import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Message,
+    Reasoning,
+    ToolCall,
+)
+from logitless.models.chat.tool_calls.families import (
+    GENERIC,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    NEMOTRON,
+    family_of,
+    reasoning_tags,
+)
+from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from logitless.models.chat.tool_calls.gemma import GEMMA4
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
+from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
+
+__all__ = [
+    "COMMAND_R",
+    "COMMAND_R_ACTION",
+    "DEEPSEEK",
+    "DEEPSEEK_V31",
+    "GEMMA4",
+    "GENERIC",
+    "GPT_OSS",
+    "HERMES",
+    "LLAMA3",
+    "MISTRAL",
+    "NEMOTRON",
+    "QWEN3_CODER",
+    "CallArguments",
+    "CallBegin",
+    "CallFormat",
+    "Content",
+    "Delta",
+    "Message",
+    "Parser",
+    "Reasoning",
+    "Style",
+    "ToolCall",
+    "family_of",
+    "reasoning_tags",
+]

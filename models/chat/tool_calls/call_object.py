@@ -1,0 +1,195 @@
+"""Reads a call that is written as a JSON object: {"name": "f", "arguments": {…}} in any order, with other members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from logitless.models.chat.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan, parsed
+from logitless.models.chat.tool_calls.parser import NotACall, Parser, Step
+
+ARGUMENTS = ("arguments", "parameters")
+MAX_NAME = 256  # characters of a name that is not between quotes, or of a tag
+_MAX_NESTED = 4
+
+
+def name_before(p: Parser, end: str, without: str) -> Step[str]:
+    """A name up to and with the character that ends it; NotACall where it has one of those that it is without."""
+    name = ""
+    while (c := (yield from p.next())) != end:
+        if not c or c in without or len(name) > MAX_NAME:
+            raise NotACall
+        name += c
+    if not name.strip():
+        raise NotACall
+    return name.strip()
+
+
+def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
+    """Read one JSON value after blanks and give its characters to `take`. False: it broke off, or is none."""
+    c = yield from p.after_blanks()
+    scan = JsonScan()
+    while c:
+        found = scan.feed(c)
+        if found is BAD or found is BEFORE:
+            p.back(c)
+            return found is BEFORE
+        take(c)
+        if found is DONE:
+            return True
+        c = yield from p.next()
+    return False
+
+
+def text_value(p: Parser) -> Step[str | None]:
+    """A string, or None (and what was read is gone) if that is not what follows."""
+    c = yield from p.after_blanks()
+    p.back(c)
+    if c != '"':
+        return None
+    return (yield from _string(p))
+
+
+def _string(p: Parser) -> Step[str | None]:
+    chars: list[str] = []
+    if not (yield from value(p, chars.append)):
+        return None
+    text = parsed("".join(chars))
+    return _clean(text) if isinstance(text, str) else None
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")  # an escape may be half a surrogate pair
+
+
+def closing(p: Parser, text: str) -> Step[None]:
+    """What closes a call, if it is there, or as much of it as the answer has."""
+    p.mark()
+    c = yield from p.after_blanks()
+    for i, wanted in enumerate(text):
+        if c != wanted:
+            p.back(p.raw if c else "")
+            return
+        if i + 1 < len(text):
+            c = yield from p.next()
+
+
+class CallObject:
+    """One call. `known`: only a name of this set makes it a call; `key`: of the member that has the name."""
+
+    def __init__(self, p: Parser, known: frozenset[str] | None = None, key: str = "name") -> None:
+        self._p = p
+        self._known = known
+        self._key = key
+        self._name: str | None = None
+        self._begun = False
+        self._early: str | None = None  # arguments that came before the name
+        self._has_arguments = False
+
+    def read(self) -> Step[bool]:
+        """Read the object, whose brace has been read. False: the answer ended in it. Raises NotACall if it is none, or
+        where it stops being one."""
+        if not (yield from self._members(0)):
+            if not self._begun or not self._p.at_end:
+                raise NotACall
+            return False
+        if self._name is None:
+            raise NotACall
+        if not self._begun:
+            self._begin()
+        if not self._has_arguments:
+            self._p.argument("{}")
+        return True
+
+    def _members(self, depth: int) -> Step[bool]:
+        p = self._p
+        c = yield from p.after_blanks()
+        if c == "}":
+            return True
+        while c == '"':
+            p.back(c)
+            key = yield from _string(p)
+            if key is None or (yield from p.after_blanks()) != ":":
+                return False
+            if not (yield from self._member(key, depth)):
+                return False
+            c = yield from p.after_blanks()
+            if c == "}":
+                return True
+            if c != ",":
+                break
+            c = yield from p.after_blanks()
+        p.back(c)
+        return False
+
+    def _member(self, key: str, depth: int) -> Step[bool]:
+        p = self._p
+        if key == self._key and self._name is None:
+            name = yield from text_value(p)
+            if name is None or (self._known is not None and name not in self._known):
+                return False
+            self._name = name
+            if self._early is not None:
+                self._give(self._early)
+            return True
+        if key in ARGUMENTS and not self._has_arguments:
+            self._has_arguments = True
+            return (yield from self._arguments())
+        if key == "function" and depth < _MAX_NESTED and not self._begun:  # OpenAI's shape
+            c = yield from p.after_blanks()
+            if c == "{":
+                return (yield from self._members(depth + 1))
+            p.back(c)
+        return (yield from value(p, _ignore))
+
+    def _arguments(self) -> Step[bool]:
+        p = self._p
+        c = yield from p.after_blanks()
+        p.back(c)
+        if c in ('"', "n"):  # an object as JSON in a string; null
+            chars: list[str] = []
+            if not (yield from value(p, chars.append)):
+                return False
+            self._give(_object_text("".join(chars)))
+            return True
+        if self._name is None:
+            chars = []
+            if not (yield from value(p, chars.append)):
+                return False
+            self._give("".join(chars))
+            return True
+        self._begin()
+        whole = yield from value(p, p.argument)
+        p.mark()
+        return whole
+
+    def _give(self, text: str) -> None:
+        if self._name is None:
+            self._early = text
+        else:
+            self._begin()
+            self._p.argument(text)
+            self._p.mark()
+
+    def _begin(self) -> None:
+        assert self._name is not None
+        self._p.begin(self._name)
+        self._begun = True
+
+
+def _object_text(text: str) -> str:
+    """The JSON text of an object that was written as a string; other strings stay as they are, null is no arguments."""
+    inner = parsed(text)
+    if inner is None:
+        return "{}"
+    assert isinstance(inner, str)
+    scan = JsonScan()
+    stripped = inner.strip()
+    if stripped.startswith("{") and next((i for i, c in enumerate(stripped, 1) if scan.feed(c) != "more"), 0) == len(
+        stripped
+    ):
+        return _clean(inner)
+    return text
+
+
+def _ignore(_: str) -> None:
+    return None

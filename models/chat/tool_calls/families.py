@@ -1,0 +1,213 @@
+"""How families of models write calls, each a short reader, and which family a chat template belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from logitless.models.chat.tool_calls.call_object import CallObject, closing, text_value, value
+from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
+from logitless.models.chat.tool_calls.gemma import GEMMA4
+from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, parsed
+from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
+from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
+
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+
+
+def _hermes(p: Parser, trigger: str) -> Step[None]:
+    """<tool_call>{"name": …, "arguments": {…}}</tool_call>, once a call."""
+    if (yield from p.after_blanks()) != "{":
+        raise NotACall
+    if (yield from CallObject(p).read()):
+        yield from closing(p, "</tool_call>")
+
+
+def _llama3(p: Parser, trigger: str) -> Step[None]:
+    """{"name": …, "parameters": {…}} as the whole answer, perhaps after <|python_tag|>; several with ; in between."""
+    if trigger != "{" and (yield from p.after_blanks()) != "{":
+        raise NotACall
+    while (yield from CallObject(p, p.style.names).read()):
+        p.mark()
+        c = yield from p.after_blanks()
+        if c in (";", ","):
+            c = yield from p.after_blanks()
+        if c != "{":
+            p.back(c)
+            if p.raw.strip():
+                raise NotACall  # the separator was text
+            return
+
+
+def _mistral(p: Parser, trigger: str) -> Step[None]:
+    """[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}, …], and the newer [TOOL_CALLS]name[ARGS]{…}."""
+    c = yield from p.after_blanks()
+    if c == "{":
+        yield from CallObject(p).read()
+        return
+    if c != "[":
+        p.back(c)
+        yield from _named(p)
+        return
+    yield from _list(p)
+
+
+def _nemotron(p: Parser, trigger: str) -> Step[None]:
+    """<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>."""
+    if (yield from p.after_blanks()) != "[":
+        raise NotACall
+    if (yield from _list(p)):
+        yield from closing(p, "</TOOLCALL>")
+
+
+def _named(p: Parser) -> Step[None]:
+    name = ""
+    while True:
+        c = yield from p.next()
+        if c not in _NAME or not c:
+            break
+        name += c
+    p.back(c)
+    if not name:
+        raise NotACall
+    if (yield from p.literal("[CALL_ID]")):
+        while (c := (yield from p.next())) and c in _NAME:
+            pass
+        p.back(c)
+    yield from p.literal("[ARGS]")
+    c = yield from p.after_blanks()
+    if c != "{":
+        raise NotACall
+    p.back(c)
+    p.begin(name)
+    yield from value(p, p.argument)
+
+
+def _generic(p: Parser, trigger: str) -> Step[None]:
+    """{"tool_call": {…}}, {"tool_calls": [{…}, …]} or {"response": "…"} as the whole answer."""
+    key = yield from text_value(p)
+    if key not in ("tool_call", "tool_calls", "response") or (yield from p.after_blanks()) != ":":
+        raise NotACall
+    c = yield from p.after_blanks()
+    if key == "response":
+        if c != '"':
+            raise NotACall
+        whole = yield from _response(p)
+    elif c == "[" and key == "tool_calls":
+        whole = yield from _list(p, p.style.names)
+    elif c == "{":
+        whole = yield from CallObject(p, p.style.names).read()
+    else:
+        raise NotACall
+    if whole:
+        yield from closing(p, "}")
+
+
+def _list(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
+    """Calls of an array, whose bracket has been read. False: it has no end."""
+    while (yield from p.after_blanks()) == "{":
+        if not (yield from CallObject(p, known).read()):
+            return False
+        p.mark()
+        c = yield from p.after_blanks()
+        if c != ",":
+            if c != "]":
+                p.back(c)
+            return c == "]"
+    raise NotACall
+
+
+def _response(p: Parser) -> Step[bool]:
+    """The text of a JSON string, whose quote has been read, while it is written."""
+    scan, waiting = JsonScan(), ""
+    scan.feed('"')
+    p.mark()
+    while c := (yield from p.next()):
+        found = scan.feed(c)
+        if found is BAD:
+            p.back(c)
+            break
+        if found is DONE:
+            p.content(_unescaped(waiting))
+            return True
+        waiting += c
+        if not _is_open(waiting):
+            p.content(_unescaped(waiting))
+            waiting = ""
+        p.mark()
+    p.content(waiting)
+    if not p.at_end:
+        raise NotACall
+    return False
+
+
+def _is_open(text: str) -> bool:
+    r"""Whether more characters may belong to this: \, \u12, or the first half of a pair and a part of the second."""
+    if text[0] != "\\" or text[1:2] not in ("", "u"):
+        return False
+    if len(text) < 6:
+        return True
+    rest = text[6:]
+    return text[2:4].lower() in ("d8", "d9", "da", "db") and len(rest) < 6 and (rest[:2] in ("", "\\", "\\u"))
+
+
+def _unescaped(text: str) -> str:
+    if text[:1] != "\\":
+        return text
+    return str(parsed(f'"{text}"')).encode("utf-8", "replace").decode("utf-8")
+
+
+HERMES = CallFormat("Hermes 2 Pro", ("<tool_call>",), (), _hermes, ("<tool_call>", "</tool_call>"))
+LLAMA3 = CallFormat("Llama 3.x", ("<|python_tag|>",), ("{",), _llama3, ("<|python_tag|>",))
+MISTRAL = CallFormat(
+    "Mistral Nemo",
+    ("[TOOL_CALLS]",),
+    (),
+    _mistral,
+    ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    id_prefix="",
+    id_letters=9,  # the templates refuse others
+)
+NEMOTRON = CallFormat("Nemotron Nano 2", ("<TOOLCALL>",), (), _nemotron, ("<TOOLCALL>", "</TOOLCALL>"))
+MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
+GENERIC = CallFormat("Generic", (), ("{",), _generic, instructs=True)
+
+REASONING_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought\n", "<channel|>"),  # Gemma 4
+)
+GPT_OSS_REASONING = ("<|channel|>analysis<|message|>", "<|end|>")
+
+
+def family_of(template: str) -> CallFormat:
+    """The family whose way of writing calls this template's source shows."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return GPT_OSS
+    if "<|START_ACTION|>" in template or "<|START_RESPONSE|>" in template:
+        return COMMAND_R
+    if "Action:" in template and "tool_name" in template:
+        return COMMAND_R_ACTION
+    if "<｜tool▁calls▁begin｜>" in template:
+        return DEEPSEEK if "```json" in template else DEEPSEEK_V31
+    if "<function=" in template and "<parameter=" in template:
+        return QWEN3_CODER
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
+    if f"{GEMMA4_BEGIN}call:" in template:
+        return GEMMA4
+    if "<TOOLCALL>" in template:
+        return NEMOTRON
+    if "<tool_call>" in template:
+        return HERMES
+    if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "ipython" in template):
+        return LLAMA3
+    return GENERIC
+
+
+def reasoning_tags(template: str) -> tuple[str, str] | None:
+    """The tags around the reasoning of models with this template, if they reason."""
+    if family_of(template) is GPT_OSS:
+        return GPT_OSS_REASONING
+    return next((tags for tags in REASONING_TAGS if tags[0] in template or tags[1] in template), None)

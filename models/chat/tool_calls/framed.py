@@ -1,0 +1,151 @@
+"""Families that put special tokens or words around the parts of an answer: gpt-oss, DeepSeek and the Command R ones.
+
+Facts: OpenAI's description of harmony, the models' own chat templates, and what llama.cpp accepts (common/chat.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+
+from logitless.models.chat.tool_calls.call_object import CallObject, closing, value
+from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
+
+_MAX_HEAD = 256  # characters before a message's body
+_CHANNEL = re.compile(r"(?:^|<\|channel\|>)\s*(analysis|commentary|final)\b")
+_RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
+_BEGIN, _END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_BEGIN_ALL, _END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+
+def _until(p: Parser, end: str) -> Step[str]:
+    """A short text up to and with `end`."""
+    text = ""
+    while not (yield from p.literal(end)):
+        c = yield from p.next()
+        text += c
+        if not c or len(text) > _MAX_HEAD:
+            raise NotACall
+    return text
+
+
+def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
+    """<|channel|>analysis<|message|>…<|end|>, then <|start|>assistant<|channel|>commentary to=functions.f
+    <|constrain|>json<|message|>{…}<|call|>, or <|channel|>final<|message|>…<|return|>."""
+    if trigger in ("<|end|>", "<|return|>", "<|call|>"):
+        p.frame()
+        return
+    head = (yield from _until(p, "<|message|>")).removeprefix("assistant")
+    if trigger == "<|channel|>":
+        head = trigger + head
+    channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+    if recipient is not None:
+        c = yield from p.after_blanks()
+        if c != "{":
+            raise NotACall
+        p.back(c)
+        p.begin(recipient[1])
+        yield from value(p, p.argument)
+        p.frame()
+    elif channel is None or " to=" in head or (channel[1] == "analysis" and not p.style.reasoning):
+        raise NotACall
+    else:
+        p.frame()
+        if channel[1] == "analysis":
+            yield from p.thought_until("<|end|>")
+
+
+def _deepseek(p: Parser, trigger: str) -> Step[None]:
+    """<｜tool▁call▁begin｜>function<｜tool▁sep｜>f, a block of ```json, <｜tool▁call▁end｜> once a call, and around all
+    of them <｜tool▁calls▁begin｜>, <｜tool▁calls▁end｜>; since V3.1 f<｜tool▁sep｜>{…} without the block."""
+    if trigger == _BEGIN_ALL:
+        c = yield from p.after_blanks()
+        p.back(c)
+        if not (yield from p.literal(_BEGIN)):
+            raise NotACall
+    while True:
+        name = (yield from _until(p, "<｜tool▁sep｜>")).strip()
+        c = yield from p.after_blanks()
+        if c != "{":
+            p.back(c)
+            name = (yield from _until(p, "```json")).strip()
+            c = yield from p.after_blanks()
+        if c != "{" or not name:
+            raise NotACall
+        p.back(c)
+        p.begin(name)
+        whole = yield from value(p, p.argument)
+        p.mark()
+        if not whole:
+            return
+        for end in ("```", _END, _END_ALL):
+            yield from closing(p, end)
+        p.mark()
+        c = yield from p.after_blanks()
+        p.back(c)
+        if not (yield from p.literal(_BEGIN)):
+            return
+
+
+def _command_r(p: Parser, trigger: str) -> Step[None]:
+    """<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {…}}, …]<|END_ACTION|>, and what is said
+    between <|START_RESPONSE|> and <|END_RESPONSE|>."""
+    if trigger != "<|START_ACTION|>":
+        p.frame()
+        return
+    if (yield from p.after_blanks()) != "[":
+        raise NotACall
+    if (yield from _tool_names(p)):
+        yield from closing(p, "<|END_ACTION|>")
+
+
+def _action(p: Parser, trigger: str) -> Step[None]:
+    """Action: and a block of ```json with [{"tool_name": "f", "parameters": {…}}, …]."""
+    c = yield from p.after_blanks()
+    p.back(c)
+    if (yield from p.literal("```")):
+        yield from p.literal("json")
+    if (yield from p.after_blanks()) != "[":
+        raise NotACall
+    if (yield from _tool_names(p, p.style.names)):
+        yield from closing(p, "```")
+
+
+def _tool_names(p: Parser, known: frozenset[str] | None = None) -> Step[bool]:
+    """The calls of a list whose bracket has been read. False: the answer ended in it."""
+    while True:
+        if (yield from p.after_blanks()) != "{":
+            raise NotACall
+        if not (yield from CallObject(p, known, key="tool_name").read()):
+            return False
+        p.mark()
+        c = yield from p.after_blanks()
+        if c != ",":
+            p.back("" if c == "]" else c)
+            return True
+
+
+GPT_OSS = CallFormat(
+    "GPT-OSS",
+    ("<|channel|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"),
+    (),
+    _gpt_oss,
+    ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
+    around=("<|channel|>final<|message|>", ""),
+)
+DEEPSEEK = CallFormat(
+    "DeepSeek R1",
+    (_BEGIN_ALL, _BEGIN),
+    (),
+    _deepseek,
+    (_BEGIN_ALL, _BEGIN, "<｜tool▁sep｜>", _END, _END_ALL),
+)
+DEEPSEEK_V31 = CallFormat("DeepSeek V3.1", DEEPSEEK.triggers, (), _deepseek, DEEPSEEK.preserved)
+COMMAND_R = CallFormat(
+    "Command R7B",
+    ("<|START_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    (),
+    _command_r,
+    ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+)
+COMMAND_R_ACTION = CallFormat("Command R", ("Action:",), (), _action)

@@ -1,0 +1,238 @@
+"""Grammars of tool calls: what a family's models may write, with arguments that fit the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from logitless.models.chat.tool_calls.families import GENERIC, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, NEMOTRON
+from logitless.models.chat.tool_calls.framed import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS
+from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
+from logitless.models.chat.tool_calls.gemma import END as GEMMA4_END
+from logitless.models.chat.tool_calls.gemma import GEMMA4
+from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
+from logitless.models.chat.tool_calls.parser import CallFormat
+from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
+from logitless.models.grammar import in_regex, json_rule, quoted
+
+Function = Mapping[str, Any]
+_BLANK = r"W: /( |\n[ \t]{0,8})/"
+NO_SCHEMA = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """A Lark grammar. Lazy: it begins with the first of these words in the text, or with the group of a pattern."""
+
+    lark: str
+    lazy: bool = False
+    words: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+
+def call_grammar(
+    calls: CallFormat,
+    functions: Sequence[Function],
+    *,
+    required: bool,
+    parallel: bool,
+    reasoning: tuple[str, str] | None = None,
+    thinking: bool = False,
+    said: str = "",
+) -> CallGrammar:
+    """The grammar of answers with calls of these functions (OpenAI's `function` objects).
+
+    Unless a call is `required`, it begins where a call begins. `reasoning`: tags that may surround what comes first;
+    `thinking`: the prompt has written the opening one. `said`: the Lark of what an answer without calls must be.
+    """
+    rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
+    key = "parameters" if calls in (LLAMA3, COMMAND_R, COMMAND_R_ACTION) else "arguments"
+    for i, function in enumerate(functions):
+        schema = function.get("parameters") or NO_SCHEMA
+        strict = function.get("strict") is True
+        rules.append(f"args_{i}: {json_rule(schema, strict=strict)}")
+        named = quoted(json.dumps(function["name"], ensure_ascii=False))
+        tail = ' W? "," W? "\\"id\\":" W? /"[a-zA-Z0-9]{9}"/' if calls is MISTRAL else ""
+        name = '"\\"name\\":"'
+        if calls is COMMAND_R:
+            name = '"\\"tool_call_id\\":" W? /"[0-9]{1,3}"/ "," W? "\\"tool_name\\":"'
+        elif calls is COMMAND_R_ACTION:
+            name = '"\\"tool_name\\":"'
+        head = f'"{{" W? {name} W? {named} "," W? {quoted(json.dumps(key) + ":")}'
+        rules.append(f'obj_{i}: {head} W? args_{i}{tail} W? "}}"')
+    body, word = _BODIES[calls.name](functions, parallel, required or bool(said))
+    rules += body
+    if said and not required:
+        rules += _answer(said, calls)
+    elif not required and calls is not GENERIC:
+        return CallGrammar(
+            "\n".join([*rules, "start: calls"]), True, *_triggers(calls, functions, word, reasoning, thinking)
+        )
+    start = "(calls | answer)" if said and not required else "calls"
+    return CallGrammar("\n".join([*rules, *_start(start, reasoning, thinking)]))
+
+
+def answer_grammar(calls: CallFormat, said: str, reasoning: tuple[str, str] | None, thinking: bool) -> CallGrammar:
+    """The grammar of an answer (its Lark) without calls, perhaps after reasoning."""
+    return CallGrammar("\n".join([*_answer(said, calls), *_start("answer", reasoning, thinking)]))
+
+
+def _answer(said: str, calls: CallFormat) -> list[str]:
+    before, after = (f" {quoted(text)} " if text else "" for text in calls.around or ("", ""))
+    again = f"{quoted('<|start|>assistant')}?" if calls is GPT_OSS else ""
+    return [f"answer: {again}{before}said_{after}", f"said_: {said}"] if calls.around else [f"answer: {said}"]
+
+
+def _start(rule: str, reasoning: tuple[str, str] | None, thinking: bool) -> list[str]:
+    if reasoning is None:
+        return [f"start: {rule}"]
+    opening, closing = reasoning
+    thought = "rest" if thinking else f"({quoted(opening)} rest)?"
+    return [f"rest[lazy]: /(?s:.*){in_regex(closing)}/", f"start: {thought} /[ \\n]{{0,4}}/ {rule}"]
+
+
+def _hermes(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = " (W? call)*" if parallel else ""
+    return [f"calls: call{more}", 'call: "<tool_call>" W? obj W? "</tool_call>"'], "<tool_call>"
+
+
+def _llama3(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    return ['calls: obj (W? ";" W? obj)*' if parallel else "calls: obj"], ""
+
+
+def _mistral(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: "[TOOL_CALLS]" W? "[" W? obj{more} W? "]"'], "[TOOL_CALLS]"
+
+
+def _nemotron(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: "<TOOLCALL>" W? "[" W? obj{more} W? "]" W? "</TOOLCALL>"'], "<TOOLCALL>"
+
+
+def _mistral_named(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    of_tools = [f"{quoted('[TOOL_CALLS]' + f['name'] + '[ARGS]')} args_{i}" for i, f in enumerate(functions)]
+    return [f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], "[TOOL_CALLS]"
+
+
+def _generic(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    one = '"{" W? "\\"tool_call\\":" W? obj W? "}"'
+    many = '"{" W? "\\"tool_calls\\":" W? "[" W? obj (W? "," W? obj)* W? "]" W? "}"'
+    said = f'"{{" W? "\\"response\\":" W? {json_rule({"type": "string"})} W? "}}"'
+    return ["calls: " + " | ".join([many if parallel else one, *([] if required else ["said"])]), f"said: {said}"], ""
+
+
+def _gpt_oss(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin = "<|channel|>commentary to=functions."
+    of_tools = [
+        f"{quoted(begin + f['name'] + ' ')} ({quoted('<|constrain|>')})? {quoted('json<|message|>')} args_{i}"
+        for i, f in enumerate(functions)
+    ]
+    return [f"calls: {quoted('<|start|>assistant')}? ({' | '.join(of_tools)})"], begin
+
+
+def _deepseek(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin, end = quoted("<｜tool▁call▁begin｜>"), quoted("<｜tool▁call▁end｜>")
+    of_tools = [
+        f"{begin} {quoted('function<｜tool▁sep｜>' + f['name'] + chr(10) + '```json' + chr(10))} args_{i} "
+        f"{quoted(chr(10) + '```')} {end}"
+        for i, f in enumerate(functions)
+    ]
+    return _deepseek_calls(of_tools, parallel)
+
+
+def _deepseek_v31(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin, end = quoted("<｜tool▁call▁begin｜>"), quoted("<｜tool▁call▁end｜>")
+    return _deepseek_calls(
+        [f"{begin} {quoted(f['name'] + '<｜tool▁sep｜>')} args_{i} {end}" for i, f in enumerate(functions)], parallel
+    )
+
+
+def _deepseek_calls(of_tools: Sequence[str], parallel: bool) -> tuple[list[str], str]:
+    begin, end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    more = " (W? call)*" if parallel else ""
+    return [f"calls: {quoted(begin)} call{more} {quoted(end)}", f"call: {' | '.join(of_tools)}"], begin
+
+
+def _command_r(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    begin, end = "<|START_ACTION|>", "<|END_ACTION|>"
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: {quoted(begin)} W? "[" W? obj{more} W? "]" W? {quoted(end)}'], begin
+
+
+def _command_r_action(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    more = ' (W? "," W? obj)*' if parallel else ""
+    return [f'calls: "Action:" W? "```json" W? "[" W? obj{more} W? "]" W? "```"'], "Action:"
+
+
+def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    rules = [
+        f"calls: call{' (W? call)*' if parallel else ''}",
+        f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
+        "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
+    ]
+    for i, function in enumerate(functions):
+        schema: Mapping[str, Any] = function.get("parameters") or NO_SCHEMA
+        needed, properties = schema.get("required"), schema.get("properties")
+        needed = needed if isinstance(needed, list) else []
+        parts = [f'"<tool_call>\\n" {quoted("<function=" + function["name"] + ">" + chr(10))}']
+        for k, (name, inner) in enumerate(properties.items() if isinstance(properties, dict) else ()):
+            rules.append(f"value_{i}_{k}: {_tagged_value(inner, schema)}")
+            given = f"{quoted('<parameter=' + name + '>' + chr(10))} value_{i}_{k}"
+            parts.append(given if name in needed else f"({given})?")
+        rules.append(f'call_{i}: {" ".join(parts)} "</function>\\n</tool_call>"')
+    return rules, "<tool_call>\n<function="
+
+
+def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    rules, of_tools = [*SHARED], []
+    for i, function in enumerate(functions):
+        rules += argument_rules(function.get("parameters") or NO_SCHEMA, f"given_{i}")
+        of_tools.append(f"{quoted(f'{GEMMA4_BEGIN}call:' + function['name'])} given_{i} {quoted(GEMMA4_END)}")
+    return [*rules, f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], GEMMA4_BEGIN
+
+
+def _tagged_value(schema: Any, whole: Mapping[str, Any]) -> str:
+    end = quoted("\n</parameter>\n")
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        choices = schema.get("enum")
+        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+            return f"({' | '.join(map(quoted, choices))}) {end}"
+        return "text"
+    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    return f"{json_rule({**schema, **shared} if isinstance(schema, dict) else schema)} {end}"
+
+
+_BODIES = {
+    GPT_OSS.name: _gpt_oss,
+    DEEPSEEK.name: _deepseek,
+    DEEPSEEK_V31.name: _deepseek_v31,
+    COMMAND_R.name: _command_r,
+    COMMAND_R_ACTION.name: _command_r_action,
+    QWEN3_CODER.name: _qwen3_coder,
+    GEMMA4.name: _gemma4,
+    HERMES.name: _hermes,
+    LLAMA3.name: _llama3,
+    MISTRAL.name: _mistral,
+    MISTRAL_NAMED.name: _mistral_named,
+    NEMOTRON.name: _nemotron,
+    GENERIC.name: _generic,
+}
+
+
+def _triggers(
+    calls: CallFormat, functions: Sequence[Function], word: str, reasoning: tuple[str, str] | None, thinking: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Words and patterns with which a call begins, but not in the midst of reasoning."""
+    if calls is LLAMA3:
+        names = "|".join(in_regex(f["name"]) for f in functions)
+        return (), (rf'^\s*(?:<\|python_tag\|>)?(\{{ ?"name": ?"(?:{names})")',)
+    if reasoning is None:
+        return (word,), ()
+    opening, closing = (in_regex(tag) for tag in reasoning)
+    begin = f"({in_regex(word)})"
+    if thinking:
+        return (), (f"{closing}.*?{begin}",)
+    return (), (rf"^\s*{begin}", rf"^\s*[^<\[\s].*?{begin}", rf"^\s*{opening}.*?{closing}.*?{begin}")

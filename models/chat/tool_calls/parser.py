@@ -1,0 +1,326 @@
+"""A model's answer, as it is written, into a message: reasoning, text and tool calls.
+
+The parser is a coroutine that is sent one character after the other, so how the text was cut on its way cannot make a
+difference. Nothing is lost: what turns out not to be a call is text, markers included. Only the syntax around calls and
+reasoning goes, and blanks at their borders.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from logitless.models.chat.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+
+T = TypeVar("T")
+Step = Generator[None, str, T]
+BLANK = " \t\r\n"
+_LETTERS = string.ascii_letters + string.digits
+
+
+class NotACall(Exception):
+    """What looked like a call is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a family of models writes calls. `read` is the coroutine that runs after one of the triggers."""
+
+    name: str
+    triggers: tuple[str, ...]  # what begins calls anywhere in the answer
+    opening: tuple[str, ...]  # what begins them only where nothing but blanks came before
+    read: Callable[[Parser, str], Step[None]]
+    preserved: tuple[str, ...] = ()  # special tokens that must reach the parser as text
+    id_prefix: str = "call_"
+    id_letters: int = 24
+    instructs: bool = (
+        False  # the template does not know tools: they are told by logitless.models.chat.tool_calls.generic
+    )
+    around: tuple[str, str] | None = None  # what an answer's text stands between, with tools or without
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What an answer may consist of."""
+
+    calls: CallFormat | None = None
+    names: frozenset[str] = field(default_factory=frozenset)  # of the tools
+    reasoning: tuple[str, str] | None = None  # the tags around it; None: it is text like any other
+    tags_in_content: bool = False  # deepseek-legacy: the text keeps the reasoning, with its tags, too
+    parallel: bool = True  # false: what follows the first call is text
+    primer: str = ""  # the beginning of the answer, which the prompt contains
+    texts: frozenset[tuple[str, str]] = frozenset()  # (tool, parameter): strings, for calls that are not JSON
+
+
+class Parser:
+    """One answer. All that `push` and `finish` return, put together, is the message (`deltas.Message`)."""
+
+    def __init__(self, style: Style) -> None:
+        self.style = style
+        self.plain = False  # from now on everything is text
+        self.thinking = False  # the reasoning goes on
+        self.n_calls = 0
+        self._chars: list[str] = []  # of the delta that is being written
+        self._kind = Content
+        self._out: list[Delta] = []
+        self._tagged: list[str] = []  # text that repeats reasoning
+        self._back: list[str] = []  # characters to be read again, the next one last
+        self._ended = False
+        self._raw: list[str] = []  # what was read since `mark`
+        self._held = ""  # blanks that are text only if no call follows
+        self._fresh = True  # nothing but blanks and calls so far
+        self._called = False  # nothing but blanks since the last call
+        self._ordinary: re.Pattern[str] | None = None  # what needs no coroutine to be understood, and where it goes
+        self._told: Callable[[str], None] = self._text
+        self._run = self._message()
+        next(self._run)
+        if style.primer:
+            self.push(style.primer)
+            self._held = ""
+
+    def push(self, text: str) -> list[Delta]:
+        """What more of the text adds to the message."""
+        if self.plain:
+            return [Content(text)] if text else []
+        send, at = self._run.send, 0
+        while at < len(text):
+            if self._ordinary is not None and (run := self._ordinary.match(text, at)):
+                self._raw.append(run[0])
+                self._told(run[0])
+                at = run.end()
+            else:
+                send(text[at])
+                at += 1
+        return self._taken()
+
+    def finish(self) -> list[Delta]:
+        """What the end of the text adds."""
+        if not self._ended:
+            self._ended = True
+            with suppress(StopIteration):
+                self._run.send("")
+        return self._taken()
+
+    def _taken(self) -> list[Delta]:
+        self._flush()
+        if self._tagged:
+            self._out.append(Content("".join(self._tagged)))
+            self._tagged.clear()
+        out, self._out = self._out, []
+        return out
+
+    # -- what readers of calls read with
+
+    def next(self) -> Step[str]:
+        """The next character; "" when there are no more."""
+        if self._back:
+            c = self._back.pop()
+        elif self._ended:
+            return ""
+        else:
+            c = yield
+        if c:
+            self._raw.append(c)
+        return c
+
+    def back(self, text: str) -> None:
+        """These characters, the last that were read, will be read again."""
+        if text:
+            self._back += reversed(text)
+            del self._raw[len(self._raw) - len(text) :]
+
+    def after_blanks(self) -> Step[str]:
+        """The next character that is no blank."""
+        while True:
+            c = yield from self.next()
+            if not c or c not in BLANK:
+                return c
+
+    def literal(self, text: str) -> Step[bool]:
+        """Read this text if it is what follows, else nothing."""
+        for i, wanted in enumerate(text):
+            c = yield from self.next()
+            if c != wanted:
+                self.back(text[:i] + c)
+                return False
+        return True
+
+    def mark(self) -> None:
+        """From here on, what is read is text again if it is not a call."""
+        self._raw.clear()
+
+    @property
+    def raw(self) -> str:
+        """What was read since the last mark."""
+        return "".join(self._raw)
+
+    @property
+    def rest(self) -> str | None:
+        """What is still to be read when the text has ended; None: it has not."""
+        return "".join(reversed(self._back)) if self._ended else None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the text has ended and every character of it was read."""
+        return self.rest == ""
+
+    def begin(self, name: str) -> int:
+        """A call to `name` it is; returns its index."""
+        if self.n_calls and not self.style.parallel:
+            raise NotACall
+        assert self.style.calls is not None
+        self._flush()
+        self._held = ""
+        index = self.n_calls
+        self.n_calls += 1
+        self._out.append(CallBegin(index, new_id(self.style.calls), name))
+        return index
+
+    def argument(self, text: str) -> None:
+        """More of the last call's arguments."""
+        self._emit(CallArguments, text)
+
+    def frame(self) -> None:
+        """What was read since the last mark is syntax, and so are the blanks before it."""
+        self._held = ""
+        self.mark()
+
+    def content(self, text: str) -> None:
+        """More text, after the blanks that were held back."""
+        if self._tagged:
+            self._out.append(Content("".join(self._tagged)))
+            self._tagged.clear()
+        self._emit(Content, self._held + text)
+        self._held = ""
+
+    def _emit(self, kind: type[Delta], text: str) -> None:
+        if kind is not self._kind:
+            self._flush()
+            self._kind = kind  # type: ignore[assignment]
+        self._chars.append(text)
+
+    def _flush(self) -> None:
+        text = "".join(self._chars)
+        self._chars.clear()
+        if text:
+            kind: type[Delta] = self._kind
+            self._out.append(CallArguments(self.n_calls - 1, text) if kind is CallArguments else kind(text))  # type: ignore[call-arg,arg-type]
+
+    # -- the message
+
+    def _message(self) -> Step[None]:
+        if self.style.reasoning is not None:
+            yield from self._reasoning(*self.style.reasoning)
+        if self.style.calls is None:
+            while self._back:
+                self.content(self._back.pop())
+            self.content("")
+            self.plain = True
+            while not self._ended:
+                c = yield
+                self.content(c)
+            return
+        yield from self._answer(self.style.calls)
+
+    def _reasoning(self, opening: str, closing: str) -> Step[None]:
+        self.mark()
+        c = yield from self.after_blanks()
+        self.back(c)
+        if not (yield from self.literal(opening)):
+            self.back(self.raw)
+            return
+        self._repeat()
+        c = yield from self.after_blanks()
+        self.back(c)
+        self._repeat()
+        yield from self.thought_until(closing)
+
+    def thought_until(self, closing: str) -> Step[None]:
+        """Reasoning, up to and with what closes it and the blanks after that."""
+        ordinary, told = _run_without(closing[0]), self._told
+        self._told, self.thinking = self._thought, True
+        while True:
+            self._ordinary = None if self._back else ordinary
+            c = yield from self.next()
+            self._ordinary = None
+            self.back(c)
+            if not c or (yield from self.literal(closing)):
+                break
+            c = yield from self.next()
+            if c in BLANK:
+                self._held += c
+            else:
+                self._thought(c)
+        self._held, self._told, self.thinking = "", told, not c
+        self._repeat()
+        c = yield from self.after_blanks()
+        self.back(c)
+        self._repeat()
+
+    def _thought(self, text: str) -> None:
+        self._emit(Reasoning, self._held + text)
+        self._held = ""
+        self._repeat()
+
+    def _repeat(self) -> None:
+        """deepseek-legacy: what was read since the last time is text as well."""
+        if self.style.tags_in_content:
+            self._tagged += self._raw
+        self._raw.clear()
+
+    def _answer(self, calls: CallFormat) -> Step[None]:
+        ordinary = _run_without("".join(trigger[0] for trigger in calls.triggers + calls.opening))
+        self._told = self._text
+        while True:
+            self.mark()
+            self._ordinary = None if self._back else ordinary
+            c = yield from self.next()
+            self._ordinary = None
+            if not c:
+                if not self._called:
+                    self.content("")
+                return
+            if c in BLANK:
+                self._held += c
+                continue
+            self.back(c)
+            trigger = yield from self._trigger(calls.triggers + calls.opening if self._fresh else calls.triggers)
+            if not trigger:
+                self._text((yield from self.next()))
+                continue
+            n_calls = self.n_calls
+            try:
+                yield from calls.read(self, trigger)
+                self._called = self.n_calls > n_calls
+            except NotACall:
+                read = self.raw
+                self.content(read[:-1])
+                self.back(read[-1:])  # it may begin something
+                self._called = False
+            self._fresh = self._fresh and self._called
+
+    def _text(self, text: str) -> None:
+        self.content(text)
+        self.mark()
+        self._fresh = self._called = False
+
+    def _trigger(self, triggers: tuple[str, ...]) -> Step[str]:
+        for trigger in triggers:
+            if (yield from self.literal(trigger)):
+                return trigger
+        return ""
+
+
+def _run_without(special: str) -> re.Pattern[str]:
+    """Matches text up to a special character, less the blanks before that."""
+    return re.compile(rf"(?:[{BLANK}]*+[^{BLANK}{re.escape(special)}]++)+")
+
+
+def new_id(calls: CallFormat) -> str:
+    """An id for a call, in the form that this family's templates accept."""
+    return calls.id_prefix + "".join(secrets.choice(_LETTERS) for _ in range(calls.id_letters))

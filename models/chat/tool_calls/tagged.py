@@ -1,0 +1,101 @@
+"""Qwen3-Coder's calls: tags instead of JSON. The values of parameters become JSON by their types."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+from logitless.models.chat.tool_calls.call_object import MAX_NAME, closing, name_before
+from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, Step
+
+_END = "\n</parameter>"
+
+
+def _qwen3_coder(p: Parser, trigger: str) -> Step[None]:
+    """<tool_call> <function=f> <parameter=x> value </parameter> … </function> </tool_call>, a line each; the outermost
+    tags may be missing."""
+    if trigger == "<tool_call>":
+        c = yield from p.after_blanks()
+        p.back(c)
+        if not (yield from p.literal("<function=")):
+            raise NotACall
+    name = yield from name_before(p, ">", "<\n")
+    p.begin(name)
+    p.argument("{")
+    n_given = 0
+    while tag := (yield from _tag(p)):
+        if tag == "</function>":
+            p.argument("}")
+            yield from closing(p, "</tool_call>")
+            return
+        if not tag.startswith("<parameter=") or len(tag) < len("<parameter=>x"):
+            raise NotACall
+        parameter = tag[len("<parameter=") : -1].strip()
+        p.argument(f"{', ' if n_given else ''}{json.dumps(parameter, ensure_ascii=False)}: ")
+        n_given += 1
+        if not (yield from _value(p, (name, parameter) in p.style.texts)):
+            return
+
+
+def _tag(p: Parser) -> Step[str]:
+    """The tag that follows; "" where the answer ends before or in it."""
+    p.mark()
+    c = tag = yield from p.after_blanks()
+    if c and c != "<":
+        raise NotACall
+    while c and c != ">":
+        c = yield from p.next()
+        tag += c
+        if len(tag) > MAX_NAME:
+            raise NotACall
+    return tag if c else ""
+
+
+def _value(p: Parser, is_text: bool) -> Step[bool]:
+    """A value up to its closing tag, as JSON: a text while it is written, others when they are whole. False: the answer
+    ended in it."""
+    yield from p.literal("\n")
+    if is_text:
+        p.argument('"')
+    text = ""
+    while not (yield from _ended(p)):
+        c = yield from p.next()
+        if not c:
+            return False
+        if p.rest is not None and _END.startswith(("\n" if c == "<" else "") + c + p.rest):
+            while (yield from p.next()):  # a piece of the closing tag
+                pass
+            return False
+        text += c
+        if is_text:
+            p.argument(json.dumps(c, ensure_ascii=False)[1:-1])
+            p.mark()
+    p.argument('"' if is_text else as_json(text))
+    return True
+
+
+def _ended(p: Parser) -> Step[bool]:
+    return (yield from p.literal(_END)) or (yield from p.literal(_END[1:]))
+
+
+def as_json(text: str) -> str:
+    """The text itself where it is JSON (or Python's word for it), else a string of it."""
+    text = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return text
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+QWEN3_CODER = CallFormat(
+    "Qwen3 Coder",
+    ("<tool_call>", "<function="),
+    (),
+    _qwen3_coder,
+    ("<tool_call>", "</tool_call>"),
+)

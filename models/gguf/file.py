@@ -1,0 +1,166 @@
+"""A GGUF model as one memory-mapped view: its metadata, its tensors' table, and their bytes.
+
+Opening reads the header only and decodes no vocabulary. A split model (`...-00001-of-00004.gguf`) is opened by its
+first part and looks like one file. Files must not be truncated while they are mapped: the system then kills the reader.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.metadata import Metadata
+from logitless.models.gguf.mtp_file import read_block
+from logitless.models.gguf.parse import Part, TensorInfo, close_buffer, read_part
+from logitless.models.hparams.overrides import NONE, Overrides
+
+__all__ = ["GGUFFile", "ModelFileError", "TensorInfo"]
+
+_SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf")
+_MAX_PARTS = 9999
+
+
+class GGUFFile:
+    """An open GGUF model. Use `GGUFFile.open`; close it, or use it as a context manager."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        first = parts[0]
+        self._parts = tuple(parts)
+        self.path: Path = first.path
+        self.version: int = first.version
+        self.alignment: int = first.alignment
+        self.metadata: Metadata = first.metadata
+        self.tensors: dict[str, TensorInfo] = {}  # in file order
+        for part in parts:
+            for name, info in part.tensors.items():
+                if name in self.tensors:
+                    raise ModelFileError(part.path, f"tensor {name!r} is already in another part of this split model")
+                self.tensors[name] = info
+        self.size: int = sum(len(part.buffer) for part in parts)  # bytes of all parts
+        self._versions = [_version(part.path) for part in parts]
+
+    @classmethod
+    def open(cls, path: str | Path, overrides: Overrides = NONE, *, block: str = "") -> GGUFFile:
+        """Map a model and read its header; `block`: the file of models/gguf/mtp_file.py, for one that has no block
+        itself.
+        Raises ModelFileError for whatever is wrong with the files, and for overrides that do not suit them."""
+        path = Path(path)
+        parts = [read_part(path)]
+        try:
+            for other in _other_parts(parts[0]):
+                parts.append(_read_other_part(other, len(parts), parts[0]))
+            file = cls(parts)
+            claim, n_tensors = file.metadata.get("split.tensors.count"), len(file.tensors)
+            if len(parts) > 1 and claim is not None and claim != n_tensors:
+                raise ModelFileError(
+                    path, f"key 'split.tensors.count' is {claim} but the parts have {n_tensors} tensors"
+                )
+            if block:
+                part, metadata = read_block(Path(block), len(parts), file._parts[0])
+                parts.append(part)
+                file = cls(parts)
+                file.metadata = metadata
+            if overrides:
+                try:
+                    file.metadata = file.metadata.replaced(overrides)
+                except ValueError as error:
+                    raise ModelFileError(path, str(error)) from None
+            return file
+        except BaseException:
+            for part in parts:
+                close_buffer(part.buffer)
+            raise
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all tensors."""
+        return sum(prod(info.shape) for info in self.tensors.values())
+
+    def bytes_of(self, name: str) -> NDArray[np.uint8]:
+        """The tensor's bytes: a read-only view of the mapping, which stays mapped while any view of it lives."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise ModelFileError(self.path, f"has no tensor {name!r}")
+        part = self._parts[info.part]
+        if part.buffer.closed:
+            raise ModelFileError(part.path, f"tensor {name!r}: the file has been closed")
+        return np.frombuffer(part.buffer, np.uint8, info.nbytes, info.offset)
+
+    def release(self) -> None:
+        """Take the files' pages out of this process's memory.
+
+        For tensors that have been repacked into memory of their own. All bytes stay readable: a later access reads them
+        from the page cache or the disk again. Does nothing on a system without madvise.
+        """
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        for part in self._parts:
+            if advice is not None and not part.buffer.closed:
+                part.buffer.madvise(advice)
+
+    def check_unchanged(self) -> None:
+        """ModelFileError: a file was written to since it was opened. One that was replaced stays mapped as it was."""
+        for part, before in zip(self._parts, self._versions, strict=True):
+            now = _version(part.path)
+            if now[:2] == before[:2] and now != before:
+                raise ModelFileError(part.path, "has changed since it was loaded; start again")
+
+    def close(self) -> None:
+        """Unmap the files now, or, where views are still held, when the last of them goes. May be called twice."""
+        for part in self._parts:
+            close_buffer(part.buffer)
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {self.size} bytes)"
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """(device, inode, time of the last change, bytes); () when it is gone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _other_parts(first: Part) -> list[Path]:
+    """The paths of parts 2, 3 ... of the split model whose first part this is; none for a model in one file."""
+    count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
+    for key, value in (("split.count", count), ("split.no", number)):
+        if type(value) is not int or not 0 <= value <= _MAX_PARTS:
+            raise ModelFileError(first.path, f"key {key!r} is not a number from 0 to {_MAX_PARTS}")
+    if count <= 1:
+        return []
+    match = _SPLIT_NAME.fullmatch(first.path.name)
+    if match is None:
+        raise ModelFileError(
+            first.path, f"is part {number + 1} of {count}, but is not named ...-{number + 1:05d}-of-{count:05d}.gguf"
+        )
+    paths = [first.path.with_name(f"{match[1]}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
+    if number != 0:
+        raise ModelFileError(first.path, f"is part {number + 1} of {count}; open the first part, {paths[0].name}")
+    return paths[1:]
+
+
+def _read_other_part(path: Path, index: int, first: Part) -> Part:
+    part = read_part(path, index)
+    for key, expected in (("split.no", index), ("split.count", first.metadata["split.count"])):
+        if part.metadata.get(key) != expected:
+            close_buffer(part.buffer)
+            raise ModelFileError(path, f"key {key!r} is not {expected}, so this is no part of {first.path.name}")
+    return part

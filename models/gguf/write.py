@@ -1,0 +1,120 @@
+"""Writing GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.gguf.metadata import Metadata
+from logitless.models.gguf.types import TENSOR_TYPES, ValueType
+
+TYPE_NUMBERS = {kind.name.lower(): number for number, kind in TENSOR_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A metadata value and how it is stored; `item`: the type of an array's items."""
+
+    value: Any
+    type: ValueType
+    item: ValueType | None = None
+
+
+def u32(value: int) -> Key:
+    return Key(int(value), ValueType.UINT32)
+
+
+def u64(value: int) -> Key:
+    return Key(int(value), ValueType.UINT64)
+
+
+def f32(value: float) -> Key:
+    return Key(float(value), ValueType.FLOAT32)
+
+
+def text(value: str) -> Key:
+    return Key(value, ValueType.STRING)
+
+
+def flag(value: bool) -> Key:
+    return Key(bool(value), ValueType.BOOL)
+
+
+Numbers = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A tensor's bytes: `raw` (..., bytes of a row) uint8 for block types, or the numbers themselves (f32).
+
+    Instead of an array: what gives its rows in pieces when they are written, so that they are never there as a whole.
+    """
+
+    array: Numbers | Callable[[], Iterable[Numbers]]
+    shape: tuple[int, ...]  # numpy order
+    dtype: str = "f32"
+
+    @property
+    def nbytes(self) -> int:
+        kind = TENSOR_TYPES[TYPE_NUMBERS[self.dtype]]
+        return prod(self.shape) // kind.block * kind.nbytes
+
+    def pieces(self) -> Iterator[Numbers]:
+        """Arrays whose bytes, one after the other, are the tensor's."""
+        for piece in self.array() if callable(self.array) else (self.array,):
+            yield np.ascontiguousarray(piece, np.float32 if self.dtype == "f32" else None)
+
+
+def tensor(array: npt.NDArray[Any]) -> Data:
+    """Numbers to be stored as f32."""
+    values = np.ascontiguousarray(array, np.float32)
+    return Data(values, values.shape)
+
+
+def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: Iterable[tuple[str, Data]]) -> None:
+    """The same arguments give the same bytes. OSError when the disk is full; then nothing has changed under `path`."""
+    from gguf import GGUFWriter
+    from gguf.constants import GGMLQuantizationType, GGUFValueType
+
+    with unfinished(path) as part:
+        writer = GGUFWriter(part, arch)
+        try:
+            for name, key in keys.items():
+                if name == "general.architecture":
+                    continue
+                item = None if key.item is None else GGUFValueType(int(key.item))
+                writer.add_key_value(name, key.value, GGUFValueType(int(key.type)), item)
+            held = list(tensors)
+            for name, data in held:
+                kind = GGMLQuantizationType(TYPE_NUMBERS[data.dtype])
+                writer.add_tensor_info(name, data.shape, np.dtype(np.float32), data.nbytes, raw_dtype=kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            assert writer.fout is not None
+            (file,) = writer.fout
+            writer.write_padding(file, file.tell())
+            for name, data in held:
+                n = sum(file.write(piece.reshape(-1).view(np.uint8).data) for piece in data.pieces())
+                if n != data.nbytes:
+                    raise ValueError(f"tensor {name!r}: {data.nbytes} bytes announced, {n} given")
+                writer.write_padding(file, n)
+        finally:
+            writer.close()
+
+
+def copied_keys(metadata: Metadata) -> dict[str, Key]:
+    """All keys of a GGUF file with their types, to write them again."""
+    keys = {}
+    for name, kind in metadata.types.items():
+        if not name.startswith("split."):
+            value = metadata[name]
+            keys[name] = Key(value.tolist() if isinstance(value, np.ndarray) else value, *kind)
+    return keys

@@ -1,0 +1,359 @@
+"""A model's hyper-parameters, read from its GGUF metadata with GGUF's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from logitless.models.architectures.registry import ARCHITECTURES, MUST, Architecture
+from logitless.models.errors import ModelFileError
+from logitless.models.hparams.keys import Keys
+from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_head
+from logitless.models.hparams.mla import Latent, read_latent
+from logitless.models.hparams.moe import Experts, read_experts
+from logitless.models.hparams.ssm import Recurrent, read_recurrent
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
+MAX_STREAMS = 64
+MAX_LAYERS = 512  # llama.cpp's limit too
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How positions beyond the training context are handled (`rope.scaling.*`)."""
+
+    kind: str = "none"  # one of ROPE_SCALINGS; factors of each frequency are tensors, whatever the kind
+    factor: float = 1.0
+    original_context: int = 0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    log_multiplier: float = 0.0  # how much of what YaRN does to the magnitude is taken back
+
+
+@dataclass(frozen=True, slots=True)
+class Hparams:
+    """Sizes and constants of one model. `window`: sliding-window width, 0 none; a layer uses it by `is_local`.
+
+    `n_ff`, `n_head_kv`, `head_dim` and `rope_dim` are those of most layers, or of those that see everything; each
+    layer's own are in `sizes`."""
+
+    arch: str
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int
+    eps: float
+    rope_dim: int
+    rope_base: float
+    rope_scaling: RopeScaling
+    attention_scale: float
+    window: int = 0
+    window_period: int = 0  # every period-th layer sees everything, the others the window; 0: all have the window
+    rope_base_local: float = 0.0  # of the layers with the window, whose positions are not scaled; 0: as the others
+    attn_softcap: float = 0.0
+    final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    pooling: str = "none"  # one of POOLINGS: what makes one vector of a text, where the file says
+    experts: Experts | None = None
+    latent: Latent | None = None  # then head_dim and n_head_kv are those of the rows that are kept
+    # blocks that the file has besides, to predict more tokens at once: models/architectures/mtp.py runs the first
+    n_nextn: int = 0
+    nextn_eps: float = 0.0  # of the norm behind it
+    residual_scale: float = 1.0  # of what a block adds
+    logit_scale: float = 1.0  # by which logits are multiplied
+    xielu: tuple[tuple[float, float, float], ...] = ()  # of each layer: models/architectures/decoder.py
+    temperature: float = 0.0  # queries grow by this times the logarithm of how often `temperature_length` has passed
+    temperature_length: int = 0  # in positions
+    interleaved: bool = False  # rotary pairs are neighbours
+    n_shared: int = 0  # so many of the last layers keep no keys and values, but see those of a `keeper`, or none
+    n_embd_per_layer: int = 0  # of the embedding that each layer is given besides; 0: none is
+    n_streams: int = 1  # of the residual stream and those beside it
+    sparsity: tuple[float | None, ...] = ()  # deviations by which a layer's gates must exceed their mean to count
+    layers: tuple[LayerSizes, ...] = ()  # () where they do not differ
+    parallel: bool = False  # the feed-forward block begins with the rows that attention begins with
+    recurrent: Recurrent | None = None  # layers that keep a state instead of keys and values, or beside them
+    rotary: bool = True  # queries and keys are turned by their positions
+
+    @property
+    def kind(self) -> Architecture:
+        return ARCHITECTURES[self.arch]
+
+    @property
+    def causal(self) -> bool:
+        return self.kind.causal
+
+    def has_rope(self, layer: int) -> bool:
+        period = self.kind.nope_period
+        if self.kind.learned_positions or not self.rotary:
+            return False
+        if layer >= self.n_layer:
+            return True
+        if period and (layer + 1) % period == 0:
+            return False
+        if self.kind.dense_turn and self.experts_of(layer) is None:
+            return True
+        return self.is_local(layer) or not (self.window and self.kind.local_rope_only)
+
+    def recurrent_of(self, layer: int) -> Recurrent | None:
+        """None: it keeps no state."""
+        return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
+
+    def attends(self, layer: int) -> bool:
+        return self.sizes(layer).n_head_kv > 0 and (self.recurrent is None or self.recurrent.attending[layer])
+
+    def feeds(self, layer: int) -> bool:
+        """Whether it has a feed-forward block, or experts."""
+        return self.sizes(layer).n_ff > 0
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """None: its feed-forward block is one for all rows."""
+        return self.experts if self.experts and self.experts.are_in(layer) and self.feeds(layer) else None
+
+    def is_local(self, layer: int) -> bool:
+        """Whether this layer attends to the sliding window only."""
+        return self.window > 0 and layer < self.n_layer and is_local(self.kind, self.window_period, layer)
+
+    def keeps(self, layer: int) -> bool:
+        """Whether the keys and values that it sees are its own."""
+        return layer < self.n_kept or layer >= self.n_layer
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers see a window, and others everything."""
+        return len({self.is_local(layer) for layer in range(self.n_kept)}) == 2 and not self.recurrent
+
+    def sizes(self, layer: int) -> LayerSizes:
+        if self.layers:
+            return self.layers[layer]
+        return LayerSizes(self.n_ff, self.n_head_kv, self.head_dim, self.rope_dim)
+
+    @property
+    def n_kept(self) -> int:
+        """How many layers there are up to the last that keeps keys and values of its own, or a state."""
+        n = self.n_layer - self.n_shared
+        return next(i + 1 for i in reversed(range(n)) if self.attends(i) or self.recurrent_of(i))
+
+    def keeper(self, layer: int) -> int:
+        """The layer whose keys and values this one sees: itself, or the last like it that keeps some."""
+        if self.keeps(layer):
+            return layer
+        return max(i for i in range(self.n_kept) if self.is_local(i) == self.is_local(layer))
+
+
+def is_local(kind: Architecture, period: int, layer: int) -> bool:
+    """Whether a layer has the window, in a model that has one."""
+    at = layer if kind.first_sees_all else layer + 1
+    return period == 0 or at % period != 0
+
+
+def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
+    """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at fault."""
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+        raise ModelFileError(file, f"architecture {arch!r} is not supported (supported: {', '.join(ARCHITECTURES)})")
+    kind, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
+    experts = read_experts(keys, n_vocab)
+    n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
+    n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
+    if n_blocks > MAX_LAYERS:
+        raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
+    n_nextn = keys.count_or_none("nextn_predict_layers")
+    if n_nextn >= n_blocks:
+        raise keys.error("nextn_predict_layers", f"is {n_nextn}, of {n_blocks} blocks")
+    n_layer = n_blocks - n_nextn
+    window = 0
+    if kind.window is not None:
+        window = keys.count_or_none("attention.sliding_window", None if kind.window == MUST else kind.window)
+    period = _window_period(keys, n_layer) if window else 0
+    local = [window > 0 and is_local(kind, period, layer) for layer in range(n_layer)]
+    latent = read_latent(keys, n_embd // n_head) if kind.latent else None
+    near = [*local, *[False] * n_nextn]
+    most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, near, latent)
+    temperature = keys.at_least_0("attention.temperature_scale") if kind.attention_temperature else 0.0
+    eps_key = "attention.layer_norm_epsilon" if kind.layer_norm else "attention.layer_norm_rms_epsilon"
+    eps = float(keys.number(eps_key))
+    if eps < 0:
+        raise keys.error(eps_key, f"is {eps:g}, which is negative")
+    pooling = keys.number("pooling_type", 0)
+    if pooling not in range(len(POOLINGS)):
+        raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
+    rope_base = keys.positive("rope.freq_base", 10000.0)
+    if kind.base_by_alpha and most.head_dim > 2:  # as if positions were turned in a longer context
+        rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
+    scaling = _rope_scaling(keys, n_ctx_train)
+    h = Hparams(
+        arch=arch,
+        n_ctx_train=n_ctx_train,
+        n_embd=n_embd,
+        n_layer=n_layer,
+        n_ff=most.n_ff,
+        n_head=n_head,
+        n_head_kv=most.n_head_kv,
+        head_dim=most.head_dim,
+        n_vocab=n_vocab,
+        eps=eps,
+        rope_dim=most.rope_dim,
+        rope_base=rope_base,
+        rope_scaling=scaling,
+        attention_scale=latent.yarn_scale(scaling)
+        if latent and kind.yarn_softmax
+        else _attention_scale(kind, arch, n_layer, n_embd // max(1, n_head), latent.size if latent else most.head_dim),
+        window=window,
+        window_period=period,
+        rope_base_local=0.0
+        if kind.local_base is None
+        else keys.positive("rope.freq_base_swa", kind.local_base or rope_base),
+        attn_softcap=_softcap(keys, "attn_logit_softcapping", kind.attn_softcap),
+        final_softcap=_softcap(keys, "final_logit_softcapping", kind.final_softcap),
+        embedding_scale=float(n_embd) ** 0.5 if kind.embedding_by_root else 1.0,
+        logit_scale=keys.factor("logit_scale") if kind.multiplied_logits else 1.0,
+        pooling=POOLINGS[int(pooling)],
+        experts=experts,
+        latent=latent,
+        n_nextn=n_nextn,
+        nextn_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if kind.nextn_layer_norm else eps,
+        temperature=temperature,
+        temperature_length=keys.count("attention.temperature_length", scaling.original_context),
+        xielu=_xielu(keys, n_layer) if kind.activation == "xielu" else (),
+        n_shared=_n_idle(keys, layers or (most,)) if kind.skips else _n_shared(keys, local) if kind.shares_keys else 0,
+        n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input") if kind.inputs_of_layers else 0,
+        n_streams=_n_streams(keys) if kind.altup else 1,
+        sparsity=_sparsity(keys, n_layer) if kind.altup else (),
+        layers=layers,
+        parallel=kind.second_norm or (kind.may_be_parallel and keys.flag("use_parallel_residual")),
+        interleaved=kind.interleaved and not _of_several_positions(keys),
+        recurrent=read_recurrent(keys, n_layer, n_embd, n_nextn),
+        rotary=kind.rotary and not (kind.may_do_without_rotary and not keys.flag("rope.scaling.finetuned", True)),
+    )
+    return _with_scales(h, keys) if kind.scales else h
+
+
+def _with_scales(h: Hparams, keys: Keys) -> Hparams:
+    """What the file scales. The first files of MiniCPM and those of MiniCPM 3 do not name it."""
+    of_embedding, of_residual, of_logits = 1.0, 1.0, 1.0
+    if h.arch in ("minicpm", "minicpm3"):
+        of_embedding, of_residual = 12.0, 1.4 / h.n_layer**0.5
+        of_logits = 256 / h.n_embd if h.arch == "minicpm" else h.n_embd / 256
+    scale = h.attention_scale
+    if h.arch != "minicpm" and keys.number("attention.scale", 0.0):
+        scale = keys.positive("attention.scale", scale)
+    return replace(
+        h,
+        embedding_scale=keys.factor("embedding_scale", of_embedding),
+        residual_scale=keys.factor("residual_scale", of_residual),
+        logit_scale=1 / keys.factor("logit_scale", of_logits),
+        attention_scale=scale,
+    )
+
+
+def _of_several_positions(keys: Keys) -> bool:
+    """Whether heads are turned by places in pictures, too (M-RoPE): then pairs are halves. Of text all turn alike."""
+    sections = keys.get("rope.dimension_sections")
+    return isinstance(sections, np.ndarray) and len(sections) > 1 and bool((sections[:2] > 0).all())
+
+
+def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
+    """What multiplies the negative part, the positive part, and all; one number stands for all layers. The keys have
+    no architecture before them."""
+    found = []
+    for name in ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta"):
+        value = np.asarray(keys.metadata.get(name))
+        if value.shape not in ((), (n_layer,)) or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
+            raise ModelFileError(keys.file, f"key '{name}' is not a number for each of {n_layer} layers")
+        found.append(np.broadcast_to(value, (n_layer,)))
+    alpha_n, alpha_p, beta = found
+    below, above = beta + np.logaddexp(0, alpha_n), np.logaddexp(0, alpha_p)
+    return tuple((float(n), float(p), float(b)) for n, p, b in zip(below, above, beta, strict=True))
+
+
+def _softcap(keys: Keys, key: str, default: float | None) -> float:
+    return 0.0 if default is None else float(keys.number(key, default))
+
+
+def _attention_scale(kind: Architecture, arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
+    """1/√d; the 27B Gemmas use the embedding's share of a head for d (llama.cpp tells them by their depth)."""
+    if kind.unscaled or not kind.attends:
+        return 1.0
+    if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
+        return float(per_head**-0.5)
+    return float(head_dim**-0.5)
+
+
+def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
+    """Of the layers (which of them have the window): how many of the last see the keys and values of earlier ones."""
+    key = "attention.shared_kv_layers"
+    n = keys.count_or_none(key)
+    if n and not set(local) == set(local[:-n]):
+        raise keys.error(key, f"is {n}: {len(local)} layers with as many shared have none of a kind that keeps some")
+    return n
+
+
+def _n_idle(keys: Keys, layers: Sequence[LayerSizes]) -> int:
+    """How many of the last layers do not attend."""
+    attend = [layer.n_head_kv > 0 for layer in reversed(layers)]
+    if True not in attend:
+        raise keys.error("attention.head_count_kv", "is 0: no layer attends")
+    return attend.index(True)
+
+
+def _n_streams(keys: Keys) -> int:
+    if active := keys.number("altup.active_idx", 0):
+        raise keys.error("altup.active_idx", f"is {active:g}: only the first stream may run through the layers")
+    n = keys.count("altup.num_inputs", 4)
+    if not 2 <= n <= MAX_STREAMS:
+        raise keys.error("altup.num_inputs", f"is {n}; 2 to {MAX_STREAMS} streams are supported")
+    return n
+
+
+def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
+    """What is −∞ in the file has no bound. The default is llama.cpp's: a twentieth of the gates of ten layers."""
+    key, default = "activation_sparsity_scale", [1.6448535] * 10 + [-np.inf] * (MAX_LAYERS - 10)
+    values = keys.get(key, np.array(default[:n_layer], np.float32))
+    if not isinstance(values, np.ndarray) or values.shape != (n_layer,) or values.dtype.kind != "f":
+        raise keys.error(key, f"must be {n_layer} numbers")
+    if not (values < np.inf).all():
+        raise keys.error(key, "has a number that is not possible")
+    return tuple(None if v == -np.inf else float(v) for v in values)
+
+
+def _window_period(keys: Keys, n_layer: int) -> int:
+    """Which layers see everything: `sliding_window_pattern` is a period or, per layer, whether it has the window."""
+    key = "attention.sliding_window_pattern"
+    value = keys.get(key, ARCHITECTURES[keys.arch].window_period)
+    if isinstance(value, np.ndarray) and value.shape == (n_layer,):
+        local = value.astype(bool)
+        index = np.arange(n_layer) + (not ARCHITECTURES[keys.arch].first_sees_all)
+        periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index >= 0))
+        value = next(periods, None)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise keys.error(key, f"is neither a period nor a regular pattern of {n_layer} layers")
+    return value
+
+
+def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
+    kind = keys.get("rope.scaling.type", "linear")  # llama.cpp's default: linear, which a factor of 1 makes nothing
+    if not isinstance(kind, str) or kind not in ROPE_SCALINGS:
+        raise keys.error("rope.scaling.type", f"is {kind!r}; supported are {', '.join(ROPE_SCALINGS)}")
+    multiplier = keys.at_least_0("rope.scaling.yarn_log_multiplier")
+    if ARCHITECTURES[keys.arch].yarn_softmax:
+        multiplier *= 10  # such files have a tenth of it
+    elif not ARCHITECTURES[keys.arch].attention_temperature:
+        multiplier = 0.0
+    return RopeScaling(
+        kind,
+        keys.factor("rope.scaling.factor" if "rope.scaling.factor" in keys else "rope.scale_linear"),
+        keys.count("rope.scaling.original_context_length", n_ctx_train),
+        keys.positive("rope.scaling.attn_factor", 1.0),
+        keys.positive("rope.scaling.yarn_beta_fast", 32.0),
+        keys.positive("rope.scaling.yarn_beta_slow", 1.0),
+        multiplier,
+    )

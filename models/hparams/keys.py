@@ -1,0 +1,101 @@
+"""Numbers of a GGUF file's metadata under its architecture's name, checked as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from logitless.models.errors import ModelFileError
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Every method takes a key without the architecture; ModelFileError names the file and the whole key."""
+
+    metadata: Mapping[str, Any]
+    arch: str
+    file: str
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.arch}.{key}" in self.metadata
+
+    def get(self, key: str, default: object = None) -> Any:
+        """The value as it is."""
+        return self.metadata.get(f"{self.arch}.{key}", default)
+
+    def error(self, key: str, text: str) -> ModelFileError:
+        return ModelFileError(self.file, f"key '{self.arch}.{key}' {text}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all():
+            value = value.flat[0].item()  # a value per layer, all equal
+        if value is None:
+            raise self.error(key, "is missing")
+        if isinstance(value, np.ndarray) and value.size:
+            raise self.error(key, "differs between layers, which is not supported")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(key, "must be one number")
+        if not np.isfinite(value):
+            raise self.error(key, f"is {value}")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """At least 1."""
+        value = self.number(key, default)
+        if value != int(value) or not 0 < value < 1 << 31:
+            raise self.error(key, f"is {value}, which is not a possible size")
+        return int(value)
+
+    def counts(self, key: str, n: int, default: int | None = None, *, or_none: bool = False) -> tuple[int, ...]:
+        """One for each of n layers: the file has a number, or as many. `or_none`: they may be 0."""
+        value = self.get(key)
+        if not isinstance(value, np.ndarray) or (value == value.flat[:1]).all():
+            return ((self.count_or_none if or_none else self.count)(key, default),) * n
+        if value.shape != (n,) or value.dtype.kind not in "iu":
+            raise self.error(key, f"must be a number or {n} whole numbers")
+        if not ((value >= (0 if or_none else 1)) & (value < 1 << 31)).all():
+            raise self.error(key, "has a number that is not a possible size")
+        return tuple(value.tolist())
+
+    def count_of_some(self, key: str) -> int:
+        """One number for all layers but those that have 0."""
+        value = self.get(key)
+        if isinstance(value, np.ndarray) and value.any():
+            return replace(self, metadata={f"{self.arch}.{key}": value[value != 0]}).count(key)
+        return self.count(key)
+
+    def count_or_none(self, key: str, default: int | None = 0) -> int:
+        """0, too, which is what a file without the key has if nothing else is its default."""
+        return self.count(key, default) if self.number(key, default) else 0
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        value = self.get(key, default)
+        if value is None:
+            raise self.error(key, "is missing")
+        if not isinstance(value, bool):
+            raise self.error(key, "is neither true nor false")
+        return value
+
+    def positive(self, key: str, default: float) -> float:
+        """As f32 has it."""
+        value = float(self.number(key, default))
+        if value <= 0:
+            raise self.error(key, f"is {value:g}, which is not positive")
+        if not 1e-30 < value < 1e30:  # whose squares f32 does not have either
+            raise self.error(key, f"is {value:g}, which is out of range")
+        return value
+
+    def at_least_0(self, key: str) -> float:
+        """0 where the file does not have it."""
+        value = float(self.number(key, 0.0))
+        if value < 0:
+            raise self.error(key, f"is {value:g}, which is negative")
+        return value
+
+    def factor(self, key: str, default: float = 1.0) -> float:
+        """0 stands for none, as in llama.cpp."""
+        return self.positive(key, default) if self.number(key, default) else 1.0

@@ -1,0 +1,86 @@
+"""What a file says of each layer's sizes: heads and widths that may differ from layer to layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.errors import ModelFileError
+from logitless.models.hparams.keys import Keys
+from logitless.models.hparams.mla import Latent
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    n_ff: int  # of the block for all rows; 0: the layer has no feed-forward block
+    n_head_kv: int  # 0: it does not attend
+    head_dim: int
+    rope_dim: int  # elements of a head that turn
+
+
+def read_n_head(keys: Keys) -> int:
+    """Heads of queries, in all layers that attend; 0: none does."""
+    kind, key = ARCHITECTURES[keys.arch], "attention.head_count"
+    if not kind.attends:
+        return 0
+    return keys.count_of_some(key) if kind.skips else keys.count(key)
+
+
+def read_layer_sizes(
+    keys: Keys, n_blocks: int, n_ff: int | None, is_local: Sequence[bool], latent: Latent | None = None
+) -> tuple[LayerSizes, tuple[LayerSizes, ...]]:
+    """The largest, with the heads of layers that see everything; and each layer's, or () where they do not differ. All
+    0: the model has neither attention nor feed-forward blocks.
+
+    `n_ff`: where the file does not say; `is_local`: which layers have the sliding window, whose heads may have a size
+    of their own (gemma4); `latent`: then of keys there is the row that is kept. ModelFileError names the key at fault.
+    """
+    kind = ARCHITECTURES[keys.arch]
+    if not kind.attends:
+        return LayerSizes(0, 0, 0, 0), ()
+    n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
+    widths = keys.counts("feed_forward_length", n_blocks, n_ff, or_none=kind.sublayers_apart or kind.skips)
+    if latent is not None:
+        layers = tuple(LayerSizes(width, 1, latent.width, latent.n_turned) for width in widths)
+        return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
+    n_head_kv = _n_head_kv(keys, n_blocks, n_head)
+    if kind.skips and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
+        raise keys.error("feed_forward_length", "is 0 where a layer attends")
+    for n in n_head_kv:
+        if n and n_head % n:
+            raise ModelFileError(keys.file, f"{n_head} heads cannot share {n} key/value heads")
+    if "attention.key_length" not in keys and n_embd % n_head:
+        raise ModelFileError(keys.file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
+    far = _head(keys, "", n_embd // n_head, None)
+    near = _head(keys, "_swa", *far)
+    heads = [near if local else far for local in is_local]
+    layers = tuple(LayerSizes(ff, kv, *head) for ff, kv, head in zip(widths, n_head_kv, heads, strict=False))
+    return LayerSizes(max(widths), max(n_head_kv), *far), layers if len(set(layers)) > 1 else ()
+
+
+def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
+    """Layers that keep a state instead may have none: then they count as the others."""
+    key = "attention.head_count_kv"
+    given = keys.get(key)
+    if ARCHITECTURES[keys.arch].recurrent and isinstance(given, np.ndarray) and given.shape == (n_blocks,):
+        some = set(given[given != 0].tolist())
+        if len(some) != 1 or not 0 < (n := int(some.pop())) < 1 << 31:
+            raise keys.error(key, "is not one number for all layers that attend")
+        return (n,) * n_blocks
+    return keys.counts(key, n_blocks, n_head, or_none=ARCHITECTURES[keys.arch].skips)
+
+
+def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, int]:
+    """Elements of a head, and how many of them turn: the defaults, where the file does not say."""
+    head_dim = keys.count(f"attention.key_length{which}", size)
+    if keys.count(f"attention.value_length{which}", head_dim) != head_dim:
+        raise ModelFileError(keys.file, f"key_length{which} and value_length{which} differ, which is not supported")
+    if not ARCHITECTURES[keys.arch].rotary:  # files of Nemotron H say how much would turn, and mean nothing by it
+        return head_dim, head_dim
+    rope_dim = keys.count(f"rope.dimension_count{which}", min(turned or head_dim, head_dim))
+    if rope_dim % 2 or rope_dim > head_dim:
+        raise keys.error(f"rope.dimension_count{which}", f"is {rope_dim}, the heads have {head_dim}")
+    return head_dim, rope_dim

@@ -1,0 +1,57 @@
+"""What a file says of multi-head latent attention, with GGUF's own names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logitless.models.hparams.keys import Keys
+
+if TYPE_CHECKING:
+    from logitless.models.hparams.hparams import RopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of models/architectures/mla.py. A head's query and key are `n_plain` elements and `n_turned`, which
+    rotary embedding
+    turns; of the former, and of values, a token's row of `rank` elements is what all heads make theirs of."""
+
+    rank: int
+    q_rank: int  # of the row that queries are made of; 0: they are made of the hidden state
+    n_plain: int
+    n_turned: int
+    n_value: int
+
+    @property
+    def width(self) -> int:
+        """Of what is kept of a token."""
+        return self.n_turned + self.rank
+
+    @property
+    def size(self) -> int:
+        """Of a head's query and key."""
+        return self.n_plain + self.n_turned
+
+    def yarn_scale(self, scaling: RopeScaling) -> float:
+        """1/√d, and what a longer context than the trained one makes of it (llama.cpp's deepseek2.cpp)."""
+        stretch = math.log(scaling.factor) if scaling.kind != "none" else 0.0
+        turned = scaling.attn_factor
+        if scaling.kind != "yarn" or not scaling.log_multiplier:
+            turned *= 1 + 0.1 * stretch
+        grown = turned * (1 + 0.1 * scaling.log_multiplier * stretch)
+        return float(grown**2 * self.size**-0.5)
+
+
+def read_latent(keys: Keys, per_head: int) -> Latent:
+    """`per_head`: the embedding's share of a head. Files that have the heads' weights apart call their sizes otherwise,
+    for `key_length` and `value_length` are those of the row then. ModelFileError names the key at fault."""
+    key, value = "attention.key_length", "attention.value_length"
+    if f"{key}_mla" in keys:
+        key, value = f"{key}_mla", f"{value}_mla"
+    n_turned, size, n_value = keys.count("rope.dimension_count"), keys.count(key, per_head), keys.count(value, per_head)
+    if size <= n_turned:
+        raise keys.error(key, f"is {size}, of which {n_turned} are turned")
+    rank, q_rank = keys.count("attention.kv_lora_rank"), keys.count_or_none("attention.q_lora_rank")
+    return Latent(rank, q_rank, size - n_turned, n_turned, n_value)

@@ -1,0 +1,137 @@
+"""What a file says of its layers that keep a state in the place of keys and values, or beside them, with GGUF's own
+names."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.hparams.keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """`layers`: which ones; `attending`: which layers attend, as blocks that predict more tokens do, which come after
+    them. A convolution of `n_taps` runs over `n_columns`; heads
+    that recall, if there are any, hold `size` × `width` numbers each."""
+
+    layers: tuple[bool, ...]
+    attending: tuple[bool, ...]
+    n_taps: int
+    n_columns: int
+    n_key_heads: int = 0
+    n_heads: int = 0
+    size: int = 0
+    width: int = 0
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Of a sequence's state: the rows before the next one."""
+        return self.n_taps - 1, self.n_columns
+
+    @property
+    def recalled_shape(self) -> tuple[int, int, int]:
+        return self.n_heads, self.size, self.width
+
+    @property
+    def nbytes(self) -> int:
+        """A sequence's state in all layers."""
+        return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.recalled_shape))
+
+
+def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_nextn: int = 0) -> Recurrent | None:
+    """None where no layer keeps a state. ModelFileError names the key at fault."""
+    kind = ARCHITECTURES[keys.arch].recurrent
+    found = _read(keys, n_layer, n_embd, kind) if kind else None
+    if found is None:
+        return None
+    return replace(found, layers=found.layers + (False,) * n_nextn, attending=found.attending + (True,) * n_nextn)
+
+
+def _read(keys: Keys, n_layer: int, n_embd: int, kind: str) -> Recurrent | None:
+    if kind == "mamba":
+        return _mamba(keys, n_layer)
+    layers = _without_heads(keys, n_layer) if kind == "conv" else _but_every(keys, n_layer)
+    if not any(layers):
+        return None
+    attending = tuple(not keeps for keeps in layers)
+    if kind == "conv":
+        n_taps = keys.count("shortconv.l_cache")
+        _check_taps(keys, "shortconv.l_cache", n_taps)
+        return Recurrent(layers, attending, n_taps, n_embd)
+    n_taps, n_key_heads, n_heads, size = _heads(keys)
+    if keys.count("ssm.inner_size") != n_heads * size:
+        raise keys.error("ssm.inner_size", f"is not that of {n_heads} heads of {size}, which is not supported")
+    columns = (2 * n_key_heads + n_heads) * size
+    return Recurrent(layers, attending, n_taps, columns, n_key_heads, n_heads, size, size)
+
+
+def _mamba(keys: Keys, n_layer: int) -> Recurrent:
+    n_taps, n_groups, n_heads, size = _heads(keys)
+    n = keys.count("ssm.inner_size")
+    if n % n_heads:
+        raise keys.error("ssm.inner_size", f"is {n}, not a multiple of {n_heads} heads")
+    layers, attending = _mamba_layers(keys, n_layer)
+    columns = n + 2 * n_groups * size
+    return Recurrent(layers, attending, n_taps, columns, n_groups, n_heads, size, n // n_heads)
+
+
+def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which keep a state, and which attend."""
+    kind = ARCHITECTURES[keys.arch]
+    if kind.all_recurrent:
+        return (True,) * n_layer, (kind.attends,) * n_layer
+    attending = tuple(not without for without in _without_heads(keys, n_layer))
+    layers = tuple(not attends for attends in attending)
+    if kind.sublayers_apart:  # what has neither heads nor a width keeps a state
+        widths = keys.counts("feed_forward_length", keys.count("block_count"), or_none=True)
+        feeding = tuple(n > 0 for n in widths[:n_layer])
+        if any(map(operator.and_, attending, feeding)):
+            raise keys.error("feed_forward_length", "is set for a layer that attends, which is not supported")
+        layers = tuple(map(operator.gt, layers, feeding))
+    if not any(layers):
+        raise keys.error("attention.head_count_kv", "leaves no layer that keeps a state, which is not supported")
+    return layers, attending
+
+
+def _heads(keys: Keys) -> tuple[int, int, int, int]:
+    """Taps of the convolution, heads of keys, heads, and elements of a key."""
+    n_key_heads, n_heads = keys.count("ssm.group_count"), keys.count("ssm.time_step_rank")
+    size, n_taps = keys.count("ssm.state_size"), keys.count("ssm.conv_kernel")
+    if n_heads % n_key_heads:
+        raise keys.error("ssm.time_step_rank", f"is {n_heads}: so many heads cannot share {n_key_heads} of keys")
+    _check_taps(keys, "ssm.conv_kernel", n_taps)
+    return n_taps, n_key_heads, n_heads, size
+
+
+def _check_taps(keys: Keys, key: str, n: int) -> None:
+    if not 2 <= n <= 64:
+        raise keys.error(key, f"is {n}; supported are 2 to 64")
+
+
+def _without_heads(keys: Keys, n_layer: int) -> tuple[bool, ...]:
+    """Layers that the file gives no heads of keys."""
+    heads = keys.get("attention.head_count_kv")
+    if not isinstance(heads, np.ndarray) or len(heads) < n_layer or heads.dtype.kind not in "iu":
+        raise keys.error("attention.head_count_kv", f"is not a number for each of {n_layer} layers")
+    return tuple((heads[:n_layer] == 0).tolist())
+
+
+def _but_every(keys: Keys, n_layer: int) -> tuple[bool, ...]:
+    """All but each so many-th, or those that the file names."""
+    named = keys.get("attention.recurrent_layers")
+    if named is not None:
+        key = "attention.recurrent_layers"
+        if not isinstance(named, np.ndarray) or len(named) < n_layer:
+            raise keys.error(key, f"is not a flag for each of {n_layer} layers")
+        layers = tuple(named[:n_layer].astype(bool).tolist())
+    else:
+        key, period = "full_attention_interval", keys.count("full_attention_interval", 4)
+        layers = tuple((layer + 1) % period != 0 for layer in range(n_layer))
+    if all(layers):
+        raise keys.error(key, f"leaves none of {n_layer} layers that attends, which is not supported")
+    return layers

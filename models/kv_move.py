@@ -1,0 +1,30 @@
+"""Moving cells of the paged memory: values as they are, keys turned to their new positions."""
+
+from __future__ import annotations
+
+from logitless.graph.ops.attention.paged_attention import load_k, load_v, store_k, store_v
+from logitless.graph.ops.rope import rope
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.architectures.rope import Rotary
+from logitless.models.batch import PagedMemory
+from logitless.models.hparams.hparams import Hparams
+
+
+def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) -> list[Tensor]:
+    """The caches after cells `from` have gone to `to`, `turn` positions further on (feeds (n_cells,) i32 each).
+
+    All are read before any is written. This is llama.cpp's K-shift: keys are rotated once more, in f32, and rounded to
+    the cache's type again.
+    """
+    source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
+    far, near = rotary.turns(turn), rotary.turns(turn, local=True)
+    written = []
+    for layer, (keys, *_) in memory.far.layers.items():
+        angles = near if h.is_local(layer) and rotary.local_frequency is not None else far
+        k = load_k(keys, source)
+        if h.has_rope(layer):
+            k = rope(k, angles, interleaved=h.interleaved)
+        written.append(store_k(keys, k, to))
+    for _, *values in memory.far.layers.values():
+        written += [store_v(cache, load_v(cache, source), to) for cache in values]
+    return written

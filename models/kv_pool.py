@@ -1,0 +1,71 @@
+"""What layers keep on the device, by number: pages of 16 tokens each, found by tables, or states of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from logitless.graph.backend import Bytes
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.paged_attention import copy_pages
+from logitless.graph.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Pool:
+    """`n` of what some layers keep; all layers have what belongs together under the same number."""
+
+    layers: Mapping[int, list[Tensor]]  # (n, …) each
+    n: int
+
+    @cached_property
+    def caches(self) -> list[Tensor]:
+        """Layer by layer."""
+        return [cache for caches in self.layers.values() for cache in caches]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of one of all layers."""
+        return sum(size for _, size in self._parts)
+
+    @cached_property
+    def _parts(self) -> list[tuple[str, int]]:
+        """Of one, in the order of its bytes: states, and how many bytes they have of it."""
+        return [(t.name, t.nbytes // t.shape[0]) for t in self.caches]
+
+    def read(self, session: Session, i: int) -> Bytes:
+        """A copy of number i, layer by layer, as the device keeps it."""
+        data, at = np.empty(self.nbytes, np.uint8), 0
+        to = data.data
+        for name, size in self._parts:
+            if (seen := session.seen(name)) is not None:
+                to[at : at + size] = seen[i * size : (i + 1) * size]
+            else:
+                session.read_bytes(name, i * size, size, data[at : at + size])
+            at += size
+        return data
+
+    def write(self, session: Session, i: int, data: Bytes) -> None:
+        """Overwrite number i with what `read` gave."""
+        source, at = data.data, 0
+        for name, size in self._parts:
+            if (seen := session.seen(name)) is not None:
+                seen[i * size : (i + 1) * size] = source[at : at + size]
+            else:
+                session.write(name, data[at : at + size], i * size)
+            at += size
+
+
+@dataclass(frozen=True)
+class PagePool(Pool):
+    """Pages: of each layer keys (n, H_kv, D, 16) and values (n, H_kv, 16, D), or rows that are both. Which pages a
+    sequence has says its row of `tables`."""
+
+    tables: Tensor  # (S, pages per table) i32
+
+    def copied(self, pairs: Tensor) -> list[Tensor]:
+        """The caches after whole pages were copied; pairs (C, 2) i32: (from, to)."""
+        return [copy_pages(cache, pairs) for cache in self.caches]

@@ -1,0 +1,71 @@
+"""Block types of files that no kernel reads, held as another that has the same numbers, or the nearest.
+
+q3_k          as q6_k   the same: scales of 16 numbers, and quants that are fewer
+iq1_m         as q6_k   the same: quants are eighths, from -9 to 9
+tq1_0, tq2_0  as q4_0   the same: quants are -1, 0 and 1
+iq1_s         as q5_0   quants are eighths; a scale, a product of two, is rounded to f16: at most 1 in 2,048 away
+iq4_xs        as iq4_nl the same rounding; values are those of the other
+iq2_xxs, iq3_xxs, iq3_s
+              as q8_0   the same rounding; their values are bytes
+q2_k, iq2_xs, iq2_s
+              as q8_0   which has no scales of 16: numbers are at most 1 in 250 of the greatest of 32 away, of
+                            q2_k of the greatest that these may be
+
+Scales that are made are in f16 as a file's are: where they are below 2^-14, what is rounded is up to 2^-25 away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from logitless.models.quantization import requantize_blocks, requantize_grids
+from logitless.models.quantization.requantize_blocks import Bytes
+
+NUMBERS = 1 << 19  # at once, by each thread: a few megabytes of temporaries
+
+
+# type of the file → that of the graph, numbers of a block, their bytes in either, and how they change
+HELD: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
+    "q2_k": ("q8_0", 256, 84, 272, requantize_blocks.of_q2_k),
+    "q3_k": ("q6_k", 256, 110, 210, requantize_blocks.of_q3_k),
+    "iq1_s": ("q5_0", 256, 50, 176, requantize_grids.of_iq1_s),
+    "iq1_m": ("q6_k", 256, 56, 210, requantize_grids.of_iq1_m),
+    "iq2_xxs": ("q8_0", 256, 66, 272, requantize_grids.of_iq2_xxs),
+    "iq2_xs": ("q8_0", 256, 74, 272, requantize_grids.of_iq2_xs),
+    "iq2_s": ("q8_0", 256, 82, 272, requantize_grids.of_iq2_s),
+    "iq3_xxs": ("q8_0", 256, 98, 272, requantize_grids.of_iq3_xxs),
+    "iq3_s": ("q8_0", 256, 110, 272, requantize_grids.of_iq3_s),
+    "iq4_xs": ("iq4_nl", 256, 136, 144, requantize_blocks.of_iq4_xs),
+    "tq1_0": ("q4_0", 256, 54, 144, requantize_blocks.of_tq1_0),
+    "tq2_0": ("q4_0", 256, 66, 144, requantize_blocks.of_tq2_0),
+}
+
+
+def held_as(dtype: str) -> str:
+    """The type that weights of this one have in the graph."""
+    return HELD[dtype][0] if dtype in HELD else dtype
+
+
+def held_nbytes(dtype: str, nbytes: int) -> int:
+    """Of so many bytes of a file."""
+    return nbytes // HELD[dtype][2] * HELD[dtype][3] if dtype in HELD else nbytes
+
+
+def held(raw: Bytes, dtype: str) -> Bytes:
+    """A matrix's bytes as the graph holds them. OverflowError for numbers that it cannot hold."""
+    if dtype not in HELD:
+        return raw
+    _, numbers, before, after, change = HELD[dtype]
+    at_once = NUMBERS // numbers
+    blocks = raw.reshape(-1, before)
+    out = np.empty((len(blocks), after), np.uint8)
+
+    def some(i: int) -> None:
+        out[i : i + at_once] = change(blocks[i : i + at_once])
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(some, range(0, len(blocks), at_once)))
+    return out.reshape(-1)

@@ -1,0 +1,251 @@
+"""Models with random weights, written as GGUF files: any size and type for benchmarks and tests, without a download.
+
+The files are complete Llama models with a working vocabulary, so they load in llama.cpp as well. Quantising a billion
+numbers would take minutes, so a large tensor is put together from a pool of a million quantised ones: each of its rows
+is a random sequence of blocks of the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter, LlamaFileType
+from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.quantization.quantize import DTYPES, block_of, quantize, storable_dtype
+from logitless.models.synthetic.vocabulary import vocabulary
+
+_POOL = 1 << 20  # elements quantised for each type and standard deviation
+_CHUNK = 1 << 23  # bytes put together before each write
+_LOGIT_STD = 4.0  # of the logits: about what a trained model has, neither uniform nor a single choice
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The hyper-parameters of a Llama model, under their GGUF names. The output matrix is the embedding's."""
+
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    n_vocab: int
+    n_ctx: int = 2048
+    rope_base: float = 10000.0
+    n_expert: int = 0  # of a layer, each with n_ff; 0: no mixture of experts
+    n_expert_used: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+
+SHAPES: dict[str, Shape] = {
+    "tiny": Shape(64, 2, 4, 2, 96, 512),
+    "mini": Shape(256, 2, 4, 2, 512, 512),  # the smallest whose rows are whole blocks of the K types
+    "15M": Shape(288, 6, 6, 6, 768, 32000),
+    "135M": Shape(576, 30, 9, 3, 1536, 49152),
+    "1B": Shape(2048, 16, 32, 8, 8192, 128256, 8192, 500000.0),
+    "3B": Shape(3072, 28, 24, 8, 8192, 128256, 8192, 500000.0),
+    "8B": Shape(4096, 32, 32, 8, 14336, 128256, 8192, 500000.0),
+    "tiny-moe": Shape(64, 2, 4, 2, 96, 512, n_expert=8, n_expert_used=3),
+    "7B-A1B": Shape(2048, 16, 16, 16, 1024, 50304, 4096, n_expert=64, n_expert_used=8),
+}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    std: float
+    mean: float = 0.0
+
+    @property
+    def row_bytes(self) -> int:
+        block, nbytes = block_of(self.dtype)
+        return self.shape[-1] // block * nbytes
+
+    @property
+    def n_rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+
+def parse_dtype(name: str) -> tuple[str, str]:
+    """The types of the matrices and of the token embedding that a file type's name means, in lower case.
+
+    `Q4_K_M`, `Q4_K_S`, `Q5_K_M` and `Q5_K_S` mean Q4_K or Q5_K with the embedding (the output too, here) in Q6_K; any
+    other name means itself for both. Raises ValueError for a type that we cannot write.
+    """
+    dtype = name.lower()
+    if dtype in ("q4_k_m", "q4_k_s", "q5_k_m", "q5_k_s"):
+        return dtype[:4], "q6_k"
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown type {name!r}; the types are {', '.join(DTYPES).upper()}, Q4_K_M and Q5_K_M")
+    return dtype, dtype
+
+
+def synthesize(
+    path: str | Path,
+    shape: str | Shape = "15M",
+    dtype: str = "Q8_0",
+    seed: int = 0,
+    *,
+    arch: str = "llama",
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a model with random weights. The same arguments give the same bytes.
+
+    `shape` is a name of SHAPES or a Shape, `dtype` a type's name in any case (see parse_dtype); matrices whose rows are
+    not whole blocks of it get the type that llama.cpp would fall back to, and norms are always F32. `progress` is told
+    the bytes of weights written so far and in all. The file appears under its name only when it is complete. Raises
+    ValueError for a shape, type or architecture that is not known.
+    """
+    if arch != "llama":
+        raise ValueError(f"unknown architecture {arch!r}; only 'llama' can be synthesized")
+    if isinstance(shape, str):
+        if shape not in SHAPES:
+            raise ValueError(f"unknown shape {shape!r}; the shapes are {', '.join(SHAPES)}")
+        label, shape = shape, SHAPES[shape]
+    else:
+        label = "custom"
+    matrix, embedding = parse_dtype(dtype)
+    tensors = list(_tensors(shape, matrix, embedding))
+    with unfinished(path) as part:
+        writer = GGUFWriter(part, arch)
+        try:
+            _add_keys(writer, shape, f"random {label} {dtype.upper()}, seed {seed}", _file_type(dtype))
+            _write(writer, tensors, seed, progress)
+        finally:
+            writer.close()
+
+
+def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[_Tensor]:
+    def linear(name: str, n_out: int, n_in: int, dtype: str = matrix) -> _Tensor:
+        # a standard deviation of 1/sqrt(n_in) keeps activations of unit size
+        return _Tensor(f"{name}.weight", (n_out, n_in), storable_dtype(dtype, n_in), n_in**-0.5)
+
+    def experts(name: str, n_out: int, n_in: int) -> _Tensor:
+        shape_ = (shape.n_expert, n_out, n_in)
+        return _Tensor(f"{name}_exps.weight", shape_, storable_dtype(matrix, n_in), n_in**-0.5)
+
+    def norm(name: str, mean: float = 1.0) -> _Tensor:
+        return _Tensor(f"{name}.weight", (shape.n_embd,), "f32", 0.1 * mean, mean)
+
+    n_kv = shape.n_head_kv * shape.head_dim
+    yield linear("token_embd", shape.n_vocab, shape.n_embd, embedding)
+    yield norm("output_norm", _LOGIT_STD)
+    for i in range(shape.n_layer):
+        yield norm(f"blk.{i}.attn_norm")
+        yield linear(f"blk.{i}.attn_q", shape.n_embd, shape.n_embd)
+        yield linear(f"blk.{i}.attn_k", n_kv, shape.n_embd)
+        yield linear(f"blk.{i}.attn_v", n_kv, shape.n_embd)
+        yield linear(f"blk.{i}.attn_output", shape.n_embd, shape.n_embd)
+        yield norm(f"blk.{i}.ffn_norm")
+        block: Callable[[str, int, int], _Tensor] = linear
+        if shape.n_expert:
+            yield linear(f"blk.{i}.ffn_gate_inp", shape.n_expert, shape.n_embd, "f32")
+            block = experts
+        yield block(f"blk.{i}.ffn_gate", shape.n_ff, shape.n_embd)
+        yield block(f"blk.{i}.ffn_up", shape.n_ff, shape.n_embd)
+        yield block(f"blk.{i}.ffn_down", shape.n_embd, shape.n_ff)
+
+
+def _file_type(dtype: str) -> LlamaFileType:
+    name = dtype.upper()
+    if name in ("Q4_K", "Q5_K"):
+        name += "_M"  # what llama.cpp means by the short name
+    if name == "MXFP4":
+        name += "_MOE"  # the only kind of such a file that it knows
+    return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
+
+
+def _add_keys(writer: GGUFWriter, shape: Shape, name: str, file_type: LlamaFileType) -> None:
+    writer.add_name(name)
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(2)
+    writer.add_vocab_size(shape.n_vocab)
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layer)
+    writer.add_feed_forward_length(shape.n_ff)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_base)
+    tokens, scores, types = vocabulary(shape.n_vocab)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(True)
+
+
+def _write(writer: GGUFWriter, tensors: list[_Tensor], seed: int, progress: Callable[[int, int], None] | None) -> None:
+    for t in tensors:
+        kind = GGMLQuantizationType[t.dtype.upper()]
+        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_rows * t.row_bytes, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    file = writer.fout[0]
+    writer.write_padding(file, file.tell())
+    total, done = sum(t.n_rows * t.row_bytes for t in tensors), 0
+    pools: dict[tuple[str, float], NDArray[np.uint8]] = {}
+    for i, tensor in enumerate(tensors):
+        for chunk in _rows(tensor, np.random.default_rng([seed, i]), pools, seed):
+            file.write(chunk.data)
+            done += chunk.nbytes
+            if progress is not None:
+                progress(done, total)
+        writer.write_padding(file, file.tell())
+
+
+def _rows(
+    tensor: _Tensor, rng: np.random.Generator, pools: dict[tuple[str, float], NDArray[np.uint8]], seed: int
+) -> Iterator[NDArray[np.uint8]]:
+    """The tensor's bytes, some rows at a time."""
+    row = tensor.shape[-1]
+    unit = max(block_of(tensor.dtype)[0], 32)  # elements taken from the pool together
+    n_rows_at_once = max(1, _CHUNK // max(tensor.row_bytes, row * 4 if row == unit else 0))
+    # a row of one unit would repeat as soon as there are more rows than units
+    direct = row % unit != 0 or row == unit or tensor.n_rows * row <= 1 << 15
+    for first in range(0, tensor.n_rows, n_rows_at_once):
+        n = min(n_rows_at_once, tensor.n_rows - first)
+        if direct:
+            values = rng.standard_normal((n, row), np.float32)
+            values *= np.float32(tensor.std)
+            values += np.float32(tensor.mean)
+            yield quantize(values, tensor.dtype)
+        else:
+            pool = _pool(tensor, unit, pools, seed)
+            picks = rng.integers(0, len(pool), n * (row // unit))
+            yield pool.take(picks, axis=0)
+
+
+def _pool(
+    tensor: _Tensor, unit: int, pools: dict[tuple[str, float], NDArray[np.uint8]], seed: int
+) -> NDArray[np.uint8]:
+    key = (tensor.dtype, tensor.std)
+    if key not in pools:
+        rng = np.random.default_rng([seed, 1 << 31, len(pools)])
+        values = rng.standard_normal((_POOL // unit, unit), np.float32) * np.float32(tensor.std)
+        pools[key] = quantize(values, tensor.dtype)
+    return pools[key]

@@ -1,0 +1,24 @@
+"""What tells two models apart that must not share cached keys and values."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from logitless.models.architectures.rope import frequencies, rope_factors
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+
+SAMPLE = 512  # bytes of each tensor that are looked at, in the middle of it
+
+
+def fingerprint(gguf: GGUFFile, h: Hparams, n_ctx: int) -> str:
+    """Hex digits of the hyper-parameters, the rotary frequencies (`n_ctx` of one sequence may choose among them), and
+    of every tensor's name, type, shape and some of its bytes: a model trained further differs in all of its tensors."""
+    digest = blake2b(repr(h).encode(), digest_size=16)
+    frequency, magnitude = frequencies(h, rope_factors(gguf, h, n_ctx))
+    digest.update(frequency.tobytes() + repr(magnitude).encode())
+    for name, info in sorted(gguf.tensors.items()):
+        raw = gguf.bytes_of(name)
+        start = max(0, (len(raw) - SAMPLE) // 2)
+        digest.update(f"{name} {info.dtype} {info.shape}".encode() + raw[start : start + SAMPLE].tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,64 @@
+"""Which device has which part of a model: its layers one after the other, the output as one more after the last.
+
+The rules are llama-server's (`-ngl`, `--tensor-split`, `--override-tensor`); the result is what
+`logitless.graph.execution.partition` calls
+a `prefer`: it says where a weight or a layer's cache is wanted, and the ops that read it follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from logitless.graph.execution.partition import Wish
+from logitless.graph.tensor import Tensor
+
+_OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recalled)\.(\d+)$")
+_OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")
+# The name in the file, within ours.
+_WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?:\.[ab])?")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Backends by their index. `first` has the embedding and what all layers share, `slots` each layer and the output.
+
+    `overrides`: weights whose names a pattern is found in live where it says; the first that is found counts.
+    """
+
+    first: int
+    slots: tuple[int, ...]
+    overrides: tuple[tuple[re.Pattern[str], int], ...] = ()
+
+    def __call__(self, node: Tensor, state: Tensor) -> Wish:
+        layer = self._layer(node, state.name)
+        if self.overrides and (weight := _WEIGHT.fullmatch(state.name)):
+            for pattern, backend in self.overrides:
+                if pattern.search(weight[1]):
+                    return backend, layer
+        return layer, layer
+
+    def _layer(self, node: Tensor, name: str) -> int:
+        if layer := _OF_LAYER.search(name):
+            return self.slots[int(layer[1] or layer[2])]
+        if _OF_OUTPUT.search(name) or (name.endswith("token_embd.weight") and node.op == "linear"):
+            return self.slots[-1]  # an embedding may be the output's matrix, too: then it lives in both places
+        return self.first
+
+
+def proportional(n: int, shares: Sequence[float]) -> list[int]:
+    """n slots in a row by the devices' shares: how many each has. The arithmetic is llama.cpp's, in f32."""
+    ends = np.cumsum(np.asarray(shares, np.float32), dtype=np.float32)
+    starts = np.arange(n, dtype=np.float32) / np.float32(max(n, 1))
+    of = np.searchsorted(ends / ends[-1], starts, side="right")
+    return [int(count) for count in np.bincount(of, minlength=len(shares))]
+
+
+def places(n_layer: int, counts: Sequence[int], devices: Sequence[int], rest: int) -> Places:
+    """The last slots in a row: `counts` of them on each of these backends, and what comes before on `rest`."""
+    slots = [b for b, n in zip(devices, counts, strict=True) for _ in range(n)]
+    slots = [rest] * (n_layer + 1 - len(slots)) + slots
+    return Places(slots[0], tuple(slots))

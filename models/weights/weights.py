@@ -1,0 +1,203 @@
+"""Weights by their GGUF names, checked against what the architecture needs, as states of a session."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.graph.dtype import DTYPES
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.moe import expert_linear
+from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.tensor import Tensor
+from logitless.models.adapters.low_rank import LowRank
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.file import GGUFFile, TensorInfo
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.quantization.requantize import HELD, held, held_as
+from logitless.models.weights.tensor_map import Part, is_unused, nextn_parts, parts
+
+FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
+MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *HELD)
+log = logging.getLogger(__name__)
+Bytes = npt.NDArray[np.uint8]
+LANES = 16  # outputs that kernels make together, which must not be of two experts
+_DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")  # of old files: what the hyper-parameters say anyhow
+_OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by GGUF name. `linear` is the product with a weight, its bias where the file holds one, and adapters."""
+
+    tensors: Mapping[str, Tensor]
+    prefix: str = ""
+    low_rank: LowRank | None = None
+
+    def block(self, i: int) -> Weights:
+        return replace(self, prefix=f"{self.prefix}blk.{i}.")
+
+    def apart(self, i: int) -> tuple[Weights, Weights]:
+        """Those of all other blocks, and those of block i."""
+        b = f"{self.prefix}blk.{i}."
+        own = {name: t for name, t in self.tensors.items() if name.startswith(b)}
+        rest = {name: t for name, t in self.tensors.items() if name not in own}
+        return replace(self, tensors=rest), Weights(own, b)
+
+    def of_rows(self, ids: Tensor) -> Weights:
+        """The same weights for these rows of a batch, whose adapters they have."""
+        return self if self.low_rank is None else replace(self, low_rank=self.low_rank.of_rows(ids))
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self.prefix}{name}.weight" in self.tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[f"{self.prefix}{name}.weight"]
+
+    def get(self, name: str) -> Tensor | None:
+        return self.tensors.get(f"{self.prefix}{name}.weight")
+
+    def bias(self, name: str) -> Tensor | None:
+        return self.tensors.get(f"{self.prefix}{name}.bias")
+
+    def scale(self, name: str) -> Tensor | None:
+        return self.tensors.get(f"{self.prefix}{name}.scale")
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        y = linear(x, self[name])
+        bias = self.bias(name)
+        y = y if bias is None else add(y, bias)
+        return y if self.low_rank is None else self.low_rank.added(f"{self.prefix}{name}.weight", x, y)
+
+    def experts(self, name: str, x: Tensor, order: Tensor, n: int) -> Tensor:
+        """Each row of x (R, K) times its own of n experts' weights, and that one's bias where the file holds one;
+        graph/ops/moe.py says what `order` is."""
+        y = expert_linear(x, self[name], order, n=n)
+        bias = self.bias(name)  # (n, N)
+        if bias is None:
+            return y
+        experts = reshape(slice_rows(order, start=2, stop=3), shape=order.shape[1:])
+        return add(y, get_rows(bias, experts))
+
+    def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
+        """x (T, n), normalised as the architecture does it; x itself where the file has no such norm."""
+        if name not in self:
+            return x
+        if h.kind.layer_norm:
+            y = layer_norm(x, self[name], self.tensors[f"{self.prefix}{name}.bias"], eps=h.eps)
+        else:
+            y = rms_norm(x, self[name], eps=h.eps)
+        if self.low_rank is None:
+            return y
+        return self.low_rank.normed(f"{self.prefix}{name}.weight", x, y, h.eps, layer_norm=h.kind.layer_norm)
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        """The rows (T, n_embd) of these tokens."""
+        x = get_rows(self["token_embd"], tokens)
+        return x if self.low_rank is None else self.low_rank.embedded(tokens, x)
+
+
+def check_weights(gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> dict[str, Part]:
+    """The parts that the file holds, with `nextn` those of the block that predicts one token more, too. ModelFileError
+    names a tensor that is missing, unknown, or not as it must be."""
+    declared = dict(parts(h, gguf.tensors))
+    if nextn:
+        declared |= nextn_parts(h, gguf.tensors)
+    rows_used: dict[str, int] = {}
+    for part in declared.values():
+        rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.n_rows)
+    for part in declared.values():
+        info = gguf.tensors.get(part.source)
+        if info is None:
+            if part.required:
+                raise ModelFileError(gguf.path, f"tensor '{part.source}' is missing")
+            continue
+        expected = (rows_used[part.source], *part.shape[1:])
+        if part.n_experts:
+            expected, n = (part.n_experts, *expected), part.shape[0] // part.n_experts
+            if n % LANES:
+                of = "a head" if ".attn_" in part.source else "an expert"
+                raise ModelFileError(gguf.path, f"tensor '{info.name}': {n} rows of {of}, not a multiple of {LANES}")
+        if part.stacked:
+            expected = (expected[0] // part.shape[1], part.shape[1], part.shape[1])
+        expected = part.in_file or expected
+        if info.shape != expected and (1, *info.shape) != expected:  # a row may have been written as a vector
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
+        if info.dtype not in MATRIX_TYPES:
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
+        if (part.loose or len(part.shape) == 1) and info.dtype not in ("f32", "f16", "bf16"):
+            kind = "small matrix" if part.loose else "vector"
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' is a {kind} of type {info.dtype}")
+    for name in gguf.tensors:
+        if is_unused(h, name):
+            continue
+        if name.startswith("blk.") and name not in rows_used and not name.endswith(_DERIVED):
+            raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
+    return {name: part for name, part in declared.items() if part.source in gguf.tensors}
+
+
+def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, nextn: bool = False) -> Weights:
+    """Define every weight as a constant state. `nextn`, ModelFileError: as in `check_weights`."""
+    found = check_weights(gguf, h, nextn=nextn)
+    for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & HELD.keys()):
+        _, _, before, after, _ = HELD[dtype]
+        log.warning(
+            "weights of type %s are held as %s, in %.1f times the memory", dtype, held_as(dtype), after / before
+        )
+    weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
+    if h.kind.layer_norm:  # some have no biases
+        zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
+        norms = [name for name in weights if name.endswith("norm.weight") and not name.endswith(_OF_HEADS)]
+        biases = [name.replace(".weight", ".bias") for name in norms]
+        for name in biases:
+            if name not in weights:
+                weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)
+    return Weights(weights)
+
+
+def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state: str = "") -> Tensor:
+    """One part of a file as a constant state, named like the part or otherwise. Loaded pages leave the process; numbers
+    that cannot be held are a ModelFileError when they are read."""
+    info, plain = gguf.tensors[part.source], part.loose or len(part.shape) == 1
+    row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
+    dtype = "f32" if plain else held_as(info.dtype)
+    if part.turned and DTYPES[dtype].quantised:  # along other rows
+        dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
+
+    def source() -> Bytes:
+        if part.turned:
+            return _turned(info, gguf.bytes_of(info.name), part, dtype)
+        raw: Bytes = part.of(gguf.bytes_of(info.name).reshape(-1, row_nbytes)).reshape(-1)
+        if plain:
+            return vector(raw, info.dtype).view(np.uint8)
+        try:
+            return held(raw, info.dtype)
+        except OverflowError as error:
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
+
+    return session.define(state or name, part.held_shape, dtype, source, constant=True, loaded=gguf.release)
+
+
+def _turned(info: TensorInfo, raw: Bytes, part: Part, dtype: str) -> Bytes:
+    from logitless.models.adapters.merge import dequantized  # which load what writes files
+    from logitless.models.quantization.quantize import quantize
+
+    values = part.taken(dequantized(info, raw))
+    return (values if dtype == "f32" else quantize(values, dtype)).reshape(-1).view(np.uint8)
+
+
+def vector(raw: Bytes, dtype: str) -> npt.NDArray[np.float32]:
+    """Norms and biases are f32 in the graph, whatever the file keeps."""
+    if dtype == "bf16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    kind = DTYPES[dtype].numpy
+    return np.ascontiguousarray(np.frombuffer(raw.tobytes(), kind).astype(np.float32))

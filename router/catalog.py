@@ -1,0 +1,160 @@
+"""Which models a router has: the GGUF files of a folder, and the sections of a preset file. llama-server's rules."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from logitless.router.fleet import CACHE, FOLDER, PRESET, Entry
+
+_PART = re.compile(r".*-(\d{5})-of-\d{5}\.gguf")
+_EVERYONE = "*"
+MAX_PRESET_BYTES = 1 << 20
+
+
+class CatalogError(Exception):
+    """What is wrong with the folder or the file, in one line."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A section: flags by the names that stand there, and what only a router understands."""
+
+    settings: tuple[tuple[str, str], ...]
+    load_on_startup: bool = False
+    stop_seconds: float = 10.0
+
+
+def models_of_folder(folder: Path) -> dict[str, Path]:
+    """Models by name: `name.gguf`, or a folder with one model (perhaps in parts, perhaps beside an mmproj file)."""
+    found: dict[str, Path] = {}
+    try:
+        for path in sorted(folder.iterdir()):
+            name = path.name if path.is_dir() else path.stem
+            model = _model_in(path)
+            if model is not None and name.isprintable():
+                found.setdefault(name, model)
+    except OSError as error:
+        raise CatalogError(f"--models-dir {folder}: {error.strerror}") from None
+    return found
+
+
+def _model_in(path: Path) -> Path | None:
+    if not path.is_dir():
+        return path if _is_model(path) else None
+    try:
+        models = sorted(file for file in path.iterdir() if _is_model(file))
+    except OSError:
+        return None
+    return models[0] if models else None
+
+
+def _is_model(path: Path) -> bool:
+    part = _PART.fullmatch(path.name)
+    first = part is None or int(part[1]) == 1
+    return path.suffix == ".gguf" and not path.name.startswith("mmproj") and first and path.is_file()
+
+
+def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
+    """(settings for everyone, presets by the name of their model)."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_PRESET_BYTES + 1).decode("utf-8-sig")
+    except OSError as error:
+        raise CatalogError(f"--models-preset {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CatalogError(f"--models-preset {path}: byte {error.start} is not UTF-8") from None
+    if len(text) > MAX_PRESET_BYTES:
+        raise CatalogError(f"--models-preset {path}: is larger than {MAX_PRESET_BYTES} bytes")
+    parser = configparser.RawConfigParser(
+        delimiters=("=",), comment_prefixes=(";", "#"), default_section="", strict=False, empty_lines_in_values=False
+    )
+    parser.optionxform = str  # type: ignore[method-assign, assignment]  # names of variables have capitals
+    try:
+        parser.read_string(f"[top]\n{text}")  # `version = 1` may stand before all sections
+    except configparser.Error as error:
+        lines = [n for n, _ in error.errors] if isinstance(error, configparser.ParsingError) else []
+        where = f" line {lines[0] - 1}:" if lines else ""
+        raise CatalogError(f"--models-preset {path}:{where} is no INI file of presets") from None
+    presets = {name: _preset(path, name, parser.items(name)) for name in parser.sections() if name != "top"}
+    return presets.pop(_EVERYONE, Preset(())), presets
+
+
+def _preset(path: Path, name: str, items: Sequence[tuple[str, str]]) -> Preset:
+    if not name or not name.isprintable():
+        raise CatalogError(f"--models-preset {path}: a section has no name")
+    preset = Preset(tuple((k, v) for k, v in items if k not in ("load-on-startup", "stop-timeout")))
+    own = dict(items)
+    if "load-on-startup" in own:
+        word = own["load-on-startup"].lower()
+        if word not in ("1", "0", "true", "false", "on", "off", "yes", "no"):
+            raise CatalogError(f"--models-preset {path}: [{name}] load-on-startup: {word!r} is not true or false")
+        preset = replace(preset, load_on_startup=word in ("1", "true", "on", "yes"))
+    if "stop-timeout" in own:
+        if not re.fullmatch(r"\d{1,6}", own["stop-timeout"]):
+            raise CatalogError(f"--models-preset {path}: [{name}] stop-timeout: is not a number of seconds")
+        preset = replace(preset, stop_seconds=float(own["stop-timeout"]))
+    return preset
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a model's settings mean: the words of its server's command line, and what else it is called."""
+
+    words: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+# (where it stands, settings, the model's name, its file if that is known without them) → what they mean
+MeaningOf = Callable[[str, Mapping[str, str], str, Path | None], Meant]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the command line says about models. `read` looks again each time."""
+
+    folder: Path | None
+    presets: Path | None
+    common: tuple[str, ...]  # words for every child, which come last and so count most
+    downloaded: Callable[[], Mapping[str, tuple[Path, str]]] = dict  # by name: the file, and another name or ""
+
+    def read(self, meaning_of: MeaningOf) -> list[Entry]:
+        """All models by name. CatalogError: something cannot be read, or means nothing to `meaning_of`."""
+        everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset(()), {})
+        files = models_of_folder(self.folder) if self.folder is not None else {}
+        cached = {name: found for name, found in self.downloaded().items() if name not in {*files, *presets}}
+        known = {**files, **{name: path for name, (path, _) in cached.items()}}
+        entries = []
+        for name in sorted({*known, *presets}):
+            preset = presets.get(name, Preset(()))
+            settings = {**dict(everyone.settings), **dict(preset.settings)}
+            meant = meaning_of(f"--models-preset {self.presets}: [{name}]", settings, name, known.get(name))
+            entries.append(
+                Entry(
+                    name,
+                    (*meant.words, *self.common),
+                    path=str(known.get(name, settings.get("model", settings.get("m", "")))),
+                    aliases=meant.aliases,
+                    tags=meant.tags,
+                    source=PRESET if name in presets else FOLDER if name in files else CACHE,
+                    preset="".join(f"{line}\n" for line in (f"[{name}]", *map(" = ".join, settings.items()))),
+                    load_on_startup=preset.load_on_startup or everyone.load_on_startup,
+                    stop_seconds=preset.stop_seconds,
+                )
+            )
+        _refuse_clashes(entries)
+        taken = {word for entry in entries for word in (entry.name, *entry.aliases)}
+        others = {name: other for name, (_, other) in cached.items() if other and other not in taken}
+        return [replace(e, aliases=(*e.aliases, others[e.name])) if e.name in others else e for e in entries]
+
+
+def _refuse_clashes(entries: Sequence[Entry]) -> None:
+    owners = {entry.name: entry.name for entry in entries}
+    for entry in entries:
+        for alias in entry.aliases:
+            if owners.setdefault(alias, entry.name) != entry.name or alias == entry.name:
+                raise CatalogError(f"[{entry.name}] alias {alias!r}: is the name of [{owners[alias]}]")

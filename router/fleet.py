@@ -1,0 +1,318 @@
+"""Which models run: started when they are asked for, ended when others need their place. Knows no process and no HTTP.
+
+At most `limit` run at once. Who asks for one that does not run waits; the places go to the models in the order in which
+they were first asked for, and a place is taken from the model that was used longest ago. One that serves requests ends
+these first. Nobody's request is lost by that, and no model can keep its place by a stream of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+
+log = logging.getLogger("logitless.router")
+UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
+PRESET, FOLDER, CACHE = "preset", "models_dir", "cache"  # where a model comes from
+CRASHED = "the model's server ended unexpectedly"
+
+
+class Child(Protocol):
+    """A server of one model."""
+
+    async def ended(self) -> int:
+        """Wait until it has ended; its exit code."""
+
+    async def stop(self, seconds: float) -> None:
+        """End it, by force after so many seconds."""
+
+
+C = TypeVar("C", bound=Child)
+
+
+class StartFailed(Exception):
+    """A child ended before it could be asked: its last words, and its exit code."""
+
+    def __init__(self, reason: str, exit_code: int | None = None) -> None:
+        super().__init__(" ".join(reason.split()))
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that may be run. `args`: of its server's command line."""
+
+    name: str
+    args: tuple[str, ...]
+    path: str = ""  # of its file, where that is known
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    source: str = PRESET
+    preset: str = ""  # its settings as a section of an INI file
+    load_on_startup: bool = False
+    stop_seconds: float = 10.0  # that its requests have when it is to end
+
+
+@dataclass(eq=False)
+class Model(Generic[C]):
+    """An entry and how it is doing."""
+
+    entry: Entry
+    state: str = UNLOADED
+    child: C | None = None
+    active: int = 0  # requests
+    wanted: int = 0  # requests that wait for it
+    used: int = 0  # when it was asked for last
+    error: str = ""  # why it failed, last time
+    exit_code: int | None = None
+    n_failures: int = 0
+    leaving: bool = False  # it is to end as soon as its requests have
+    asked: bool = False  # it is to be loaded although no request waits
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Fleet(Generic[C]):
+    """All models of a router."""
+
+    def __init__(self, entries: Iterable[Entry], start: Callable[[Entry], Awaitable[C]], limit: int) -> None:
+        """`start` gives a child that can be asked, or raises StartFailed. `limit` 0: any number."""
+        self.models: dict[str, Model[C]] = {entry.name: Model(entry) for entry in entries}
+        self._start = start
+        self._limit = limit
+        self._queue: list[Model[C]] = []  # those that wait for a place
+        self._running: list[Model[C]] = []  # those that have one; some may not be known by name any more
+        self._rests: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._clock = 0
+        self._closed = False
+        self.n_updates = 0
+
+    def get(self, name: str) -> Model[C] | None:
+        """The model that has this name or alias."""
+        model = self.models.get(name)
+        return model or next((m for m in self.models.values() if name in m.entry.aliases), None)
+
+    def find(self, name: str) -> Model[C]:
+        """The same; NotFound: there is none."""
+        model = self.get(name)
+        if model is None:
+            raise NotFound(f"model {name[:200]!r} not found")
+        return model
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        name: str,
+        *,
+        autoload: bool = True,
+        uses: bool = True,
+        rest: Callable[[C], Coroutine[Any, Any, None]] | None = None,
+    ) -> AsyncIterator[C]:
+        """The model's child, which is not ended by others' wishes meanwhile, nor until `rest` is over: what it still
+        does then. BadGateway: it cannot be started. Who only looks at it does not use it (`uses`)."""
+        model = self.find(name)
+        failures = model.n_failures
+        model.wanted += 1
+        try:
+            while model.state != LOADED or (model.leaving and uses):
+                if self._closed:
+                    raise Unavailable("the server is shutting down")
+                if model.n_failures > failures:
+                    raise BadGateway(f"model {name!r} could not be loaded: {model.error}")
+                if self.get(name) is not model:
+                    raise NotFound(f"model {name!r} not found")
+                if model.state == UNLOADED and model not in self._queue:
+                    if not autoload:
+                        raise InvalidRequest(f"model {name!r} is not loaded")
+                    self._queue.append(model)
+                    self._tell()
+                    continue
+                await self._changed.wait()
+            model.active += 1
+        finally:
+            model.wanted -= 1
+            self._tell()
+        if uses:
+            self._touch(model)
+        child = model.child
+        assert child is not None
+        try:
+            yield child
+        finally:
+            if rest is None:
+                self._release(model, uses=uses)
+            else:
+                task = asyncio.create_task(rest(child))
+                self._rests.add(task)
+                task.add_done_callback(self._rests.discard)
+                task.add_done_callback(lambda _: self._release(model, uses=uses))
+
+    def _release(self, model: Model[C], *, uses: bool) -> None:
+        model.active -= 1
+        if uses:
+            self._touch(model)
+        self._tell()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it starts no more children."""
+        return self._closed
+
+    async def changed(self) -> None:
+        """Wait until something about a model may be new."""
+        await self._changed.wait()
+
+    def tell(self) -> None:
+        """Wake those who wait for that."""
+        self._tell()
+
+    def load(self, name: str) -> None:
+        """Have it loaded; returns at once. InvalidRequest: it is, or is being."""
+        model = self.find(name)
+        if model.state in (LOADED, LOADING) or model.asked:
+            raise InvalidRequest(f"model {name!r} is already {model.state if model.state != UNLOADED else LOADING}")
+        model.asked = True
+        if model.state == UNLOADED and model not in self._queue:
+            self._queue.append(model)
+        self._tell()
+
+    def unload(self, name: str) -> None:
+        """End it, whatever it does; returns at once. InvalidRequest: it does not run."""
+        model = self.find(name)
+        if model.state == UNLOADED and model not in self._queue:
+            raise InvalidRequest(f"model {name!r} is not loaded")
+        model.asked = False
+        if model.state == LOADING and model.task is not None:
+            model.task.cancel()
+        elif model.state == LOADED:
+            self._end(model)
+        elif model in self._queue:
+            self._queue.remove(model)
+            self._failed(model, "it was unloaded before it had a place", None)
+
+    def update(self, entries: Iterable[Entry]) -> None:
+        """New sources: what has changed or is gone ends, the rest stays as it is."""
+        new = {entry.name: entry for entry in entries}
+        for name, model in list(self.models.items()):
+            if new.get(name) != model.entry:
+                if model.state in (LOADING, LOADED):
+                    self.unload(name)
+                del self.models[name]
+        for name, entry in new.items():
+            if name not in self.models:
+                self.models[name] = Model(entry)
+        self.n_updates += 1
+        self._tell()
+
+    async def remove(self, name: str) -> None:
+        """Forget a model, and wait until it does not run any more."""
+        model = self.find(name)
+        if model.state != UNLOADED or model in self._queue:
+            self.unload(name)
+        del self.models[model.entry.name]
+        self._tell()
+        while model.state != UNLOADED:
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """End all children."""
+        self._closed = True
+        self._queue.clear()
+        self._tell()
+        tasks = list(self._rests)
+        for task in tasks:
+            task.cancel()
+        for model in list(self._running):
+            if model.state == LOADED:
+                self._end(model)
+            elif model.state == LOADING and model.task is not None:
+                model.task.cancel()
+            if model.task is not None:
+                tasks.append(model.task)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- places
+
+    def _tell(self) -> None:
+        """Something is new: places may be given, and who waits looks again."""
+        self._give_places()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _touch(self, model: Model[C]) -> None:
+        self._clock += 1
+        model.used = self._clock
+
+    def _give_places(self) -> None:
+        self._queue = [m for m in self._queue if m.state == UNLOADED and (m.wanted or m.asked)]
+        running = self._running
+        while self._queue and (not self._limit or len(running) < self._limit):
+            model = self._queue.pop(0)
+            model.asked = False
+            model.state = LOADING
+            self._touch(model)
+            model.task = asyncio.create_task(self._load(model))
+            model.task.add_done_callback(partial(self._cancelled, model))
+            running.append(model)
+        n_missing = len(self._queue) - sum(m.state == UNLOADING for m in running)
+        may_go = [m for m in running if m.state == LOADED and not m.wanted]
+        may_go += [m for m in running if m.state == LOADED and m.wanted and m.leaving]
+        # Idle ones first; of the busy ones the same as before, or none would ever be done.
+        may_go.sort(key=lambda m: (m.active > 0, not m.leaving, m.used))
+        for model in running:
+            model.leaving = model in may_go[: max(0, n_missing)]
+        for model in list(running):
+            if model.leaving and not model.active:
+                self._end(model)
+
+    async def _load(self, model: Model[C]) -> None:
+        log.info("%s: loading", model.entry.name)
+        try:
+            model.child = await self._start(model.entry)
+        except Exception as error:
+            self._failed(model, str(error) or type(error).__name__, getattr(error, "exit_code", None))
+        else:
+            model.state, model.error, model.exit_code = LOADED, "", None
+            self._touch(model)
+            log.info("%s: loaded", model.entry.name)
+            model.task = asyncio.create_task(self._watch(model, model.child))
+            self._tell()
+
+    def _cancelled(self, model: Model[C], loading: asyncio.Task[None]) -> None:
+        """Not a part of `_load`: a task that is cancelled before it has begun runs nothing of its own."""
+        if loading.cancelled():
+            self._failed(model, "it was unloaded while it was loading", None)
+
+    async def _watch(self, model: Model[C], child: C) -> None:
+        code = await child.ended()
+        if model.child is child and model.state == LOADED:
+            self._failed(model, CRASHED, code)
+
+    def _failed(self, model: Model[C], reason: str, code: int | None) -> None:
+        log.warning("%s: %s%s", model.entry.name, reason, "" if code is None else f" (exit code {code})")
+        model.state, model.child, model.leaving, model.asked = UNLOADED, None, False, False
+        if model in self._running:
+            self._running.remove(model)
+        model.error, model.exit_code = reason, code
+        model.n_failures += 1
+        self._tell()
+
+    def _end(self, model: Model[C]) -> None:
+        if model.task is not None:
+            model.task.cancel()  # nobody need watch it any more
+        model.state, model.leaving = UNLOADING, False
+        model.task = asyncio.create_task(self._unload(model))
+
+    async def _unload(self, model: Model[C]) -> None:
+        assert model.child is not None
+        await model.child.stop(model.entry.stop_seconds)
+        model.state, model.child, model.error, model.exit_code = UNLOADED, None, "", None
+        self._running.remove(model)
+        log.info("%s: unloaded", model.entry.name)
+        self._tell()

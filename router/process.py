@@ -1,0 +1,148 @@
+"""One child process: starting it, knowing when it is ready, and ending it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+
+from logitless.router.downloads import DownloadFailed, Report
+from logitless.router.fleet import StartFailed
+
+_LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)$")
+_LOADED = "model loaded"
+_LONGEST_LINE = 1 << 16
+
+
+async def spawn(words: Sequence[str], environ: Mapping[str, str], stdout: int) -> asyncio.subprocess.Process:
+    """`logitless` with these words, which ends when we do."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "logitless.cli.commands.router_child", *words),
+        env=environ,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_LONGEST_LINE,
+        start_new_session=True,  # Ctrl+C is the router's; it ends its children itself
+    )
+
+
+async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """What a child says, line by line, until it ends."""
+    while True:
+        try:
+            raw = await stream.readline()
+        except ValueError:  # longer than any line of ours
+            continue
+        if not raw:
+            return
+        yield raw.decode("utf-8", "replace").rstrip()
+
+
+class ServerProcess:
+    """A server of one model on a port of this machine that only `key` opens."""
+
+    def __init__(self, process: asyncio.subprocess.Process, key: str, say: Callable[[str], None]) -> None:
+        self.key = key
+        self.url = ""
+        self._process = process
+        self._say = say
+        self._last = ""  # line of its log
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, args: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None]) -> ServerProcess:
+        """Start one and wait until it can be asked. StartFailed has its last words; cancelling ends it.
+
+        `say` gets the lines of its log."""
+        key = secrets.token_urlsafe(32)
+        words = ("serve", *args, "--host", "127.0.0.1", "--port", "0")
+        own = {"LLAMA_API_KEY": key, "LOGITLESS_BEHIND_ROUTER": "1"}
+        process = await spawn(words, {**environ, **own}, asyncio.subprocess.DEVNULL)
+        child = cls(process, key, say)
+        try:
+            await asyncio.shield(child._ready)
+        except BaseException:
+            await child.stop(0)
+            raise
+        return child
+
+    async def _read(self) -> None:
+        """Its log, line by line, until it ends."""
+        assert self._process.stderr is not None
+        loaded = False
+        async for line in lines(self._process.stderr):
+            self._say(line)
+            self._last = line or self._last
+            if found := _LISTENING.search(line):
+                self.url = found[1]
+            loaded = loaded or _LOADED in line  # a small model may be there before the port is
+            if self.url and loaded and not self._ready.done():
+                self._ready.set_result(None)
+        code = await self._process.wait()
+        if not self._ready.done():
+            reason = self._last.removeprefix("logitless: ") or f"it ended with exit code {code}"
+            self._ready.set_exception(StartFailed(reason, code))
+            self._ready.exception()  # seen, also when nobody waits any more
+
+    async def ended(self) -> int:
+        """Wait until it has ended; its exit code."""
+        await asyncio.shield(self._reading)
+        return await self._process.wait()
+
+    async def stop(self, seconds: float) -> None:
+        """End it: requests that run have some time, and what does not end by then is killed."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM if seconds > 0 else signal.SIGKILL)
+        try:
+            async with asyncio.timeout(seconds or None):
+                await self.ended()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self.ended()
+
+
+async def download(
+    words: Sequence[str], environ: Mapping[str, str], report: Report, say: Callable[[str], None]
+) -> None:
+    """`logitless download`, of what the environment names; cancelling ends it. DownloadFailed has its last words."""
+    process = await spawn(("download", *words, "--json"), environ, asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    last = ""
+
+    async def listen(errors: asyncio.StreamReader) -> None:
+        nonlocal last
+        async for line in lines(errors):
+            say(line)
+            last = line or last
+
+    listening = asyncio.create_task(listen(process.stderr))
+    try:
+        async for line in lines(process.stdout):
+            with suppress(ValueError, TypeError, KeyError):  # something else that a library prints
+                told = json.loads(line)
+                report(str(told["file"]), int(told["done"]), int(told["total"]))
+        await listening
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        listening.cancel()
+    if code:
+        raise DownloadFailed(last.removeprefix("logitless: ") or f"the download ended with exit code {code}")
+
+
+def environment(own: frozenset[str]) -> dict[str, str]:
+    """What children inherit: everything but the variables that only concern the router."""
+    return {name: value for name, value in os.environ.items() if name not in own}

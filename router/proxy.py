@@ -1,0 +1,116 @@
+"""Passing a request on to a child and its answer back, as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from contextlib import suppress
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from logitless.engine.errors import BadGateway, RequestError
+from logitless.router.process import ServerProcess
+from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, api_key, error_object
+from logitless.server.api.generate import CONVERSATION
+
+log = logging.getLogger("logitless.router")
+_HOP = frozenset(
+    (
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+        *("transfer-encoding", "upgrade", "host", "content-length", "expect"),
+    )
+)
+_OURS = frozenset(
+    (
+        *("authorization", "x-api-key", "origin", "accept-encoding", "content-encoding"),
+        *(CLIENT_KEY.lower(), CLIENT_ADDRESS.lower()),
+    )
+)
+_NOT_BACK = frozenset((*_HOP, "server", "date", "vary"))  # and everything about CORS: the router answers for that
+LOOK = 1.0  # seconds between two looks at a stream without a reader
+LOST = "the model's server ended while it answered; ask again and it is started again"
+
+
+class Unconnected(BadGateway):
+    """The child does not listen any more: it has done nothing of the request."""
+
+
+async def forward(
+    session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
+) -> web.StreamResponse:
+    """The child's answer. When the client leaves, the task is cancelled, and with it the request to the child.
+
+    BadGateway: the child is gone, and nothing of an answer has been sent; Unconnected: it has not even been asked."""
+    async with await ask(session, request, child, path, body) as answer:
+        return await pass_back(request, answer)
+
+
+async def ask(
+    session: aiohttp.ClientSession, request: web.Request, child: ServerProcess, path: str, body: bytes
+) -> aiohttp.ClientResponse:
+    """The head of the child's answer; raises what `forward` does."""
+    headers = _headers(request, child.key)
+    try:
+        url = URL(child.url + path, encoded=True)  # as it came: the guard has not judged what `..` makes of it
+        return await session.request(request.method, url, headers=headers, data=body or None, allow_redirects=False)
+    except aiohttp.ClientConnectorError:
+        raise Unconnected(LOST) from None
+    except (aiohttp.ClientError, OSError) as error:
+        log.warning("a model's server did not answer: %s", type(error).__name__)
+        raise BadGateway(LOST) from None
+
+
+async def stream_over(session: aiohttp.ClientSession, request: web.Request, child: ServerProcess) -> None:
+    """Wait until what the child does for a request is over although its client has left (X-Conversation-Id)."""
+    body = json.dumps({"conversation_ids": [request.headers[CONVERSATION]]}).encode()
+    with suppress(RequestError, aiohttp.ClientError, OSError, ValueError):  # the child is gone, and its streams are
+        while True:
+            async with await ask(session, request, child, "/v1/streams/lookup", body) as answer:
+                if answer.status != 200 or all(stream["is_done"] for stream in await answer.json()):
+                    return
+            await asyncio.sleep(LOOK)
+
+
+def _headers(request: web.Request, key: str) -> dict[str, str]:
+    gone = _HOP | _OURS
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in gone}
+    headers["Authorization"] = f"Bearer {key}"
+    given = api_key(request)
+    headers[CLIENT_KEY] = hashlib.sha256(given.encode("utf-8", "surrogateescape")).hexdigest() if given else ""
+    headers[CLIENT_ADDRESS] = request.remote or ""
+    return headers
+
+
+async def pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    """The answer, piece by piece, to the client."""
+    response = web.StreamResponse(status=answer.status, reason=answer.reason)
+    for name, value in answer.headers.items():
+        if name.lower() not in _NOT_BACK and not name.lower().startswith("access-control-"):
+            response.headers.add(name, value)
+    response.content_length = answer.content_length
+    await response.prepare(request)
+    try:
+        async for piece in answer.content.iter_any():
+            await response.write(piece)
+        await response.write_eof()
+    except (aiohttp.ClientError, TimeoutError):
+        await _broken(request, response)
+    except ConnectionError:
+        log.debug("the client of %s went away", request.rel_url.raw_path)
+    return response
+
+
+async def _broken(request: web.Request, response: web.StreamResponse) -> None:
+    """The child ended in the middle: a stream of events can still say so, anything else is cut off."""
+    log.warning("a model's server ended in the middle of an answer")
+    with suppress(ConnectionError):
+        if response.content_type == "text/event-stream":
+            said: RequestError = BadGateway(LOST)
+            await response.write(f"data: {json.dumps(error_object(said))}\n\n".encode())
+            await response.write_eof()
+        elif request.transport is not None:
+            request.transport.abort()

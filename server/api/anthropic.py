@@ -1,0 +1,195 @@
+"""Anthropic's Messages API: /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from logitless.engine.async_engine import Served
+from logitless.engine.errors import RequestError
+from logitless.engine.requests import Finished, Progress, Timings, Token
+from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
+from logitless.server.api.context import CONTEXT, encode_json, error_object, error_response, json_response
+from logitless.server.api.generate import run
+from logitless.server.api.openai.chat import Answers
+from logitless.server.api.reply import Reply, Result
+from logitless.server.config import ServerConfig
+from logitless.server.middleware import Handler
+from logitless.server.protocol.anthropic import chat_body
+from logitless.server.protocol.chat import parse_chat, render_chat
+from logitless.server.protocol.completions import Job
+
+_STOP_REASONS = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
+
+
+def refusing(handler: Handler) -> Handler:
+    """The handler, with refusals in Anthropic's form."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            response = error_response(error)
+            response.text = encode_json(_error(error))
+            return response
+
+    return handle
+
+
+@refusing
+async def messages(request: web.Request) -> web.StreamResponse:
+    """POST /v1/messages."""
+    context = request.app[CONTEXT]
+    parser, template = context.parser, context.served.template
+
+    def parse(body: dict[str, Any]) -> Job:
+        return chat_body(body).read(lambda chat: parse_chat(chat, parser, template))
+
+    job = await context.parsed(request, parse)
+    return await run(request, context, job, MessagesReply(job, context.served, context.config))
+
+
+@refusing
+async def count_tokens(request: web.Request) -> web.StreamResponse:
+    """POST /v1/messages/count_tokens."""
+    context = request.app[CONTEXT]
+    parser, template = context.parser, context.served.template
+
+    def parse(body: dict[str, Any]) -> int:
+        return len(parser.tokens(chat_body(body).read(lambda chat: render_chat(chat, parser, template)).text))
+
+    n_tokens = await context.parsed(request, parse)
+    return json_response({"input_tokens": n_tokens})
+
+
+def _error(error: RequestError) -> dict[str, Any]:
+    return {"type": "error", **error_object(error)}
+
+
+class MessagesReply(Reply):
+    """An answer as content blocks."""
+
+    id_prefix = "msg_"
+
+    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+        super().__init__(job, served, config)
+        self._answers = Answers(self)
+        self._blocks = Blocks()
+
+    def whole(self) -> object:
+        result = self.chosen()[0]
+        blocks = Blocks()
+        blocks.add(self._answers.parts(result))
+        done = result.finished
+        return {
+            **self._head(done.timings),
+            "content": [_content(block) for block in blocks.blocks],
+            **self._reason(done, any(block.kind == CALL for block in blocks.blocks)),
+            "usage": {**_usage(done.timings), "output_tokens": done.n_predicted},
+        }
+
+    def token(self, result: Result, token: Token) -> str:
+        text = self._start(result, token.timings or Timings())
+        return text + self._told(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
+
+    def progress(self, result: Result, progress: Progress) -> str:
+        return ""
+
+    def finish(self, result: Result, finished: Finished) -> str:
+        result.finished = finished
+        text = self._start(result, finished.timings)
+        steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True))
+        text += self._told(steps + self._blocks.finish())
+        reason = self._reason(finished, self._answers.n_calls(result) > 0)
+        usage = {**_usage(finished.timings), "output_tokens": finished.n_predicted}
+        return text + _event("message_delta", delta=reason, usage=usage)
+
+    def ending(self) -> str:
+        return _event("message_stop")
+
+    def failed(self, error: RequestError) -> str:
+        return f"event: error\ndata: {encode_json(_error(error))}\n\n"
+
+    def _head(self, timings: Timings) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**_usage(timings), "output_tokens": 0},
+        }
+
+    def _start(self, result: Result, timings: Timings) -> str:
+        if result.opened:
+            return ""
+        result.opened = True
+        return _event("message_start", message=self._head(timings))
+
+    def _reason(self, finished: Finished, called: bool) -> dict[str, Any]:
+        reason = _STOP_REASONS[finished.stop_type]
+        return {
+            "stop_reason": "tool_use" if called and reason != "max_tokens" else reason,
+            "stop_sequence": finished.stopping_word or None,
+        }
+
+    def _told(self, steps: list[Step]) -> str:
+        return "".join([self._step(*step) for step in steps])
+
+    def _step(self, step: str, block: Block, text: str) -> str:
+        if step == BEGIN:
+            return _event("content_block_start", index=block.index, content_block=_empty(block))
+        if step == MORE:
+            return _event("content_block_delta", index=block.index, delta=_delta(block, text))
+        signature = ""
+        if block.kind == REASONING:
+            delta = {"type": "signature_delta", "signature": ""}
+            signature = _event("content_block_delta", index=block.index, delta=delta)
+        return signature + _event("content_block_stop", index=block.index)
+
+
+def _event(kind: str, **data: Any) -> str:
+    return f"event: {kind}\ndata: {encode_json({'type': kind, **data})}\n\n"
+
+
+def _usage(timings: Timings) -> dict[str, int]:
+    return {
+        "input_tokens": timings.prompt_n,
+        "cache_read_input_tokens": timings.cache_n,
+        "cache_creation_input_tokens": 0,
+    }
+
+
+def _empty(block: Block) -> dict[str, Any]:
+    if block.kind == TEXT:
+        return {"type": "text", "text": ""}
+    if block.kind == REASONING:
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+
+
+def _delta(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == TEXT:
+        return {"type": "text_delta", "text": text}
+    if block.kind == REASONING:
+        return {"type": "thinking_delta", "thinking": text}
+    return {"type": "input_json_delta", "partial_json": text}
+
+
+def _content(block: Block) -> dict[str, Any]:
+    """A whole block."""
+    content = _empty(block)
+    if block.kind == TEXT:
+        content["text"] = block.text
+    elif block.kind == REASONING:
+        content["thinking"] = block.text
+    else:
+        try:
+            content["input"] = json.loads(block.text)
+        except ValueError:  # cut short: what is there, as text
+            content["input"] = {"_raw": block.text}
+    return content

@@ -1,0 +1,62 @@
+"""An answer as a row of blocks: reasoning, text, calls. The Responses and the Messages API both tell it so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from logitless.models.chat.tool_calls import CallArguments, CallBegin, Content, Delta
+
+REASONING, TEXT, CALL = "reasoning", "text", "call"
+BEGIN, MORE, END = "begin", "more", "end"
+
+
+@dataclass(slots=True)
+class Block:
+    """One block; `id` and `name` are a call's."""
+
+    kind: str
+    index: int
+    id: str = ""
+    name: str = ""
+    text: str = ""
+
+
+Step = tuple[str, Block, str]
+"""(BEGIN, MORE or END, the block, the text that MORE adds)."""
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Puts deltas together to blocks, and says when each begins, grows and ends."""
+
+    blocks: list[Block] = field(default_factory=list)
+    _open: bool = False
+
+    def add(self, deltas: Iterable[Delta]) -> list[Step]:
+        """What these deltas do."""
+        steps: list[Step] = []
+        for delta in deltas:
+            if isinstance(delta, CallBegin):
+                steps += self._begin(Block(CALL, len(self.blocks), delta.id, delta.name))
+                continue
+            kind = CALL if isinstance(delta, CallArguments) else TEXT if isinstance(delta, Content) else REASONING
+            if kind != CALL and (not self._open or self.blocks[-1].kind != kind):
+                steps += self._begin(Block(kind, len(self.blocks)))
+            block = self.blocks[-1]
+            block.text += delta.text
+            steps.append((MORE, block, delta.text))
+        return steps
+
+    def finish(self) -> list[Step]:
+        """The end of the last block."""
+        if not self._open:
+            return []
+        self._open = False
+        return [(END, self.blocks[-1], "")]
+
+    def _begin(self, block: Block) -> list[Step]:
+        steps = self.finish()
+        self.blocks.append(block)
+        self._open = True
+        return [*steps, (BEGIN, block, "")]

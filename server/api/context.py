@@ -1,0 +1,171 @@
+"""What every handler needs: the service, the settings, a request's body, and JSON out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from logitless.engine.async_engine import Served, Service
+from logitless.engine.errors import InvalidRequest, NotSupported, RequestError, Unavailable
+from logitless.engine.stream import Stream
+from logitless.server.api.llamacpp.sessions import Sessions
+from logitless.server.api.openai.stored_responses import KeptResponses
+from logitless.server.auth import Keys
+from logitless.server.config import ServerConfig
+from logitless.server.protocol.completions import RequestParser
+from logitless.server.protocol.fields import json_object
+
+T = TypeVar("T")
+_LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
+_SLOW = (b"grammar", b"schema", b"response_format", b"tools", b"\\u")  # may ask for a grammar, which is to be compiled
+
+CLIENT_KEY, CLIENT_ADDRESS = "X-Logitless-Key", "X-Logitless-Address"  # what a router says about its clients
+
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+class RequestTimeout(RequestError):
+    """408: the client did not send its request in time."""
+
+    code = 408
+
+
+class Context:
+    """The application's state: one per server."""
+
+    def __init__(self, service: Service, config: ServerConfig) -> None:
+        self.service = service
+        self.config = config
+        self.keys = Keys(config.api_keys, config.api_key_file)
+        self._parser: RequestParser | None = None
+        self.sessions = Sessions()
+        self.kept = KeptResponses()
+        self.running: dict[str, Stream] = {}  # the jobs that generate, by the ids of their replies
+
+    @property
+    def served(self) -> Served:
+        """The loaded model, or 503."""
+        if self.service.served is None:
+            raise Unavailable("Loading model")
+        return self.service.served
+
+    @property
+    def writer(self) -> Served:
+        """The loaded model, or 501 if it does not write."""
+        if not self.served.info.generates:
+            raise NotSupported("this model makes vectors of texts (POST /v1/embeddings), it does not write")
+        return self.served
+
+    @property
+    def parser(self) -> RequestParser:
+        """The parser of requests for the loaded model."""
+        if self._parser is None:
+            self._parser = RequestParser(
+                self.served.tokenizer, self.config, self.served.info.n_ctx, self.served.adapters
+            )
+        return self._parser
+
+    async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
+        """`parse` of the request's JSON body; beside the event loop when that may take long."""
+        raw = await read_body(request, self.config.timeout)
+        return await unhurried(raw, lambda: parse(json_object(raw)))
+
+
+async def unhurried(raw: bytes, parse: Callable[[], T]) -> T:
+    """The result of `parse`, which reads this body; beside the event loop when that may take long."""
+    large = len(raw) >= _LARGE or any(word in raw for word in _SLOW)
+    return await beside(parse) if large else parse()
+
+
+async def read_body(request: web.Request, seconds: float) -> bytes:
+    """The request's body, or 400, 408, 413."""
+    try:
+        return await in_time(request.read(), seconds)
+    except (web.RequestPayloadError, HttpProcessingError):  # garbage where Content-Encoding promises gzip
+        raise InvalidRequest("the body does not have the form that the request's headers promise") from None
+
+
+async def in_time(arriving: Awaitable[T], seconds: float) -> T:
+    """What the client sends, or 408."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await arriving
+    except TimeoutError:
+        raise RequestTimeout("the request did not arrive in time") from None
+
+
+async def beside(work: Callable[[], T]) -> T:
+    """The result of `work`, done in a thread while the event loop goes on. The thread is one that the process does not
+    wait for when it ends, as it would for asyncio's own: a text of 60 MB takes longer than SIGTERM may."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits any more
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, raised = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            raised = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(settle, result, raised)
+
+    threading.Thread(target=run, name="beside", daemon=True).start()
+    return await done
+
+
+CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
+
+
+def api_key(request: web.Request) -> str:
+    """The key that the client gives, "" if none."""
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "")
+
+
+def client_key(request: web.Request) -> str:
+    """Whose streams these are. Behind a router all requests have its key, and it tells the clients apart."""
+    if request.app[CONTEXT].config.behind_router:
+        return request.headers.get(CLIENT_KEY, "")
+    return api_key(request)
+
+
+def client_address(request: web.Request) -> str:
+    """Where the client is."""
+    behind_router = request.app[CONTEXT].config.behind_router
+    return (request.headers.get(CLIENT_ADDRESS) if behind_router else request.remote) or ""
+
+
+def json_response(data: object, status: int = 200) -> web.Response:
+    """`data` as JSON."""
+    body = encode_json(data).encode("utf-8", "replace")
+    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    """The error as llama-server and OpenAI's API show it."""
+    return {"error": {"code": error.code, "message": error.message, "type": error.type, **error.extra}}
+
+
+def error_response(error: RequestError) -> web.Response:
+    """A refusal."""
+    response = json_response(error_object(error), error.code)
+    if error.code == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response

@@ -1,0 +1,202 @@
+"""The endpoints that generate: submit the job, then one JSON reply or a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from aiohttp import web
+
+from logitless.engine.errors import InvalidRequest, ServerFault
+from logitless.engine.kv_cache.slot_actions import tokens_of
+from logitless.engine.requests import Event, Failed, Finished, Progress, Token
+from logitless.engine.stream import Stream
+from logitless.server.api.context import CONTEXT, Context, beside, client_address, client_key, json_response
+from logitless.server.api.llamacpp.completion import NativeReply
+from logitless.server.api.llamacpp.verify import VerifyReply
+from logitless.server.api.openai.chat import ChatReply
+from logitless.server.api.openai.completions import CompletionReply
+from logitless.server.api.reply import Reply, failure
+from logitless.server.protocol.chat import parse_chat
+from logitless.server.protocol.completions import Job
+from logitless.server.protocol.infill import parse_infill
+from logitless.server.protocol.verify import parse_verify, slot_to_continue
+
+log = logging.getLogger("logitless.http")
+CONVERSATION = "X-Conversation-Id"
+_SSE_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def native_completion(request: web.Request) -> web.StreamResponse:
+    """POST /completion."""
+    context = request.app[CONTEXT]
+    job = await context.parsed(request, context.parser.native)
+    return await run(request, context, job, NativeReply(job, context.served, context.config))
+
+
+async def infill(request: web.Request) -> web.StreamResponse:
+    """POST /infill."""
+    context = request.app[CONTEXT]
+    parser = context.parser
+    job = await context.parsed(request, lambda body: parse_infill(body, parser))
+    return await run(request, context, job, NativeReply(job, context.served, context.config))
+
+
+async def openai_completion(request: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
+    context = request.app[CONTEXT]
+    job = await context.parsed(request, context.parser.openai)
+    return await run(request, context, job, CompletionReply(job, context.served, context.config))
+
+
+async def chat_completion(request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    context = request.app[CONTEXT]
+    parser, template = context.parser, context.served.template
+    job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
+    return await run(request, context, job, ChatReply(job, context.served, context.config))
+
+
+def client_of(request: web.Request, job: Job) -> str:
+    """Whom a request counts for when clients take turns: the user that it names, of this key or address."""
+    return f"{client_key(request) or client_address(request)} {job.options.user}"
+
+
+async def verify(request: web.Request) -> web.StreamResponse:
+    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose next."""
+    context = request.app[CONTEXT]
+    parser = context.parser
+    id = await context.parsed(request, lambda body: slot_to_continue(body, context.config))
+    known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id))
+    job = await context.parsed(request, lambda body: parse_verify(body, parser, known))
+    return await run(request, context, job, VerifyReply(job, context.served, context.config))
+
+
+async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
+    """Leaving early, for whatever reason, cancels the job: the client that goes away frees its slots. Only a stream
+    whose request has X-Conversation-Id goes on, to be found again (logitless.server.api.llamacpp.resume)."""
+    _ = context.writer
+    if job.options.stream and CONVERSATION in request.headers:
+        return await _resumable(request, context, job, reply)
+    if job.options.stream:
+        async with await context.service.submit(job.requests, client_of(request, job)) as stream:
+            return await send(request, context, _told(context, stream, reply), reply.options.sse_ping_interval)
+    await collect(request, context, job, reply)
+    if reply.is_large:
+        return await beside(lambda: json_response(reply.whole()))
+    return json_response(reply.whole())
+
+
+async def collect(request: web.Request, context: Context, job: Job, reply: Reply) -> None:
+    """Have the job done and give its results to the reply."""
+    async with await context.service.submit(job.requests, client_of(request, job)) as stream:
+        context.running[reply.id] = stream
+        try:
+            async for index, event in stream:
+                reply.add(index, event)
+        finally:
+            del context.running[reply.id]
+
+
+async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
+    id = request.headers[CONVERSATION]
+    if not id or len(id) > 256 or not id.isprintable():
+        raise InvalidRequest(f"{CONVERSATION} must be 1 to 256 printable characters")
+    place = client_key(request), id
+    session = context.sessions.open(place)
+    try:
+        stream = await context.service.submit(job.requests, client_of(request, job))
+    except BaseException:
+        if context.sessions.find(place) is session:
+            context.sessions.drop(place)
+        raise
+
+    session.begin(stream, _told(context, stream, reply), reply.options.sse_ping_interval)
+    return await send(request, context, session.read(0), -1)
+
+
+async def _told(context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
+    """What a stream of server-sent events says."""
+    context.running[reply.id] = stream
+    try:
+        while events := await stream.batch():
+            text = "".join([_event_text(reply, index, event) for index, event in events])
+            failed = next((event for _, event in events if isinstance(event, Failed)), None)
+            if failed is not None:
+                text += reply.failed(failure(failed))
+            if text:
+                yield text.encode("utf-8", "replace")
+            if failed is not None:
+                return
+        yield reply.ending().encode()
+    except Exception as error:  # the reply has begun: the error can only be told in it
+        log.error("a stream failed: %s: %s", type(error).__name__, error, exc_info=log.isEnabledFor(logging.DEBUG))
+        yield reply.failed(ServerFault("internal error")).encode("utf-8", "replace")
+    finally:
+        del context.running[reply.id]
+
+
+async def send(
+    request: web.Request, context: Context, data: AsyncGenerator[bytes, None], ping_interval: int
+) -> web.StreamResponse:
+    """Send a stream of server-sent events as it comes."""
+    response = web.StreamResponse(headers=_SSE_HEADERS)
+    async with aclosing(data):
+        await response.prepare(request)
+        writer = _Writer(response)
+        attendant = asyncio.create_task(_attend(request, writer, ping_interval, context.config.timeout))
+        try:
+            async for piece in data:
+                await writer.write(piece)
+            await response.write_eof()
+        except ConnectionError:
+            log.debug("the client of %s went away", request.rel_url.raw_path)
+            if request.transport is not None:  # it is too slow for what is kept: let it know
+                request.transport.abort()
+        finally:
+            attendant.cancel()
+    return response
+
+
+class _Writer:
+    """Writes to a stream and remembers when, so that the hot path needs no timers of its own."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        self._response = response
+        self.n_writes = 0
+        self.since: float | None = None  # the write in progress waits for the client since then
+
+    async def write(self, data: bytes) -> None:
+        """Send data; waits while the client does not read."""
+        self.n_writes += 1
+        self.since = time.monotonic()
+        await self._response.write(data)
+        self.since = None
+
+
+async def _attend(request: web.Request, writer: _Writer, interval: int, timeout: float) -> None:
+    """Keep a silent stream alive with comment lines; drop a client that does not read for too long."""
+    n_writes = -1
+    while request.transport is not None:
+        await asyncio.sleep(interval if interval > 0 else timeout)
+        if writer.since is not None:
+            if time.monotonic() - writer.since >= timeout:
+                request.transport.abort()
+        elif writer.n_writes == n_writes and interval > 0:
+            with suppress(ConnectionError):
+                await writer.write(b":\n\n")
+        n_writes = writer.n_writes
+
+
+def _event_text(reply: Reply, index: int, event: Event) -> str:
+    result = reply.results[index]
+    if isinstance(event, Token):
+        return reply.token(result, event)
+    if isinstance(event, Finished):
+        return reply.finish(result, event)
+    if isinstance(event, Progress):
+        return reply.progress(result, event)
+    return ""

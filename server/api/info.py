@@ -1,0 +1,130 @@
+"""Endpoints that tell about the server: health, models, properties."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from logitless.engine.errors import Forbidden, NotFound, NotSupported
+from logitless.engine.requests import CompletionRequest
+from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.reply import generation_settings
+from logitless.server.config import BUILD_INFO
+from logitless.server.protocol import ollama
+
+_STARTED = int(time.time())
+
+
+async def health(request: web.Request) -> web.Response:
+    """GET /health: 503 while loading."""
+    _ = request.app[CONTEXT].served
+    return json_response({"status": "ok"})
+
+
+async def models(request: web.Request) -> web.Response:
+    """GET /v1/models: the model, and its finetunes that have names."""
+    context = request.app[CONTEXT]
+    return json_response(ollama.listed([_model(context), *_tuned(context)]))
+
+
+async def show(request: web.Request) -> web.Response:
+    """POST /api/show."""
+    context = request.app[CONTEXT]
+    await context.parsed(request, lambda body: body)
+    served = context.served
+    return json_response(ollama.shown(served.template.source if served.template else "", served.info.n_ctx))
+
+
+async def model(request: web.Request) -> web.Response:
+    """GET /v1/models/{id}."""
+    context = request.app[CONTEXT]
+    data = next((tuned for tuned in _tuned(context) if tuned["id"] == request.match_info["id"]), _model(context))
+    if request.match_info["id"] not in (data["id"], *data["aliases"]):
+        raise NotFound(f"no such model: {request.match_info['id']}")
+    return json_response(data)
+
+
+def _tuned(context: Context) -> list[dict[str, Any]]:
+    """Adapters and whole finetunes that have the name of a model."""
+    known = context.served.adapters
+    base = _model(context)
+    return [
+        {**base, "id": entry.name, "aliases": [], "tags": [], "root": base["id"], "parent": base["id"]}
+        for entry in (known.entries if known is not None else ())
+        if entry.name
+    ]
+
+
+def _model(context: Context) -> dict[str, Any]:
+    info, config = context.served.info, context.config
+    return {
+        "id": config.model,
+        "aliases": list(config.aliases or ([config.alias] if config.alias else [])),
+        "tags": list(config.tags),
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "logitless",
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "meta": {
+            "vocab_type": info.vocab_type,
+            "n_vocab": info.n_vocab,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.nbytes,
+        },
+    }
+
+
+async def props(request: web.Request) -> web.Response:
+    """GET /props."""
+    context = request.app[CONTEXT]
+    served, config, tokenizer = context.served, context.config, context.served.tokenizer
+
+    def text(id: int | None) -> str:
+        return "" if id is None else tokenizer.piece(id).decode("utf-8", "replace")
+
+    default = CompletionRequest(
+        (), config.defaults, n_predict=config.n_predict, stop=config.reverse_prompts, n_keep=config.n_keep
+    )
+    others = {"backend_sampling": config.backend_sampling}
+    return json_response(
+        {
+            "default_generation_settings": {
+                "params": generation_settings(default, others),
+                "n_ctx": served.info.n_ctx,
+            },
+            "total_slots": config.n_parallel,
+            "model_alias": config.model if config.alias else "",
+            "model_path": config.model_path,
+            "model_ftype": served.info.ftype,
+            "modalities": {"vision": False, "audio": False},
+            "endpoint_slots": bool(config.slots),
+            "endpoint_props": bool(config.props),
+            "endpoint_metrics": bool(config.metrics),
+            "ui": bool(config.ui),
+            "webui": bool(config.ui),
+            "chat_template": served.template.source if served.template else "",
+            "chat_template_caps": dict(served.template.caps) if served.template else {},
+            "bos_token": text(tokenizer.bos_id),
+            "eos_token": text(tokenizer.eos_id),
+            "build_info": BUILD_INFO,
+            "is_sleeping": context.service.asleep,
+        }
+    )
+
+
+async def change_props(request: web.Request) -> web.Response:
+    """POST /props: allowed by --props; there is nothing to change yet."""
+    context = request.app[CONTEXT]
+    if not context.config.props:
+        raise NotSupported("this server does not allow changing its properties; start it with --props")
+    await context.parsed(request, lambda body: body)
+    return json_response({"success": True})
+
+
+async def not_offered(request: web.Request) -> web.Response:
+    """llama-server's proxy and its tools for agents, as it answers where they have not been turned on."""
+    raise Forbidden("this server runs no tools and fetches nothing for its clients")

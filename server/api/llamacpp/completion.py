@@ -1,0 +1,90 @@
+"""The shape of POST /completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from logitless.engine.requests import Finished, Progress, Token
+from logitless.server.api.probabilities import entries, splits_character
+from logitless.server.api.reply import Reply, Result, quoted, sse, timings
+
+
+class NativeReply(Reply):
+    """llama-server's own completion object, or an array of them."""
+
+    def whole(self) -> object:
+        shown = []
+        for result in self.chosen():
+            data = self.native(result)
+            if self.options.top is not None:
+                data["completion_probabilities"] = self._probabilities(result, self.probable(result))
+            shown.append(self._selected(data))
+        return shown if self.options.many else shown[0]
+
+    def token(self, result: Result, token: Token) -> str:
+        result.n_tokens += 1
+        if token.prob is None and not self.options.timings_per_token:  # the hot path
+            return (
+                f'data: {{"index":{result.index},"content":{quoted(token.text)},"tokens":[{token.id}],"stop":false,'
+                f'"id_slot":{token.id_slot},"tokens_predicted":{result.n_tokens},'
+                f'"tokens_evaluated":{len(result.request.prompt)}}}\n\n'
+            )
+        data = self._chunk(result, token.text, [token.id], token.id_slot)
+        if token.prob is not None and self.options.top is not None:
+            data["completion_probabilities"] = self._probabilities(result, [token])
+        if self.options.timings_per_token and token.timings is not None:
+            data["timings"] = timings(token.timings)
+        return sse(data)
+
+    def _probabilities(self, result: Result, tokens: list[Token]) -> list[dict[str, Any]]:
+        """Entries of the next tokens of a result, without those that leave the text inside a character."""
+        probs = []
+        for token in tokens:
+            result.tail = (result.tail + self.tokenizer.piece(token.id, special=False))[-3:]
+            if token.prob is not None and not splits_character(result.tail):
+                probs.append(token.prob)
+        return entries(probs, self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)
+
+    def progress(self, result: Result, progress: Progress) -> str:
+        return sse({**self._chunk(result, "", [], progress.id_slot), "prompt_progress": progress_object(progress)})
+
+    def finish(self, result: Result, finished: Finished) -> str:
+        result.finished = finished
+        rest = sse(self._chunk(result, finished.text, [], finished.id_slot)) if finished.text else ""
+        return rest + sse(self._selected(self.native(result)))
+
+    def _chunk(self, result: Result, text: str, tokens: list[int], id_slot: int) -> dict[str, Any]:
+        return {
+            "index": result.index,
+            "content": text,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": id_slot,
+            "tokens_predicted": result.n_tokens,
+            "tokens_evaluated": len(result.request.prompt),
+        }
+
+    def _selected(self, data: dict[str, Any]) -> dict[str, Any]:
+        """`response_fields`: only these; a path with slashes is looked up and shown under its whole name."""
+        if not self.options.response_fields:
+            return data
+        selected = {}
+        for path in self.options.response_fields:
+            value: Any = data
+            for name in path.split("/"):
+                if not isinstance(value, dict) or name not in value:
+                    break
+                value = value[name]
+            else:
+                selected[path] = value
+        return selected
+
+
+def progress_object(progress: Progress) -> dict[str, Any]:
+    """llama-server's `prompt_progress`."""
+    return {
+        "total": progress.total,
+        "cache": progress.cache,
+        "processed": progress.processed,
+        "time_ms": progress.time_ms,
+    }

@@ -1,0 +1,47 @@
+"""GET and POST /lora-adapters, as llama-server has them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from logitless.engine.errors import InvalidRequest
+from logitless.server.api.context import CONTEXT, json_response, read_body, unhurried
+from logitless.server.protocol.fields import json_value
+from logitless.server.protocol.lora import lora_scales
+
+
+async def adapters(request: web.Request) -> web.Response:
+    """GET: every adapter with the scale that requests get which do not say."""
+    known = request.app[CONTEXT].served.adapters
+    return json_response(
+        [
+            {
+                "id": entry.id,
+                "path": entry.path,
+                "scale": entry.scale,
+                "task_name": entry.metadata.get("task_name", ""),
+                "prompt_prefix": entry.metadata.get("prompt_prefix", ""),
+                **({"model": entry.name} if entry.name else {}),
+            }
+            for entry in (known.entries if known is not None else ())
+            if not entry.whole
+        ]
+    )
+
+
+async def set_scales(request: web.Request) -> web.Response:
+    """POST: the scales from now on; adapters that are not listed get 0."""
+    context = request.app[CONTEXT]
+    known = context.served.adapters
+    raw = await read_body(request, context.config.timeout)
+
+    def parse() -> dict[int, float]:
+        body = json_value(raw) if raw.strip() else []
+        if not isinstance(body, list):
+            raise InvalidRequest("the body must be an array of {id, scale}")
+        return lora_scales(body, known, "body")
+
+    scales = await unhurried(raw, parse)
+    if known is not None:
+        await context.service.ask(lambda _: known.set_scales(scales), wakes=False)
+    return json_response({"success": True})

@@ -1,0 +1,67 @@
+"""Coming back to a stream whose connection was lost. The client names it: X-Conversation-Id of the request."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from logitless.engine.errors import NotFound
+from logitless.server.api.context import CONTEXT, client_key, json_response
+from logitless.server.api.generate import send
+from logitless.server.api.llamacpp.sessions import Place
+from logitless.server.protocol.fields import Fields, refuse
+
+_MAX_IDS = 1000
+
+
+def _place(request: web.Request) -> Place:
+    id = request.match_info.get("id") or request.query.get("conv_id", "")
+    if not id:
+        refuse("conv_id", "is required")
+    return client_key(request), id
+
+
+async def follow(request: web.Request) -> web.StreamResponse:
+    """GET /v1/stream/{id}?from=N: the stream from byte N on (default 0), and then what comes."""
+    context = request.app[CONTEXT]
+    place, offset = _place(request), request.query.get("from", "0")
+    if not (offset.isascii() and offset.isdecimal() and len(offset) < 16):
+        refuse("from", "must be a number of bytes")
+    session = context.sessions.find(place)
+    if session is None:
+        raise NotFound(f"there is no stream {place[1][:64]!r}")
+    session.check(int(offset))
+    return await send(request, context, session.read(int(offset)), -1)
+
+
+async def stop(request: web.Request) -> web.Response:
+    """DELETE /v1/stream/{id}: end it and forget it; well if there is none."""
+    request.app[CONTEXT].sessions.drop(_place(request))
+    return web.Response(status=204)
+
+
+async def lookup(request: web.Request) -> web.Response:
+    """POST /v1/streams/lookup: how the streams of `conversation_ids` are; nobody can list what they cannot name."""
+    context = request.app[CONTEXT]
+
+    def parse(body: dict[str, object]) -> list[str]:
+        ids = Fields(body).array("conversation_ids")
+        if ids is None:
+            refuse("conversation_ids", "is required")
+        if len(ids) > _MAX_IDS or not all(isinstance(id, str) for id in ids):
+            refuse("conversation_ids", f"must be at most {_MAX_IDS} strings")
+        return list(dict.fromkeys(ids))
+
+    found = [context.sessions.find((client_key(request), id)) for id in await context.parsed(request, parse)]
+    return json_response(
+        [
+            {
+                "conversation_id": session.id,
+                "is_done": session.done,
+                "total_bytes": session.total,
+                "started_at": int(session.started_at),
+                "completed_at": int(session.completed_at),
+            }
+            for session in found
+            if session is not None
+        ]
+    )

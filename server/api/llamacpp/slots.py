@@ -1,0 +1,145 @@
+"""GET /slots, and what can be done with one: save it to a file, restore it, erase it, fork it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp import web
+
+from logitless.engine.errors import InvalidRequest, NotSupported, Unavailable
+from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
+from logitless.engine.kv_cache.slot_files import file_name, load, save
+from logitless.engine.sequence import Slot
+from logitless.server.api.context import CONTEXT, Context, beside, json_response
+from logitless.server.api.reply import generation_settings
+from logitless.server.protocol.fields import Fields
+
+if TYPE_CHECKING:
+    from logitless.engine.scheduler.scheduler import Scheduler
+
+T = TypeVar("T")
+
+
+async def slots(request: web.Request) -> web.Response:
+    """GET /slots."""
+    context = request.app[CONTEXT]
+    if not context.config.slots:
+        raise NotSupported("this server does not show its slots; start it with --slots")
+    _ = context.served
+    shown = await context.service.ask(lambda scheduler: [_slot(slot, context) for slot in scheduler.slots], wakes=False)
+    if request.query.get("fail_on_no_slot") and all(slot["is_processing"] for slot in shown):
+        raise Unavailable("no slot available")
+    return json_response(shown)
+
+
+async def slot_action(request: web.Request) -> web.Response:
+    """POST /slots/{id}?action=save, restore, erase or fork."""
+    context = request.app[CONTEXT]
+    _ = context.served
+    action = request.query.get("action", "")
+    if action not in _ACTIONS:
+        raise InvalidRequest(f"query 'action': must be one of {', '.join(_ACTIONS)}")
+    id = _slot_id(request.match_info["id"], context.config.n_parallel)
+    return json_response(await _ACTIONS[action](request, context, id))
+
+
+async def _save(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+    folder, name = await _file(request, context)
+    began = time.perf_counter()
+    adapters = context.served.adapters
+    kind, state = await _when_idle(context, (id,), lambda s: (s.engine.cache_kind, snapshot(s, id, adapters)))
+    n_written = await beside(lambda: save(folder, name, kind, state))
+    return {
+        "id_slot": id,
+        "filename": name,
+        "n_saved": len(state.tokens),
+        "n_written": n_written,
+        "timings": {"save_ms": (time.perf_counter() - began) * 1000},
+    }
+
+
+async def _restore(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+    folder, name = await _file(request, context)
+    began = time.perf_counter()
+    service = context.service
+    kind, n_ctx = await service.ask(lambda scheduler: (scheduler.engine.cache_kind, scheduler.slots[id].n_ctx))
+    state, n_read = await beside(lambda: load(folder, name, kind, n_ctx))
+    await _when_idle(context, (id,), lambda scheduler: install(scheduler, id, state, context.served.adapters))
+    return {
+        "id_slot": id,
+        "filename": name,
+        "n_restored": len(state.tokens),
+        "n_read": n_read,
+        "timings": {"restore_ms": (time.perf_counter() - began) * 1000},
+    }
+
+
+async def _erase(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+    return {"id_slot": id, "n_erased": await _when_idle(context, (id,), lambda scheduler: erase(scheduler, id))}
+
+
+async def _fork(request: web.Request, context: Context, id: int) -> dict[str, Any]:
+    body = Fields(await context.parsed(request, lambda body: body))
+    to = body.integer("id_slot_to", default=-1, low=-1, high=context.config.n_parallel - 1, hard=True)
+    if to < 0:
+        raise InvalidRequest("field 'id_slot_to': is required")
+    n_forked = await _when_idle(context, (id, to), lambda scheduler: fork(scheduler, id, to))
+    return {"id_slot": id, "id_slot_to": to, "n_forked": n_forked}
+
+
+async def _when_idle(context: Context, ids: tuple[int, ...], action: Callable[[Scheduler], T]) -> T:
+    """Done as soon as these slots run nothing. 503 when that takes longer than a client may make the server wait; one
+    that leaves takes its wish along."""
+    return await context.service.ask_about(ids, action, context.config.timeout)
+
+
+_ACTIONS = {"save": _save, "restore": _restore, "erase": _erase, "fork": _fork}
+
+
+async def _file(request: web.Request, context: Context) -> tuple[Path, str]:
+    """The folder of slot files, and the name in the request's body."""
+    if not context.config.slot_save_path:
+        raise NotSupported("this server saves no slots; start it with --slot-save-path")
+    body = Fields(await context.parsed(request, lambda body: body))
+    if body.body.get("filename") is None:
+        raise InvalidRequest("field 'filename': is required")
+    return Path(context.config.slot_save_path), file_name(body.text("filename"))
+
+
+def _slot_id(text: str, n_slots: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < n_slots):
+        raise InvalidRequest(f"no slot {text[:20]!r}: this server has {n_slots}")
+    return int(text)
+
+
+def _slot(slot: Slot, context: Context) -> dict[str, Any]:
+    """One item of /slots; what was asked for is there once the slot has been used."""
+    data: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "speculative": bool(context.config.speculation.kinds if slot.sequence is None else slot.sequence.drafts),
+        "is_processing": slot.is_processing,
+    }
+    if slot.sequence is None:
+        return data
+    data |= {
+        "id_task": slot.id_task,
+        "n_prompt_tokens": slot.n_prompt_tokens,
+        "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
+        "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
+        "params": generation_settings(slot.sequence.request, {}),
+        "next_token": [
+            {
+                "has_next_token": slot.has_next_token,
+                "has_new_line": slot.has_new_line,
+                "n_remain": slot.n_remain,
+                "n_decoded": slot.n_decoded,
+            }
+        ],
+    }
+    if context.config.verbose:
+        data["prompt"] = context.served.tokenizer.pieces(slot.sequence.request.prompt).decode("utf-8", "replace")
+    return data

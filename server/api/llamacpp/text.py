@@ -1,0 +1,69 @@
+"""Endpoints that need the tokenizer or the chat template but no device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from logitless.models.tokenizer import Tokenizer
+from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.protocol.chat import render_chat
+from logitless.server.protocol.fields import Fields, as_integer, refuse
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize: `with_pieces` adds each token's text, or its bytes where they are no text."""
+    context = request.app[CONTEXT]
+    tokenizer = context.served.tokenizer
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        fields = Fields(body)
+        add_special = fields.boolean("add_special")
+        parse_special = fields.boolean("parse_special", True)
+        content = body.get("content")
+        ids: list[int] = []
+        for i, part in enumerate(content if isinstance(content, list) else [content]):
+            if isinstance(part, str):
+                ids += tokenizer.encode(part, add_special=add_special and i == 0, parse_special=parse_special)
+            elif part is not None:
+                ids.append(_token("content", part, tokenizer))
+        if not fields.boolean("with_pieces"):
+            return {"tokens": ids}
+        return {"tokens": [{"id": id, "piece": _piece(tokenizer.piece(id))} for id in ids]}
+
+    return json_response(await context.parsed(request, reply))
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize."""
+    context = request.app[CONTEXT]
+    tokenizer = context.served.tokenizer
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        ids = [_token("tokens", id, tokenizer) for id in Fields(body).array("tokens") or ()]
+        return {"content": tokenizer.pieces(ids).decode("utf-8", "replace")}
+
+    return json_response(await context.parsed(request, reply))
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    """POST /apply-template: the prompt that a chat request would have."""
+    context = request.app[CONTEXT]
+    parser, template = context.parser, context.served.template
+    prompt = await context.parsed(request, lambda body: render_chat(body, parser, template))
+    return json_response({"prompt": prompt.text})
+
+
+def _token(name: str, value: object, tokenizer: Tokenizer) -> int:
+    id = as_integer(name, value)
+    if not 0 <= id < tokenizer.n_vocab:
+        refuse(name, f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
+    return id
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

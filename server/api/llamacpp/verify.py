@@ -1,0 +1,43 @@
+"""The shape of POST /v1/verify."""
+
+from __future__ import annotations
+
+from logitless.server.api.probabilities import entries
+from logitless.server.api.reply import Reply, timings
+
+
+class VerifyReply(Reply):
+    """How many of the draft's tokens the model chose too, and its own tokens: those and the one after."""
+
+    id_prefix = "verify-"
+    kind = "verification"
+
+    def whole(self) -> object:
+        (result,) = self.results
+        request, done = result.request, result.finished
+        draft, tokens = request.speculation.draft, [token.id for token in result.tokens]
+        n_accepted = 0
+        while n_accepted < min(len(draft), len(tokens)) and tokens[n_accepted] == draft[n_accepted]:
+            n_accepted += 1
+        data = {
+            **self.common,
+            "object": self.kind,
+            "n_draft": len(draft),
+            "n_accepted": n_accepted,
+            "tokens": tokens,
+            "content": result.content,
+            "stop_type": "eos" if done.stop_type == "eos" else "limit" if done.truncated else "none",
+            "id_slot": done.id_slot,
+            "tokens_evaluated": done.n_prompt,
+            "tokens_cached": done.n_in_cache,
+            "seed": done.seed,
+            "rng_used": list(done.rng_used),
+            "usage": self.usage(),
+            "timings": timings(done.timings),
+        }
+        if self.options.top is not None:
+            probs = [token.prob for token in result.tokens if token.prob is not None]
+            data["completion_probabilities"] = entries(
+                probs, self.tokenizer, self.options.top, request.sampling.post_sampling_probs
+            )
+        return data

@@ -1,0 +1,196 @@
+"""The shapes of OpenAI's completions, and what chat completions share with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from logitless.engine.async_engine import Served
+from logitless.engine.requests import Finished, Progress, Token, TokenProb
+from logitless.server.api.context import encode_json
+from logitless.server.api.llamacpp.completion import progress_object
+from logitless.server.api.probabilities import LegacyLogprobs, Shown
+from logitless.server.api.reply import Reply, Result, quoted, sse, timings
+from logitless.server.config import ServerConfig
+from logitless.server.protocol.completions import Job
+
+
+class OpenAIReply(Reply):
+    """What both have in common: chunks with `choices`, then usage, then [DONE]."""
+
+    text_open = ""  # of a choice in a chunk, up to the text
+    text_close = "}"
+
+    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+        super().__init__(job, served, config)
+        self._head = 'data: {"choices":[{"finish_reason":null,"index":'
+        self._tail = f"],{encode_json({**self.common, 'object': self.chunk_kind})[1:]}\n\n"
+        wanted = self.results if self.options.top is not None else ()
+        self._shown = [Shown(self.tokenizer, result.request) for result in wanted]
+        self._plain = self.options.top is None and not self.options.timings_per_token
+
+    def choice(self, result: Result) -> dict[str, Any]:
+        """One whole result."""
+        raise NotImplementedError
+
+    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
+        """One result's part of a chunk; text None: nothing was added."""
+        raise NotImplementedError
+
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+        """The probabilities of the next tokens of a result."""
+        raise NotImplementedError
+
+    def deltas(self, result: Result, text: str, *, last: bool = False) -> list[dict[str, Any]]:
+        """A result's parts of chunks for more of its text."""
+        return [self.delta(result, text, None)] if text else []
+
+    def verbatim(self, result: Result) -> bool:
+        """Whether the text is told as it comes."""
+        return True
+
+    def finish_reason(self, result: Result) -> str:
+        """Why a result ended, in OpenAI's word."""
+        return "length" if result.finished.stop_type == "limit" else "stop"
+
+    def opening(self, result: Result) -> str:
+        """What comes before everything else of a result."""
+        return self.chunk([self.delta(result, result.prefix, None)]) if result.prefix else ""
+
+    def whole(self) -> object:
+        chosen = self.chosen()
+        data = {
+            "choices": [self.choice(result) for result in chosen],
+            **self.common,
+            "object": self.kind,
+            "usage": self.usage(),
+            "timings": timings(chosen[0].finished.timings),
+        }
+        if self.options.verbose:
+            data["__verbose"] = self.native(chosen[0])
+        return data
+
+    def chunk(self, choices: list[dict[str, Any]], **extra: Any) -> str:
+        """One event of the stream."""
+        return sse({"choices": choices, **self.common, "object": self.chunk_kind, **extra})
+
+    def token(self, result: Result, token: Token) -> str:
+        if self._plain and result.opened and self.verbatim(result):  # the hot path
+            if not token.text:
+                return ""
+            return f"{self._head}{result.index},{self.text_open}{quoted(token.text)}{self.text_close}{self._tail}"
+        opening = self._open(result)
+        if self.options.top is not None:
+            result.held.append(token)
+            result.untold += token.text
+        if not token.text:
+            return opening
+        extra = {}
+        if self.options.timings_per_token and token.timings is not None:
+            extra["timings"] = timings(token.timings)
+        deltas = self.deltas(result, token.text)
+        return opening + self._told(result, deltas, self._begun(result) if deltas else [], **extra)
+
+    def progress(self, result: Result, progress: Progress) -> str:
+        return self._open(result) + self.chunk(
+            [self.delta(result, None, None)], prompt_progress=progress_object(progress)
+        )
+
+    def finish(self, result: Result, finished: Finished) -> str:
+        result.finished = finished
+        text = self._open(result)
+        result.untold += finished.text
+        tokens = self._begun(result) if finished.stop_type == "word" else self.without_end(result.held, result)
+        deltas = self.deltas(result, finished.text, last=True)
+        if deltas or tokens:
+            text += self._told(result, deltas or [self.delta(result, "", None)], tokens)
+        return text + self.chunk([self.delta(result, None, self.finish_reason(result))], **self.last_extra(result))
+
+    def last_extra(self, result: Result) -> dict[str, Any]:
+        """What a result's last chunk carries beside its choice."""
+        extra: dict[str, Any] = {}
+        if self.options.verbose:
+            extra["__verbose"] = self.native(result)
+        if not self.options.include_usage or len(self.results) > 1:
+            extra["timings"] = timings(result.finished.timings)
+        return extra
+
+    def ending(self) -> str:
+        done = "data: [DONE]\n\n"
+        if not self.options.include_usage:
+            return done
+        extra = {"timings": timings(self.results[0].finished.timings)} if len(self.results) == 1 else {}
+        return self.chunk([], usage=self.usage(), **extra) + done
+
+    def _probs(self, result: Result) -> list[TokenProb]:
+        tokens = self.without_end(self.probable(result), result)
+        return [token.prob for token in tokens if token.prob is not None]
+
+    def _open(self, result: Result) -> str:
+        if result.opened:
+            return ""
+        result.opened = True
+        return self.opening(result)
+
+    def _begun(self, result: Result) -> list[Token]:
+        """The held tokens that begin inside the text that has come since; those after it are held on."""
+        if not result.held:
+            return []
+        tokens = self._shown[result.number].take(result.held, result.untold)
+        del result.held[: len(tokens)]
+        result.untold = ""
+        return tokens
+
+    def _told(self, result: Result, deltas: list[dict[str, Any]], tokens: list[Token], **extra: Any) -> str:
+        """Chunks with these parts; the first has the tokens' probabilities."""
+        if self.options.top is not None and deltas:
+            deltas[0]["logprobs"] = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
+        return "".join([self.chunk([delta], **extra) for delta in deltas])
+
+
+class CompletionReply(OpenAIReply):
+    """POST /v1/completions."""
+
+    id_prefix = "cmpl-"
+    kind = chunk_kind = "text_completion"
+    text_open = '"logprobs":null,"text":'
+
+    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+        super().__init__(job, served, config)
+        self._legacy: dict[int, LegacyLogprobs] = {}
+
+    def choice(self, result: Result) -> dict[str, Any]:
+        logprobs = None
+        if self.options.top is not None:
+            probs = self._probs(result)
+            logprobs = self.logprobs(result, probs)
+            if result.prefix:
+                legacy = self._new_legacy(result)
+                prompt = legacy.of_prompt(result.request.prompt, result.finished.prompt_probs, result.prefix)
+                rest = legacy.of(probs)
+                logprobs = {name: prompt[name] + rest[name] for name in prompt}
+        return {
+            "text": result.prefix + result.content,
+            "index": result.index,
+            "logprobs": logprobs,
+            "finish_reason": self.finish_reason(result),
+        }
+
+    def delta(self, result: Result, text: str | None, finish_reason: str | None) -> dict[str, Any]:
+        return {"finish_reason": finish_reason, "index": result.index, "logprobs": None, "text": text or ""}
+
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> dict[str, Any]:
+        legacy = self._legacy.get(result.index)
+        if legacy is None:
+            legacy = self._legacy[result.index] = self._new_legacy(result)
+            legacy.skip(result.prefix)
+        return legacy.of(probs)
+
+    def last_extra(self, result: Result) -> dict[str, Any]:
+        extra = super().last_extra(result)
+        if len(self.results) == 1 and not self.options.include_usage:  # as llama-server's last chunk
+            extra["usage"] = self.usage()
+        return extra
+
+    def _new_legacy(self, result: Result) -> LegacyLogprobs:
+        return LegacyLogprobs(self.tokenizer, self.options.top or 0, result.request.sampling.post_sampling_probs)

@@ -1,0 +1,142 @@
+"""Vectors of texts, and documents in the order of their relevance."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from aiohttp import web
+
+from logitless.engine.batch import StepFailed
+from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault
+from logitless.engine.requests import Lora
+from logitless.engine.runner.embedder import F32, Embedder
+from logitless.server.api.context import CONTEXT, Context, beside, json_response
+from logitless.server.protocol.embeddings import EmbeddingJob, parse_embeddings, parse_rerank, rank_or_refuse
+
+if TYPE_CHECKING:
+    from logitless.engine.scheduler.scheduler import Scheduler
+
+_LARGE = 1 << 14  # numbers of a reply whose writing would hold up the streams of others
+
+
+async def openai_embeddings(request: web.Request) -> web.Response:
+    """POST /v1/embeddings."""
+    context = request.app[CONTEXT]
+    embedder, pooling = _embedder(context)
+    if pooling == "none":
+        raise InvalidRequest(
+            "pooling type 'none' gives a vector for each token, which this endpoint cannot tell: start the server "
+            "with another --pooling, or use /embedding"
+        )
+    parser = context.parser
+    job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
+    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
+    n_tokens = sum(map(len, job.texts))
+    model = job.model or context.config.model
+
+    def reply() -> web.Response:
+        data = [
+            {"object": "embedding", "index": i, "embedding": _shown(normalized(v, job.normalize), job.base64)}
+            for i, v in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        return json_response({"object": "list", "data": data, "model": model, "usage": usage})
+
+    return await _written(reply, vectors)
+
+
+async def native_embeddings(request: web.Request) -> web.Response:
+    """POST /embedding and /embeddings: rows of vectors for each text; one a token, as they are, without pooling."""
+    context = request.app[CONTEXT]
+    embedder, pooling = _embedder(context)
+    parser = context.parser
+    job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
+    vectors = await _vectors(context, embedder, job.texts, pooling, job.lora)
+
+    def reply() -> web.Response:
+        return json_response([{"index": i, "embedding": _rows(v, job)} for i, v in enumerate(vectors)])
+
+    return await _written(reply, vectors)
+
+
+async def rerank(request: web.Request) -> web.Response:
+    """POST /v1/rerank."""
+    context = request.app[CONTEXT]
+    embedder, pooling = _embedder(context)
+    rank_or_refuse(embedder, pooling == "rank")
+    parser = context.parser
+    job = await context.parsed(request, lambda body: parse_rerank(body, parser, embedder))
+    scores = [float(v[0]) for v in await _vectors(context, embedder, job.pairs, "rank", job.lora)]
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]
+    n_tokens = sum(map(len, job.pairs))
+    if job.tei:
+        texts = [{"text": job.documents[i]} if job.return_text else {} for i in order]
+        return json_response([{"index": i, "score": scores[i], **t} for i, t in zip(order, texts, strict=True)])
+    results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
+    for result in results if job.return_text else ():
+        result["document"] = {"text": job.documents[result["index"]]}
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return json_response(
+        {"model": job.model or context.config.model, "object": "list", "usage": usage, "results": results}
+    )
+
+
+def normalized(x: F32, kind: int) -> F32:
+    """llama.cpp's `embd_normalize`: -1 as it is, 0 so that the largest is 32760, p so that the p-norm is 1."""
+    if kind < 0:
+        return x
+    wide = np.abs(x.astype(np.float64))
+    if kind == 0:
+        size = wide.max() / 32760.0
+    else:
+        top = wide.max() or 1.0  # so that no power overflows
+        size = top * float(((wide / top) ** kind).sum()) ** (1.0 / kind)
+    return (x * (1.0 / size if size > 0 else 0.0)).astype(np.float32)
+
+
+def _embedder(context: Context) -> tuple[Embedder, str]:
+    """The loaded model's, and how vectors of tokens become one here."""
+    embedder = context.served.embedder
+    if embedder is None:
+        raise NotSupported("this server does not support embeddings")
+    return embedder, context.config.pooling or embedder.default
+
+
+async def _vectors(
+    context: Context, embedder: Embedder, texts: Sequence[Sequence[int]], pooling: str, lora: Lora | None
+) -> list[F32]:
+    """A vector for each text. Every group of them is computed between two steps of the generations."""
+
+    def embed(chosen: Sequence[Sequence[int]], scheduler: Scheduler) -> list[F32]:
+        return embedder.embed(chosen, pooling, scheduler.resolve_lora(lora))
+
+    found: dict[int, F32] = {}
+    for group in embedder.groups(texts):
+        try:
+            vectors = await context.service.ask(partial(embed, [texts[i] for i in group]))
+        except StepFailed as error:
+            raise ServerFault(f"the device could not compute this request: {error}") from None
+        found |= dict(zip(group, vectors, strict=True))
+    return [found[i] for i in range(len(texts))]
+
+
+def _rows(vector: F32, job: EmbeddingJob) -> list[Any]:
+    if job.pooling == "none":
+        return [_shown(row, job.base64) for row in vector]
+    return [_shown(vector if job.pooling == "rank" else normalized(vector, job.normalize), job.base64)]
+
+
+def _shown(vector: F32, as_base64: bool) -> list[float] | str:
+    if as_base64:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(x) for x in vector]
+
+
+async def _written(reply: Any, vectors: Sequence[F32]) -> web.Response:
+    large = sum(v.size for v in vectors) > _LARGE
+    response: web.Response = await beside(reply) if large else reply()
+    return response

@@ -1,0 +1,140 @@
+"""OpenAI's files: training data of fine-tuning jobs, checked line by line when they come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from logitless.engine.errors import InvalidRequest, NotFound, RequestError, unkept
+from logitless.engine.finetuning.job import RUNNING
+from logitless.engine.finetuning.store import Row
+from logitless.server.api.context import beside, in_time, json_response
+from logitless.server.api.openai.listing import listed
+from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
+
+MAX_BYTES = 512 << 20
+MAX_FIELD = 100  # bytes of a field that is no file
+PIECE = 1 << 20  # bytes that are written at once
+PURPOSES = ("fine-tune",)
+
+
+class TooLarge(RequestError):
+    """413."""
+
+    code = 413
+
+
+async def upload(request: web.Request) -> web.Response:
+    """POST /v1/files: a multipart form of `purpose` and `file`, which goes to the disk as it comes."""
+    desk = desk_of(request)
+    if not request.content_type.startswith("multipart/"):
+        raise InvalidRequest("the body must be a multipart form with the fields 'file' and 'purpose'")
+    with desk.store.incoming() as path:
+        try:
+            purpose, filename = await _receive(request, path)
+        except OSError as error:
+            raise unkept("the file cannot be kept", error) from None
+        except (ValueError, RuntimeError, HttpProcessingError, web.RequestPayloadError) as error:
+            raise InvalidRequest(f"the body is not a multipart form: {' '.join(str(error).split())}") from None
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"field 'purpose': must be one of {', '.join(PURPOSES)}")
+        if filename is None:
+            raise InvalidRequest("field 'file': is required")
+        name = filename
+        return json_response(await beside(lambda: _keep(desk, path, name, purpose)))
+
+
+async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
+    """(purpose, the file's name, None if there is no file); the last one of the form is under `path` then."""
+    purpose, filename = "", None
+    silence = request.app[SILENCE]
+    parts = await request.multipart()
+    while (part := await in_time(parts.next(), silence)) is not None:
+        if not isinstance(part, BodyPartReader):
+            continue
+        pieces = _pieces(part, MAX_FIELD if part.name == "purpose" else MAX_BYTES, silence)
+        if part.name == "purpose":
+            purpose = b"".join([piece async for piece in pieces]).decode("utf-8", "replace")
+        elif part.name == "file":
+            filename = part.filename or "file"
+            with path.open("wb") as file:
+                async for piece in pieces:
+                    await beside(partial(file.write, piece))
+        else:  # a field that means nothing here
+            async for _ in pieces:
+                pass
+    return purpose, filename
+
+
+async def _pieces(part: BodyPartReader, limit: int, silence: float) -> AsyncIterator[bytes]:
+    """About a megabyte at a time. A large file may take long, as long as more of it comes. TooLarge: no more of it is
+    read then."""
+    piece, n = bytearray(), 0
+    while chunk := await in_time(part.read_chunk(1 << 16), silence):
+        piece += chunk
+        n += len(chunk)
+        if n > limit:
+            raise TooLarge(f"field '{str(part.name)[:64]}': is larger than {limit} bytes")
+        if len(piece) >= PIECE:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+def _keep(desk: Desk, path: Path, filename: str, purpose: str) -> Row:
+    from logitless.training.errors import TrainingError
+
+    try:
+        desk.check(path, filename)
+        return desk.store.keep_file(path, filename, purpose)
+    except TrainingError as error:
+        raise InvalidRequest(f"field 'file': {error}") from None
+    except OSError as error:
+        raise unkept("the file cannot be kept", error) from None
+
+
+async def files(request: web.Request) -> web.Response:
+    """GET /v1/files."""
+    rows = desk_of(request).store.all("files")
+    purpose = request.query.get("purpose")
+    if request.query.get("order") == "asc":
+        rows.reverse()
+    return json_response(listed(request, [r for r in rows if purpose in (None, r["purpose"])], 10_000))
+
+
+async def file(request: web.Request) -> web.Response:
+    """GET /v1/files/{id}."""
+    return json_response(_found(request))
+
+
+async def content(request: web.Request) -> web.StreamResponse:
+    """GET /v1/files/{id}/content."""
+    row = _found(request)
+    path = desk_of(request).store.file_path(row["id"])
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+
+
+async def delete(request: web.Request) -> web.Response:
+    """DELETE /v1/files/{id}; not one that a job still needs."""
+    row = _found(request)
+    store = desk_of(request).store
+    for job in store.all("jobs"):
+        in_use = row["id"] in (job["training_file"], job["validation_file"])
+        if in_use and (job["status"] in RUNNING or job["status"] == "paused"):
+            raise InvalidRequest(f"the file {row['id']} is in use by {job['id']}")
+    await beside(partial(store.delete, "files", row["id"]))
+    store.file_path(row["id"]).unlink(missing_ok=True)
+    return json_response({"id": row["id"], "object": "file", "deleted": True})
+
+
+def _found(request: web.Request) -> dict[str, Any]:
+    id = request.match_info["id"]
+    row = desk_of(request).store.get("files", id)
+    if row is None:
+        raise NotFound(f"No such File object: {id[:100]}")
+    return row

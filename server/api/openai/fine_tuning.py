@@ -1,0 +1,133 @@
+"""OpenAI's fine-tuning jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import web
+
+from logitless.engine.errors import InvalidRequest, NotFound, unkept
+from logitless.engine.finetuning.job import ENDED, RUNNING, new_job
+from logitless.engine.finetuning.store import Row
+from logitless.server.api.context import CONTEXT, beside, encode_json, json_response
+from logitless.server.api.openai.listing import listed
+from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
+
+_HIDDEN = ("model_name", "path")
+
+
+async def create(request: web.Request) -> web.Response:
+    """POST /v1/fine_tuning/jobs."""
+    context, tuning = request.app[CONTEXT], tuning_of(request)
+    config, _ = context.config, context.writer
+    names = {config.model, config.model_path, tuning.base, *config.aliases}
+    n_ctx = tuning.engine.hparams.n_ctx_train
+
+    def parse(body: dict[str, Any]) -> Row:
+        name = body.get("model")
+        if config.behind_router and isinstance(name, str) and not name.startswith("ft:"):
+            body = {**body, "model": tuning.base}  # a router has found this server by a name that only it knows
+        return new_job(body, tuning.store, tuning.base, names, n_ctx)
+
+    job = await context.parsed(request, parse)
+
+    def keep() -> None:
+        tuning.store.put("jobs", job)
+        tuning.store.add_event(job["id"], f"Created fine-tuning job: {job['id']}")
+
+    try:
+        await beside(keep)  # another process may have the store
+    except OSError as error:
+        raise unkept("the job cannot be kept", error) from None
+    tuning.created()
+    return json_response(_shown(job))
+
+
+async def jobs(request: web.Request) -> web.Response:
+    """GET /v1/fine_tuning/jobs."""
+    return json_response(listed(request, [_shown(job) for job in desk_of(request).store.all("jobs")]))
+
+
+async def job(request: web.Request) -> web.Response:
+    """GET /v1/fine_tuning/jobs/{id}."""
+    return json_response(_shown(_found(request)))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    return await _set(request, (*RUNNING, "paused"), "cancelled")
+
+
+async def pause(request: web.Request) -> web.Response:
+    return await _set(request, RUNNING, "paused")
+
+
+async def resume(request: web.Request) -> web.Response:
+    return await _set(request, ("paused",), "queued")
+
+
+async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Response:
+    row = _found(request)
+    desk = desk_of(request)
+    try:
+        changed = await beside(lambda: desk.set_status(row["id"], allowed, status))
+    except OSError as error:
+        raise unkept("the job cannot be changed", error) from None
+    if changed is None:
+        raise InvalidRequest(f"the job {row['id']} is {_found(request)['status']}, so it cannot be {status}")
+    return json_response(_shown(changed))
+
+
+async def checkpoints(request: web.Request) -> web.Response:
+    """GET /v1/fine_tuning/jobs/{id}/checkpoints."""
+    rows = desk_of(request).store.checkpoints(_found(request)["id"])
+    return json_response(listed(request, [_shown(row) for row in rows], 10))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """GET /v1/fine_tuning/jobs/{id}/events; with ?stream=true or Accept: text/event-stream as they come."""
+    row, store = _found(request), desk_of(request).store
+    sse = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
+    if not sse:
+        rows = [event for _, event in reversed(store.events(row["id"]))]
+        return json_response(listed(request, rows))
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    changed = asyncio.Event()
+    listeners = request.app[LISTENERS]
+    listeners.add(changed)
+    try:
+        after = 0
+        while True:
+            changed.clear()
+            found = store.get("jobs", row["id"])
+            for number, event in store.events(row["id"], after):
+                after = number
+                await response.write(f"data: {encode_json(event)}\n\n".encode())
+            if found is None or found["status"] in ENDED:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(30):
+                    await changed.wait()
+                continue
+            await response.write(b":\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+    except ConnectionError:
+        pass
+    finally:
+        listeners.discard(changed)
+    return response
+
+
+def _found(request: web.Request) -> Row:
+    id = request.match_info["id"]
+    row = desk_of(request).store.get("jobs", id)
+    if row is None:
+        raise NotFound(f"Could not find fine tune: {id[:100]}")
+    return row
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in _HIDDEN}

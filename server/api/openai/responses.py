@@ -1,0 +1,258 @@
+"""OpenAI's Responses API: /v1/responses, and the counting of input tokens."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from logitless.engine.async_engine import Served
+from logitless.engine.errors import NotFound, RequestError
+from logitless.engine.requests import Finished, Progress, Token
+from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
+from logitless.server.api.context import CONTEXT, client_key, encode_json, error_object, json_response
+from logitless.server.api.generate import run
+from logitless.server.api.llamacpp.completion import progress_object
+from logitless.server.api.openai.chat import Answers
+from logitless.server.api.openai.listing import listed
+from logitless.server.api.openai.stored_responses import Kept
+from logitless.server.api.reply import Reply, Result, timings
+from logitless.server.config import ServerConfig
+from logitless.server.protocol.chat import parse_chat, render_chat
+from logitless.server.protocol.completions import Job
+from logitless.server.protocol.fields import Fields, unsupported
+from logitless.server.protocol.namespaces import called, homes
+from logitless.server.protocol.responses import chat_body
+
+Keep = Callable[[dict[str, Any]], None]
+_IDS = {REASONING: "rs_", TEXT: "msg_", CALL: "fc_"}
+_ECHOED: dict[str, Any] = {  # fields of the request that the response repeats, with their defaults
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+}
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses."""
+    context, key = request.app[CONTEXT], _owner(request)
+    parser, template, kept = context.parser, context.served.template, context.kept
+
+    def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Keep | None]:
+        fields = Fields(body)
+        earlier = kept.before(key, fields.text("previous_response_id"))
+        asked = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
+        asked["store"] = fields.boolean("store", True)
+        job = chat_body(body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
+        keep = partial(kept.keep, key, given=body.get("input"), earlier=earlier) if asked["store"] else None
+        return job, asked, keep
+
+    job, asked, keep = await context.parsed(request, parse)
+    return await run(request, context, job, ResponsesReply(job, context.served, context.config, asked, keep))
+
+
+async def response(request: web.Request) -> web.Response:
+    """GET /v1/responses/{id}."""
+    if request.query.get("stream", "false") != "false":
+        unsupported("stream", "a response is told again as a whole only")
+    return json_response(_found(request).response)
+
+
+async def forget(request: web.Request) -> web.Response:
+    """DELETE /v1/responses/{id}."""
+    id = request.match_info["id"]
+    if not request.app[CONTEXT].kept.forget(_owner(request), id):
+        raise NotFound(f"there is no response {id[:64]!r}")
+    return json_response({"id": id, "object": "response", "deleted": True})
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """GET /v1/responses/{id}/input_items: what was said for it, the last first unless `order` is asc."""
+    items = list(_found(request).input)
+    if request.query.get("order") != "asc":
+        items.reverse()
+    return json_response(listed(request, items))
+
+
+def _owner(request: web.Request) -> str:
+    """Whose responses a request may see: those of its key, where keys mean anything."""
+    return client_key(request) if request.app[CONTEXT].keys else ""
+
+
+def _found(request: web.Request) -> Kept:
+    id = request.match_info["id"]
+    found = request.app[CONTEXT].kept.find(_owner(request), id)
+    if found is None:
+        raise NotFound(f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
+    return found
+
+
+async def responses_input_tokens(request: web.Request) -> web.Response:
+    """POST /v1/responses/input_tokens."""
+    context, key = request.app[CONTEXT], _owner(request)
+    parser, template = context.parser, context.served.template
+
+    def parse(body: dict[str, Any]) -> int:
+        earlier = context.kept.before(key, Fields(body).text("previous_response_id"))
+        prompt = chat_body(body, earlier.items).read(lambda chat: render_chat(chat, parser, template))
+        return len(parser.tokens(prompt.text))
+
+    n_tokens = await context.parsed(request, parse)
+    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+
+async def chat_input_tokens(request: web.Request) -> web.Response:
+    """POST /v1/chat/completions/input_tokens."""
+    context = request.app[CONTEXT]
+    parser, template = context.parser, context.served.template
+    ids = await context.parsed(request, lambda body: parser.tokens(render_chat(body, parser, template).text))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+
+class ResponsesReply(Reply):
+    """An answer as output items."""
+
+    id_prefix = "resp_"
+
+    def __init__(
+        self, job: Job, served: Served, config: ServerConfig, asked: dict[str, Any], keep: Keep | None
+    ) -> None:
+        super().__init__(job, served, config)
+        self._asked = asked
+        self._keep = keep  # told of the response when it is whole
+        self._answers = Answers(self)
+        self._blocks = Blocks()
+        self._item_ids: list[str] = []
+        self._n_events = 0
+        self._homes = homes(asked["tools"])
+
+    def whole(self) -> object:
+        result = self.chosen()[0]
+        self._blocks.add(self._answers.parts(result))
+        return self._final(result)
+
+    def token(self, result: Result, token: Token) -> str:
+        text = self._start(result)
+        return text + self._told(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
+
+    def progress(self, result: Result, progress: Progress) -> str:
+        extra = {"prompt_progress": progress_object(progress)}
+        return self._start(result) + self._event("response.in_progress", response=self._response("in_progress") | extra)
+
+    def finish(self, result: Result, finished: Finished) -> str:
+        result.finished = finished
+        text = self._start(result)
+        steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True)) + self._blocks.finish()
+        text += self._told(steps)
+        final = self._final(result)
+        return text + self._event(f"response.{final['status']}", response=final)
+
+    def failed(self, error: RequestError) -> str:
+        """As OpenAI tells it, and `error` beside it, which makes its client raise."""
+        told = error_object(error)
+        return self._event("error", code=error.type, message=error.message, param=None, **told)
+
+    def _start(self, result: Result) -> str:
+        if result.opened:
+            return ""
+        result.opened = True
+        response = self._response("in_progress")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.model,
+            "output": [],
+            "usage": None,
+            **self._asked,
+        }
+
+    def _final(self, result: Result) -> dict[str, Any]:
+        cut = result.finished.stop_type == "limit"
+        usage = self.usage()
+        response = {
+            **self._response("incomplete" if cut else "completed"),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [self._item(block, "completed") for block in self._blocks.blocks],
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": self._answers.n_reasoning},
+                "total_tokens": usage["total_tokens"],
+            },
+            "timings": timings(result.finished.timings),
+        }
+        if self._keep is not None:
+            self._keep(response)
+        return response
+
+    def _event(self, kind: str, **data: Any) -> str:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return f"event: {kind}\ndata: {encode_json({'type': kind, 'sequence_number': number, **data})}\n\n"
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        """A block as an output item; empty while it is in progress."""
+        while len(self._item_ids) <= block.index:
+            self._item_ids.append(secrets.token_urlsafe(24))
+        text = "" if status == "in_progress" else block.text
+        item: dict[str, Any] = {"id": _IDS[block.kind] + self._item_ids[block.index], "status": status}
+        if block.kind == CALL:
+            return item | {"type": "function_call", "call_id": block.id, **self._called(block), "arguments": text}
+        content = [_part(block, text)] if status != "in_progress" else []
+        if block.kind == REASONING:
+            return item | {"type": "reasoning", "summary": [], "content": content}
+        return item | {"type": "message", "role": "assistant", "content": content}
+
+    def _called(self, block: Block) -> dict[str, str]:
+        return called(block.name, self._homes)
+
+    def _told(self, steps: list[Step]) -> str:
+        return "".join([self._step(*step) for step in steps])
+
+    def _step(self, step: str, block: Block, text: str) -> str:
+        at: dict[str, Any] = {"output_index": block.index}
+        item = self._item(block, "in_progress" if step == BEGIN else "completed")
+        inner = at | {"item_id": item["id"]} | ({} if block.kind == CALL else {"content_index": 0})
+        if step == BEGIN:
+            begun = self._event("response.output_item.added", **at, item=item)
+            return begun + (
+                self._event("response.content_part.added", **inner, part=_part(block, "")) if block.kind == TEXT else ""
+            )
+        kind = {TEXT: "output_text", REASONING: "reasoning_text", CALL: "function_call_arguments"}[block.kind]
+        logprobs: dict[str, Any] = {"logprobs": []} if block.kind == TEXT else {}
+        if step == MORE:
+            return self._event(f"response.{kind}.delta", **inner, delta=text, **logprobs)
+        whole = {"text": block.text}
+        if block.kind == CALL:
+            whole = {"arguments": block.text, "name": self._called(block)["name"]}
+        ended = self._event(f"response.{kind}.done", **inner, **whole, **logprobs)
+        if block.kind == TEXT:
+            ended += self._event("response.content_part.done", **inner, part=_part(block, block.text))
+        return ended + self._event("response.output_item.done", **at, item=item)
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == REASONING:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

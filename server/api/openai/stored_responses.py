@@ -1,0 +1,95 @@
+"""Responses that were given, so that a later request may go on from one (`previous_response_id`). In memory only: a
+restart forgets them, and so does time when there are too many."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+from logitless.server.protocol.fields import refuse
+
+MAX_BYTES = 64 << 20  # of all of them, as JSON
+MAX_RESPONSES = 4096
+Item = dict[str, Any]
+
+
+class Earlier(NamedTuple):
+    """What a request goes on from, and about how many bytes that is as JSON."""
+
+    items: tuple[Item, ...]
+    nbytes: int
+
+
+NOTHING = Earlier((), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One response, what was said for it, and the whole conversation up to its end, which it keeps alive."""
+
+    response: Mapping[str, Any]
+    input: Sequence[Item]
+    conversation: tuple[Item, ...]
+    nbytes: int
+
+
+class KeptResponses:
+    """All of a server; the least recently used go first. A key sees its own only."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._all: OrderedDict[tuple[str, str], Kept] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._nbytes = 0
+        self._lock = Lock()  # large requests are parsed, and large replies written, beside the event loop
+
+    def keep(self, key: str, response: Mapping[str, Any], given: object, earlier: Earlier) -> None:
+        """Remember a response to the request's `input`, after what came earlier in the conversation."""
+        items = [_item(item) for item in (given if isinstance(given, list) else [_said(given)])]
+        nbytes = earlier.nbytes + len(json.dumps(response)) + len(json.dumps(items))
+        conversation = (*earlier.items, *items, *response["output"])
+        with self._lock:
+            self._all[key, response["id"]] = Kept(response, items, conversation, nbytes)
+            self._nbytes += nbytes
+            while len(self._all) > 1 and (self._nbytes > self._max_bytes or len(self._all) > MAX_RESPONSES):
+                self._nbytes -= self._all.popitem(last=False)[1].nbytes
+
+    def find(self, key: str, id: str) -> Kept | None:
+        """The response with this id."""
+        with self._lock:
+            found = self._all.get((key, id))
+            if found is not None:
+                self._all.move_to_end((key, id))
+            return found
+
+    def forget(self, key: str, id: str) -> bool:
+        """Drop it; False: there is none."""
+        with self._lock:
+            found = self._all.pop((key, id), None)
+            self._nbytes -= 0 if found is None else found.nbytes
+            return found is not None
+
+    def before(self, key: str, id: str) -> Earlier:
+        """The conversation that `previous_response_id` names, or 400."""
+        found = self.find(key, id) if id else None
+        if id and found is None:
+            refuse("previous_response_id", f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
+        return NOTHING if found is None else Earlier(found.conversation, found.nbytes)
+
+
+def _said(text: object) -> Item:
+    return {"type": "message", "role": "user", "content": text}
+
+
+def _item(item: Item) -> Item:
+    """An input item as OpenAI shows it: with an id, and its text as parts."""
+    kind = item.get("type", "message")
+    shown = {"id": f"{'msg' if kind == 'message' else 'item'}_{secrets.token_urlsafe(24)}", **item, "type": kind}
+    if kind == "message" and isinstance(item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        shown["content"] = [{"type": part, "text": item["content"]}]
+    return shown

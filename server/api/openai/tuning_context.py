@@ -1,0 +1,51 @@
+"""Who keeps the files and fine-tuning jobs of an application: the loaded model, or a router; or why there is nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+
+from logitless.engine.errors import NotSupported
+from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.finetuning.worker import Tuning
+from logitless.server.api.context import CONTEXT
+
+
+class Desk(Protocol):
+    """What the endpoints of files and jobs ask for."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def check(self, path: Path, filename: str) -> None:
+        """TrainingError names the line of a file that cannot be trained on."""
+
+    def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
+        """Cancel, pause or resume a job; None where its state does not allow that."""
+
+
+DESK: web.AppKey[Desk] = web.AppKey("desk", Desk)
+LISTENERS: web.AppKey[set[asyncio.Event]] = web.AppKey("listeners", set[asyncio.Event])  # a job may have changed
+
+SILENCE: web.AppKey[float] = web.AppKey("silence", float)  # seconds that a client who sends a file may be silent
+
+
+def desk_of(request: web.Request) -> Desk:
+    """The application's own, else the loaded model's."""
+    return request.app[DESK] if DESK in request.app else tuning_of(request)
+
+
+def tuning_of(request: web.Request) -> Tuning:
+    """The fine-tuning part of the loaded model."""
+    tuning = request.app[CONTEXT].served.tuning
+    if tuning is None:
+        raise no_folder()
+    return tuning
+
+
+def no_folder() -> NotSupported:
+    return NotSupported("files and fine-tuning need a folder: start the server with --data-dir DIR")

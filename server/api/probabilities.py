@@ -1,0 +1,154 @@
+"""Tokens' probabilities in the three shapes that clients expect."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from logitless.engine.requests import CompletionRequest, Token, TokenProb
+from logitless.models.tokenizer import Tokenizer
+
+_LOWEST = -3.4028234663852886e38  # JSON has no infinity; llama-server writes this
+
+
+def shown(value: float) -> float:
+    """A number that JSON can hold."""
+    return value if math.isfinite(value) else _LOWEST
+
+
+def valid_text(piece: bytes) -> str:
+    """The whole characters at the start of a token's bytes."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError as error:
+        return piece[: error.start].decode()
+
+
+def entries(probs: Sequence[TokenProb], tokenizer: Tokenizer, top: int, post_sampling: bool) -> list[dict[str, Any]]:
+    """The shape of /completion and of chat: one object per token with its alternatives."""
+    name, top_name = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
+
+    def entry(id: int, value: float) -> dict[str, Any]:
+        piece = tokenizer.piece(id)
+        return {"id": id, "token": valid_text(piece), "bytes": list(piece), name: shown(value)}
+
+    return [{**entry(p.id, p.value), top_name: [entry(id, value) for id, value in p.top[:top]]} for p in probs]
+
+
+def splits_character(tail: bytes) -> bool:
+    """Whether the text so far, of which `tail` are the last bytes, ends inside a UTF-8 character.
+
+    llama-server's rule, which looks for the start of a character only: such a token has no entry in its native shape.
+    """
+    for length, byte in enumerate(reversed(tail[-3:]), 1):
+        if byte & 0xE0 == 0xC0:
+            return length < 2
+        if byte & 0xF0 == 0xE0:
+            return length < 3
+        if byte & 0xF8 == 0xF0:
+            return length < 4
+    return False
+
+
+class Shown:
+    """Which tokens the text that is shown consists of: what a stop text cut off has none."""
+
+    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
+        self._tokenizer, self._request = tokenizer, request
+        self._rest = b""  # of the tokens taken so far: bytes that no text has shown yet
+
+    def take(self, tokens: Sequence[Token], text: str) -> list[Token]:
+        """Those of the next tokens that begin inside the next text."""
+        raw = self._rest + b"".join([self._piece(token.id) for token in tokens])
+        end, at, n = _n_bytes(raw, len(text)), len(self._rest), 0
+        while n < len(tokens) and at < end:
+            at += len(self._piece(tokens[n].id))
+            n += 1
+        self._rest = raw[end:at]
+        return list(tokens[:n])
+
+    def _piece(self, id: int) -> bytes:
+        request = self._request
+        return self._tokenizer.piece(id, special=request.special or id in request.preserved)
+
+
+def _n_bytes(raw: bytes, n: int) -> int:
+    """How many bytes the first n characters were made of; invalid ones are a U+FFFD of one to three bytes."""
+    at, rest = 0, memoryview(raw)
+    while n > 0 and at < len(raw):
+        try:
+            text, broken = str(rest[at:], "utf-8"), 0
+        except UnicodeDecodeError as error:
+            text, broken = str(rest[at : at + error.start], "utf-8"), error.end - error.start
+        if n <= len(text):
+            return at + len(text[:n].encode())
+        at += len(text.encode()) + broken
+        n -= len(text) + 1
+    return at
+
+
+class LegacyLogprobs:
+    """The shape of OpenAI's /v1/completions: four parallel arrays, the offsets counted in characters."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int, post_sampling: bool) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+        self._post = post_sampling
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def of(self, probs: Sequence[TokenProb]) -> dict[str, Any]:
+        """These tokens, which follow those of the call before."""
+        tokens, values, tops, offsets = self._empty()
+        for prob in probs:
+            piece = self._tokenizer.piece(prob.id)
+            tokens.append(_name(piece))
+            values.append(self._logprob(prob.value))
+            tops.append({_name(self._tokenizer.piece(i)): self._logprob(v) for i, v in prob.top[: self._top]})
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(piece))
+        return self._arrays(tokens, values, tops, offsets)
+
+    def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> dict[str, Any]:
+        """The prompt's tokens: the first has no probability. `text` may lack what the tokenizer put in front."""
+        tokens, values, tops, offsets = self._empty()
+        pieces = [self._tokenizer.piece(id) for id in ids]
+        lengths = [len(self._decoder.decode(piece)) for piece in pieces]
+        start = len(text) - sum(lengths)
+        for i, piece in enumerate(pieces):
+            prob = probs[i] if i < len(probs) else None
+            tokens.append(_name(piece))
+            values.append(None if prob is None else self._logprob(prob.value))
+            top = None if prob is None else prob.top[: self._top]
+            tops.append(None if top is None else {_name(self._tokenizer.piece(t)): self._logprob(v) for t, v in top})
+            offsets.append(max(0, start))
+            start += lengths[i]
+        self.skip(text)
+        return self._arrays(tokens, values, tops, offsets)
+
+    def skip(self, text: str) -> None:
+        """Text that comes before the tokens still to be told."""
+        self._offset = len(text)
+
+    def _logprob(self, value: float) -> float:
+        if self._post:
+            return math.log(value) if value > 0 else _LOWEST
+        return shown(value)
+
+    @staticmethod
+    def _empty() -> tuple[list[str], list[float | None], list[dict[str, float] | None], list[int]]:
+        return [], [], [], []
+
+    @staticmethod
+    def _arrays(tokens: list[Any], values: list[Any], tops: list[Any], offsets: list[int]) -> dict[str, Any]:
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _name(piece: bytes) -> str:
+    """A token as OpenAI names it: its text, or its bytes where they are no text."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

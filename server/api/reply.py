@@ -1,0 +1,286 @@
+"""A reply collects the results of one job, and shows them whole or as they come. Subclasses give the shapes."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Mapping
+from json.encoder import encode_basestring as quoted
+from typing import Any
+
+from logitless.engine.async_engine import Served
+from logitless.engine.errors import RequestError
+from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token
+from logitless.server.api.context import encode_json, error_object
+from logitless.server.api.probabilities import Shown
+from logitless.server.config import BUILD_INFO, ServerConfig
+from logitless.server.protocol.completions import Job, ReplyOptions
+
+__all__ = ["Reply", "Result", "quoted", "sse"]
+MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells of more takes a millisecond
+
+
+class Result:
+    """What one generation has brought so far."""
+
+    __slots__ = (
+        "finished", "held", "index", "n_tokens", "number", "opened", "prefix", "request", "tail", "tokens", "untold",
+    )  # fmt: skip
+
+    def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
+        self.index = index  # as it is shown
+        self.number = index  # of the job's requests
+        self.request = request
+        self.prefix = prefix  # echo
+        self.tokens: list[Token] = []  # not kept for streams
+        self.held: list[Token] = []  # streams: told with the text that they are in
+        self.untold = ""  # that text, as far as it has come
+        self.tail = b""  # the last bytes of the text whose probabilities were told
+        self.n_tokens = 0
+        self.opened = False
+        self.finished = Finished("limit")
+
+    @property
+    def content(self) -> str:
+        """The generated text."""
+        return "".join([token.text for token in self.tokens]) + self.finished.text
+
+
+class Reply:
+    """One HTTP reply: the job's results, in the order of its prompts."""
+
+    id_prefix = ""
+    kind = ""  # the value of "object"
+    chunk_kind = ""
+
+    def __init__(self, job: Job, served: Served, config: ServerConfig) -> None:
+        self.options: ReplyOptions = job.options
+        self.tokenizer = served.tokenizer
+        self.model = self.options.model or config.model
+        self.id = self.id_prefix + secrets.token_urlsafe(24)
+        self.created = int(time.time())
+        prefixes = self.options.prefixes
+        self.results = [
+            Result(i, request, prefixes[i // self.options.best_of] if prefixes else "")
+            for i, request in enumerate(job.requests)
+        ]
+        self.common = {
+            "created": self.created,
+            "id": self.id,
+            "model": self.model,
+            "system_fingerprint": BUILD_INFO,
+        }
+
+    # -- as a whole
+
+    def add(self, index: int, event: Event) -> None:
+        """Take in one event; a Failed one is raised."""
+        result = self.results[index]
+        if isinstance(event, Token):
+            result.tokens.append(event)
+        elif isinstance(event, Finished):
+            result.finished = event
+        elif isinstance(event, Failed):
+            raise failure(event)
+
+    def whole(self) -> object:
+        """The reply when everything has finished."""
+        raise NotImplementedError
+
+    @property
+    def is_large(self) -> bool:
+        """Whether `whole` takes so long that other streams should not wait for it."""
+        n_prompt = sum(len(result.request.prompt) for result in self.results)
+        return len(self.results) > MANY or n_prompt > LONG or self.options.top is not None
+
+    def chosen(self) -> list[Result]:
+        """The results to show: the best `n` of the `best_of` of every prompt."""
+        n, best_of = self.options.n, self.options.best_of
+        if n == best_of:
+            return self.results
+        groups = [self.results[i : i + best_of] for i in range(0, len(self.results), best_of)]
+        chosen = [r for group in groups for r in sorted(group, key=_mean_logprob, reverse=True)[:n]]
+        for i, result in enumerate(chosen):
+            result.index = i
+        return chosen
+
+    def probable(self, result: Result) -> list[Token]:
+        """The tokens whose probabilities belong to the shown text."""
+        tokens = result.tokens
+        if result.finished.stop_type == "word":
+            tokens = Shown(self.tokenizer, result.request).take(tokens, result.content)
+        return [token for token in tokens if token.prob is not None]
+
+    def without_end(self, tokens: list[Token], result: Result) -> list[Token]:
+        """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of text only."""
+        ended = result.finished.stop_type == "eos" and tokens and tokens[-1].id in self.tokenizer.eog_ids
+        return tokens[:-1] if ended and not result.request.special else tokens
+
+    # -- as a stream of server-sent events; each method returns the text to send, perhaps none
+
+    def token(self, result: Result, token: Token) -> str:
+        """What one token adds."""
+        raise NotImplementedError
+
+    def progress(self, result: Result, progress: Progress) -> str:
+        """The prompt is being evaluated."""
+        raise NotImplementedError
+
+    def finish(self, result: Result, finished: Finished) -> str:
+        """One result is complete."""
+        raise NotImplementedError
+
+    def ending(self) -> str:
+        """All results are complete."""
+        return ""
+
+    def failed(self, error: RequestError) -> str:
+        """The generation failed after the stream had begun."""
+        return sse(error_object(error))
+
+    # -- pieces of both
+
+    def settings(self, request: CompletionRequest) -> dict[str, Any]:
+        """`generation_settings`: what was asked for, with every default filled in."""
+        options = self.options
+        others = {**options.settings, "stream": options.stream, "timings_per_token": options.timings_per_token}
+        return generation_settings(request, others)
+
+    def native(self, result: Result) -> dict[str, Any]:
+        """The final object of /completion (also `__verbose` of the others)."""
+        done, request, stream = result.finished, result.request, self.options.stream
+        wanted = self.options.return_tokens and not stream
+        return {
+            "index": result.index,
+            "content": "" if stream else result.content,
+            "tokens": [token.id for token in result.tokens] if wanted else [],
+            "id_slot": done.id_slot,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": done.n_predicted,
+            "tokens_evaluated": done.n_prompt or len(request.prompt),
+            "generation_settings": self.settings(request),
+            "prompt": self.tokenizer.pieces(request.prompt).decode("utf-8", "replace"),
+            "has_new_line": done.has_new_line,
+            "truncated": done.truncated,
+            "stop_type": done.stop_type,
+            "stopping_word": done.stopping_word,
+            "tokens_cached": done.n_in_cache,
+            "timings": timings(done.timings),
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Token counts; a prompt with several results counts once."""
+        prompts = [result.finished for result in self.results[:: self.options.best_of]]
+        n_prompt = sum(done.n_prompt for done in prompts)
+        n_predicted = sum(result.finished.n_predicted for result in self.results)
+        usage: dict[str, Any] = {
+            "completion_tokens": n_predicted,
+            "prompt_tokens": n_prompt,
+            "total_tokens": n_predicted + n_prompt,
+            "prompt_tokens_details": {"cached_tokens": sum(done.n_cached for done in prompts)},
+        }
+        if any(result.request.speculation.draft for result in self.results):
+            predictions = [result.finished.prediction for result in self.results]
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(accepted for accepted, _ in predictions),
+                "rejected_prediction_tokens": sum(rejected for _, rejected in predictions),
+            }
+        return usage
+
+
+def failure(event: Failed) -> RequestError:
+    """The exception that says what a Failed event says."""
+    error = RequestError(event.message)
+    error.code, error.type = event.code, event.type
+    return error
+
+
+def sse(data: object) -> str:
+    """One server-sent event."""
+    return f"data: {encode_json(data)}\n\n"
+
+
+def timings(t: Timings) -> dict[str, Any]:
+    """llama-server's `timings`."""
+    drafts = {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}
+    return {
+        "cache_n": t.cache_n,
+        "prompt_n": t.prompt_n,
+        "prompt_ms": t.prompt_ms,
+        "prompt_per_token_ms": t.prompt_ms / t.prompt_n if t.prompt_n else 0.0,
+        "prompt_per_second": 1e3 * t.prompt_n / t.prompt_ms if t.prompt_ms else 0.0,
+        "predicted_n": t.predicted_n,
+        "predicted_ms": t.predicted_ms,
+        "predicted_per_token_ms": t.predicted_ms / t.predicted_n if t.predicted_n else 0.0,
+        "predicted_per_second": 1e3 * t.predicted_n / t.predicted_ms if t.predicted_ms else 0.0,
+        **drafts,
+    }
+
+
+def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a request by llama-server's names."""
+    s, drafts = request.sampling, request.speculation
+    return {
+        "seed": s.seed & 0xFFFFFFFF,
+        "temperature": s.temperature,
+        "dynatemp_range": s.dynatemp_range,
+        "dynatemp_exponent": s.dynatemp_exponent,
+        "top_k": s.top_k,
+        "top_p": s.top_p,
+        "min_p": s.min_p,
+        "top_n_sigma": s.top_n_sigma,
+        "xtc_probability": s.xtc_probability,
+        "xtc_threshold": s.xtc_threshold,
+        "typical_p": s.typical_p,
+        "repeat_last_n": s.repeat_last_n,
+        "repeat_penalty": s.repeat_penalty,
+        "presence_penalty": s.presence_penalty,
+        "frequency_penalty": s.frequency_penalty,
+        "dry_multiplier": s.dry_multiplier,
+        "dry_base": s.dry_base,
+        "dry_allowed_length": s.dry_allowed_length,
+        "dry_penalty_last_n": s.dry_penalty_last_n,
+        "dry_sequence_breakers": list(s.dry_sequence_breakers),
+        "mirostat": s.mirostat,
+        "mirostat_tau": s.mirostat_tau,
+        "mirostat_eta": s.mirostat_eta,
+        "adaptive_target": s.adaptive_target,
+        "adaptive_decay": s.adaptive_decay,
+        "stop": list(request.stop),
+        "max_tokens": request.n_predict,
+        "n_predict": request.n_predict,
+        "n_keep": request.n_keep,
+        "n_discard": request.n_discard,
+        "n_cache_reuse": request.n_cache_reuse,
+        "ignore_eos": request.ignore_eos,
+        "stream": False,
+        "logit_bias": [{"bias": b if math.isfinite(b) else None, "token": t} for t, b in s.logit_bias],
+        "n_probs": s.n_probs,
+        "min_keep": s.min_keep,
+        "grammar": s.grammar.text if s.grammar else "",
+        "grammar_lazy": s.grammar is not None and s.grammar.lazy,
+        "grammar_triggers": list(s.grammar.triggers) if s.grammar else [],
+        "preserved_tokens": sorted(request.preserved),
+        "chat_format": "Content-only",
+        "reasoning_format": "none",
+        "reasoning_in_content": False,
+        "samplers": list(s.samplers),
+        "speculative.type": ",".join(drafts.kinds) or "none",
+        "speculative.n_max": drafts.n_max,
+        "speculative.n_min": drafts.n_min,
+        "speculative.p_min": drafts.p_min,
+        "timings_per_token": False,
+        "post_sampling_probs": s.post_sampling_probs,
+        "backend_sampling": True,
+        "lora": [{"id": id, "scale": scale} for id, scale in request.lora or ()],
+        **others,
+    }
+
+
+def _mean_logprob(result: Result) -> float:
+    values = [token.prob.value for token in result.tokens if token.prob is not None]
+    if result.request.sampling.post_sampling_probs:
+        values = [math.log(max(value, 1e-38)) for value in values]
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,53 @@
+"""Google Vertex AI's prediction route, which is there where Vertex has set AIP_MODE=PREDICTION."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from aiohttp import web
+
+from logitless.engine.errors import InvalidRequest, RequestError
+from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.api.generate import collect
+from logitless.server.api.openai.chat import ChatReply
+from logitless.server.protocol.chat import parse_chat
+from logitless.server.protocol.completions import Job
+from logitless.server.protocol.fields import Fields, refuse
+
+FORMAT = "@requestFormat"
+_MOST = 64  # instances
+
+
+def wanted() -> bool:
+    """Whether Vertex has started this process."""
+    return os.environ.get("AIP_MODE") == "PREDICTION"
+
+
+async def predict(request: web.Request) -> web.Response:
+    """POST /predict: {"instances": [{"@requestFormat": "chatCompletions", …}]} → {"predictions": [completions]}."""
+    context = request.app[CONTEXT]
+    parser, template, _ = context.parser, context.served.template, context.writer
+
+    def parse(body: dict[str, Any]) -> list[Job]:
+        instances = Fields(body).array("instances")
+        if not instances or len(instances) > _MOST:
+            refuse("instances", f"must be 1 to {_MOST} requests")
+        return [one(i, instance) for i, instance in enumerate(instances)]
+
+    def one(i: int, instance: object) -> Job:
+        if not isinstance(instance, dict) or instance.get(FORMAT) != "chatCompletions":
+            refuse(f"instances[{i}]", f"must be an object whose {FORMAT} is chatCompletions")
+        if instance.get("stream"):
+            refuse(f"instances[{i}].stream", "predictions are told as a whole only")
+        try:
+            return parse_chat({name: value for name, value in instance.items() if name != FORMAT}, parser, template)
+        except RequestError as error:
+            raise InvalidRequest(f"instances[{i}]: {error.message}") from None
+
+    predictions = []
+    for job in await context.parsed(request, parse):
+        reply = ChatReply(job, context.served, context.config)
+        await collect(request, context, job, reply)
+        predictions.append(reply.whole())
+    return json_response({"predictions": predictions})

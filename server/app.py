@@ -1,0 +1,189 @@
+"""The aiohttp application of one model: its routes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib import import_module
+
+from aiohttp import web
+
+from logitless.engine.async_engine import Service
+from logitless.server.api import anthropic, generate, info, vertex
+from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.llamacpp import lora, slots, text
+from logitless.server.api.openai import control, embeddings, responses
+from logitless.server.api.openai.tuning_context import LISTENERS, SILENCE
+from logitless.server.auth import Keys
+from logitless.server.config import BUILD_INFO, ServerConfig
+from logitless.server.listen import listen
+from logitless.server.middleware import Guard, Handler
+from logitless.server.ui.page import PAGE, add_pages
+
+log = logging.getLogger("logitless.http")
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    from logitless.server.metrics import metrics  # prometheus_client is imported when someone asks
+
+    return await metrics(request)
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    return description(request.app[CONTEXT].config, request.app[CONTEXT].keys)
+
+
+_GET: dict[str, Handler] = {
+    "/health": info.health,
+    "/v1/health": info.health,
+    "/models": info.models,
+    "/v1/models": info.models,
+    "/api/tags": info.models,
+    "/v1/models/{id:.+}": info.model,
+    "/props": info.props,
+    "/slots": slots.slots,
+    "/metrics": _metrics,
+    "/lora-adapters": lora.adapters,
+    "/openapi.json": _openapi,
+    "/cors-proxy": info.not_offered,
+    "/tools": info.not_offered,
+}
+_POST: dict[str, Handler] = {
+    "/completion": generate.native_completion,
+    "/completions": generate.native_completion,
+    "/v1/completions": generate.openai_completion,
+    "/api/chat": generate.chat_completion,
+    "/api/show": info.show,
+    "/chat/completions": generate.chat_completion,
+    "/v1/chat/completions": generate.chat_completion,
+    "/v1/chat/completions/control": control.control,
+    "/chat/completions/input_tokens": responses.chat_input_tokens,
+    "/v1/chat/completions/input_tokens": responses.chat_input_tokens,
+    "/responses": responses.responses,
+    "/v1/responses": responses.responses,
+    "/responses/input_tokens": responses.responses_input_tokens,
+    "/v1/responses/input_tokens": responses.responses_input_tokens,
+    "/v1/messages": anthropic.messages,
+    "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/infill": generate.infill,
+    "/v1/embeddings": embeddings.openai_embeddings,
+    "/embedding": embeddings.native_embeddings,
+    "/embeddings": embeddings.native_embeddings,
+    "/rerank": embeddings.rerank,
+    "/reranking": embeddings.rerank,
+    "/v1/rerank": embeddings.rerank,
+    "/v1/reranking": embeddings.rerank,
+    "/verify": generate.verify,
+    "/v1/verify": generate.verify,
+    "/tokenize": text.tokenize,
+    "/detokenize": text.detokenize,
+    "/apply-template": text.apply_template,
+    "/props": info.change_props,
+    "/cors-proxy": info.not_offered,
+    "/tools": info.not_offered,
+    "/slots/{id}": slots.slot_action,
+    "/lora-adapters": lora.set_scales,
+}
+_JOBS = "/v1/fine_tuning/jobs"
+_RARE: tuple[tuple[str, str, str], ...] = (  # imported when somebody asks
+    ("GET", "/v1/stream", "llamacpp.resume.follow"),
+    ("GET", "/v1/stream/{id}", "llamacpp.resume.follow"),
+    ("DELETE", "/v1/stream", "llamacpp.resume.stop"),
+    ("DELETE", "/v1/stream/{id}", "llamacpp.resume.stop"),
+    ("POST", "/v1/streams/lookup", "llamacpp.resume.lookup"),
+    ("GET", "/v1/responses/{id}", "openai.responses.response"),
+    ("DELETE", "/v1/responses/{id}", "openai.responses.forget"),
+    ("GET", "/v1/responses/{id}/input_items", "openai.responses.input_items"),
+    ("POST", "/v1/score", "score.score"),
+    ("GET", "/v1/files", "openai.files.files"),
+    ("POST", "/v1/files", "openai.files.upload"),
+    ("GET", "/v1/files/{id}", "openai.files.file"),
+    ("DELETE", "/v1/files/{id}", "openai.files.delete"),
+    ("GET", "/v1/files/{id}/content", "openai.files.content"),
+    ("GET", _JOBS, "openai.fine_tuning.jobs"),
+    ("POST", _JOBS, "openai.fine_tuning.create"),
+    ("GET", f"{_JOBS}/{{id}}", "openai.fine_tuning.job"),
+    ("POST", f"{_JOBS}/{{id}}/cancel", "openai.fine_tuning.cancel"),
+    ("POST", f"{_JOBS}/{{id}}/pause", "openai.fine_tuning.pause"),
+    ("POST", f"{_JOBS}/{{id}}/resume", "openai.fine_tuning.resume"),
+    ("GET", f"{_JOBS}/{{id}}/events", "openai.fine_tuning.events"),
+    ("GET", f"{_JOBS}/{{id}}/checkpoints", "openai.fine_tuning.checkpoints"),
+)
+PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags", *PAGE})  # no key is asked for
+
+
+def make_app(service: Service, config: ServerConfig) -> web.Application:
+    """The application; it may be run before the model has loaded, and answers 503 until then."""
+    context = Context(service, config)
+    guard = Guard(config, context.keys, PUBLIC)
+    app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
+    app[CONTEXT] = context
+    app[LISTENERS], app[SILENCE] = service.listeners, config.timeout
+    prefix = config.api_prefix.rstrip("/")
+    for path, handler in _GET.items():
+        app.router.add_get(prefix + path, handler)
+    for path, handler in _POST.items():
+        app.router.add_post(prefix + path, handler)
+    for method, path, name in _RARE:
+        app.router.add_route(method, prefix + path, _later(name))
+    if vertex.wanted():
+        app.router.add_post(prefix + "/predict", vertex.predict)
+    add_pages(app, config)
+    app.on_response_prepare.append(guard.add_headers)
+    return app
+
+
+def endpoints() -> Iterator[tuple[str, str]]:
+    """(method, path) of what a model's server answers, but for the page."""
+    yield from (("GET", path) for path in _GET)
+    yield from (("POST", path) for path in _POST)
+    yield from ((method, path) for method, path, _ in _RARE)
+    if vertex.wanted():
+        yield "POST", "/predict"
+
+
+def description(config: ServerConfig, keys: Keys) -> web.Response:
+    """All of it as an OpenAPI document."""
+    from logitless.server.openapi.document import document  # its tables are made when someone asks
+
+    prefix = config.api_prefix.rstrip("/")
+    told = ((method.lower(), prefix + re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in endpoints())
+    return json_response(document(BUILD_INFO, told, keys=bool(keys)))
+
+
+def _later(name: str) -> Handler:
+    """A handler of logitless.server.api whose module is imported at its first request."""
+    module, _, function = name.rpartition(".")
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        handler: Handler = getattr(import_module(f"logitless.server.api.{module}"), function)
+        return await handler(request)
+
+    return handle
+
+
+async def serve(service: Service, config: ServerConfig) -> None:
+    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the engine."""
+    await listen(make_app(service, config), config, _running(service), partial(service.stop, 2.5))
+
+
+@asynccontextmanager
+async def listening(service: Service, config: ServerConfig) -> AsyncIterator[int]:
+    """Answer requests of this machine while the block runs; the port is any that is free."""
+    runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+async def _running(service: Service) -> None:
+    """Until the engine ends; by itself it does so with an error only, and a server without one had better end too."""
+    served = await service.loaded()
+    log.info("model loaded; a request has up to %d tokens", served.info.n_ctx)
+    await service.ended()

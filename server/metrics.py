@@ -1,0 +1,134 @@
+"""GET /metrics: llama-server's names, and ours for what it does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from logitless.engine.errors import NotSupported
+from logitless.engine.stats import SchedulerStats, TrainingStats
+from logitless.server.api.context import CONTEXT, Context
+
+Stats = TypeVar("Stats")
+Table = tuple[tuple[str, str, str, Callable[[Stats], float | None]], ...]
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """The metrics as Prometheus text."""
+    context = request.app[CONTEXT]
+    if not context.config.metrics:
+        raise NotSupported("this server has no metrics; start it with --metrics")
+    _ = context.served
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Server(context))
+    text = generate_latest(registry).replace(b"n_tokens_max_total", b"n_tokens_max")  # a counter, but not named so
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+_LLAMACPP: Table[SchedulerStats] = (  # name, kind, help, value
+    ("prompt_tokens_total", "counter", "Prompt tokens evaluated.", lambda s: s.prompt_tokens),
+    ("prompt_seconds_total", "counter", "Time spent on prompts.", lambda s: s.prompt_seconds),
+    ("tokens_predicted_total", "counter", "Tokens generated.", lambda s: s.tokens_predicted),
+    ("tokens_predicted_seconds_total", "counter", "Time spent on generation.", lambda s: s.predicted_seconds),
+    ("n_decode_total", "counter", "Runs of the device.", lambda s: s.n_decode),
+    ("n_tokens_max", "counter", "The longest sequence so far.", lambda s: s.n_tokens_max),
+    ("prompt_tokens_seconds", "gauge", "Prompt tokens per second.", lambda s: _per(s.prompt_tokens, s.prompt_seconds)),
+    (
+        "predicted_tokens_seconds",
+        "gauge",
+        "Generated tokens per second.",
+        lambda s: _per(s.tokens_predicted, s.predicted_seconds),
+    ),
+    ("requests_processing", "gauge", "Requests that run.", lambda s: s.requests_processing),
+    ("requests_deferred", "gauge", "Requests that wait for a slot.", lambda s: s.requests_deferred),
+    ("n_busy_slots_per_decode", "gauge", "Busy slots per device run.", lambda s: _per(s.busy_slots, s.n_decode)),
+)
+_OURS: Table[SchedulerStats] = (
+    ("cached_tokens_total", "counter", "Prompt tokens taken from the cache.", lambda s: s.prompt_tokens_cached),
+    (
+        "cache_hit_ratio",
+        "gauge",
+        "Share of prompt tokens taken from the cache.",
+        lambda s: _per(s.prompt_tokens_cached, s.prompt_tokens_cached + s.prompt_tokens),
+    ),
+    ("draft_tokens_total", "counter", "Tokens that were guessed and verified.", lambda s: s.draft_tokens),
+    ("draft_tokens_accepted_total", "counter", "Guesses that came true.", lambda s: s.draft_tokens_accepted),
+    (
+        "draft_acceptance_ratio",
+        "gauge",
+        "Share of the guesses that came true.",
+        lambda s: _per(s.draft_tokens_accepted, s.draft_tokens),
+    ),
+    ("recomputed_tokens_total", "counter", "Tokens evaluated again after a pause.", lambda s: s.recomputed_tokens),
+    ("preemptions_total", "counter", "Sequences paused for lack of pages.", lambda s: s.preemptions),
+    ("failed_steps_total", "counter", "Runs that the device refused.", lambda s: s.n_failed_steps),
+    ("bytes_read_total", "counter", "Bytes that came back from the device.", lambda s: s.bytes_read),
+    (
+        "bytes_read_per_token",
+        "gauge",
+        "Bytes that came back per generated token.",
+        lambda s: _per(s.bytes_read, s.tokens_predicted),
+    ),
+    ("bytes_written_total", "counter", "Bytes that went to the device.", lambda s: s.bytes_written),
+    ("bytes_read_per_step", "gauge", "Bytes that came back per step.", lambda s: _per(s.bytes_read, s.n_decode)),
+    ("bytes_written_per_step", "gauge", "Bytes that went there per step.", lambda s: _per(s.bytes_written, s.n_decode)),
+    ("devices_lost_total", "counter", "Devices that were lost while serving.", lambda s: s.devices_lost),
+    ("ops_rerouted", "gauge", "Ops that a device computes wrongly and another does.", lambda s: s.ops_rerouted),
+    ("sleeping", "gauge", "1 while the model sleeps (--sleep-idle-seconds).", lambda s: s.sleeping),
+    ("kv_pages_used", "gauge", "Pages of the KV cache in use, by sequences or prefixes.", lambda s: s.kv_pages_used),
+    ("kv_pages_cached", "gauge", "Of these, pages that only keep a prefix.", lambda s: s.kv_pages_cached),
+    ("kv_pages_free", "gauge", "Pages of the KV cache that are free.", lambda s: s.kv_pages_free),
+    ("host_cache_bytes", "gauge", "Pages of the KV cache that host memory keeps.", lambda s: s.host_bytes),
+    ("host_pages_saved_total", "counter", "Pages that went to host memory.", lambda s: s.host_pages_saved),
+    ("host_pages_restored_total", "counter", "Pages that came back from there.", lambda s: s.host_pages_restored),
+)
+_TRAINING: Table[TrainingStats] = (  # of servers with --data-dir
+    ("training_jobs_running", "gauge", "Fine-tuning jobs that have the device.", lambda s: s.jobs_running),
+    ("training_steps_total", "counter", "Optimizer steps.", lambda s: s.steps),
+    ("training_tokens_total", "counter", "Tokens of the windows trained on, padding included.", lambda s: s.tokens),
+    ("training_job_step", "gauge", "Steps that the last job has done.", lambda s: s.step),
+    ("training_job_steps", "gauge", "Steps that it is to do.", lambda s: s.n_steps),
+    ("training_loss", "gauge", "Training loss of its last step.", lambda s: s.loss),
+    ("training_valid_loss", "gauge", "Loss of its last validation.", lambda s: s.valid_loss),
+)
+
+
+class _Server(Collector):
+    """Reads the counters where they are."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def collect(self) -> Iterable[Metric]:
+        served = self._context.served
+        yield from _metrics_of("llamacpp", _LLAMACPP, served.scheduler.stats)
+        yield from _metrics_of("logitless", _OURS, served.scheduler.stats)
+        if served.tuning is not None:
+            yield from _metrics_of("logitless", _TRAINING, served.tuning.stats)
+        latency = self._context.service.latency
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "From a request's arrival to its first token.", latency.first_token),
+            ("inter_token_seconds", "Between two tokens of one request.", latency.inter_token),
+            ("queue_seconds", "What a request waited for others.", latency.queue),
+            ("step_seconds", "One step of the engine.", latency.step),
+        ):
+            yield HistogramMetricFamily(f"logitless:{name}", text, histogram.cumulative(), histogram.total)
+
+
+def _metrics_of(prefix: str, table: Table[Stats], stats: Stats) -> Iterable[Metric]:
+    for name, kind, text, value in table:
+        family = name.removesuffix("_total") if kind == "counter" else name  # the client adds it to a counter's
+        metric = Metric(f"{prefix}:{family}", text, kind)
+        number = value(stats)
+        if number is not None:  # not known yet
+            metric.add_sample(f"{prefix}:{name}", {}, number)
+        yield metric
+
+
+def _per(value: float, whole: float) -> float:
+    return value / whole if whole else 0.0

@@ -1,0 +1,123 @@
+"""What stands before every handler: preflights, API keys, CORS, and errors as objects of one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from logitless.engine.errors import Forbidden, NotFound, RequestError, ServerFault, Unauthorized
+from logitless.server.api.context import api_key, error_response
+from logitless.server.auth import Keys, same
+from logitless.server.config import ServerConfig
+
+log = logging.getLogger("logitless.http")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# what is not read here needs the admin key, where there is one
+_ADMIN = ("/v1/files", "/v1/fine_tuning/", "/lora-adapters", "/slots/", "/props", "/models")
+OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Guard:
+    """Of one application: `guard` is its middleware, `add_headers` its signal before a response begins."""
+
+    def __init__(self, config: ServerConfig, keys: Keys, public: frozenset[str]) -> None:
+        """`public`: paths that need no key."""
+        self._config, self._keys, self._public = config, keys, public
+        self._prefix = config.api_prefix.rstrip("/")
+
+    @property
+    def middleware(self) -> Middleware:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._answer(request, handler)
+
+        return guard
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Preflights and keys first; then every exception becomes an error object of one line."""
+        try:
+            if request.method == "OPTIONS":
+                return self._preflight(request)
+            self._authorize(request)
+            return await handler(request)
+        except RequestError as error:
+            return error_response(error)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return self._http_error(request, error)
+        except Exception as error:
+            log.error(
+                "%s %s failed: %s: %s",
+                request.method,
+                request.rel_url.raw_path,  # still escaped, so that it stays one line
+                type(error).__name__,
+                " ".join(str(error).split()),
+                exc_info=log.isEnabledFor(logging.DEBUG),
+            )
+            return error_response(ServerFault("internal error; the server's log has the reason"))
+
+    def _http_error(self, request: web.Request, error: web.HTTPException) -> web.Response:
+        if error.status == 404:
+            return error_response(NotFound(f"no such endpoint: {request.path}"))
+        refused = RequestError(error.reason)
+        refused.code = error.status
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            refused.message = f"{request.method} is not allowed here"
+        elif isinstance(error, web.HTTPRequestEntityTooLarge):
+            refused.message = f"the request is larger than {self._config.max_body} bytes"
+        response = error_response(refused)
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+
+    def _authorize(self, request: web.Request) -> None:
+        config, keys = self._config, self._keys
+        path = request.path.removeprefix(self._prefix)
+        writes = config.admin_api_key and path.startswith(_ADMIN) and request.method not in ("GET", "HEAD")
+        is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
+        if not writes and (not keys or is_open):
+            return
+        given = api_key(request)
+        if config.admin_api_key and same(given, config.admin_api_key):
+            return
+        if not keys.match(given):
+            raise Unauthorized("Invalid API Key")
+        if writes:
+            raise Forbidden("this needs the admin key")
+
+    def _preflight(self, request: web.Request) -> web.Response:
+        """llama-server's answer, and DELETE for who asks for that, which it does not have."""
+        more = ", DELETE" if request.headers.get("Access-Control-Request-Method") == "DELETE" else ""
+        methods = {"Access-Control-Allow-Methods": "GET, POST" + more}
+        return web.Response(headers={**methods, "Access-Control-Allow-Headers": "*"})
+
+    def _origin(self, request: web.Request) -> str:
+        """The value of Access-Control-Allow-Origin, or "" where none is allowed."""
+        origin = request.headers.get("Origin", "")
+        allowed = self._config.cors_origins
+        if allowed == "*":
+            return origin
+        if not origin:
+            return ""
+        if allowed == "localhost":
+            with suppress(ValueError):
+                host = urlsplit(origin if "//" in origin else f"//{origin}").hostname
+                return origin if host in _LOCAL else ""
+            return ""
+        return origin if origin in [item.strip() for item in allowed.split(",")] else ""
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "logitless"
+        origin = self._origin(request)
+        if origin:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Allow-Credentials"] = "true"
+            response.headers["Vary"] = "Origin"

@@ -1,0 +1,164 @@
+"""The fields that constrain the output: `grammar`, `json_schema`, `response_format` and lazy grammars' triggers."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from logitless.engine.sampling.grammar_mask import Constraint
+from logitless.models.grammar import Grammar, GrammarError
+from logitless.models.grammar.triggers import Pattern
+from logitless.models.tokenizer import Tokenizer
+from logitless.server.protocol.fields import Fields, article, as_integer, as_text, refuse
+
+MAX_TRIGGERS = 256
+_KINDS = ("token", "word", "pattern", "pattern_full")  # llama.cpp's numbers 0 to 3
+_KEPT = 32  # compiled grammars
+
+
+class Grammars:
+    """Compiles grammars for a vocabulary and keeps the last ones. Any thread may use it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, field: str, kind: str, source: str) -> Grammar:
+        """A grammar (logitless.models.grammar.KINDS); 400 about the field where it is wrong."""
+        key = kind, source
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        try:
+            grammar = Grammar.compile(kind, source, self.tokenizer)
+        except GrammarError as error:
+            refuse(field, str(error))
+        with self._lock:
+            self._kept[key] = grammar
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+
+def parse_constraint(fields: Fields, grammars: Grammars) -> Constraint | None:
+    """The request's constraint, if any; there can only be one."""
+    form = response_kind(fields) != "text"
+    if bool(fields.body.get("grammar")) + (fields.body.get("json_schema") is not None) + form > 1:
+        refuse("grammar", "only one of grammar, json_schema and response_format can be given")
+    found, triggers = _grammar(fields, grammars), _triggers(fields, grammars.tokenizer)
+    if not fields.boolean("grammar_lazy"):
+        return found
+    if not triggers:
+        refuse("grammar_triggers", "a lazy grammar needs at least one")
+    return None if found is None else replace(found, lazy=True, **triggers)
+
+
+def response_kind(fields: Fields) -> str:
+    """The kind of text that response_format asks for."""
+    kind = fields.object("response_format").get("type")
+    if kind is None:
+        return "text"
+    if kind not in ("text", "json_object", "json_schema", "grammar", "regex"):
+        refuse("response_format", "type must be text, json_object, json_schema, grammar or regex")
+    return str(kind)
+
+
+def preserved_ids(fields: Fields, tokenizer: Tokenizer) -> frozenset[int]:
+    """The special tokens of `preserved_tokens`: texts that are one token each, others are left out."""
+    ids = set()
+    for i, text in enumerate(fields.array("preserved_tokens") or ()):
+        found = tokenizer.encode(as_text(f"preserved_tokens[{i}]", text), add_special=False, parse_special=True)
+        if len(found) == 1:
+            ids.add(found[0])
+    return frozenset(ids)
+
+
+def _grammar(fields: Fields, grammars: Grammars) -> Constraint | None:
+    text = fields.text("grammar")
+    if text:
+        return Constraint(grammars.compile("grammar", "gbnf", text), text)
+    schema = fields.body.get("json_schema")
+    if schema is not None:
+        return _schema("json_schema", schema, False, grammars)
+    form = fields.object("response_format")
+    kind = response_kind(fields)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = form.get("schema")
+        return _schema("response_format.schema", {} if schema is None else schema, False, grammars)
+    if kind == "json_schema":
+        inner = form.get("json_schema")
+        if isinstance(inner, dict) and "schema" in inner:
+            return _schema("response_format.json_schema.schema", inner["schema"], inner.get("strict") is True, grammars)
+        if "schema" in form:  # as some clients send it
+            return _schema("response_format.schema", form["schema"], False, grammars)
+        refuse("response_format.json_schema.schema", "is required")
+    name = "pattern" if kind == "regex" and form.get("pattern") is not None else kind
+    source = as_text(f"response_format.{name}", form.get(name))
+    compiled = grammars.compile(f"response_format.{name}", "gbnf" if kind == "grammar" else "regex", source)
+    return Constraint(compiled, source if kind == "grammar" else "")
+
+
+def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> Constraint:
+    if not isinstance(schema, dict | bool):
+        refuse(name, f"expected an object, got {article(schema)}")
+    source = json.dumps(schema if schema != {} else {"type": "object"}, ensure_ascii=False)  # as llama.cpp
+    return Constraint(grammars.compile(name, "strict_json_schema" if strict else "json_schema", source))
+
+
+def _triggers(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields of a Constraint that say when a lazy grammar begins."""
+    given = fields.array("grammar_triggers") or ()
+    if len(given) > MAX_TRIGGERS:
+        refuse("grammar_triggers", f"at most {MAX_TRIGGERS} are allowed, got {len(given)}")
+    tokens: set[int] = set()
+    words: list[bytes] = []
+    patterns: list[Pattern] = []
+    preserved = preserved_ids(fields, tokenizer)
+    for i, trigger in enumerate(given):
+        name = f"grammar_triggers[{i}]"
+        if not isinstance(trigger, dict):
+            refuse(name, f"expected an object, got {article(trigger)}")
+        kind = _kind(name, trigger.get("type"))
+        if kind == "token":
+            id = as_integer(f"{name}.token", trigger.get("token"))
+            if not 0 <= id < tokenizer.n_vocab:
+                refuse(f"{name}.token", f"{str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
+            tokens.add(id)
+            continue
+        value = as_text(f"{name}.value", trigger.get("value"))
+        if not value:
+            refuse(f"{name}.value", "must not be empty")
+        if kind == "word":
+            ids = tokenizer.encode(value, add_special=False, parse_special=True)
+            if len(ids) == 1 and ids[0] in preserved:
+                tokens.add(ids[0])
+            else:
+                words.append(value.encode("utf-8"))
+            continue
+        try:
+            patterns.append(Pattern(f"^(?:{value})$" if kind == "pattern_full" else value))
+        except GrammarError as error:
+            refuse(f"{name}.value", str(error))
+    if not given:
+        return {}
+    return {
+        "tokens": frozenset(tokens),
+        "words": tuple(words),
+        "patterns": tuple(patterns),
+        "triggers": tuple(dict(trigger) for trigger in given),
+    }
+
+
+def _kind(name: str, value: object) -> str:
+    if isinstance(value, str) and value in _KINDS:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(_KINDS):
+        refuse(f"{name}.type", f"must be one of {', '.join(_KINDS)}, or 0 to {len(_KINDS) - 1}")
+    return _KINDS[value]

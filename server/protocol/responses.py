@@ -1,0 +1,131 @@
+"""POST /v1/responses: OpenAI's Responses API → the body of a chat request. Every refusal names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from logitless.server.protocol.fields import Fields, article, as_text, refuse, unsupported
+from logitless.server.protocol.namespaces import expanded, full_name
+from logitless.server.protocol.translate import Translated, tools_of
+
+_RENAMED = (
+    "store",
+    "previous_response_id",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "reasoning",
+    "text",
+    "tools",
+    "tool_choice",
+    "include",
+)
+_STATEFUL = ("conversation", "background", "prompt")
+
+
+def chat_body(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> Translated:
+    """The chat request that asks for the same. `earlier`: the items of the conversation that it goes on with."""
+    fields = Fields(body)
+    for name in _STATEFUL:
+        if body.get(name):
+            unsupported(name, "is not there; previous_response_id is")
+    if body.get("top_logprobs"):
+        unsupported("top_logprobs", "is not there in responses; POST /v1/chat/completions has it")
+    for name in ("n", "n_cmpl"):
+        if body.get(name) not in (None, 1):
+            refuse(name, "must be 1")
+    chat = {k: v for k, v in body.items() if k not in _RENAMED and k not in _STATEFUL and k != "top_logprobs"}
+    names = {"messages": "input", "response_format": "text.format", "response_format.json_schema": "text.format"}
+    instructions = fields.text("instructions")
+    chat["messages"] = [{"role": "system", "content": instructions}] if instructions else []
+    if earlier:
+        _add(chat["messages"], list(earlier), {})
+    _add(chat["messages"], body.get("input"), names)
+    chat["reasoning_format"] = "auto"  # reasoning has items of its own
+    if body.get("max_output_tokens") is not None:
+        chat["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1, hard=True)
+    effort = fields.inside("reasoning").text("effort")
+    if effort:
+        chat["reasoning_effort"] = effort
+    form = fields.inside("text").object("format")
+    if form:
+        chat["response_format"] = _format(form)
+    if body.get("tools") is not None:
+        tools = tools_of(expanded(fields.array("tools") or ()), "function")
+        functions = ({k: v for k, v in tool.items() if k != "type"} for _, tool in tools)
+        chat["tools"] = [{"type": "function", "function": function} for function in functions]
+        names |= {f"tools[{n}].function": place for n, (place, _) in enumerate(tools)}
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        chosen = choice.get("name")
+        if isinstance(chosen, str):
+            chosen = full_name(choice.get("namespace"), chosen)
+        choice = {"type": choice.get("type"), "function": {"name": chosen}}
+    if choice is not None:
+        chat["tool_choice"] = choice
+    return Translated(chat, names)
+
+
+def _format(form: Mapping[str, Any]) -> dict[str, Any]:
+    if form.get("type") != "json_schema":
+        return dict(form)
+    return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
+
+
+def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -> None:
+    """The items of `input` as messages; calls and reasoning belong to the assistant's message beside them. `names`
+    gets where a message comes from."""
+    if isinstance(given, str):
+        messages.append({"role": "user", "content": given})
+        return
+    if not isinstance(given, list) or not given:
+        refuse("input", "must be a string or a non-empty array")
+    for i, item in enumerate(given):
+        if not isinstance(item, dict):
+            refuse(f"input[{i}]", f"expected an object, got {article(item)}")
+        kind = item.get("type", "message")
+        if kind == "message":
+            as_text(f"input[{i}].role", item.get("role"))
+            _add_message(messages, item)
+            names[f"messages[{len(messages) - 1}]"] = f"input[{i}]"
+        elif kind == "function_call":
+            call = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+            for key, value in (*call.items(), ("call_id", item.get("call_id"))):
+                if not isinstance(value, str):
+                    refuse(f"input[{i}].{key}", f"expected a string, got {article(value)}")
+            call["name"] = full_name(item.get("namespace"), item["name"])
+            called = {"id": item["call_id"], "type": "function", "function": call}
+            _assistant(messages).setdefault("tool_calls", []).append(called)
+        elif kind == "function_call_output":
+            if not isinstance(item.get("call_id"), str):
+                refuse(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item.get("output")})
+            names[f"messages[{len(messages) - 1}].content"] = f"input[{i}].output"
+        elif kind == "reasoning":
+            messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
+        else:
+            unsupported(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
+
+
+def _add_message(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    message = {"role": item.get("role"), "content": item.get("content")}
+    last = messages[-1] if messages else {}
+    if message["role"] == "assistant" and last.get("reasoning_content") and last.get("content") is None:
+        last["content"] = message["content"]
+    else:
+        messages.append(message)
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message that the next call is part of."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _thought(i: int, item: Mapping[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list) or not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts):
+        refuse(f"input[{i}].content", "must be an array of parts with a text")
+    return "\n".join(part["text"] for part in parts)

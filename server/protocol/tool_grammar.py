@@ -1,0 +1,70 @@
+"""What a chat's answer must be like: calls that fit their tools' schemas, a response format, or the two together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from logitless.engine.errors import InvalidRequest
+from logitless.engine.sampling.grammar_mask import Constraint
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar, call_grammar
+from logitless.models.grammar import json_rule
+from logitless.models.grammar.triggers import Pattern
+from logitless.server.protocol.fields import refuse
+from logitless.server.protocol.grammar import Grammars
+from logitless.server.protocol.tools import Tools
+
+
+def chat_constraint(
+    given: Constraint | None, tools: Tools, template: ChatTemplate, begun: str, thinks: bool, grammars: Grammars
+) -> Constraint | None:
+    """The constraint of an answer. `given`: that of the other fields; `begun`: the part of the answer that the prompt
+    has; `thinks`: whether the model may reason first."""
+    tags = template.reasoning
+    thinking = tags is not None and tags[0] in begun and tags[1] not in begun
+    if not tools.tools:
+        said = _said(given)
+        if not said or not (thinking or template.calls.around):
+            return given
+        made = answer_grammar(template.calls, said, tags if thinks or thinking else None, thinking)
+        return _compiled("response_format", made, grammars)
+    said = _said(given)
+    if given is not None and not said:
+        refuse("response_format", "only JSON can be combined with tools")
+    functions = [tool["function"] for tool in tools.tools]
+    made = call_grammar(
+        template.calls,
+        functions,
+        required=tools.choice == "required",
+        parallel=tools.parallel,
+        reasoning=tags if thinks else None,
+        thinking=thinking,
+        said=said,
+    )
+    try:
+        return _compiled("tools", made, grammars)
+    except InvalidRequest:
+        _name_the_schema(functions, grammars)
+        raise
+
+
+def _said(given: Constraint | None) -> str:
+    """The Lark of a constraint that asks for JSON."""
+    if given is None or given.lazy or given.grammar.kind not in ("json_schema", "strict_json_schema"):
+        return ""
+    return json_rule(json.loads(given.grammar.source), strict=given.grammar.kind == "strict_json_schema")
+
+
+def _compiled(field: str, made: CallGrammar, grammars: Grammars) -> Constraint:
+    grammar = grammars.compile(field, "lark", made.lark)
+    words = tuple(word.encode() for word in made.words)
+    return Constraint(grammar, lazy=made.lazy, words=words, patterns=tuple(Pattern(text) for text in made.patterns))
+
+
+def _name_the_schema(functions: Sequence[Any], grammars: Grammars) -> None:
+    """400 about the tool whose parameters are no schema, if it is one."""
+    for i, function in enumerate(functions):
+        kind = "strict_json_schema" if function.get("strict") is True else "json_schema"
+        grammars.compile(f"tools[{i}].function.parameters", kind, json.dumps(function["parameters"]))

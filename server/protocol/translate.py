@@ -1,0 +1,60 @@
+"""A request of another API as the chat request that asks for the same."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from logitless.engine.errors import RequestError
+from logitless.server.protocol.fields import article, as_text, refuse
+from logitless.server.protocol.once import warn_once
+
+log = logging.getLogger("logitless.http")
+
+T = TypeVar("T")
+_FIELD = re.compile(r"field '([^']*)'")
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """`names`: where a field of the chat request, and what is in it, stood in the client's."""
+
+    chat: dict[str, Any]
+    names: dict[str, str]
+
+    def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T:
+        """`parse` of the chat request; what it refuses is named as the client has it."""
+        try:
+            return parse(self.chat)
+        except RequestError as error:
+            found = _FIELD.match(error.message)
+            if found is not None:
+                error.message = f"field '{self._given(found[1])}'{error.message[found.end() :]}"
+            raise
+
+    def _given(self, name: str) -> str:
+        for ours in sorted(self.names, key=len, reverse=True):
+            if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
+                return self.names[ours] + name[len(ours) :]
+        return name
+
+
+def tools_of(given: Iterable[tuple[str, object]], own: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tools of a request that are functions of its client, whose type is `own`, or none; with their places.
+
+    Clients name others whether a server has them or not (Codex in every request), so they are left out, as by
+    llama-server.
+    """
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for place, tool in given:
+        if not isinstance(tool, dict):
+            refuse(place, f"expected an object, got {article(tool)}")
+        kind = own if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
+        if kind == own:
+            found.append((place, tool))
+        else:
+            warn_once(log, f"tools of type {kind[:32]!r} are left out: only those of type {own!r} can be called here")
+    return found

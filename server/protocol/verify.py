@@ -1,0 +1,63 @@
+"""POST /v1/verify: a draft made elsewhere → a request that ends with the first token that is not the draft's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from logitless.engine.errors import InvalidRequest
+from logitless.server.config import ServerConfig
+from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser
+from logitless.server.protocol.fields import Fields, as_integer, refuse
+
+
+def slot_to_continue(body: Mapping[str, Any], config: ServerConfig) -> int | None:
+    """The slot whose tokens stand for the prompt, when there is none."""
+    if body.get("prompt") is not None:
+        return None
+    if body.get("id_slot") is None:
+        raise InvalidRequest("field 'prompt': is required, or id_slot to go on after a slot's last tokens")
+    return Fields(body).integer("id_slot", default=-1, low=0, high=config.n_parallel - 1, hard=True)
+
+
+def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[int, ...] | None) -> Job:
+    """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and `rng_used`."""
+    fields = Fields(body)
+    if known == ():
+        refuse("id_slot", "this slot holds nothing to go on from")
+    if known is not None:
+        prompt = known
+    else:
+        prompts, many = parser.prompts(body.get("prompt"))
+        if many:
+            refuse("prompt", "a draft is verified after one prompt")
+        prompt = parser.tokens(prompts[0])
+    for name in ("stream", "n", "n_cmpl", "best_of", "prediction", "stop", "n_predict", "max_tokens"):
+        if body.get(name) not in ((None, False) if name == "stream" else (None, 1, [])):
+            refuse(name, "has no meaning here")
+    top = fields.integer("n_probs", "logprobs", default=0, low=0, high=MAX_TOP)
+    job = parser.job(fields, [prompt], top=top or None)
+    (request,) = job.requests
+    n_draft = len(request.speculation.draft)
+    if n_draft == 0:
+        refuse("draft_tokens", "must be a non-empty array of tokens")
+    request = replace(
+        request,
+        n_predict=n_draft + 1,
+        stop=(),
+        verify=True,
+        speculation=replace(request.speculation, kinds=(), n_max=n_draft, n_min=0),
+        sampling=replace(request.sampling, rng_used=_rng_used(fields, 8 * parser.n_ctx)),
+    )
+    return replace(job, requests=(request,))
+
+
+def _rng_used(fields: Fields, most: int) -> tuple[int, int]:
+    given = fields.array("rng_used")
+    if given is None:
+        return 0, 0
+    words = [as_integer("rng_used", item) for item in given]
+    if len(words) != 2 or not all(0 <= n <= most for n in words):
+        refuse("rng_used", f"expected two numbers between 0 and {most}, as an earlier reply gave them")
+    return words[0], words[1]

@@ -1,0 +1,87 @@
+"""Training files to datasets: a text, or JSONL rows, by the model's own vocabulary and chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.tokenizer import Tokenizer
+from logitless.training.data.dataset_rows import read_records
+from logitless.training.data.packing import (
+    Dataset,
+    PackedExamples,
+    SampleOptions,
+    TextSamples,
+    TextWindows,
+    find_samples,
+)
+from logitless.training.data.tokenize_rows import examples_of
+from logitless.training.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How a file becomes windows of `n_ctx` tokens. `sample_start` None: windows every `stride` tokens (0: n_ctx/2)."""
+
+    n_ctx: int = 128
+    stride: int = 0
+    pack: bool = True
+    sample_start: str | None = None  # "": a sample begins at every token
+    include_sample_start: bool = False
+    overlapping_samples: bool = False
+    samples: SampleOptions = field(default_factory=SampleOptions)
+
+
+def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions) -> Dataset:
+    """The windows of a file; `.jsonl` files are rows, all others one text. TrainingError says what is wrong with it."""
+    path = Path(path)
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        return jsonl_dataset(path, str(path), tokenizer, template, o)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TrainingError(f"{path}: byte {error.start} is not UTF-8") from None
+    return text_dataset(text, str(path), tokenizer, o)
+
+
+def jsonl_dataset(
+    path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
+) -> PackedExamples:
+    """`name`: what messages call the file. It is read line by line; the tokens are what is kept of it."""
+    with path.open("rb") as file:
+        examples = examples_of(read_records(file, name), tokenizer, template, name)
+        return PackedExamples(examples, o.n_ctx, pack=o.pack, name=name)
+
+
+def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> Dataset:
+    text = text.rstrip("\0")
+    if not text:
+        raise TrainingError(f"{name}: is empty")
+    if o.sample_start is None:
+        return TextWindows(np.array(tokenizer.encode(text), np.int32), o.n_ctx, o.stride, name)
+    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    if bos is None or eos is None:
+        raise TrainingError(f"{name}: --sample-start needs a vocabulary with BOS and EOS tokens")
+    if not o.sample_start:
+        ids = np.array(tokenizer.encode(text, add_special=False), np.int32)
+        n = max(1, len(ids) - o.n_ctx + 1)
+        begins = list(range(n))
+        return TextSamples(ids, begins, [min(o.n_ctx, len(ids) - b) for b in begins], o.n_ctx, bos, eos, o.samples)
+    spans = find_samples(
+        text,
+        o.sample_start,
+        o.n_ctx,
+        include_start=o.include_sample_start,
+        overlapping=o.overlapping_samples,
+    )
+    texts = [text[a:b] for a, b in spans]
+    if tokenizer.add_space_prefix:  # it puts one in front of every sample
+        texts = [part.removeprefix(" ") for part in texts]
+    parts = [tokenizer.encode(part, add_special=False) for part in texts]
+    sizes = [len(part) for part in parts]
+    begins = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int).tolist()
+    tokens = np.array([id for part in parts for id in part], np.int32)
+    return TextSamples(tokens, begins, sizes, o.n_ctx, bos, eos, o.samples)

@@ -1,0 +1,221 @@
+"""What a training step sees: fixed-length windows of tokens with their labels, and which labels count."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.training.data.tokenize_rows import I32, Example
+from logitless.training.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Window:
+    """T tokens of one or several sequences. `starts` are where a sequence begins; they do not see each other."""
+
+    tokens: I32  # (T,)
+    labels: I32  # (T,): the token after each
+    weights: npt.NDArray[np.float32]  # (T,): 1 where the label counts, else 0
+    starts: tuple[int, ...] = (0,)
+
+
+class Dataset(Protocol):
+    """Windows by number. `window(i, rng)` may draw from rng (random offsets); the same draws give the same window."""
+
+    n_window: int  # T
+
+    def __len__(self) -> int: ...
+
+    def window(self, i: int, rng: np.random.Generator) -> Window: ...
+
+    @property
+    def begins(self) -> I32: ...
+
+    @property
+    def sizes(self) -> I32: ...
+
+    @property
+    def ends(self) -> I32:
+        """Where the tokens end that a window may learn from; windows that end before another begins share none."""
+        ...
+
+
+class TextWindows:
+    """Windows of T tokens of one long text, a new one every `stride`; the label is the next token of the text."""
+
+    def __init__(self, tokens: I32, n_window: int, stride: int = 0, name: str = "the text") -> None:
+        stride = stride or max(1, n_window // 2)
+        if len(tokens) < n_window + 1:
+            raise TrainingError(
+                f"{name}: has {len(tokens)} tokens, fewer than the {n_window + 1} that one window of {n_window} needs"
+            )
+        self.tokens, self.n_window = tokens, n_window
+        self.begins = np.arange(0, len(tokens) - n_window, stride, dtype=np.int32)
+        self.sizes = np.full(len(self.begins), n_window, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    @property
+    def ends(self) -> I32:
+        return self.begins + self.sizes
+
+    def window(self, i: int, rng: np.random.Generator) -> Window:
+        a, n = int(self.begins[i]), self.n_window
+        return Window(self.tokens[a : a + n], self.tokens[a + 1 : a + n + 1], np.ones(n, np.float32))
+
+
+class PackedExamples:
+    """Examples in windows of T tokens, several in one where they fit, in the order given; longer ones are cut.
+
+    The sequences of a window do not see each other, so a packed example has the loss that it has alone. Five bytes a
+    token are kept, and each example only for as long as it is packed.
+    """
+
+    def __init__(
+        self, examples: Iterable[Example], n_window: int, *, pack: bool = True, name: str = "the data"
+    ) -> None:
+        self.n_window = n_window
+        tokens, learn = array("i"), bytearray()  # of all pieces
+        bounds, rows = array("q", [0]), array("q")  # where each piece begins; the first piece of each window
+        room = 0
+        for example in examples:
+            for a in range(0, max(1, len(example.tokens) - 1), n_window):
+                piece, learned = example.tokens[a : a + n_window + 1], example.learn[a : a + n_window + 1]
+                if len(piece) < 2 or not learned[1:].any():
+                    continue
+                n = len(piece) - 1
+                if n > room or not pack:
+                    rows.append(len(bounds) - 1)
+                    room = n_window
+                room -= n
+                tokens.frombytes(piece.tobytes())
+                learn += learned.tobytes()
+                bounds.append(len(tokens))
+        if not rows:
+            raise TrainingError(f"{name}: has no token to learn")
+        rows.append(len(bounds) - 1)
+        self._tokens, self._learn = np.frombuffer(tokens, np.int32), np.frombuffer(learn, np.bool_)
+        self._bounds, self._rows = np.frombuffer(bounds, np.int64), np.frombuffer(rows, np.int64)
+
+    @property
+    def sizes(self) -> I32:
+        return (np.diff(self._bounds[self._rows]) - np.diff(self._rows)).astype(np.int32)
+
+    @property
+    def begins(self) -> I32:
+        sizes = self.sizes
+        return np.cumsum(sizes, dtype=np.int32) - sizes
+
+    @property
+    def ends(self) -> I32:
+        return self.begins + self.sizes
+
+    def joined(self, other: PackedExamples) -> PackedExamples:
+        """These windows, then the other's."""
+        both = copy(self)
+        both._tokens = np.concatenate([self._tokens, other._tokens])
+        both._learn = np.concatenate([self._learn, other._learn])
+        both._bounds = np.concatenate([self._bounds, other._bounds[1:] + self._bounds[-1]])
+        both._rows = np.concatenate([self._rows, other._rows[1:] + self._rows[-1]])
+        return both
+
+    def __len__(self) -> int:
+        return len(self._rows) - 1
+
+    def window(self, i: int, rng: np.random.Generator) -> Window:
+        tokens, labels = np.zeros(self.n_window, np.int32), np.zeros(self.n_window, np.int32)
+        weights = np.zeros(self.n_window, np.float32)
+        starts, at = [], 0
+        for a, b in pairwise(self._bounds[self._rows[i] : self._rows[i + 1] + 1].tolist()):
+            n = b - a - 1
+            tokens[at : at + n], labels[at : at + n] = self._tokens[a : b - 1], self._tokens[a + 1 : b]
+            weights[at : at + n] = self._learn[a + 1 : b]
+            starts.append(at)
+            at += n
+        if at < self.n_window:
+            starts.append(at)  # what fills it up is a sequence of its own
+        return Window(tokens, labels, weights, tuple(starts))
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """How samples of a text fill windows (CHECKLIST A6.3 to A6.5)."""
+
+    fill_with_next: bool = False
+    separate_with_eos: bool = False
+    separate_with_bos: bool = True
+    random_offsets: bool = False
+
+
+class TextSamples:
+    """One window a sample of a text: BOS, then the sample's tokens, then end tokens or the samples that follow it."""
+
+    def __init__(
+        self, tokens: I32, begins: Sequence[int], sizes: Sequence[int], n_window: int, bos: int, eos: int,
+        options: SampleOptions | None = None,
+    ) -> None:  # fmt: skip
+        if not len(begins):
+            raise TrainingError("the text has no sample")
+        self.tokens, self.n_window, self.bos, self.eos = tokens, n_window, bos, eos
+        self.begins, self.sizes = np.array(begins, np.int32), np.array(sizes, np.int32)
+        self.options = options or SampleOptions()
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    @property
+    def ends(self) -> I32:
+        return self.begins + self.sizes + (self.n_window if self.options.fill_with_next else 0)
+
+    def window(self, i: int, rng: np.random.Generator) -> Window:
+        o, n = self.options, self.n_window
+        labels = np.empty(n, np.int32)
+        offset = int(rng.integers(0, max(1, int(self.sizes[i])))) if o.random_offsets else 0
+        eos_due, bos_due = o.separate_with_eos, o.separate_with_bos
+        for k in range(n):
+            token = self.eos
+            if offset >= self.sizes[i] and o.fill_with_next:
+                if eos_due:
+                    eos_due = False
+                elif bos_due:
+                    bos_due, token = False, self.bos
+                else:
+                    eos_due, bos_due = o.separate_with_eos, o.separate_with_bos
+                    offset, i = 0, (i + 1) % len(self)
+            if offset < self.sizes[i]:
+                token = int(self.tokens[self.begins[i] + offset])
+                offset += 1
+            labels[k] = token
+        tokens = np.concatenate([[self.bos], labels[:-1]]).astype(np.int32)
+        return Window(tokens, labels, np.ones(n, np.float32))
+
+
+def find_samples(
+    text: str, start: str, n_window: int, *, include_start: bool = False, overlapping: bool = False
+) -> list[tuple[int, int]]:
+    """(begin, end) in characters of every sample: what follows each occurrence of `start`.
+
+    A sample ends where the next begins; `overlapping` ones go on for as long as the longest of them, or the window. A
+    text without the pattern is one sample.
+    """
+    found = []
+    at = text.find(start)
+    while at >= 0:
+        found.append(at)
+        at = text.find(start, at + len(start))
+    if not found:
+        return [(0, len(text))]
+    begins = [at if include_start else at + len(start) for at in found]
+    ends = [*found[1:], len(text)]
+    if overlapping:
+        longest = max(n_window, *(end - begin for begin, end in zip(begins, ends, strict=True)))
+        ends = [min(len(text), begin + longest) for begin in begins]
+    return [(begin, end) for begin, end in zip(begins, ends, strict=True) if end > begin]

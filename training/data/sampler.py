@@ -1,0 +1,126 @@
+"""In which order windows are visited: shuffled anew each epoch, and resumed exactly from three numbers and a state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from logitless.training.data.packing import Dataset, Window
+from logitless.training.data.tokenize_rows import I32
+from logitless.training.errors import TrainingError
+
+
+def identity(name: str, begins: I32, sizes: I32) -> int:
+    """A 64-bit hash of what the samples are: the file's name, their number, where they begin and how long they are."""
+    h = hashlib.sha256(f"{name}\0{len(begins)}\0".encode())
+    h.update(np.ascontiguousarray(begins, np.int32).tobytes())
+    h.update(np.ascontiguousarray(sizes, np.int32).tobytes())
+    return int.from_bytes(h.digest()[:8], "little")
+
+
+def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
+    """Training and validation indices of n samples: all are shuffled once, then the last `fraction` validates."""
+    if not 0 <= fraction < 1:
+        raise TrainingError(f"the validation split must be at least 0 and below 1, not {fraction}")
+    order = np.random.default_rng([seed, 1]).permutation(n)
+    n_val = round(n * fraction)
+    if n_val >= n:
+        raise TrainingError(f"a validation split of {fraction} leaves none of {n} samples to train on")
+    return order[: n - n_val].astype(np.int32), np.sort(order[n - n_val :]).astype(np.int32)
+
+
+def split_windows(dataset: Dataset, fraction: float, seed: int) -> tuple[I32, I32]:
+    """The same of windows, so that no token is learned that validates: where windows overlap they are not shuffled, the
+    last of the text validate, and those that reach into them are left out."""
+    training, held_out = split(len(dataset), fraction, seed)
+    begins, ends = dataset.begins, dataset.ends
+    if not len(held_out) or (ends[:-1] <= begins[1:]).all():
+        return training, held_out
+    first, last = len(training), int((begins + dataset.sizes).max())
+    n_apart = int((np.maximum.accumulate(ends) <= begins[first]).sum())
+    held_out = np.arange(first, len(dataset), dtype=np.int32)
+    held_out = held_out[ends[first:] <= last]  # what the end of the text has no room for begins it again
+    if not n_apart or not len(held_out):
+        raise TrainingError(
+            f"a validation split of {fraction} of {len(dataset)} samples that overlap leaves none apart"
+        )
+    return np.arange(n_apart, dtype=np.int32), held_out
+
+
+@dataclass
+class Order:
+    """Endless windows of a dataset's training part, epoch by epoch. `state` and `restore` continue it elsewhere.
+
+    Each epoch shuffles the original order, so that it depends on the generator's state alone.
+    """
+
+    dataset: Dataset
+    indices: I32  # into the dataset
+    name: str  # of the file
+    seed: int = 0
+    shuffle: bool = True
+    epoch: int = 0
+    next: int = 0  # position in this epoch's order
+    _rng: np.random.Generator = field(init=False)
+    _begun: dict[str, Any] = field(init=False)  # the generator's state before it shuffled this epoch
+    _order: I32 = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.indices):
+            raise TrainingError(f"{self.name}: no sample is left to train on")
+        self._rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, 2])))
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        self._begun = dict(self._rng.bit_generator.state)
+        self._order = self._rng.permutation(self.indices) if self.shuffle else self.indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def take(self, n: int) -> list[Window]:
+        """The next n windows; a batch may span two epochs."""
+        return [self._take() for _ in range(n)]
+
+    def _take(self) -> Window:
+        if self.next == len(self._order):
+            self.epoch, self.next = self.epoch + 1, 0
+            self._shuffle()
+        at = self.next
+        self.next += 1
+        return self.dataset.window(int(self._order[at]), np.random.default_rng([self.seed, 3, self.epoch, at]))
+
+    @property
+    def hash(self) -> int:
+        return identity(self.name, self.dataset.begins[self.indices], self.dataset.sizes[self.indices])
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "samples_hash": self.hash,
+            "rng_state": json.dumps(self._begun, separators=(",", ":")),
+            "sample_count": len(self.indices),
+            "next_sample": self.next,
+            "epoch": self.epoch,
+        }
+
+    def restore(self, state: dict[str, Any], *, force_reshuffle: bool = False) -> bool:
+        """Continue where `state` was taken. False, and a fresh order, when the samples are not the same ones."""
+        if force_reshuffle or state["samples_hash"] != self.hash or state["sample_count"] != len(self.indices):
+            self.epoch = int(state["epoch"])
+            return False
+        self._rng.bit_generator.state = json.loads(state["rng_state"])
+        self._shuffle()
+        self.epoch, self.next = int(state["epoch"]), int(state["next_sample"])
+        return True
+
+
+def validation(dataset: Dataset, indices: I32, n_batch: int) -> Iterator[list[Window]]:
+    """The validation windows in batches of n, always the same."""
+    rng = np.random.default_rng(0)
+    for a in range(0, len(indices), n_batch):
+        yield [dataset.window(int(i), rng) for i in indices[a : a + n_batch]]

@@ -1,0 +1,134 @@
+"""Records to token sequences in which every token says whether the model is to learn to predict it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.chat.template import ChatTemplate, ChatTemplateError
+from logitless.models.tokenizer import Tokenizer
+from logitless.training.data.dataset_rows import Record
+from logitless.training.errors import TrainingError
+
+I32 = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+Part = tuple[str, bool]  # a text, and whether it is to be learned
+
+
+@dataclass(frozen=True)
+class Example:
+    """`learn[i]`: the loss counts how well token i is predicted from those before it."""
+
+    tokens: I32  # (n,)
+    learn: Mask  # (n,)
+    source: str = ""  # where it came from, for messages
+
+
+def examples_of(
+    records: Iterable[Record], tokenizer: Tokenizer, template: ChatTemplate | None, name: str = ""
+) -> Iterator[Example]:
+    """One example a record; a conversation whose template rewrites earlier turns becomes one per turn of the assistant.
+
+    TrainingError names the line whose conversation the template refuses.
+    """
+    for record, parts in texts_of(records, template, name):
+        where, chat = f"{name}: line {record.line}", bool(record.messages)
+        yield _example(_without_bos(parts, tokenizer) if chat else parts, tokenizer, where, end=not chat)
+
+
+def texts_of(
+    records: Iterable[Record], template: ChatTemplate | None, name: str = ""
+) -> Iterator[tuple[Record, Sequence[Part]]]:
+    """The texts of each example, which is all that can be wrong with it; errors as `examples_of`."""
+    for record in records:
+        turns = _turns(record, template, f"{name}: line {record.line}") if record.messages else [record.parts]
+        for parts in turns:
+            yield record, parts
+
+
+def _example(parts: Sequence[Part], tokenizer: Tokenizer, where: str, *, end: bool) -> Example:
+    """`end`: the text is whole, so the model is to learn that it ends there."""
+    tokens, learn = encode_parts(parts, tokenizer, chat=not end)
+    if tokenizer.add_bos and tokenizer.bos_id is not None:
+        tokens, learn = [tokenizer.bos_id, *tokens], [False, *learn]
+    if end and tokenizer.eos_id is not None:
+        tokens, learn = [*tokens, tokenizer.eos_id], [*learn, True]
+    if learn:
+        learn[0] = False  # nothing precedes it
+    return Example(np.array(tokens, np.int32), np.array(learn, np.bool_), where)
+
+
+def encode_parts(parts: Sequence[Part], tokenizer: Tokenizer, *, chat: bool = True) -> tuple[list[int], list[bool]]:
+    """The ids of the joined text, as a prompt would be tokenized, and which of them begin inside a part to be learned.
+
+    A token that straddles the border to a learned part is not learned: at the border the model is given another token.
+    """
+    ids = tokenizer.encode("".join(text for text, _ in parts), add_special=False, parse_special=chat)
+    starts = _starts(b"".join(text.encode() for text, _ in parts), [tokenizer.piece(id) for id in ids])
+    if starts is None:  # the tokenizer changes texts (lower case, accents): no token may straddle a border then
+        each = [tokenizer.encode(text, add_special=False, parse_special=chat) for text, _ in parts]
+        learn = [flag for part, (_, flag) in zip(each, parts, strict=True) for _ in part]
+        return [id for part in each for id in part], learn
+    ends = np.cumsum([len(text.encode()) for text, _ in parts])
+    which = np.minimum(np.searchsorted(ends, starts, side="right"), len(parts) - 1)
+    return ids, [parts[i][1] for i in which]
+
+
+def _starts(text: bytes, pieces: Sequence[bytes]) -> list[int] | None:
+    """Where each piece begins in the text; None where they do not spell it. A tokenizer may add spaces, or drop some
+    beside its special tokens."""
+    starts, at = [], 0
+    for piece in pieces:
+        while at < len(text) and not text.startswith(piece, at) and text[at : at + 1].isspace():
+            if piece[:1] == b" " and text.startswith(piece[1:], at):
+                break
+            at += 1
+        if piece[:1] == b" " and not text.startswith(piece, at):
+            piece = piece[1:]  # the space that SentencePiece puts in front of a text
+        if not text.startswith(piece, at):
+            return None
+        starts.append(at)
+        at += len(piece)
+    return starts
+
+
+def _turns(record: Record, template: ChatTemplate | None, where: str) -> list[list[Part]]:
+    if template is None:
+        raise TrainingError(f"{where}: the model has no chat template")
+    messages = [{k: v for k, v in m.items() if k != "weight"} for m in record.messages]
+    tools = list(record.tools) or None
+
+    def render(n: int, *, prompt: bool) -> str:
+        try:
+            return template.render(messages[:n], add_generation_prompt=prompt, tools=tools)
+        except ChatTemplateError as error:
+            raise TrainingError(f"{where}: {' '.join(str(error).split())}") from None
+
+    learned = [i for i, m in enumerate(record.messages) if m["role"] == "assistant" and m.get("weight") != 0]
+    whole = render(learned[-1] + 1, prompt=False)
+    parts: list[Part] = []
+    at = 0
+    for i in learned:
+        before, after = render(i, prompt=True) if i else "", render(i + 1, prompt=False)
+        if not (whole.startswith(after) and after.startswith(before) and len(before) >= at):
+            return [_last_turn(render(j, prompt=True) if j else "", render(j + 1, prompt=False)) for j in learned]
+        parts += [(whole[at : len(before)], False), (whole[len(before) : len(after)], True)]
+        at = len(after)
+    return [parts]
+
+
+def _last_turn(before: str, after: str) -> list[Part]:
+    n = 0  # the generation prompt may hold what the finished turn has not, such as an empty thought
+    while n < min(len(before), len(after)) and before[n] == after[n]:
+        n += 1
+    return [(after[:n], False), (after[n:], True)]
+
+
+def _without_bos(parts: Sequence[Part], tokenizer: Tokenizer) -> Sequence[Part]:
+    if not tokenizer.add_bos or tokenizer.bos_id is None:
+        return parts
+    text, learn = parts[0]
+    return [(text.removeprefix(tokenizer.piece(tokenizer.bos_id).decode("utf-8", "replace")), learn), *parts[1:]]

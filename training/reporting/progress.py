@@ -1,0 +1,135 @@
+"""Progress of a run as text: a bar of eighth blocks for terminals, one line a step for files. Clocks are injected."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from logitless.training.reporting.results import Result
+from logitless.training.trainer import Event, Step, Validated, Validating
+
+WIDTH = 8  # characters of the bar
+COLUMNS = 80
+GAIN = 0.7  # of the newest step in the smoothed time per step
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+def bar(done: float, total: float) -> str:
+    """|███▌    |"""
+    eighths = round(8 * WIDTH * min(1.0, max(0.0, done / total if total else 0.0)))
+    full, rest = divmod(eighths, 8)
+    text = "█" * full + (_BLOCKS[rest] if rest else "")
+    return f"|{text:<{WIDTH}}|"
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03 below an hour; -:-- where nobody knows."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def uncertain(value: float, uncertainty: float, digits: int) -> str:
+    """1.234±0.005; without the second part where it is not known."""
+    if math.isnan(uncertainty):
+        return f"{value:.{digits}f}"
+    return f"{value:.{digits}f}±{uncertainty:.{digits}f}"
+
+
+def status(name: str, done: int, total: int, result: Result, elapsed: float, eta: float, speed: float = 0.0) -> str:
+    """One line of at most 80 columns. Where it is short of room, digits of the loss go first, then the time so far."""
+    acc = uncertain(100 * result.accuracy, 100 * result.accuracy_uncertainty, 1)
+    for digits, has_time in ((4, True), (3, True), (4, False), (3, False), (2, False)):
+        parts = [
+            f"{name}: {bar(done, total)} data={done}/{total}",
+            f"loss={uncertain(result.loss, result.loss_uncertainty, digits)}",
+            f"acc={acc}%",
+            f"t={clock(elapsed)}" if has_time else "",
+            f"ETA={clock(eta)}",
+            f"{speed:.0f} tok/s" if speed else "",
+        ]
+        line = " ".join(part for part in parts if part)
+        if len(line) <= COLUMNS:
+            return line
+    while len(line) > COLUMNS:
+        line = " ".join(parts := parts[:-1])
+    return line.rstrip()
+
+
+class Reporter:
+    """Turns a run's events into lines: `write(text, final)`; what is not final is to be overwritten."""
+
+    def __init__(
+        self,
+        write: Callable[[str, bool], None],
+        *,
+        terminal: bool,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.write, self.terminal, self._now = write, terminal, now
+        self._began = now()
+        self._last = self._began
+        self._per_step = math.nan
+        self._saving = 0.0  # seconds since the last step that were no training
+        self._validation_began = 0.0
+        self._n_validated = 0
+        self._sample = 0  # of its epoch, at the last step
+        self.first_loss = math.nan
+        self.losses: list[tuple[int, float]] = []
+        self.validations: list[tuple[int, float]] = []
+
+    @property
+    def elapsed(self) -> float:
+        return self._now() - self._began
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self._step(event)
+        elif isinstance(event, Validating):
+            if not self._validation_began:
+                self._validation_began = self._now()
+            spent = self._now() - self._validation_began
+            self._n_validated = event.n_samples
+            if self.terminal:
+                eta = spent / event.sample * (event.n_samples - event.sample)
+                self.write(status("val", event.sample, event.n_samples, event.result, spent, eta), False)
+        elif isinstance(event, Validated):
+            spent = self._now() - self._validation_began
+            self.outside(spent)
+            self._validation_began = 0.0
+            self.validations.append((event.iteration, event.result.loss))
+            n = self._n_validated
+            self.write(status("val", n, n, event.result, spent, 0.0), True)
+
+    def outside(self, seconds: float) -> None:
+        """Time that was spent on saving or validating: no part of a step's."""
+        self._saving += seconds
+
+    def _step(self, e: Step) -> None:
+        now = self._now()
+        spent = max(now - self._last - self._saving, 1e-9)
+        self._last, self._saving = now, 0.0
+        self._per_step = spent if math.isnan(self._per_step) else GAIN * spent + (1 - GAIN) * self._per_step
+        eta = self._per_step * (e.n_steps - e.iteration)
+        self.losses.append((e.iteration, e.loss))
+        if math.isnan(self.first_loss):
+            self.first_loss = e.loss
+        if self.terminal:
+            ended = (
+                e.sample >= e.n_samples or e.sample < self._sample
+            )  # within this step, the rest of which is the next's
+            done = e.n_samples if ended else e.sample
+            line = status("train", done, e.n_samples, e.result, now - self._began, eta, e.n_tokens / spent)
+            self.write(line, ended)
+            self._sample = 0 if e.sample >= e.n_samples else e.sample
+        else:
+            fallen = min(2.0, max(0.0, self.first_loss - e.loss))  # 0 where that is NaN
+            gained = "-" * round(10 * fallen) + ">"
+            self.write(
+                f"train: iter={e.iteration}/{e.n_steps} sample={e.sample}/{e.n_samples} sched={e.factor:.6f} "
+                f"loss={e.loss:.6f} dt={clock(spent)} eta={clock(eta)} |{gained}",
+                True,
+            )
