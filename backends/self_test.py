@@ -20,7 +20,8 @@ from logitless.backends.errors import DeviceLost
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
-from logitless.graph.tensor import ALIASES, Tensor, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor
 from logitless.graph.testing.conformance import OK, UNSUPPORTED, Problem, problems, register_all, run
 
 log = logging.getLogger("logitless.devices")

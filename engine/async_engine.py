@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import RequestError, ServerFault, Unavailable
-from logitless.engine.latency import Latencies
+from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token
 from logitless.engine.sleep import Sleep
+from logitless.engine.stats import Latencies
 from logitless.engine.stream import Stream
 from logitless.engine.time_sharing import Background, Turns
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.config import ModelInfo
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.worker import Tuning

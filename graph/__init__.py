@@ -1,6 +1,7 @@
 """WHAT to compute: tensors, ops, and how a graph is placed, laid out in memory and run."""
 
 from logitless.graph.op import OPS, Op, op, writing
-from logitless.graph.tensor import Tensor, const, dump, feed, state, toposort
+from logitless.graph.order import dump, toposort
+from logitless.graph.tensor import Tensor, const, feed, state
 
 __all__ = ["OPS", "Op", "Tensor", "const", "dump", "feed", "op", "state", "toposort", "writing"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from logitless.graph.op import OPS
-from logitless.graph.tensor import Tensor, const, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, const
 
 
 def backward(

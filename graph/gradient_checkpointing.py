@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from logitless.graph.op import writes_of
-from logitless.graph.tensor import ALIASES, Tensor, toposort, with_sources
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor, with_sources
 
 SUFFIX = " (clone)"
 

@@ -9,7 +9,7 @@ from logitless.graph.ops.elementwise import scaled, softcap
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor
 from logitless.models.adapters.low_rank import LowRank
-from logitless.models.architectures import decoder, encoder, gemma3n
+from logitless.models.architectures import decoder, encoder, feed_forward, gemma3n
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.architectures.rope import Rotary, define_rotary
 from logitless.models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
@@ -88,7 +88,7 @@ class Model:
         kind = self.hparams.kind
         if "cls" in w:
             x = w.linear("cls", x)
-            x = decoder.activated(self.hparams, x) if kind.head_of_mean else softcap(x, cap=1.0)  # tanh
+            x = feed_forward.activated(self.hparams, x) if kind.head_of_mean else softcap(x, cap=1.0)  # tanh
         x = w.norm("cls.norm", x, self.hparams)
         x = w.linear("cls.output", x) if "cls.output" in w else x
         return softmax(x) if kind.head_softmax else x

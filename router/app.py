@@ -30,7 +30,7 @@ from logitless.server.auth import Keys
 from logitless.server.config import BUILD_INFO, ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
-from logitless.server.protocol import ollama
+from logitless.server.protocol.dialects import ollama
 from logitless.server.protocol.fields import json_object
 from logitless.server.ui.page import add_pages
 

@@ -58,7 +58,8 @@ def work(product: Product, threads: int) -> None:
     from logitless.backends.cpu.memory import aligned
     from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
     from logitless.graph.ops.linear import linear
-    from logitless.graph.tensor import feed, state, toposort
+    from logitless.graph.order import toposort
+    from logitless.graph.tensor import feed, state
 
     rng, pool = np.random.default_rng(0), Pool(threads)
     try:

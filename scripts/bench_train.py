@@ -22,7 +22,8 @@ from logitless.graph.ops.training.optimizer import adamw_params, adamw_step
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Sequences
-from logitless.models.hparams.hparams import Hparams, RopeScaling
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.rope_scaling import RopeScaling
 from logitless.models.model import Model
 from logitless.models.synthetic.model import SHAPES
 from logitless.models.weights.tensor_map import parts

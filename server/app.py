@@ -15,7 +15,7 @@ from logitless.engine.async_engine import Service
 from logitless.server.api import anthropic, generate, info, vertex
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.llamacpp import lora, slots, text
-from logitless.server.api.openai import control, embeddings, responses
+from logitless.server.api.openai import embeddings, responses
 from logitless.server.api.openai.tuning_context import LISTENERS, SILENCE
 from logitless.server.auth import Keys
 from logitless.server.config import BUILD_INFO, ServerConfig
@@ -59,7 +59,7 @@ _POST: dict[str, Handler] = {
     "/api/show": info.show,
     "/chat/completions": generate.chat_completion,
     "/v1/chat/completions": generate.chat_completion,
-    "/v1/chat/completions/control": control.control,
+    "/v1/chat/completions/control": generate.control,
     "/chat/completions/input_tokens": responses.chat_input_tokens,
     "/v1/chat/completions/input_tokens": responses.chat_input_tokens,
     "/responses": responses.responses,

@@ -65,18 +65,3 @@ class ServerConfig:
     def model(self) -> str:
         """The name that responses carry: the first alias of the alphabet, as llama-server's, or the path."""
         return min(self.aliases, default=self.alias) or self.model_path
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What /props and /v1/models tell about the loaded model."""
-
-    n_ctx: int  # the longest sequence of one slot, as the scheduler enforces it
-    n_ctx_train: int = 0
-    n_vocab: int = 0
-    n_embd: int = 0
-    n_params: int = 0
-    nbytes: int = 0
-    vocab_type: int = 0
-    ftype: str = ""
-    generates: bool = True  # false: the model makes vectors of texts and nothing else

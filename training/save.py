@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.adapters.lora import write_adapter
-from logitless.models.adapters.merge import dequantized
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.gguf.write import Data, copied_keys, u32, write_gguf
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.quantization.dequantize import dequantized
 from logitless.models.quantization.quantize import quantize, storable_dtype
 from logitless.models.weights.tensor_map import Part
 from logitless.models.weights.weights import check_weights

@@ -16,10 +16,10 @@ from logitless.graph.execution.session import PIECE_NBYTES, Session
 from logitless.graph.tensor import Tensor
 from logitless.models.adapters.lora import Adapter, Pair, matrix_shape
 from logitless.models.adapters.low_rank import EMBEDDING, LowRank
-from logitless.models.adapters.merge import dequantized
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
+from logitless.models.quantization.dequantize import dequantized
 from logitless.models.weights.tensor_map import Part
 from logitless.models.weights.weights import Weights, check_weights
 from logitless.training.errors import TrainingError

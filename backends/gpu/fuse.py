@@ -20,7 +20,8 @@ from logitless.graph.ops.fused import (
     part_of,
     store_k_rope,
 )
-from logitless.graph.tensor import Tensor, toposort, with_sources
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, with_sources
 
 Mine = Callable[[Tensor], bool]
 TURNING = {"attention": attention_rope, "attention_sinks": attention_sinks_rope}  # what turns its queries, too

@@ -13,7 +13,8 @@ from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.backends.rpc.protocol import MAGIC, NODE, Header, Link, ProtocolError, attributes, encode, leaf, version
 from logitless.graph.backend import Bytes, Place
 from logitless.graph.execution.partition import TRANSFER
-from logitless.graph.tensor import Tensor, toposort, with_sources
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, with_sources
 from logitless.graph.testing.conformance import register_all
 
 CONNECT_SECONDS = 10.0

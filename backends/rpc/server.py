@@ -15,7 +15,8 @@ from logitless.backends.self_test import examine_kinds
 from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS
-from logitless.graph.tensor import Tensor, const, state, toposort, with_sources
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, const, state, with_sources
 from logitless.graph.testing.conformance import register_all
 
 log = logging.getLogger("logitless.rpc")

@@ -12,6 +12,7 @@ from logitless.cli.flags import speculation
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup import adapters as lora
 from logitless.cli.setup import engine as load
+from logitless.cli.setup.speculation import check_draft_model, find_draft_model, make_speculator
 
 if TYPE_CHECKING:
     from logitless.engine.requests import CompletionRequest, Timings
@@ -27,16 +28,16 @@ def run(options: SimpleNamespace) -> int:
     from logitless.engine.requests import CompletionRequest
     from logitless.models import tokenizer
 
-    speculation.find_draft_model(options, path)
+    find_draft_model(options, path)
     drafting = speculation.defaults(options)
     engine = load.open_engine(path, options)
-    speculation.check_draft_model(options, engine.gguf)
+    check_draft_model(options, engine.gguf)
     adapters = lora.given(options, engine.gguf, engine.hparams)
     vocabulary = tokenizer.from_metadata(engine.gguf.metadata, path=path)
     sampling = load.sampling_defaults(options, vocabulary)
     ids = prompt_ids(vocabulary, prompt)
     load.load_weights(engine)
-    speculator = speculation.make_speculator(options, engine, vocabulary)
+    speculator = make_speculator(options, engine, vocabulary)
     scheduler = load.make_scheduler(engine, vocabulary, options, speculator)
     lora.connect(engine, scheduler, adapters)
     request = CompletionRequest(

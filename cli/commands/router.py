@@ -45,8 +45,8 @@ def run(options: SimpleNamespace) -> int:
 
 
 async def _serve(options: SimpleNamespace) -> None:
-    from logitless.cli.commands.serve import import_http, listening
     from logitless.cli.hub import cached
+    from logitless.cli.setup.server import import_http, listening
     from logitless.server.config import ServerConfig
 
     config = ServerConfig(**listening(options))

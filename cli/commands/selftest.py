@@ -95,7 +95,7 @@ def step_graph(engine: Engine, n_tokens: int) -> tuple[list[Tensor], dict[str, A
     from logitless.engine.batch import UBatch
     from logitless.engine.runner.buckets import Shape
     from logitless.engine.runner.step_inputs import room_of
-    from logitless.graph.tensor import toposort
+    from logitless.graph.order import toposort
 
     positions, n_out = list(range(n_tokens)), min(n_tokens, 4)
     batch = UBatch(

@@ -11,7 +11,8 @@ from logitless.backends.gpu.language import device
 from logitless.backends.gpu.language.dialect import CPU, SIMT, SOFT, Shape
 from logitless.graph.execution.partition import partition
 from logitless.graph.op import OPS
-from logitless.graph.tensor import ALIASES, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES
 from logitless.graph.testing.conformance import Problem, problems, register_all
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "SUPPORT.md"

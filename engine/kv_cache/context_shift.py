@@ -16,7 +16,7 @@ from logitless.engine.kv_cache.manager import KvCache
 from logitless.engine.sequence import Sequence, Slot
 
 if TYPE_CHECKING:
-    from logitless.engine.scheduler.scheduler import Scheduler
+    pass
 
 Moves = list[tuple[int, int, int]]  # (from cell, to cell, positions further on)
 
@@ -108,28 +108,6 @@ class Shift:
         seq.n_dropped += self.n_discard
         seq.n_lost = 0
         return moves
-
-
-def shift_full(scheduler: Scheduler) -> None:
-    """Make room in the contexts that are full, in order of rank; who finds none waits until an earlier one leaves."""
-    cache = scheduler.cache
-    for seq in list(scheduler.running):
-        if not (seq.started and is_full(seq)):
-            continue
-        shift = Shift(cache, seq, *kept_and_discarded(seq, add_bos=scheduler.vocab.add_bos))
-        while cache.n_available < shift.n_missing:
-            if shift.forget_others():
-                continue
-            last = scheduler.last()
-            if last is seq:
-                break
-            scheduler.preempt(last)
-        if cache.n_available < shift.n_missing:
-            continue
-        try:
-            scheduler.engine.move_cells(shift.apply())
-        except Exception as error:  # some of its cells have moved, others have not
-            scheduler.lose(seq, error)
 
 
 def park(cache: KvCache, seq: Sequence) -> None:

@@ -16,8 +16,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from logitless.server.protocol.fields import FLOAT_MAX
-
 MAX_BREAKER_BYTES, MAX_TAIL = 40, 20
 LOG_FLOAT_MAX = 88.7228391
 
@@ -208,3 +206,6 @@ class Dry:
             exponent = min(exponent, self.max_exponent)
         penalty = self.multiplier * math.pow(self.base, exponent)
         return float(np.float32(min(max(penalty, -FLOAT_MAX), FLOAT_MAX)))
+
+
+FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32

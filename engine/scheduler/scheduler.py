@@ -9,7 +9,7 @@ from typing import Protocol
 from logitless.engine.batch import PAGE, DeviceFailed, StepResult, UBatch
 from logitless.engine.errors import ExceedsContext, InvalidRequest, NotSupported
 from logitless.engine.kv_cache.block_pool import n_pages_for, pool_size
-from logitless.engine.kv_cache.context_shift import Moves, park, shift_full
+from logitless.engine.kv_cache.context_shift import Moves, Shift, is_full, kept_and_discarded, park
 from logitless.engine.kv_cache.host_cache import HostCache, Store
 from logitless.engine.kv_cache.manager import KvCache
 from logitless.engine.kv_cache.sliding_window import NearStore
@@ -23,8 +23,7 @@ from logitless.engine.scheduler.admission import admit
 from logitless.engine.scheduler.batch_builder import Plan, bucket_floor, fill, split
 from logitless.engine.scheduler.interleaved_prefill import Interleaver
 from logitless.engine.scheduler.postprocess import Committer, Stop, failure, finished
-from logitless.engine.scheduler.prefill_budget import Pace
-from logitless.engine.scheduler.shares import shares
+from logitless.engine.scheduler.prefill_budget import Pace, shares
 from logitless.engine.scheduler.slot_claims import Claims
 from logitless.engine.scheduler.waiting_queue import WaitingRoom
 from logitless.engine.sequence import Sampler, Sequence, Slot
@@ -424,3 +423,25 @@ class Scheduler:
             stats.host_bytes = self.cache.host.nbytes
             stats.host_pages_saved = self.cache.host.n_saved
             stats.host_pages_restored = self.cache.host.n_restored
+
+
+def shift_full(scheduler: Scheduler) -> None:
+    """Make room in the contexts that are full, in order of rank; who finds none waits until an earlier one leaves."""
+    cache = scheduler.cache
+    for seq in list(scheduler.running):
+        if not (seq.started and is_full(seq)):
+            continue
+        shift = Shift(cache, seq, *kept_and_discarded(seq, add_bos=scheduler.vocab.add_bos))
+        while cache.n_available < shift.n_missing:
+            if shift.forget_others():
+                continue
+            last = scheduler.last()
+            if last is seq:
+                break
+            scheduler.preempt(last)
+        if cache.n_available < shift.n_missing:
+            continue
+        try:
+            scheduler.engine.move_cells(shift.apply())
+        except Exception as error:  # some of its cells have moved, others have not
+            scheduler.lose(seq, error)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from logitless.graph.backend import Backend
 from logitless.graph.execution.memory import Roots, roots_of
 from logitless.graph.op import writes_of
-from logitless.graph.tensor import ALIASES, Tensor, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor
 
 TRANSFER = "transfer"  # a copy of its source on another backend
 Wish = tuple[int, int]  # the backend that a node is wanted on, and that of the layer that it belongs to

@@ -15,7 +15,8 @@ from logitless.graph.execution.partition import TRANSFER, Placement, Prefer, par
 from logitless.graph.execution.plan import Array, Late, Plan, input_layout, leaf_uses, values_of
 from logitless.graph.execution.preemptible_plan import Divided
 from logitless.graph.execution.profiler import Observer, Timed
-from logitless.graph.tensor import Tensor, state, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, state
 
 Build = Callable[[], Sequence[Tensor]]
 Measured = tuple[Placement, Layout]

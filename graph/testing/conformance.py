@@ -22,7 +22,8 @@ from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
 from logitless.graph.dtype import DTYPES, nbytes
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS, State, Weight
-from logitless.graph.tensor import ALIASES, Tensor, const, feed, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor, const, feed
 from logitless.graph.testing.evaluate import evaluate
 
 GUARD = 256  # bytes before and after every buffer; a multiple of any alignment

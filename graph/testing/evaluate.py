@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from logitless.graph.op import OPS
-from logitless.graph.tensor import Tensor, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor
 
 
 def evaluate(

@@ -10,7 +10,8 @@ import numpy as np
 from logitless.graph.backend import Bytes
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
-from logitless.graph.tensor import ALIASES, Tensor, feed, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor, feed
 from logitless.graph.testing.conformance import Array, Problem, add_constant, add_state, describe, encode
 
 

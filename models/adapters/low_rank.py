@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from logitless.graph.ops.elementwise import add, mul, scaled
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.linear import linear, matmul
-from logitless.graph.ops.lora import gate
+from logitless.graph.ops.linear import gate, linear, matmul
 from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.tensor import Tensor, const
 

@@ -6,17 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from logitless.models.adapters.lora import Adapter, Pair, fused
 from logitless.models.errors import ModelFileError
-from logitless.models.gguf.file import GGUFFile, TensorInfo
+from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Data, copied_keys, write_gguf
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.quantization.dequantize import F32, dequantized
 from logitless.models.quantization.quantize import DTYPES, quantize
 from logitless.models.quantization.requantize import held_as
-
-F32 = npt.NDArray[np.float32]
 
 
 def merge(path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]]) -> list[str]:
@@ -58,14 +56,3 @@ def _changed(w: F32, name: str, changes: list[tuple[Pair, float]]) -> F32:
         product = pair.a @ pair.b.T if name == "token_embd.weight" else pair.b @ pair.a
         w = w + np.float32(factor) * product.reshape(w.shape)
     return w
-
-
-def dequantized(info: TensorInfo, raw: npt.NDArray[np.uint8]) -> F32:
-    """A tensor's numbers."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    if info.dtype == "f32":
-        return raw.view(np.float32).reshape(info.shape)
-    rows = raw.reshape(*info.shape[:-1], -1)
-    return np.array(dequantize(rows, GGMLQuantizationType[info.dtype.upper()]), np.float32).reshape(info.shape)

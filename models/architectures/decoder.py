@@ -11,36 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from logitless.graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scale, scaled, silu, sub, sum_to
+from logitless.graph.ops.elementwise import add, gelu, mul, scaled
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.moe import (
-    expert_gather,
-    expert_order,
-    expert_rows,
-    expert_scatter,
-    expert_sum,
-    expert_weights,
-    top_experts,
-)
 from logitless.graph.ops.norm import rms_norm
-from logitless.graph.ops.pointwise import elu, exp, neg, relu, sigmoid, softplus, square
 from logitless.graph.ops.shape import reshape
-from logitless.graph.ops.training.loss import softmax
-from logitless.graph.tensor import Tensor, const
+from logitless.graph.ops.slicing import take_columns
+from logitless.graph.tensor import Tensor
 from logitless.models.architectures.attention import KeysValues, Side, keys_values, self_attention
-from logitless.models.architectures.layer_inputs import layer_input, layer_inputs
+from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, recurrent
 from logitless.models.architectures.mla import latent_attention, latent_row
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Memory, Rows
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.hparams.moe import Experts
 from logitless.models.weights.weights import Weights
 
 KeysOf = Callable[[Side, Hparams, int], KeysValues]
 Attention = Callable[[Side, KeysValues, Hparams, Memory, int], Tensor]
-ALPHA = 1.702  # of gpt-oss's sigmoid
-AWAY = 1e9  # chances and what balances them are small
 
 
 def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
@@ -108,87 +95,17 @@ def added(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tenso
     return add(attended, scaled(y, h.residual_scale))
 
 
-def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) -> Tensor:
-    """(T, n_embd): the layer's block, or its mixture of experts, or both; x: what came `before` it, normalised."""
-    experts = h.experts_of(layer)
-    if not experts:
-        return dense(b, h, x, layer=layer)
-    if not h.kind.experts_beside:
-        return mixture(b, h, experts, x, x)
-    chosen_by = scaled(rms_norm(before, b.tensors[f"{b.prefix}ffn_gate_inp.scale"], eps=h.eps), h.n_embd**-0.5)
-    y = mixture(b, h, experts, b.norm("pre_ffw_norm_2", before, h), chosen_by)
-    return add(b.norm("post_ffw_norm_1", dense(b, h, x), h), b.norm("post_ffw_norm_2", y, h))
+def layer_inputs(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:
+    """(T, n_layer · P), P: `n_embd_per_layer`. Half is a table's, half a projection of the embeddings x (T, n_embd)."""
+    n = h.n_embd_per_layer
+    own = scaled(get_rows(w["per_layer_token_embd"], tokens), n**0.5)
+    projected = scaled(w.linear("per_layer_model_proj", x), h.n_embd**-0.5)
+    normed = rms_norm(reshape(projected, shape=(-1, n)), w["per_layer_proj_norm"], eps=h.eps)
+    return scaled(add(reshape(normed, shape=own.shape), own), 0.5**0.5)
 
 
-def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) -> Tensor:
-    """(T, n_embd): gated, as SwiGLU and GeGLU are (Shazeer, 2020), or not."""
-    if h.kind.gated:
-        gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
-        return b.linear(f"ffn_down{which}", mul(activated(h, gate), up))
-    up = b.linear(f"ffn_up{which}", x)
-    return b.linear(f"ffn_down{which}", xielu(up, *h.xielu[layer]) if h.xielu else activated(h, up))
-
-
-def activated(h: Hparams, x: Tensor) -> Tensor:
-    if h.kind.activation == "relu2":
-        return square(relu(x))
-    return gelu(x) if h.kind.activation == "gelu" else silu(x)
-
-
-def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
-    """above · x² where positive, below · (eˣ − 1 − x) where negative, and β x everywhere (Huang and Schlag, 2024)."""
-    negative = neg(relu(neg(x)))
-    curved = add(scale(square(relu(x)), factor=above), scale(sub(elu(negative), negative), factor=below))
-    return add(curved, scale(x, factor=beta))
-
-
-def mixture(b: Weights, h: Hparams, e: Experts, x: Tensor, chosen_by: Tensor) -> Tensor:
-    """(T, n_embd): what the likeliest experts of each row make of it, and the one that every row has."""
-    ids, weights = routed(b, e, chosen_by)
-    order = expert_order(ids, n=e.n)
-    rows = expert_rows(b.linear("ffn_latent_down", x) if e.n_latent else x, order)  # (T · n_used, n_embd)
-    inner = b.experts("ffn_up_exps", rows, order, e.n)
-    if not h.kind.gated:
-        inner = activated(h, inner)
-    else:
-        gate, limit = b.experts("ffn_gate_exps", rows, order, e.n), h.kind.glu_limit
-        inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), inner)
-    y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n), weights, order)
-    y = b.linear("ffn_latent_up", y) if e.n_latent else y
-    if not e.n_ff_shared:
-        return y
-    shared = dense(b, h, x, "_shexp")
-    if "ffn_gate_inp_shexp" in b:  # Qwen's
-        shared = mul(shared, sigmoid(b.linear("ffn_gate_inp_shexp", x)))
-    y = add(y, shared)
-    return scale(y, factor=0.5) if h.kind.mean_with_shared else y
-
-
-def routed(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, n_used) each: the experts of each row, and what they count. By softmax (Mixtral: Jiang et al., 2024) or
-    sigmoids, whose choice a bias may balance (DeepSeek-AI, 2024)."""
-    logits = b.linear("ffn_gate_inp", x)  # (T, n)
-    if e.gating == "sigmoid":
-        logits = log_sigmoid(logits)  # of which the softmax over the chosen is each one's share
-    balance, chances = b.bias("exp_probs_b"), exp(logits) if e.gating == "sigmoid" else softmax(logits)
-    liked = add(chances, balance) if balance is not None else logits if e.n_groups == 1 else chances
-    ids = top_experts(liked if e.n_groups == 1 else of_best_groups(e, liked), n=e.n_used)
-    weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(chances, ids)
-    if (times := b.scale("ffn_down_exps")) is not None:  # of what each expert gives
-        weights = mul(weights, expert_gather(broadcast_to(times, shape=logits.shape), ids))
-    return ids, scaled(weights, e.scale)
-
-
-def of_best_groups(e: Experts, liked: Tensor) -> Tensor:
-    """(T, n): what it was in a row's best groups, and less than all of that elsewhere (DeepSeek-AI, 2024: V3)."""
-    rows, size = liked.shape[0], e.n // e.n_groups
-    each = reshape(liked, shape=(rows * e.n_groups, size))
-    best = sum_to(expert_gather(each, top_experts(each, n=2)), shape=(rows * e.n_groups, 1))
-    groups = top_experts(reshape(best, shape=(rows, e.n_groups)), n=e.n_groups_used)
-    ones = broadcast_to(const(1.0), shape=groups.shape)
-    away = scale(sub(expert_scatter(ones, groups, n=e.n_groups), const(1.0)), factor=AWAY)  # 0 for the best
-    return reshape(add(each, reshape(away, shape=(rows * e.n_groups, 1))), shape=liked.shape)
-
-
-def log_sigmoid(x: Tensor) -> Tensor:
-    return neg(softplus(neg(x)))
+def layer_input(b: Weights, h: Hparams, layer: int, inputs: Tensor, x: Tensor) -> Tensor:
+    """(T, n_embd): what a layer makes of its input, gated by x (T, n_embd), to be added."""
+    n = h.n_embd_per_layer
+    own = take_columns(inputs, layer * n, n)
+    return b.norm("post_norm", b.linear("proj", mul(gelu(b.linear("inp_gate", x)), own)), h)

@@ -10,7 +10,7 @@ from logitless.graph.ops.elementwise import add
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor
 from logitless.models.architectures.attention import Side, keys_values, self_attention
-from logitless.models.architectures.decoder import feed_forward
+from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Memory, Rows, Texts
 from logitless.models.hparams.hparams import Hparams

@@ -16,7 +16,7 @@ from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import add_block, set_block, take_block
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.attention import KeysValues, Side, keys_values, self_attention
-from logitless.models.architectures.layer_inputs import layer_input, layer_inputs
+from logitless.models.architectures.decoder import layer_input, layer_inputs
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Memory, Rows
 from logitless.models.hparams.hparams import Hparams

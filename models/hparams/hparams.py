@@ -14,25 +14,13 @@ from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_head
 from logitless.models.hparams.mla import Latent, read_latent
 from logitless.models.hparams.moe import Experts, read_experts
+from logitless.models.hparams.rope_scaling import RopeScaling
 from logitless.models.hparams.ssm import Recurrent, read_recurrent
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_STREAMS = 64
 MAX_LAYERS = 512  # llama.cpp's limit too
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How positions beyond the training context are handled (`rope.scaling.*`)."""
-
-    kind: str = "none"  # one of ROPE_SCALINGS; factors of each frequency are tensors, whatever the kind
-    factor: float = 1.0
-    original_context: int = 0
-    attn_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    log_multiplier: float = 0.0  # how much of what YaRN does to the magnitude is taken back
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from logitless.models.hparams.keys import Keys
 
 if TYPE_CHECKING:
-    from logitless.models.hparams.hparams import RopeScaling
+    from logitless.models.hparams.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)

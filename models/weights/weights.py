@@ -188,7 +188,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: Part, state
 
 
 def _turned(info: TensorInfo, raw: Bytes, part: Part, dtype: str) -> Bytes:
-    from logitless.models.adapters.merge import dequantized  # which load what writes files
+    from logitless.models.quantization.dequantize import dequantized
     from logitless.models.quantization.quantize import quantize
 
     values = part.taken(dequantized(info, raw))

@@ -17,9 +17,9 @@ from logitless.server.api.openai.chat import Answers
 from logitless.server.api.reply import Reply, Result
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import Handler
-from logitless.server.protocol.anthropic import chat_body
-from logitless.server.protocol.chat import parse_chat, render_chat
+from logitless.server.protocol.chat.chat import parse_chat, render_chat
 from logitless.server.protocol.completions import Job
+from logitless.server.protocol.dialects.anthropic import chat_body
 
 _STOP_REASONS = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
 

@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 
 from aiohttp import web
 
-from logitless.engine.errors import InvalidRequest, ServerFault
+from logitless.engine.errors import InvalidRequest, NotFound, ServerFault
 from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import Event, Failed, Finished, Progress, Token
 from logitless.engine.stream import Stream
@@ -20,8 +20,9 @@ from logitless.server.api.llamacpp.verify import VerifyReply
 from logitless.server.api.openai.chat import ChatReply
 from logitless.server.api.openai.completions import CompletionReply
 from logitless.server.api.reply import Reply, failure
-from logitless.server.protocol.chat import parse_chat
+from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
+from logitless.server.protocol.fields import Fields, refuse
 from logitless.server.protocol.infill import parse_infill
 from logitless.server.protocol.verify import parse_verify, slot_to_continue
 
@@ -200,3 +201,23 @@ def _event_text(reply: Reply, index: int, event: Event) -> str:
     if isinstance(event, Progress):
         return reply.progress(result, event)
     return ""
+
+
+async def control(request: web.Request) -> web.Response:
+    """POST /v1/chat/completions/control: {"id": …, "action": "reasoning_end"} ends the reasoning of a completion that
+    was asked for with `reasoning_control`."""
+    context = request.app[CONTEXT]
+
+    def parse(body: dict[str, object]) -> str:
+        fields = Fields(body)
+        if fields.text("action") != "reasoning_end":
+            refuse("action", "must be reasoning_end")
+        if not fields.text("id"):
+            refuse("id", "is required")
+        return fields.text("id")
+
+    id = await context.parsed(request, parse)
+    stream = context.running.get(id)
+    if stream is None:
+        raise NotFound(f"no completion with id {id[:64]!r} is running")
+    return json_response({"id": id, "success": await context.service.end_reasoning(stream)})

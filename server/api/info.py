@@ -12,7 +12,7 @@ from logitless.engine.requests import CompletionRequest
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.reply import generation_settings
 from logitless.server.config import BUILD_INFO
-from logitless.server.protocol import ollama
+from logitless.server.protocol.dialects import ollama
 
 _STARTED = int(time.time())
 

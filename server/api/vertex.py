@@ -11,7 +11,7 @@ from logitless.engine.errors import InvalidRequest, RequestError
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.generate import collect
 from logitless.server.api.openai.chat import ChatReply
-from logitless.server.protocol.chat import parse_chat
+from logitless.server.protocol.chat.chat import parse_chat
 from logitless.server.protocol.completions import Job
 from logitless.server.protocol.fields import Fields, refuse
 

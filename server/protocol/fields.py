@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from logitless.engine.errors import InvalidRequest, NotSupported
+from logitless.engine.sampling.penalties import FLOAT_MAX
 
 INT_MAX = 2**31 - 1
 MAX_DEPTH = 256  # of JSON: what is told again, rendered or compiled costs some calls a level, of Python's 1000
-FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
@@ -184,3 +185,20 @@ class Fields:
         if not isinstance(value, dict):
             refuse(self._within + name, f"expected an object, got {article(value)}")
         return value
+
+
+MOST = 64  # different ones
+
+
+_told: set[str] = set()
+
+
+def warn_once(log: logging.Logger, line: str) -> None:
+    if line not in _told and len(_told) < MOST:
+        _told.add(line)
+        log.warning("%s", line)
+
+
+def forget() -> None:
+    """Tell all again."""
+    _told.clear()

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from logitless.engine.sampling.penalties import FLOAT_MAX
 from logitless.engine.sampling.sampler import SamplingParams, chain_from_names
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.protocol.fields import (
-    FLOAT_MAX,
     INT_MAX,
     Fields,
     article,
@@ -21,8 +21,8 @@ from logitless.server.protocol.fields import (
     as_text,
     limited,
     refuse,
+    warn_once,
 )
-from logitless.server.protocol.once import warn_once
 
 log = logging.getLogger("logitless.http")
 

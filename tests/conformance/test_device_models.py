@@ -15,7 +15,8 @@ from logitless.graph.backend import Backend
 from logitless.graph.execution.partition import partition
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, load_k, load_v, store_k, store_v
-from logitless.graph.tensor import Tensor, feed, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, feed
 from logitless.graph.testing.conformance import decode
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.batch import Batch, PagedMemory

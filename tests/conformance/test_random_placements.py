@@ -19,7 +19,8 @@ from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.ops.sampling.sample import log_probs, sample
-from logitless.graph.tensor import ALIASES, Tensor, feed, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor, feed
 from logitless.graph.testing.conformance import decode
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.adapters.tuned_model import Tuned

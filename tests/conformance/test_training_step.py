@@ -19,7 +19,8 @@ from logitless.graph.ops.elementwise import add, mul, scale, sum_to
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.ops.training.optimizer import adamw_params, adamw_step, clip_factor, global_norm
-from logitless.graph.tensor import Tensor, feed, state, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, feed, state
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.batch import Batch, PagedMemory, Sequences
 from logitless.models.gguf.file import GGUFFile

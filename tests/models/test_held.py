@@ -10,9 +10,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from logitless.models.adapters.lora import Adapter, Pair
-from logitless.models.adapters.merge import dequantized, merge
+from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
+from logitless.models.quantization.dequantize import dequantized
 from logitless.models.quantization.requantize import HELD, NUMBERS, held, held_as
 from tests.models.random_blocks import put_scales
 from tests.models.reference_model import Spec, write

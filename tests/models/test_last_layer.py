@@ -12,7 +12,8 @@ import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
-from logitless.graph.tensor import Tensor, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor
 from logitless.models.batch import Batch, PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of

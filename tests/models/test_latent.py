@@ -12,12 +12,12 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import feed
-from logitless.models.adapters.merge import dequantized
 from logitless.models.batch import PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.moe import read_experts
 from logitless.models.model import define_model, hparams_of
+from logitless.models.quantization.dequantize import dequantized
 from logitless.training.save import save_result
 from logitless.training.trainable import full
 from tests.models.latent_specs import DEEPSEEK, LATENT

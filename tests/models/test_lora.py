@@ -14,10 +14,11 @@ from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.models.adapters.lora import Adapter, Pair, matrix_shape, read_adapter, write_adapter
 from logitless.models.adapters.low_rank import EMBEDDING, NORMS
-from logitless.models.adapters.merge import dequantized, merge
+from logitless.models.adapters.merge import merge
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
+from logitless.models.quantization.dequantize import dequantized
 from logitless.models.weights.weights import check_weights
 from tests.models.plain_specs import PLAIN
 from tests.models.reference_model import write

@@ -22,6 +22,7 @@ from openai import AsyncOpenAI
 
 from logitless.engine.async_engine import Served, Service
 from logitless.engine.errors import ExceedsContext
+from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
 from logitless.engine.sequence import Slot
 from logitless.engine.stats import SchedulerStats
@@ -29,7 +30,7 @@ from logitless.models.adapters.adapter_bank import BASE, Choice
 from logitless.models.chat.template import ChatTemplateError
 from logitless.models.chat.tool_calls import GENERIC
 from logitless.server.app import make_app
-from logitless.server.config import ModelInfo, ServerConfig
+from logitless.server.config import ServerConfig
 
 T = TypeVar("T")
 N_CTX = 512

@@ -13,9 +13,10 @@ from aiohttp import web
 from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
 
 from logitless.engine.async_engine import Served, Service
+from logitless.engine.model_info import ModelInfo
 from logitless.engine.stats import TrainingStats
 from logitless.server.app import make_app
-from logitless.server.config import ModelInfo, ServerConfig
+from logitless.server.config import ServerConfig
 
 LLAMACPP_METRICS = [
     "prompt_tokens_total",

@@ -15,10 +15,10 @@ import trustme
 from cryptography.hazmat.primitives import serialization as pem
 from test_http_service import serving
 
-from logitless.cli.commands import serve
 from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError, UsageError, parse
 from logitless.cli.flags.options import SERVING
+from logitless.cli.setup import server as setup
 from logitless.server.config import ServerConfig
 
 
@@ -95,8 +95,8 @@ def test_what_is_no_key_and_certificate(files: tuple[Path, Path], tmp_path: Path
 
 
 async def test_two_servers_on_one_port(caplog: pytest.LogCaptureFixture):
-    assert serve.reuse_port(options("--reuse-port"))
-    assert not serve.reuse_port(options())
+    assert setup.reuse_port(options("--reuse-port"))
+    assert not setup.reuse_port(options())
     first, url = await serving(ServerConfig(port=0, reuse_port=True), caplog)
     port = int(url.rsplit(":", 1)[1])
     caplog.clear()
@@ -107,10 +107,10 @@ async def test_two_servers_on_one_port(caplog: pytest.LogCaptureFixture):
 
 
 def test_a_prefix_is_a_path():
-    assert [serve.api_prefix(p) for p in ("", "/", "api", "/api/v2")] == ["", "/", "/api", "/api/v2"]
+    assert [setup.api_prefix(p) for p in ("", "/", "api", "/api/v2")] == ["", "/", "/api", "/api/v2"]
     for prefix in ("/{x}", "/a b", "/?", "/\n", "/ü"):
         with pytest.raises(CliError, match="--api-prefix"):
-            serve.api_prefix(prefix)
+            setup.api_prefix(prefix)
 
 
 def test_a_size_is_a_number_of_mib():

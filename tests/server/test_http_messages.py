@@ -10,7 +10,7 @@ import pytest
 from chat_fakes import THOUGHT, named_events, prompt, says
 from http_fakes import N_CTX, Running
 
-from logitless.server.protocol import once
+from logitless.server.protocol import fields
 
 ASK: Any = [{"role": "user", "content": "What is 1 + 1?"}]
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
@@ -117,7 +117,7 @@ async def test_tools_and_their_results(server: Running, client: anthropic.AsyncA
 
 async def test_tools_of_the_service_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "tool_choice": {"type": "auto"}}
-    once.forget()
+    fields.forget()
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
     assert (await server.post("/v1/messages", body | {"tools": [search, TOOL]}))[0] == 200
     told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 
-from logitless.server.protocol import once
-from logitless.server.protocol.fields import FLOAT_MAX
+from logitless.engine.sampling.penalties import FLOAT_MAX
+from logitless.server.protocol import fields
 
 FINAL = {
     "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated", "prompt",
@@ -156,7 +156,7 @@ async def test_progress_and_timings():
 
 async def test_samplers_that_nobody_knows_are_left_out(caplog):
     """As llama-server does: SillyTavern's chain still names some that have gone. The log tells each once."""
-    once.forget()
+    fields.forget()
     chain = ["top_k", "tfs_z", "typical_p", "Top-P", "temperature"]
     async with running() as server:
         for _ in range(2):
@@ -168,11 +168,11 @@ async def test_samplers_that_nobody_knows_are_left_out(caplog):
 
 
 async def test_no_client_fills_the_log(caplog):
-    once.forget()
+    fields.forget()
     async with running() as server:
         body = {"prompt": "x", "n_predict": 1, "samplers": [f"sampler {i}" for i in range(500)]}
         assert (await server.post("/completion", body))[0] == 200
-    assert sum("there is none" in record.getMessage() for record in caplog.records) == once.MOST
+    assert sum("there is none" in record.getMessage() for record in caplog.records) == fields.MOST
 
 
 async def test_settings_reach_the_scheduler():

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logitless.engine.errors import InvalidRequest
-from logitless.server.api.openai.listing import listed
+from logitless.server.api.openai.files import listed
 
 NUMBERS = [
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "top_n_sigma", "xtc_probability",

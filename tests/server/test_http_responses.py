@@ -12,8 +12,9 @@ from test_http_native import TIMINGS
 
 from logitless.server.api.openai.stored_responses import NOTHING, KeptResponses
 from logitless.server.config import ServerConfig
-from logitless.server.protocol import namespaces, once
+from logitless.server.protocol import fields
 from logitless.server.protocol.completions import RequestParser
+from logitless.server.protocol.dialects.responses import called, homes
 from logitless.server.protocol.infill import parse_infill
 
 TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -185,7 +186,7 @@ async def test_stored_responses(server: Running):
 
 async def test_tools_that_are_no_functions_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
     """As llama-server does: Codex names them in every request, and can do without."""
-    once.forget()
+    fields.forget()
     others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
     body = {"input": "x", "tools": [others[0], TOOL, others[1]], "tool_choice": "auto", "max_output_tokens": 2}
     for _ in range(2):
@@ -226,9 +227,9 @@ async def test_functions_in_namespaces(server: Running):
 
 def test_a_function_that_is_called_like_one_of_a_namespace_is_itself() -> None:
     tools = [in_namespace("a", TOOL), {**TOOL, "name": "a__add"}, in_namespace("b__c", TOOL)]
-    assert namespaces.homes(tools) == {"b__c__add": ("b__c", "add")}
-    assert namespaces.called("b__c__add", namespaces.homes(tools)) == {"name": "add", "namespace": "b__c"}
-    assert namespaces.called("a__add", namespaces.homes(tools)) == {"name": "a__add"}
+    assert homes(tools) == {"b__c__add": ("b__c", "add")}
+    assert called("b__c__add", homes(tools)) == {"name": "add", "namespace": "b__c"}
+    assert called("a__add", homes(tools)) == {"name": "a__add"}
 
 
 def test_too_many_are_forgotten_and_keys_see_their_own() -> None:

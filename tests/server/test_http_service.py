@@ -18,10 +18,11 @@ from http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, runnin
 
 from logitless.engine.async_engine import SWITCH, Served, Service
 from logitless.engine.errors import ServerFault, Unavailable
+from logitless.engine.model_info import ModelInfo
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
 from logitless.server.api.context import beside
 from logitless.server.app import serve
-from logitless.server.config import ModelInfo, ServerConfig
+from logitless.server.config import ServerConfig
 
 REQUEST = CompletionRequest((97,), n_predict=3)
 

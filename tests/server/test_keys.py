@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from http_fakes import running
 
-from logitless.cli.commands.serve import api_key_file
 from logitless.cli.flags.flags import CliError, UsageError, parse
 from logitless.cli.flags.options import SERVING
+from logitless.cli.setup.server import api_key_file
 from logitless.server.auth import Keys, read_keys
 
 

@@ -25,7 +25,6 @@ from logitless.cli.commands.benchmark.bench import greedy
 from logitless.engine.adapters import Adapters
 from logitless.engine.batch import UBatch
 from logitless.engine.errand import Errand
-from logitless.engine.finetuning.job import new_job
 from logitless.engine.finetuning.store import Store
 from logitless.engine.finetuning.worker import Tuning
 from logitless.engine.runner.model_runner import Engine, EngineOptions
@@ -33,6 +32,7 @@ from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from logitless.server.protocol.fine_tuning import new_job
 from logitless.training import checkpoint, save
 from logitless.training.errors import TrainingError
 

@@ -14,8 +14,8 @@ from scheduler_fakes import N_VOCAB, Bench, FakeSampler, oracle
 from logitless.engine.batch import PAGE
 from logitless.engine.errors import RequestError, TooManyRequests, Unavailable
 from logitless.engine.requests import Failed
+from logitless.engine.scheduler.prefill_budget import shares
 from logitless.engine.scheduler.scheduler import Scheduler
-from logitless.engine.scheduler.shares import shares
 from logitless.engine.sequence import Sequence
 
 

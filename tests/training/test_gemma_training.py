@@ -10,9 +10,9 @@ import pytest
 
 from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import read_adapter
-from logitless.models.adapters.merge import dequantized
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
+from logitless.models.quantization.dequantize import dequantized
 from logitless.training.data.packing import TextWindows
 from logitless.training.data.sampler import Order
 from logitless.training.save import save_result

@@ -14,7 +14,8 @@ from logitless.graph.op import OPS
 from logitless.graph.ops.elementwise import add, glu, mul, scale, silu, sum_to
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
-from logitless.graph.tensor import ALIASES, Tensor, const, feed, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor, const, feed
 
 ROWS, COLUMNS = 6, 8
 Feeds = Mapping[str, np.ndarray[Any, Any]]

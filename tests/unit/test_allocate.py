@@ -17,7 +17,8 @@ from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
-from logitless.graph.tensor import Tensor, feed, state, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, feed, state
 from logitless.graph.testing.evaluate import evaluate
 from tests.unit.random_graphs import feeds_of, graphs, lay_out, run_in_arena
 

@@ -14,7 +14,8 @@ from logitless.graph.execution.session import Session
 from logitless.graph.gradient_checkpointing import choose, layers_of, recompute
 from logitless.graph.ops.elementwise import add, mul, silu, sum_to
 from logitless.graph.ops.linear import linear
-from logitless.graph.tensor import Tensor, dump, feed, toposort
+from logitless.graph.order import dump, toposort
+from logitless.graph.tensor import Tensor, feed
 
 ROWS, WIDTH = 24, 32
 

@@ -19,7 +19,8 @@ from logitless.graph.ops.linear import linear
 from logitless.graph.ops.moe import expert_linear, expert_rows
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape
-from logitless.graph.tensor import ALIASES, Tensor, feed, state, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import ALIASES, Tensor, feed, state
 from logitless.graph.testing.conformance import encode
 
 K = 64

@@ -21,7 +21,8 @@ from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import reshape, slice_rows
-from logitless.graph.tensor import Tensor, const, dump, feed, state, toposort
+from logitless.graph.order import dump, toposort
+from logitless.graph.tensor import Tensor, const, feed, state
 from logitless.graph.testing.evaluate import evaluate
 from tests.unit.numpy_backend import NumpyBackend
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logitless.backends.cpu.compiler import jit, linker
+from logitless.backends.cpu.compiler import jit, kernel_source, linker
 from logitless.backends.cpu.compiler.workers import ROOT, Farm
 from logitless.backends.cpu.threads.pool import ENTRY, bits
 
@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def code() -> bytes:
-    return jit.compile_kernel("rms_norm")
+    return kernel_source.compile_kernel("rms_norm")
 
 
 def works() -> None:
@@ -59,7 +59,7 @@ def no_compiler(name: str) -> bytes:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about a register of x86-64")
 def test_addresses_do_not_begin_with_rbp() -> None:
     """It is the frame pointer: push rbp; mov rbp, rsp. In `linear` LLVM would have prefetches begin with it."""
-    assert b"\x55\x48\x89\xe5" in jit.compile_kernel("linear:q8_0:8x1")
+    assert b"\x55\x48\x89\xe5" in kernel_source.compile_kernel("linear:q8_0:8x1")
 
 
 def test_what_is_stored_is_read(cache: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +138,9 @@ def test_a_failure_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise TypeError("cannot\nunify")
 
     monkeypatch.setattr(jit, "compile_kernel", broken)
-    with pytest.raises(jit.KernelError, match="rms_norm cannot be compiled: TypeError: cannot unify"):
+    with pytest.raises(kernel_source.KernelError, match="rms_norm cannot be compiled: TypeError: cannot unify"):
         jit.load(["rms_norm"])
-    with pytest.raises(jit.KernelError, match="no CPU kernel named 'nonsense'"):
+    with pytest.raises(kernel_source.KernelError, match="no CPU kernel named 'nonsense'"):
         jit.load(["nonsense"])
 
 

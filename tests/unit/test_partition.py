@@ -18,7 +18,8 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import copy_pages
 from logitless.graph.ops.elementwise import add, mul, scale, silu, sum_to
 from logitless.graph.ops.shape import after, pad_rows, reshape, slice_rows
-from logitless.graph.tensor import Tensor, dump, feed, state, toposort
+from logitless.graph.order import dump, toposort
+from logitless.graph.tensor import Tensor, feed, state
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.synthetic.model import synthesize
 from tests.unit.numpy_backend import NumpyBackend

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from logitless.engine.sampling import penalties as repetition
 from logitless.engine.sampling.mt19937 import Generator, choose_seed
-from logitless.engine.sampling.penalties import Breakers, Dry, Penalties, find_breakers, suffix_lengths
+from logitless.engine.sampling.penalties import FLOAT_MAX, Breakers, Dry, Penalties, find_breakers, suffix_lengths
 from logitless.engine.sampling.sampler import (
     DEFAULT_SAMPLERS,
     RowSampler,
@@ -25,7 +25,6 @@ from logitless.engine.sampling.sampler import (
     split_probs,
 )
 from logitless.graph.ops.sampling import samplers as s
-from logitless.server.protocol.fields import FLOAT_MAX
 
 
 class Words:

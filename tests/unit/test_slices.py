@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from logitless.backends.cpu.threads import slices
+from logitless.backends.cpu.threads import affinity
 from logitless.backends.cpu.threads.pool import Instruction, Pool, Table, bits
 
 T = TypeVar("T")
-tells = pytest.mark.skipif(slices.attributes() is None, reason="the system does not tell")
+tells = pytest.mark.skipif(affinity.attributes() is None, reason="the system does not tell")
 
 
 def elsewhere(function: Callable[[], T]) -> T:
@@ -28,24 +28,24 @@ def elsewhere(function: Callable[[], T]) -> T:
 
 @tells
 def test_only_the_thread_that_asks_has_a_long_slice() -> None:
-    before, another = slices.attributes(), elsewhere(slices.attributes)
+    before, another = affinity.attributes(), elsewhere(affinity.attributes)
 
     def asks() -> list[list[int] | None]:
-        slices.lengthen()
-        return [slices.attributes(), elsewhere(slices.attributes)]
+        affinity.lengthen()
+        return [affinity.attributes(), elsewhere(affinity.attributes)]
 
     its, its_child = elsewhere(asks)
     assert its is not None
     assert another is not None
     assert its[1:2] + its[3:5] == another[1:2] + another[3:5]  # policy, nice and priority
-    assert slices.attributes() == before
+    assert affinity.attributes() == before
     assert its_child == another
-    assert its[5] in (slices.SLICE, 0)  # Linux before 6.12 has none
+    assert its[5] in (affinity.SLICE, 0)  # Linux before 6.12 has none
 
 
 def test_who_computes_asks_workers_and_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(slices, "lengthen", lambda: asked.append(threading.current_thread().name))
+    monkeypatch.setattr(affinity, "lengthen", lambda: asked.append(threading.current_thread().name))
     pool = Pool(3)
     row = np.ones(4, np.float32)
     table = Table([Instruction("scale", (row.ctypes.data, row.ctypes.data, 4, bits(0.5)), 1)])
@@ -62,9 +62,9 @@ def test_where_the_system_knows_of_none_nothing_changes(monkeypatch: pytest.Monk
     if missing == "platform":
         monkeypatch.setattr(sys, "platform", "darwin")
     elif missing == "call":
-        monkeypatch.setattr(slices, "GET", 0)
+        monkeypatch.setattr(affinity, "GET", 0)
     else:
-        monkeypatch.setattr(slices, "ORDINARY", ())
-    before = slices.attributes()
-    slices.lengthen()
-    assert slices.attributes() == before
+        monkeypatch.setattr(affinity, "ORDINARY", ())
+    before = affinity.attributes()
+    affinity.lengthen()
+    assert affinity.attributes() == before

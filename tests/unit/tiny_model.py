@@ -11,7 +11,8 @@ import numpy as np
 
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
-from logitless.graph.tensor import Tensor, toposort
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.batch import Batch, PagedMemory
 from logitless.models.gguf.file import GGUFFile

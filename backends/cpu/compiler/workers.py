@@ -114,7 +114,7 @@ def _serve() -> None:
         os._exit(0)  # also in the middle of a kernel
 
     threading.Thread(target=read, daemon=True).start()
-    from logitless.backends.cpu.compiler.jit import compile_kernel
+    from logitless.backends.cpu.compiler.kernel_source import compile_kernel
 
     while True:
         try:

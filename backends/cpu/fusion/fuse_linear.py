@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed
 from logitless.graph.ops.fused import part_of
-from logitless.graph.tensor import Tensor, toposort, with_sources
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, with_sources
 
 FUSED = ("linear_q8", "linear_f32", "linear_bf16")
 

@@ -18,7 +18,8 @@ from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import LANES, expanded_tile, tile_for
 from logitless.graph.backend import Rules
 from logitless.graph.ops.fused import attention_act, glu_act, linear_glu_act, linear_q8_add, rms_norm_act
-from logitless.graph.tensor import Tensor, toposort, with_sources
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, with_sources
 
 Alone = Callable[[Tensor, str], bool]
 Mine = Callable[[Tensor], bool]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.isa import cache_nbytes
 from logitless.backends.cpu.kernels.matmul.layout import SHARED
-from logitless.backends.cpu.threads import slices
+from logitless.backends.cpu.threads import affinity
 from logitless.backends.cpu.threads.affinity import Apart
 
 MAX_THREADS = 256
@@ -180,7 +180,7 @@ class Pool:
         _open_pools.add(self)
 
     def _serve(self, thread: int, pipe: int) -> None:
-        slices.lengthen()
+        affinity.lengthen()
         out = np.zeros(8, np.int64)
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
@@ -207,7 +207,7 @@ class Pool:
         if self._caller != threading.get_ident():
             self._caller = threading.get_ident()
             self._ctl[64 + 3] = threading.get_native_id()
-            slices.lengthen()
+            affinity.lengthen()
         if n_threads > 1:
             self._apart()
         most = self._most_stages, self._most_scratch, self._most_shared

@@ -48,7 +48,7 @@ async def rehearse(
 ) -> tuple[T, int]:
     """What `load` returned on the engine's thread, and what `measure` did after a prompt for each slot that is as long
     as one may be, and after requests that have all slots at once."""
-    from logitless.cli.commands.serve import import_http, model_info
+    from logitless.cli.setup.server import import_http, model_info
     from logitless.engine.async_engine import Served, Service
     from logitless.engine.batch import PAGE
     from logitless.server.config import ServerConfig

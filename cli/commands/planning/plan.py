@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from logitless.cli.flags import speculation
 from logitless.cli.progress import COMPILING
 from logitless.cli.setup import engine as load
+from logitless.cli.setup import speculation as drafting
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import Engine
@@ -58,8 +59,8 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     path = load.model_path(options, "plan")
     speculation.defaults(options)
     engine = load.open_engine(path, options)
-    speculation.check_draft_model(options, engine.gguf)
-    draft = speculation.draft_engine(options, engine)
+    drafting.check_draft_model(options, engine.gguf)
+    draft = drafting.draft_engine(options, engine)
     for one in (engine, draft):
         if one is not None:
             one.session.eval_order = options.eval_order

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.context import CONTEXT, json_response
-from logitless.server.protocol.chat import render_chat
+from logitless.server.protocol.chat.chat import render_chat
 from logitless.server.protocol.fields import Fields, as_integer, refuse
 
 

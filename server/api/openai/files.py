@@ -12,9 +12,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from logitless.engine.errors import InvalidRequest, NotFound, RequestError, unkept
 from logitless.engine.finetuning.job import RUNNING
-from logitless.engine.finetuning.store import Row
+from logitless.engine.finetuning.store import Row, page
 from logitless.server.api.context import beside, in_time, json_response
-from logitless.server.api.openai.listing import listed
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
 
 MAX_BYTES = 512 << 20
@@ -138,3 +137,18 @@ def _found(request: web.Request) -> dict[str, Any]:
     if row is None:
         raise NotFound(f"No such File object: {id[:100]}")
     return row
+
+
+def listed(request: web.Request, rows: list[Row], default: int = 20) -> dict[str, Any]:
+    """A list object: `limit` rows after the one that the query's `after` names."""
+    text = request.query.get("limit", str(default))
+    if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= 10_000):
+        raise InvalidRequest(f"query 'limit': must be from 1 to 10000, not {text[:20]!r}")
+    chosen, more = page(rows, request.query.get("after"), int(text))
+    return {
+        "object": "list",
+        "data": chosen,
+        "has_more": more,
+        "first_id": chosen[0]["id"] if chosen else None,
+        "last_id": chosen[-1]["id"] if chosen else None,
+    }

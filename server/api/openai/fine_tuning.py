@@ -9,11 +9,12 @@ from typing import Any
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest, NotFound, unkept
-from logitless.engine.finetuning.job import ENDED, RUNNING, new_job
+from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
 from logitless.server.api.context import CONTEXT, beside, encode_json, json_response
-from logitless.server.api.openai.listing import listed
+from logitless.server.api.openai.files import listed
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
+from logitless.server.protocol.fine_tuning import new_job
 
 _HIDDEN = ("model_name", "path")
 

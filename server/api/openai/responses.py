@@ -17,15 +17,14 @@ from logitless.server.api.context import CONTEXT, client_key, encode_json, error
 from logitless.server.api.generate import run
 from logitless.server.api.llamacpp.completion import progress_object
 from logitless.server.api.openai.chat import Answers
-from logitless.server.api.openai.listing import listed
+from logitless.server.api.openai.files import listed
 from logitless.server.api.openai.stored_responses import Kept
 from logitless.server.api.reply import Reply, Result, timings
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.chat import parse_chat, render_chat
+from logitless.server.protocol.chat.chat import parse_chat, render_chat
 from logitless.server.protocol.completions import Job
+from logitless.server.protocol.dialects.responses import called, chat_body, homes
 from logitless.server.protocol.fields import Fields, unsupported
-from logitless.server.protocol.namespaces import called, homes
-from logitless.server.protocol.responses import chat_body
 
 Keep = Callable[[dict[str, Any]], None]
 _IDS = {REASONING: "rs_", TEXT: "msg_", CALL: "fc_"}

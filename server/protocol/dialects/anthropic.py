@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from logitless.server.protocol.dialects.translate import Translated, tools_of
 from logitless.server.protocol.fields import Fields, article, as_text, refuse, unsupported
-from logitless.server.protocol.translate import Translated, tools_of
 
 DEFAULT_MAX_TOKENS = 4096  # llama-server's; Anthropic requires the field
 _RENAMED = (

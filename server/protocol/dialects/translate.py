@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from logitless.engine.errors import RequestError
-from logitless.server.protocol.fields import article, as_text, refuse
-from logitless.server.protocol.once import warn_once
+from logitless.server.protocol.fields import article, as_text, refuse, warn_once
 
 log = logging.getLogger("logitless.http")
 

@@ -12,9 +12,9 @@ from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar, call_grammar
 from logitless.models.grammar import json_rule
 from logitless.models.grammar.triggers import Pattern
+from logitless.server.protocol.chat.tools import Tools
 from logitless.server.protocol.fields import refuse
 from logitless.server.protocol.grammar import Grammars
-from logitless.server.protocol.tools import Tools
 
 
 def chat_constraint(

@@ -10,11 +10,11 @@ from logitless.engine.errors import InvalidRequest, NotSupported
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.chat.tool_calls import Style
+from logitless.server.protocol.chat.messages import content_text, parse_messages
+from logitless.server.protocol.chat.tool_grammar import chat_constraint
+from logitless.server.protocol.chat.tools import Tools, parse_style, parse_tools, preserved_ids, reasoning_format
 from logitless.server.protocol.completions import MAX_TOP, Job, RequestParser, refuse_unsupported
 from logitless.server.protocol.fields import Fields, refuse
-from logitless.server.protocol.messages import content_text, parse_messages
-from logitless.server.protocol.tool_grammar import chat_constraint
-from logitless.server.protocol.tools import Tools, parse_style, parse_tools, preserved_ids, reasoning_format
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
 """What chat_template_kwargs cannot set."""
