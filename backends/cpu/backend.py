@@ -15,6 +15,16 @@ from logitless.backends.cpu.fusion.fuse_linear import fuse
 from logitless.backends.cpu.fusion.fuse_quantize import fuse_rounding
 from logitless.backends.cpu.fusion.packing import packed
 from logitless.backends.cpu.isa import cores, rounds_bf16
+from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the rules of its ops)
+    elementwise_attention,
+    encoder,
+    experts,
+    linear,
+    recurrent,
+    sampling,
+    slicing,
+    training,
+)
 from logitless.backends.cpu.lowering.cache_bypass import past_caches, too_many
 from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
 from logitless.backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned

@@ -10,7 +10,7 @@ import numpy as np
 
 from logitless.backends.cpu.memory import STATES_SLAB, Slabs
 from logitless.backends.errors import DeviceLost
-from logitless.backends.gpu.language import device as kernels
+from logitless.backends.gpu import device as kernels
 from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
 from logitless.backends.gpu.lowering import At, Dispatch
 from logitless.backends.gpu.software.stages import Piece, table

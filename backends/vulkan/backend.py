@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from logitless.backends.errors import DeviceError
-from logitless.backends.gpu.language import device as shared
+from logitless.backends.gpu import device as shared
 from logitless.backends.gpu.language.dialect import KERNELS, TEXELS, Arg
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.software.chain import PIECES, TRIES, counts_nbytes

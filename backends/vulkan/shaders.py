@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import logitless.backends.gpu.language.device  # noqa: F401  (registers every kernel)
+import logitless.backends.gpu.device  # noqa: F401  (registers every kernel)
 from logitless.backends.gpu.language.dialect import KERNELS, SIMT, SOFT, render_glsl
 from logitless.backends.vulkan.pipelines import MANIFEST, SHADERS, manifest, shader_name
 

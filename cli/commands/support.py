@@ -7,7 +7,7 @@ from pathlib import Path
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.lowering.registry import LOWERINGS
-from logitless.backends.gpu.language import device
+from logitless.backends.gpu import device
 from logitless.backends.gpu.language.dialect import CPU, SIMT, SOFT, Shape
 from logitless.graph.execution.partition import partition
 from logitless.graph.op import OPS

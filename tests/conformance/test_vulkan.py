@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from logitless.backends.gpu.language.device import dispatches
+from logitless.backends.gpu.device import dispatches
 from logitless.backends.gpu.matmul import split_k
 from logitless.backends.gpu.matmul import unpack as weights
 from logitless.graph.backend import Backend, Place
@@ -382,7 +382,7 @@ def test_many_launches_are_one_to_the_same_bits(
 
 def test_what_makes_activations_rounds_them_to_the_same_bits(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm, and attention whose spans are joined, before a product that multiplies bytes."""
-    from logitless.backends.gpu.language import device
+    from logitless.backends.gpu import device
 
     draw = np.random.default_rng(2)
     pages, shapes = 40, {"k": (40, 2, 64, 16), "v": (40, 2, 16, 64)}

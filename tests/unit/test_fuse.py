@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from logitless.backends.gpu.device import lower_all
 from logitless.backends.gpu.fuse import fuse
-from logitless.backends.gpu.language.device import lower_all
 from logitless.backends.gpu.language.dialect import SIMT
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session

@@ -21,7 +21,8 @@ assert isa.isa() == "neon_dot"
 from logitless.backends.cpu.compiler.numba_frontend import ir_of
 from logitless.backends.cpu.kernels.ir import builder as emit
 emit.for_x86 = lambda b: False
-from logitless.backends.cpu.kernels.matmul import packed_matmul as matmul, registry
+from logitless.backends.cpu.kernels.ir import registry
+from logitless.backends.cpu.kernels.matmul import packed_matmul
 
 family, *params = sys.argv[1].split(":")
 text, entry = ir_of(registry.KERNELS[family](*params))

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import re
 
+from logitless.backends.gpu import norm  # noqa: F401  (registers kernels of a chain, like the next)
+from logitless.backends.gpu.attention import attention_cpu  # noqa: F401
 from logitless.backends.gpu.language import prelude
 from logitless.backends.gpu.language.dialect import (
     KERNELS,
@@ -32,6 +34,7 @@ from logitless.backends.gpu.language.dialect import (
     glsl_types,
 )
 from logitless.backends.gpu.matmul import unpack
+from logitless.backends.gpu.software import linear_texels  # noqa: F401
 from logitless.backends.gpu.software.stages import HEAD, LINE, Piece, row_words
 
 LANES = 16  # of a subgroup, and threads of a group: nobody has to wait for anybody in it

@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from logitless.backends.gpu.attention import kv_store
+from logitless.backends.gpu import (  # noqa: F401  (each registers its kernels and rules)
+    elementwise,
+    experts,
+    gather,
+    norm,
+    recurrent,
+    rope,
+    slicing,
+)
+from logitless.backends.gpu.attention import (  # noqa: F401
+    attention_cpu,
+    causal,
+    encoder,
+    kv_store,
+    mla,
+    paged_attention_backward,
+)
 from logitless.backends.gpu.fuse import fuse
 from logitless.backends.gpu.language.dialect import Shape
 from logitless.backends.gpu.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
-from logitless.backends.gpu.matmul import layout
+from logitless.backends.gpu.matmul import layout, linear, matmul, moe_linear  # noqa: F401
 from logitless.backends.gpu.quantize import joined
+from logitless.backends.gpu.sampling import sample  # noqa: F401
+from logitless.backends.gpu.software import chain  # noqa: F401
+from logitless.backends.gpu.training import conv, loss, optimizer  # noqa: F401
 from logitless.graph.backend import Bytes
 from logitless.graph.tensor import ALIASES, Tensor
 
