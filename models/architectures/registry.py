@@ -2,8 +2,8 @@
 models/architectures/decoder.py makes the
 layers.
 
-The facts are llama.cpp's (`src/llama-model.cpp` and `src/models/`), whose results tests/models/test_llama_cpp.py
-compares with.
+The facts are llama.cpp's (`src/llama-model.cpp` and `src/models/`), whose results
+tests/models/architectures/test_llama_cpp.py compares with.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ from logitless.graph.testing.evaluate import evaluate
 from logitless.models.batch import Batch, PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from tests.models.plain_specs import PLAIN
-from tests.models.reference_model import Spec, write
-from tests.models.test_gemma_layers import EXPERTS, GEMMA3N, SMALL
+from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.paths import MODELS
+from tests.helpers.reference_model import Spec, write
+from tests.models.architectures.test_gemma3n import EXPERTS, GEMMA3N, SMALL
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "models"
-FILES = sorted(DATA.glob("arch-*.gguf"))
+FILES = sorted(MODELS.glob("arch-*.gguf"))
 if not FILES:
-    FILES = [pytest.param(DATA, marks=pytest.mark.skip(reason="no arch-*.gguf beside the checkout"))]  # type: ignore[list-item]
+    FILES = [pytest.param(MODELS, marks=pytest.mark.skip(reason="no arch-*.gguf beside the checkout"))]  # type: ignore[list-item]
 TOKENS = np.random.default_rng(0).integers(3, 400, 22).astype(np.int32)
 TABLE = np.array([3, 1, 0, 2], np.int32)
 SPLIT = 19  # tokens of the first step, in the second page of two

@@ -16,8 +16,8 @@ from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.tensor import Tensor, feed
 from logitless.graph.testing.conformance import OK, problems, register_all
 from logitless.graph.testing.conformance import run as judge
-from tests.unit.sampling_kernel import DTYPES, typed
-from tests.unit.test_sampling_kernel import copies, rows_of, with_masks
+from tests.backends.cpu.kernels.test_sampling import copies, rows_of, with_masks
+from tests.helpers.sampling_kernel import DTYPES, typed
 
 register_all()
 

@@ -26,11 +26,12 @@ from logitless.graph.testing.evaluate import evaluate
 from logitless.models.adapters.tuned_model import Tuned
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from tests.bert_model import tensors, write
-from tests.conformance.test_device_models import DATA, TinyModel, steps
+from tests.backends.cpu.kernels.test_sampling import rows_of
+from tests.conformance.test_device_models import TinyModel, steps
 from tests.conformance.test_training_step import Trained
-from tests.unit.sampling_kernel import DTYPES
-from tests.unit.test_sampling_kernel import rows_of
+from tests.helpers.bert_model import tensors, write
+from tests.helpers.paths import MODELS
+from tests.helpers.sampling_kernel import DTYPES
 
 NAMES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32", "llama-gqa-Q4_K_M")
 Array = np.ndarray[Any, Any]
@@ -107,7 +108,7 @@ def sampling(seed: int, n_vocab: int, *, greedy: bool) -> tuple[list[Tensor], di
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_of_every_architecture(name: str, devices: list[Backend]) -> None:
     """A prompt in two parts and a token more, each with a chain of samplers of its own."""
-    path = DATA / f"arch-{name}.gguf"
+    path = MODELS / f"arch-{name}.gguf"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the checkout")
     exact = name.endswith("F32")

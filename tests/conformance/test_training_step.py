@@ -26,10 +26,10 @@ from logitless.models.batch import Batch, PagedMemory, Sequences
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import Model, define_model, hparams_of
 from logitless.models.weights.weights import Weights
-from tests.models.latent_specs import LATENT
-from tests.models.reference_model import Spec, write
-from tests.models.reference_recurrent import DELTA, OF_MAMBA
-from tests.models.reference_traits import OF_XIELU
+from tests.helpers.mla_specs import LATENT
+from tests.helpers.reference_linear_attention import DELTA, OF_MAMBA
+from tests.helpers.reference_model import Spec, write
+from tests.helpers.reference_traits import OF_XIELU
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}

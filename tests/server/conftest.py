@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from chat_fakes import HERMES_LIKE, chatting
-from http_fakes import Running
+
+from tests.helpers.chat_fakes import HERMES_LIKE, chatting
+from tests.helpers.http_fakes import Running
 
 
 @pytest.fixture

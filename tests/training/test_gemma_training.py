@@ -19,9 +19,9 @@ from logitless.training.save import save_result
 from logitless.training.schedule import Schedule
 from logitless.training.trainable import LoraOptions, Trainable, full, lora
 from logitless.training.trainer import Settings, Step, Trainer
-from tests.models.reference_model import Spec, write
-from tests.models.test_architectures import compute
-from tests.models.test_gemma_layers import EXPERTS, GEMMA3N, SMALL
+from tests.helpers.reference_model import Spec, write
+from tests.models.architectures.test_gemma3n import EXPERTS, GEMMA3N, SMALL
+from tests.models.architectures.test_registry import compute
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) - 31
 

@@ -1,0 +1,430 @@
+"""Weights times activations on the CPU, against the gguf package's dequantisation and float64."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+
+from logitless.backends.cpu.fusion.packed_weights import pack_instructions, packed_nbytes
+from logitless.backends.cpu.isa import ISAS, isa, offered
+from logitless.backends.cpu.kernels.matmul.layout import (
+    ACT_BLOCK,
+    ACT_HALF,
+    ACT_OFFSET,
+    ACT_SCALE,
+    ACT_SUM,
+    LAYOUTS,
+    MAX_TILE,
+    act_panels,
+    rows_at_once,
+    tile_for,
+    tiles,
+)
+from logitless.backends.cpu.lowering import linear as lower_linear
+from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
+from logitless.backends.cpu.memory import aligned
+from logitless.backends.cpu.threads import peaks
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.graph.dtype import DTYPES
+from logitless.graph.ops.fused import linear_glu_act
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear, linear_q8, pack_act, quantize_act
+from logitless.graph.tensor import Tensor, feed, state
+from tests.helpers.paths import ROOT
+
+QUANTISED = [name for name, layout in LAYOUTS.items() if layout.block > 1]
+FLOATS = ["f32", "f16", "bf16"]
+GUARD = 64
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+def guarded(nbytes: int, fill: int = 0xCB) -> np.ndarray:
+    """Memory at a multiple of 64 with a guard on either side."""
+    memory = aligned(nbytes + 2 * GUARD)
+    memory[:] = fill
+    return memory
+
+
+def intact(memory: np.ndarray) -> bool:
+    return bool((memory[:GUARD] == 0xCB).all() and (memory[-GUARD:] == 0xCB).all())
+
+
+def gguf_bytes(rng: np.random.Generator, dtype: str, n: int, k: int) -> np.ndarray:
+    """A weight as a file holds it. gguf quantises the simple types; other blocks are random bytes with sane scales."""
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    if LAYOUTS[dtype].block < 256 and dtype != "iq4_nl":
+        values = rng.normal(size=(n, k)).astype(np.float32)
+        return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(-1)
+    blocks = rng.integers(0, 256, (n * k // LAYOUTS[dtype].block, LAYOUTS[dtype].source), dtype=np.uint8)
+    scales = rng.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    if dtype == "q6_k":
+        blocks[:, 208:] = scales[:, :2]
+    elif dtype == "iq4_nl":
+        blocks[:, :2] = scales[:, :2]
+    else:
+        blocks[:, :4] = scales
+    return blocks.reshape(-1)
+
+
+def values_of(raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
+    if dtype in ("f32", "f16"):
+        return raw.view(np.float32 if dtype == "f32" else np.float16).reshape(n, k).astype(np.float64)
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    return gguf.quants.dequantize(raw.reshape(n, -1), kind).astype(np.float64).reshape(n, k)
+
+
+def pack(pool: Pool, raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
+    """The packed weight; the source lies at an odd address, as in a mapped file."""
+    source = np.empty(len(raw) + 1, np.uint8)[1:]
+    source[:] = raw
+    out = guarded(packed_nbytes(dtype, n, k))
+    pool.run(Table(pack_instructions(dtype, source.ctypes.data, out.ctypes.data + GUARD, n, k)))
+    assert intact(out)
+    return out[GUARD:-GUARD]
+
+
+class Memory:
+    """Addresses of nodes, and NaN-filled results between guards."""
+
+    def __init__(self, **arrays: np.ndarray) -> None:
+        self.arrays, self.results = arrays, dict[int, tuple[Tensor, np.ndarray]]()
+
+    def __call__(self, t: Tensor) -> int:
+        if t.name in self.arrays:
+            return int(self.arrays[t.name].ctypes.data)
+        if id(t) not in self.results:
+            memory = guarded(t.nbytes)
+            memory[GUARD:-GUARD].view(np.float32)[:] = np.nan
+            self.results[id(t)] = (t, memory)
+        return int(self.results[id(t)][1].ctypes.data) + GUARD
+
+    def result(self, t: Tensor) -> np.ndarray:
+        memory = self.results[id(t)][1]
+        assert intact(memory)
+        return memory[GUARD:-GUARD]
+
+
+def nodes(t: Tensor) -> list[Tensor]:
+    return [t] if t.is_leaf else [n for s in t.src for n in nodes(s) if not n.is_leaf] + [t]
+
+
+def run(pool: Pool, t: Tensor, memory: Memory, grain: int = 0) -> np.ndarray:
+    """Rewrite, lower, run: the f32 result."""
+    t = REWRITES[t.op](t) if t.op in REWRITES else t
+    instructions: list[Instruction] = []
+    for node in nodes(t):
+        instructions += LOWERINGS[node.op](node, memory)
+    if grain:
+        instructions = [Instruction(i.kernel, i.args, i.n_units, grain, i.scratch) for i in instructions]
+    pool.run(Table(instructions))
+    return memory.result(t).view(np.float32).reshape(t.shape).copy()
+
+
+def multiply(pool: Pool, x: np.ndarray, w: np.ndarray, dtype: str, n: int, grain: int = 0) -> np.ndarray:
+    """linear(x, w) of a packed weight."""
+    node = linear(feed("x", x.shape), state("w", (n, x.shape[1]), dtype, constant=True))
+    return run(pool, node, Memory(x=x, w=w), grain)
+
+
+def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
+    """What `quantize_act` makes of x, read back by the layout's description."""
+    m, k = x.shape
+    node = quantize_act(feed("x", x.shape), group=group)
+    memory = Memory(x=x)
+    pool.run(Table(LOWERINGS["quantize_act"](node, memory)))
+    panel_rows, n_panels = act_panels(m, isa(), group)
+    blocks = memory.result(node).reshape(-1, ACT_BLOCK)
+    out = np.empty((m, k // 32, 32))
+    for panel in range(n_panels):
+        r0 = panel * panel_rows
+        r1 = m if panel == n_panels - 1 else r0 + panel_rows
+        block = blocks[r0 * (k // 32) : r1 * (k // 32)].reshape(k // 32, r1 - r0, ACT_BLOCK).swapaxes(0, 1)
+        q = block[..., :32].view(np.int8).astype(np.float64)
+        scale = np.ascontiguousarray(block[..., ACT_SCALE:ACT_SUM]).view(np.float32)
+        total = np.ascontiguousarray(block[..., ACT_SUM:ACT_OFFSET]).view(np.float32)
+        offsets = np.ascontiguousarray(block[..., ACT_OFFSET : ACT_HALF + 8]).view(np.float32)
+        sums = q.reshape(*q.shape[:2], 2, 16).sum(-1)
+        np.testing.assert_array_equal(
+            offsets, 1.5 * 2**23 - 128 * np.concatenate([sums.sum(-1, keepdims=True), sums], -1)
+        )
+        np.testing.assert_array_equal(total[..., 0], q.sum(-1))
+        out[r0:r1] = q * scale
+    return out.reshape(m, k)
+
+
+def worst(y: np.ndarray, reference: np.ndarray) -> float:
+    return float(np.abs(y - reference).max() / np.abs(reference).max())
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_quantised_weights(pool: Pool, dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    for n, k in ((37, 512), (5, 256), (64, 768)):
+        raw = gguf_bytes(rng, dtype, n, k)
+        w, packed = values_of(raw, dtype, n, k), pack(pool, raw, dtype, n, k)
+        for m in (1, 2, 3, 5, 8, 9, 17, 33):
+            x = rng.normal(size=(m, k)).astype(np.float32)
+            y = multiply(pool, x, packed, dtype, n)
+            inexact = rounded(pool, x, LAYOUTS[dtype].block) @ w.T
+            assert worst(y, inexact) < (1e-6 if LAYOUTS[dtype].shared == 1 else 2e-4)
+            assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
+            if LAYOUTS[dtype].shared > 1:  # dots are rounded to ones, which is little beside what activations were
+                ours, theirs = np.abs(y - inexact).mean(), np.abs(inexact - x.astype(np.float64) @ w.T).mean()
+                assert ours < 0.03 * theirs
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_float_weights(pool: Pool, dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    for n, k in ((37, 101), (5, 3), (64, 256), (100, 1)):
+        raw = gguf_bytes(rng, dtype, n, k)
+        w, packed = values_of(raw, dtype, n, k), pack(pool, raw, dtype, n, k)
+        for m in (1, 2, 3, 5, 8, 9, 17, 33):
+            x = rng.normal(size=(m, k)).astype(np.float32)
+            assert worst(multiply(pool, x, packed, dtype, n), x.astype(np.float64) @ w.T) < 2e-6
+
+
+def test_weights_that_are_not_constant(pool: Pool) -> None:
+    rng = np.random.default_rng(3)
+    for m, n, k in ((1, 5, 7), (9, 33, 64), (3, 16, 100), (40, 20, 50)):
+        x, w = (rng.normal(size=s).astype(np.float32) for s in ((m, k), (n, k)))
+        node = linear(feed("x", x.shape), feed("w", w.shape))
+        y = run(pool, node, Memory(x=x, w=w))
+        assert worst(y, x.astype(np.float64) @ w.T.astype(np.float64)) < 2e-6
+        packed = pack(pool, w.view(np.uint8).reshape(-1), "f32", n, k)
+        np.testing.assert_array_equal(y, multiply(pool, x, packed, "f32", n))
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "q6_k", "f16", "bf16"])
+def test_a_row_has_the_same_bits_in_any_company(pool: Pool, dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    n, k = 53, 1024
+    packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
+    x = rng.normal(size=(300, k)).astype(np.float32)
+    alone = np.concatenate([multiply(pool, x[i : i + 1], packed, dtype, n) for i in range(300)])
+    lone = Pool(1)
+    for m in (2, 3, 4, 7, 8, 9, 12, 13, 16, 25, 31, 100, 119, 300):
+        first = int(rng.integers(0, 301 - m))
+        part = np.ascontiguousarray(x[first : first + m])
+        for where, grain in ((pool, 0), (pool, 1), (lone, 3)):
+            np.testing.assert_array_equal(multiply(where, part, packed, dtype, n, grain), alone[first : first + m])
+    lone.close()
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])
+def test_results_of_large_weights_are_held_back(pool: Pool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(12)
+    monkeypatch.setattr(lower_linear, "FEWEST_CHUNKS", 3)
+    monkeypatch.setattr(lower_linear, "LARGE_GROUP_BYTES", 0)
+    for n in (16, 53, 320):  # rows that begin at multiples of 64 bytes or not, units that divide or not
+        packed = pack(pool, gguf_bytes(rng, dtype, n, 512), dtype, n, 512)
+        x = rng.normal(size=(19, 512)).astype(np.float32)
+        monkeypatch.setattr(lower_linear, "cache_nbytes", lambda level: 1 << 20)
+        expected = {m: multiply(pool, x[:m], packed, dtype, n) for m in (2, 5, 8, 11, 16, 19)}
+        monkeypatch.setattr(lower_linear, "cache_nbytes", lambda level: 0 if level == 2 else 1 << 20)
+        for m, y in expected.items():
+            for grain in (0, 1, 5, 100):
+                np.testing.assert_array_equal(multiply(pool, x[:m], packed, dtype, n, grain), y)
+
+
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_k", "f32"])
+def test_every_tile_has_the_same_bits(pool: Pool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    n, k = 40, 512
+    packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
+    x = rng.normal(size=(19, k)).astype(np.float32)
+    monkeypatch.setattr(lower_linear, "act_panels", lambda m, *_: (m, 1))  # one panel suits every tile
+    results = []
+    for shape in tiles(dtype, isa()):
+        monkeypatch.setattr(lower_linear, "tile_for", lambda *_, shape=shape: shape)
+        results.append(multiply(pool, x, packed, dtype, n))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+@pytest.mark.parametrize("op", ["linear_q8", "linear_glu_act"])
+def test_weights_read_past_the_caches_give_the_same_bits(pool: Pool, op: str) -> None:
+    n, k, dtype = 96, 256, "q4_0"
+    rng = np.random.default_rng(3)
+    weights = {name: pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k) for name in "ab"}
+    memory = Memory(x=rng.normal(size=(1, k)).astype(np.float32), **weights)
+    a, b = (state(name, (n, k), dtype, constant=True) for name in "ab")
+    act = quantize_act(feed("x", (1, k)))
+    t = linear_q8(act, a) if op == "linear_q8" else linear_glu_act(act, a, b, activation="silu")
+    pool.run(Table(LOWERINGS["quantize_act"](act, memory)))
+    (plain,) = LOWERINGS[op](t, memory)
+    seen = []
+    for kernel in (plain.kernel, f"{plain.kernel}:past"):
+        memory.result(t)[:] = 0xCB
+        pool.run(Table([replace(plain, kernel=kernel)]))
+        seen.append(memory.result(t).copy())
+    assert (seen[0] != 0xCB).any()
+    np.testing.assert_array_equal(seen[0], seen[1])
+
+
+def fingerprint() -> str:
+    """Of results that every instruction set must agree on."""
+    rng = np.random.default_rng(6)
+    pool, digest = Pool(1), hashlib.sha256()
+    for dtype in (*QUANTISED, "f16"):
+        packed = pack(pool, gguf_bytes(rng, dtype, 20, 512), dtype, 20, 512)
+        x = rng.normal(size=(39, 512)).astype(np.float32)
+        x[0], x[1, :32] = 1e3, 0  # the largest quants everywhere: sums of 16 bits would saturate
+        for m in (1, 5, 16, 39):
+            digest.update(multiply(pool, x[:m], packed, dtype, 20).tobytes())
+    pool.close()
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("other", ISAS[1:])
+def test_every_instruction_set_has_the_same_bits(other: str) -> None:
+    if other not in offered()[1:]:
+        pytest.skip(f"this machine has no {other} beside its best")
+    code = "from tests.unit.test_cpu_matmul import fingerprint; print(fingerprint())"
+    environment = {**os.environ, "LOGITLESS_ISA": other, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == fingerprint()
+
+
+def test_extreme_quants(pool: Pool) -> None:
+    """−128 and 127 in weights, ±127 in activations: the largest integer sums there are."""
+    n, k = 16, 64
+    blocks = np.zeros((n, k // 32), np.dtype([("d", "<f2"), ("q", "i1", 32)]))
+    blocks["d"] = 1.0
+    for i in range(n):
+        blocks["q"][i] = (-128, 127, 0)[i % 3]
+    packed = pack(pool, blocks.view(np.uint8).reshape(-1), "q8_0", n, k)
+    x = np.full((3, k), 127, np.float32)
+    x[1], x[2, ::2] = -127, -127
+    expected = x @ blocks["q"].reshape(n, k).T.astype(np.float32)
+    np.testing.assert_array_equal(multiply(pool, x, packed, "q8_0", n), expected)
+
+
+def test_zeros_denormals_and_not_numbers(pool: Pool) -> None:
+    rng = np.random.default_rng(7)
+    n, k = 16, 96
+    raw = gguf_bytes(rng, "q8_0", n, k)
+    raw.reshape(n, -1)[3] = 0  # a row of scale 0
+    w, packed = values_of(raw, "q8_0", n, k), pack(pool, raw, "q8_0", n, k)
+    x = rng.normal(size=(6, k)).astype(np.float32)
+    x[0] = 0
+    x[1] = 1e-40
+    x[2, :32] *= 1e-30
+    x[3, 5], x[4, 40], x[5, 7] = np.inf, np.nan, 3e38
+    y = multiply(pool, x, packed, "q8_0", n)
+    assert (y[:2] == 0).all()
+    assert (y[:3, 3] == 0).all()
+    assert worst(y[2], x[2].astype(np.float64) @ w.T) < 0.01
+    assert not np.isfinite(y[3:5]).any()
+    assert np.isfinite(y[5]).any()
+
+
+def test_no_rows_of_padding_leak(pool: Pool) -> None:
+    """Padding is zeros, whatever the memory held before."""
+    raw = gguf_bytes(np.random.default_rng(8), "q5_0", 17, 64)
+    out = np.full(packed_nbytes("q5_0", 17, 64), 0xFF, np.uint8)
+    pool.run(Table(pack_instructions("q5_0", raw.ctypes.data, out.ctypes.data, 17, 64)))
+    quants = out[len(out) // 2 :][-512:].reshape(2, 4, 16, 4)  # of the second group, at the end of its only bundle
+    assert (quants[:, :, 1:] == 0).all()
+    assert (quants[:, :, 0] != 0).any()
+
+
+@pytest.mark.parametrize("dtype", list(LAYOUTS))
+def test_rows_of_a_packed_table(pool: Pool, dtype: str) -> None:
+    rng = np.random.default_rng(9)
+    n, k = 37, 512
+    raw = gguf_bytes(rng, dtype, n, k)
+    ids = np.array([0, 36, 5, 17, 5, 16], np.int32)
+    node = get_rows(state("table", (n, k), dtype, constant=True), feed("ids", ids.shape, "i32"))
+    rows = run(pool, node, Memory(table=pack(pool, raw, dtype, n, k), ids=ids))
+    np.testing.assert_array_equal(rows, values_of(raw, dtype, n, k)[ids].astype(np.float32))
+
+
+def test_rows_of_a_plain_table(pool: Pool) -> None:
+    table, ids = np.random.default_rng(10).normal(size=(7, 3)).astype(np.float32), np.array([6, 0, 6], np.int32)
+    node = get_rows(feed("table", table.shape), feed("ids", ids.shape, "i32"))
+    np.testing.assert_array_equal(run(pool, node, Memory(table=table, ids=ids)), table[ids])
+
+
+def test_weights_that_read_the_same_activations_share_their_packed_form() -> None:
+    x, other = feed("x", (3, 64)), feed("other", (3, 64))
+    q = linear(x, state("q", (8, 64), "q8_0", constant=True), name="q")
+    k = linear(x, state("k", (4, 64), "q4_0", constant=True))
+    rule = REWRITES["linear"]
+    assert rule(q).src[0] is rule(k).src[0]
+    assert (rule(q).op, rule(q).name, rule(q).src[0].op) == ("linear_q8", "q", "quantize_act")
+    assert rule(linear(other, q.src[1])).src[0] is not rule(q).src[0]
+    plain = rule(linear(x, feed("w", (4, 64))))
+    assert (plain.op, plain.src[0].op) == ("linear_f32", "pack_act")
+
+
+def test_packed_form_keeps_the_size(pool: Pool) -> None:
+    for dtype, layout in LAYOUTS.items():
+        source = 64 * 2048 // layout.block * layout.source
+        assert source <= packed_nbytes(dtype, 64, 2048) <= source * 1.03
+
+
+@pytest.mark.parametrize(("dtype", "n", "k"), [("q8_0", 4, 33), ("q4_k", 4, 128), ("i32", 4, 4), ("f32", 0, 4)])
+def test_weights_that_cannot_be_packed(dtype: str, n: int, k: int) -> None:
+    with pytest.raises(ValueError, match=dtype):
+        packed_nbytes(dtype, n, k)
+
+
+def test_panels_hold_every_row() -> None:
+    for m in (*range(1, 300), 511, 512, 513, 4096):
+        for row_nbytes in (52, 3328, 1 << 14, 1 << 20):
+            rows, count = rows_at_once(m, row_nbytes)
+            last = m - rows * (count - 1)
+            assert last == m if count == 1 else MAX_TILE <= last < rows + MAX_TILE
+            for kind in ISAS:
+                for group in (32, 256):
+                    panel_rows, n_panels = act_panels(m, kind, group)
+                    assert count == 1 or n_panels == 1 or rows % panel_rows == 0  # no tile is in two panels
+
+
+@pytest.mark.parametrize("kind", ISAS)
+def test_types_that_share_activations_agree_on_their_panels(kind: str) -> None:
+    """No tile's rows are in two panels, whatever the type."""
+    for m in (*range(1, 300), 511, 512, 513):
+        for dtype in QUANTISED:
+            panel_rows, n_panels = act_panels(m, kind, DTYPES[dtype].block)
+            rows, groups = tile_for(dtype, kind, m)
+            assert rows <= m
+            assert n_panels == 1 or rows == panel_rows
+            assert (rows, groups) in tiles(dtype, kind)
+
+
+def test_shape_rules() -> None:
+    x = feed("x", (3, 64))
+    for wrong in (
+        lambda: linear(x, feed("w", (4, 32))),
+        lambda: linear(feed("x", (64,)), feed("w", (4, 64))),
+        lambda: quantize_act(feed("x", (3, 40))),
+        lambda: pack_act(feed("x", (3, 40), "i32")),
+        lambda: get_rows(x, feed("ids", (3,))),
+    ):
+        with pytest.raises(ValueError, match=r"wants|differ|must be"):
+            wrong()
+
+
+def test_peaks_are_measured(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks, "READ_BYTES", 8 << 20)
+    monkeypatch.setattr(peaks, "ITERATIONS", 1000)
+    measured = peaks.Peaks(pool).measure()
+    assert set(measured) == {"read_gb_s", "int8_gmac_s", "f32_gmac_s"}
+    assert all(value > 0 for value in measured.values())

@@ -1,0 +1,143 @@
+"""A thread that stands still in the middle of a chunk gets the core of the one that waits for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from logitless.backends.cpu.compiler import jit
+from logitless.backends.cpu.kernels.ir.registry import i64p
+from logitless.backends.cpu.kernels.runtime.stall_rescue import BROUGHT, HOLDS, LINES, NUMBER, get_cpu, stands_still
+from logitless.backends.cpu.kernels.runtime.step_loop import atomic_add, atomic_load, read_fd, yield_cpu
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from tests.helpers.linked_kernel import linked
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux that is told"),
+    pytest.mark.skipif(sys.platform.startswith("linux") and len(os.sched_getaffinity(0)) < 2, reason="one processor"),
+]
+PATIENCE = 20  # seconds after which a test gives up
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+def two_chunks(a, begin, end, scratch):  # type: ignore[no-untyped-def]
+    """Each thread begins one; the thread a[3] reads from the pipe a[2] in it, and tells where it runs then."""
+    patience = 100_000_000
+    atomic_add(a[0], 1)
+    while atomic_load(a[0]) < 2 and patience:  # so each thread has one
+        yield_cpu()
+        patience -= 1
+    if (scratch - a[4]) // a[5] == a[3]:
+        read_fd(a[2], a[1], 1)
+        i64p(a[1])[1] = get_cpu()
+
+
+class Stall:
+    """A step of two threads of a pool, of which one stands still until it was brought to the other's core."""
+
+    def __init__(self, pool: Pool, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(jit._addresses, "probe", linked(two_chunks))
+        self.pool, self.sleeper = pool, sleeper
+        self.x = np.ones(64, np.float32)
+        args = (self.x.ctypes.data, self.x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
+        self.double = Instruction("scale", args, 64)
+        self.line = LINES + 8 * sleeper + BROUGHT
+        self.places: list[int] = []  # where it was brought
+        self.told = np.full(2, -1, np.int64)
+
+    def run(self) -> None:
+        pool = self.pool
+        pool.run(Table([self.double, self.double]), 2)  # memory and threads are there
+        self.generation = int(pool._ctl[0]) + 1
+        here, (out, self.wake) = np.zeros(1, np.int64), os.pipe()
+        scratch = int(pool._ctl[24]), int(pool._ctl[32])
+        args = (here.ctypes.data, self.told.ctypes.data, out, self.sleeper, *scratch)
+        other = threading.Thread(target=self._wake_it_up)
+        other.start()
+        pool.run(Table([Instruction("probe", args, 2), self.double]), 2)
+        other.join()
+        for fd in (out, self.wake):
+            os.close(fd)
+
+    def _wake_it_up(self) -> None:
+        """When it was brought."""
+        deadline, worker = time.monotonic() + PATIENCE, self.pool._threads[0].native_id
+        here = self.pool._masks[(3 - 2 * self.sleeper) * 16 :][:16]
+        while not self.places and time.monotonic() < deadline:
+            time.sleep(0)
+            if self.pool._ctl[self.line] == self.generation:
+                (word,) = np.flatnonzero(here)
+                place = 64 * int(word) + int(here[word]).bit_length() - 1
+                if self.sleeper == 0 or (worker is not None and os.sched_getaffinity(worker) == {place}):
+                    self.places.append(place)
+        os.write(self.wake, b"x")
+
+
+@pytest.mark.parametrize("sleeper", [0, 1], ids=["the caller", "a worker"])
+def test_who_stands_still_is_brought_to_the_core_of_who_waits(
+    pool: Pool, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, worker = os.sched_getaffinity(0), pool._threads[0].native_id
+    assert worker is not None
+    stall = Stall(pool, sleeper, monkeypatch)
+    stall.run()
+    assert len(stall.places) == 1
+    assert sleeper == 0 or stall.told[1] == stall.places[0]  # thread 0 may have gone elsewhere meanwhile
+    assert (stall.x == 8).all()
+    assert pool._ctl[stall.line] == 0
+    deadline = time.monotonic() + PATIENCE
+    while os.sched_getaffinity(0) != mine and time.monotonic() < deadline:
+        time.sleep(0)  # the worker may not have come to it
+    assert os.sched_getaffinity(0) == mine
+    pool.run(Table([stall.double]))
+    assert (stall.x == 16).all()
+    assert len(mine - os.sched_getaffinity(worker)) == 1
+
+
+def test_of_more_threads_than_processors_each_may_run_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after thread 0 was brought elsewhere."""
+    mine = os.sched_getaffinity(0)
+    pool = Pool(len(mine) + 1)
+    stall = Stall(pool, 0, monkeypatch)
+    stall.run()
+    masks = [os.sched_getaffinity(thread.native_id) for thread in pool._threads if thread.native_id is not None]
+    pool.close()
+    assert len(stall.places) == 1
+    assert masks == [mine] * len(mine)
+
+
+def test_time_stands_still_of_who_holds_a_chunk_and_sleeps(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
+        for look in range(2):
+            i64p(a[0])[look] = stands_still(a[1])
+
+    monkeypatch.setitem(jit._addresses, "probe", linked(run))
+
+    def looks(number: int, *, holds: bool) -> list[int]:
+        line, told = np.zeros(8, np.int64), np.full(2, -1, np.int64)
+        line[HOLDS], line[NUMBER] = holds, number
+        pool.run(Table([Instruction("probe", (told.ctypes.data, line.ctypes.data), 1)]), 1)
+        return told.tolist()
+
+    sleeping = pool._threads[0].native_id
+    assert sleeping is not None
+    deadline = time.monotonic() + PATIENCE
+    while not pool._ctl[LINES + 8] and time.monotonic() < deadline:
+        time.sleep(0)  # until it is parked, and then a moment more
+    while looks(sleeping, holds=True) != [False, True] and time.monotonic() < deadline:
+        time.sleep(0)
+    assert looks(sleeping, holds=True) == [False, True]
+    assert looks(sleeping, holds=False) == [False, False]
+    assert looks(threading.get_native_id(), holds=True) == [False, False]

@@ -1,0 +1,269 @@
+"""A device of another machine: the texts that it makes, how it gets lost, and what a server takes from strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.backends import self_test
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.errors import DeviceError
+from logitless.backends.rpc import server as rpc
+from logitless.backends.rpc.backend import RemoteBackend
+from logitless.backends.rpc.protocol import MAGIC, encode, version
+from logitless.cli import main
+from logitless.engine.batch import DeviceFailed
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.placement import PlacementOptions
+from logitless.graph.backend import Backend, Place
+from logitless.graph.ops.elementwise import silu
+from logitless.graph.tensor import feed, state
+from logitless.graph.testing.conformance import OK, problems, run
+from tests.conformance.test_placements import continued
+from tests.engine.runner.test_several_devices import Wrong, nodes
+from tests.helpers.numpy_backend import NumpyBackend
+
+MIB = 1 << 20
+
+
+class Lender:
+    """A server in this process: `name` is its device's."""
+
+    def __init__(self, open_backend: Callable[[], Backend], nbytes: int = 64 * MIB) -> None:
+        self.budget = rpc.Budget(nbytes)
+        self.sock = socket.create_server(("127.0.0.1", 0))
+        self.name = f"rpc:127.0.0.1:{self.sock.getsockname()[1]}"
+        self.thread = threading.Thread(target=rpc.listen, args=(self.sock, open_backend, self.budget))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+        self.thread.join()
+
+
+@pytest.fixture
+def lend() -> Iterator[Callable[..., Lender]]:
+    lenders: list[Lender] = []
+
+    def start(open_backend: Callable[[], Any] = lambda: CPUBackend(1), **options: int) -> Lender:
+        lenders.append(Lender(open_backend, **options))
+        return lenders[-1]
+
+    yield start
+    for lender in lenders:
+        lender.close()
+
+
+@pytest.mark.parametrize("n_layers", [None, 3], ids=["all", "some"])
+def test_a_text_of_llama_cpp_and_a_server_that_dies(
+    lend: Callable[..., Lender], shared_data: Path, n_layers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ran fails; what comes next is done by the devices that are left."""
+    links: list[socket.socket] = []
+    serve = rpc.serve
+    monkeypatch.setattr(rpc, "serve", lambda sock, *rest: (links.append(sock), serve(sock, *rest))[1])
+    lender = lend()
+    expected = json.loads((shared_data / "expected" / "stories260K.gguf.json").read_text())
+    options = EngineOptions(
+        n_ctx=256,
+        n_slots=1,
+        n_ubatch=16,
+        type_k="f32",
+        type_v="f32",
+        threads=1,
+        devices=(lender.name,),
+        placement=PlacementOptions(n_layers),
+    )
+    engine = Engine(shared_data / "models" / "stories260K.gguf", options)
+    engine.load()
+    placement, _ = engine.measure()
+    assert {s.backend for s in placement.segments} == ({0, 1} if n_layers else {0})
+    assert continued(engine, expected["prompt_ids"], 24) == expected["greedy_ids"][:24]
+    links[0].shutdown(socket.SHUT_RDWR)
+    with pytest.raises(DeviceFailed, match=f"^{lender.name}: "):
+        continued(engine, expected["prompt_ids"], 1)
+    assert engine.devices == ("cpu",)
+    assert continued(engine, expected["prompt_ids"], 6) == expected["greedy_ids"][:6]
+    engine.close()
+
+
+def test_a_lent_device_is_tried_where_it_is(lend: Callable[..., Lender]) -> None:
+    backend, tried = RemoteBackend(lend(lambda: Wrong("silu")).name), nodes()
+    assert all(map(backend.supports, tried))
+    why = self_test.examine(backend, tried)
+    assert set(why) == {"silu", "softmax"}
+    assert "the driver has no idea" in why["softmax"]
+    assert [backend.supports(t) for t in tried] == [False, True, False]
+    backend.close()
+
+
+@pytest.mark.parametrize("op", ["linear_parts", "attention", "store_k", "slice_rows", "adamw_step"])
+def test_ops_there_are_those_of_here(op: str, lend: Callable[..., Lender]) -> None:
+    """The cases of conformance, with guarded memory on the server."""
+    backend = RemoteBackend(lend().name)
+    outcomes = [run(problem, [backend]) for problem in problems(op)]
+    assert outcomes
+    assert [o.detail for o in outcomes if o.status != OK] == []
+    backend.close()
+
+
+def test_a_server_has_only_so_much_memory_and_gets_it_back(lend: Callable[..., Lender]) -> None:
+    lender = lend(NumpyBackend, nbytes=MIB)
+    first, second = RemoteBackend(lender.name), RemoteBackend(lender.name)
+    assert first.memory_bytes == MIB
+    held = first.alloc(900_000)
+    with pytest.raises(MemoryError, match="200000 bytes wanted, 148576 of 1048576 left"):
+        second.alloc(200_000)
+    weight = state("w", (300_000,), constant=True)
+    with pytest.raises(MemoryError, match="bytes wanted"):
+        second.load(weight, np.zeros(1_200_000, np.uint8))
+    del held
+    first.wait()  # any message tells what nobody has any more
+    kept = second.alloc(200_000)
+    second.upload(Place(kept, 8), np.arange(16, dtype=np.uint8))
+    assert second.download(Place(kept, 12), 8).tolist() == list(range(4, 12))
+    first.close()
+    second.close()
+
+
+def said_to(lender: Lender, *sent: bytes) -> bytes:
+    """All that the server answers before it closes."""
+    host, port = lender.sock.getsockname()
+    answer = b""
+    with socket.create_connection((host, port), 20) as sock, contextlib.suppress(OSError):
+        sock.sendall(b"".join(sent))
+        sock.shutdown(socket.SHUT_WR)
+        while part := sock.recv(1 << 16):
+            answer += part
+    return answer
+
+
+def frame(header: Any, body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<IQ", len(text), len(body)) + text + body
+
+
+HELLO = MAGIC + frame({"do": "hello", "version": version()})
+X = ["feed", [], [2, 3], "f32", {}, "x"]
+ROOM = frame({"do": "alloc", "id": 1, "nbytes": 8})
+
+
+WEIGHT = ["state", [], [2], "f32", {"constant": True}, "w"]
+LOADED = frame({"do": "load", "id": 1, "graph": [WEIGHT]}, bytes(8))
+
+
+def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
+    return HELLO + frame({"do": do, "graph": nodes, **more})
+
+
+@pytest.mark.parametrize(
+    ("sent", "line"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "this is not logitless's protocol"),
+        (b"logit", "the connection was closed"),
+        (MAGIC + b"\xff" * 40, "a header of 4294967295 bytes"),
+        (MAGIC + frame(b"[" * 100_000), "a header that is no JSON"),
+        (MAGIC + frame([1]), "a header that is no object"),
+        (MAGIC + frame({"do": "alloc"}), "no hello"),
+        (MAGIC + frame({"do": "hello", "version": "0"}), "the client is another version"),
+        (HELLO + frame({"do": "exec"}), "'exec': KeyError"),
+        (HELLO + frame({"do": ["run"]}), "KeyError"),
+        (HELLO + frame({"do": "run", "id": 7}), "'run': KeyError"),
+        (HELLO + frame({"do": "alloc", "id": 1, "nbytes": -1}), "'alloc': ValueError"),
+        (HELLO + ROOM + frame({"do": "upload", "at": [1, 4]}, bytes(8)), "8 bytes at 4 of 8"),
+        (HELLO + ROOM + frame({"do": "download", "at": [1, -4], "nbytes": 4}), "4 bytes at -4 of 8"),
+        (HELLO + LOADED + frame({"do": "upload", "at": [1, 0]}, bytes(8)), "a weight where none is"),
+        (HELLO + LOADED + frame({"do": "download", "at": [1, 0], "nbytes": 8}), "a weight where none is"),
+        (graph(X, ["silu", [1], [2, 3], "f32", {}, ""]), "no such node"),
+        (graph(X, ["silu", [0], [2, 4], "f32", {}, ""]), "is said to be"),
+        (graph(X, ["__import__", [0], [2, 3], "f32", {}, ""]), "KeyError"),
+        (graph(["feed", [], [2, -3], "f32", {}, "x"]), "no such type or shape"),
+        (graph(["state", [], [9], "f32", {"constant": True}, "w"], do="load", id=1), "0 bytes came"),
+        (graph(X, do="fuse", results=[5]), "IndexError"),
+        (HELLO + frame({"do": "compile", "id": 1, "graph": 3, "nodes": []}), "'compile': KeyError"),
+    ],
+)
+def test_what_is_not_of_the_protocol_ends_the_connection(
+    sent: bytes, line: str, lend: Callable[..., Lender], caplog: pytest.LogCaptureFixture
+) -> None:
+    lender = lend(NumpyBackend, nbytes=MIB)
+    with caplog.at_level(logging.INFO, "logitless.rpc"):
+        said_to(lender, sent)
+        good = RemoteBackend(lender.name)  # it serves the next one
+        assert good.supports(silu(feed("x", (2, 3))))
+        good.close()
+    closed = [r.getMessage() for r in caplog.records if "closed: " in r.getMessage()]
+    assert any(line in said for said in closed)  # a client of the test before may be closed only now
+    assert not any("\n" in said for said in closed)
+
+
+def test_damaged_messages_do_no_harm(lend: Callable[..., Lender]) -> None:
+    """Parts of what a client says are changed, doubled and left out; memory comes back each time."""
+    lender = lend(NumpyBackend, nbytes=MIB)
+    x, rng = feed("x", (2, 3)), random.Random(4)
+    y = silu(x)
+    wire = encode([x, y], {id(x): 0, id(y): 1})
+    good = [
+        frame({"do": "alloc", "id": 1, "nbytes": 64}),
+        frame({"do": "upload", "at": [1, 0]}, bytes(24)),
+        frame({"do": "fuse", "graph": wire, "results": [1]}),
+        frame({"do": "compile", "id": 2, "graph": 1, "nodes": [[1, [1, 32], [[1, 0]]]]}),
+        frame({"do": "run", "id": 2}),
+        frame({"do": "download", "at": [1, 32], "nbytes": 24}),
+    ]
+    assert said_to(lender, HELLO, *good).endswith(bytes(24))  # silu(0) is 0
+    for _ in range(150):
+        bad = list(good)
+        i = rng.randrange(len(bad))
+        data = bytearray(bad[i])
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        bad[i] = bytes(data) if rng.random() < 0.8 else bad[i] * rng.randrange(3)
+        said_to(lender, HELLO, *bad)
+    last = RemoteBackend(lender.name)
+    last.alloc(MIB - 1000)
+    last.close()
+
+
+def test_nobody_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    with pytest.raises(DeviceError, match=f"^device 'rpc:127.0.0.1:{port}' is not available: Connection refused$"):
+        RemoteBackend(f"rpc:127.0.0.1:{port}")
+
+
+def test_who_is_there_is_not_one_of_us(lend: Callable[..., Lender], monkeypatch: pytest.MonkeyPatch) -> None:
+    lender = lend(NumpyBackend)
+    monkeypatch.setattr("logitless.backends.rpc.backend.version", lambda: "another")
+    with pytest.raises(DeviceError, match=r"is not available: the server is another version of logitless$"):
+        RemoteBackend(lender.name)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("rpc-server --device opencl:0,cpu", "--device opencl:0,cpu: one device of this machine"),
+        ("rpc-server --host 256.0.0.1", "cannot listen on 256.0.0.1:50052: "),
+        ("plan -m x --rpc nowhere", "--rpc: 'nowhere' is not a list of HOST:PORT"),
+        ("plan -m x --rpc h:0", "--rpc: 'h:0' is not a list of HOST:PORT"),
+        ("plan -m x --device rpc:h", "--device: 'rpc:h' is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT"),
+    ],
+)
+def test_wrong_flags(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(words.split()) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith(f"logitless: {line}")
+    assert "Unknown error" not in error
+    assert error.count("\n") == 1

@@ -1,0 +1,62 @@
+"""Blocks that guess (models/architectures/mtp.py) on devices: all of it runs there, and guesses the model's own
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logitless.engine.requests import CompletionRequest, Finished, Token
+from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.graph.backend import Backend
+from logitless.models.tokenizer import from_metadata
+from tests.helpers.mtp_specs import NEXTN
+from tests.helpers.reference_model import write
+
+PROMPT = (1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315)
+
+
+@pytest.mark.parametrize("name", ["qwen35, no norm behind", "deepseek2", "nemotron_h_moe"])
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_a_device_guesses(name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]) -> None:
+    open_device(device)
+    s = replace(NEXTN[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
+    write(path := tmp_path / "m.gguf", replace(s, traits=(*s.traits, "agrees", "much")))
+    engine = Engine(path, EngineOptions(256, n_slots=1, n_ubatch=16, n_guesses=2, devices=(device,)))
+    for shape in (Shape(16, 2), Shape(16, 0), Shape(1, 1, whole=True, guesses=True)):
+        placed = engine.session.placed(engine.build(shape))
+        assert placed.nodes_of(1) == [], "the CPU has nothing to do"
+    engine.load()
+    assert engine.hidden is not None
+    drafter = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab)
+    speculator = Speculator(SpeculationSettings(draft_n_max=2), {"draft-mtp": drafter})
+    scheduler = Scheduler(
+        engine, from_metadata(engine.gguf.metadata), n_slots=1, n_ctx=256, n_ubatch=16, speculator=speculator
+    )
+
+    def run(*kinds: str) -> tuple[list[int], Finished]:
+        request = CompletionRequest(
+            PROMPT, SamplingParams(temperature=0.0), 24, ignore_eos=True, speculation=SpeculationParams(kinds)
+        )
+        scheduler.submit(request)
+        events = []
+        while not scheduler.idle:
+            events += [event for _, event in scheduler.step()]
+        assert isinstance(events[-1], Finished)
+        return [event.id for event in events if isinstance(event, Token)], events[-1]
+
+    want, _ = run()
+    got, end = run("draft-mtp")
+    assert got == want
+    assert end.timings.draft_n_accepted > 5
+    engine.close()

@@ -1,0 +1,59 @@
+"""A job store that another process has locked holds up whoever asks for it, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from logitless.engine.finetuning import store
+from logitless.engine.finetuning.job import set_status
+from logitless.engine.finetuning.store import Store
+from tests.helpers.http_fakes import running
+
+
+class Desk:
+    """Of a job that runs elsewhere."""
+
+    ready = pending = False
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.base = Store(folder), "fake"
+        self.engine = SimpleNamespace(hparams=SimpleNamespace(n_ctx_train=64))
+
+    def set_status(self, *args: Any) -> Any:
+        return set_status(self.store, *args)
+
+    def created(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@pytest.mark.parametrize("what", ["pause", "create"])
+async def test_others_do_not_wait(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PATIENCE", 1.0)
+    desk = Desk(tmp_path)
+    file = desk.store.add_file(b'{"prompt": "a", "completion": "b"}\n' * 20, "rows.jsonl", "fine-tune")["id"]
+    desk.store.put("jobs", {"id": "j", "status": "running", "training_file": file, "validation_file": None})
+    other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)
+    async with running(tuning=desk) as server:
+        other.execute("begin immediate")
+        if what == "pause":
+            path, body = "/v1/fine_tuning/jobs/j/pause", {}
+        else:
+            path, body = "/v1/fine_tuning/jobs", {"model": "fake.gguf", "training_file": file}
+        asked, began = asyncio.create_task(server.post(path, body)), time.monotonic()
+        await asyncio.sleep(0.1)
+        await server.get("/health")
+        assert time.monotonic() - began < 0.6
+        status, told = await asked
+        assert (status, "database is locked" in told["error"]["message"]) == (500, True), told
+        other.execute("rollback")
+    other.close()

@@ -1,0 +1,150 @@
+"""Models whose layers keep states, or see a window, on the real engine: the same bits whatever shares the batch, and
+however often a sequence stops and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitless.engine.kv_cache.slot_actions import erase, install, snapshot
+from logitless.engine.requests import CompletionRequest, Finished, Token
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.settings import SpeculationParams
+from logitless.models.tokenizer import from_metadata
+from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.reference_model import write
+from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
+
+STATES = ["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"]
+STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2"]
+WINDOWS = {
+    "gpt-oss": replace(PLAIN["gpt-oss"], keys={"attention.sliding_window": 20}),
+    "gemma4": SMALL,
+    "gemma3n": GEMMA3N["gemma3n"],
+}
+PROMPTS = [[1, *((7 * i + j) % 300 + 150 for i in range(n))] for j, n in enumerate((5, 37, 70, 90))]
+
+
+class Served:
+    def __init__(self, path: Path, n_slots: int, n_ubatch: int, *, swa_full: bool = False) -> None:
+        options = EngineOptions(512, n_slots, n_ubatch, threads=2, swa_full=swa_full)
+        self.engine = Engine(path, options)
+        self.engine.load()
+        vocab = from_metadata(self.engine.gguf.metadata)
+        sizes = {"n_slots": n_slots, "n_ctx": 512, "n_ubatch": n_ubatch}
+        self.scheduler = Scheduler(self.engine, vocab, **sizes, cache_ram=None)
+
+    def answers(self, prompts: list[list[int]], **fields: Any) -> list[list[tuple[int, float]]]:
+        """Ids and log-probabilities."""
+        sampling = SamplingParams(temperature=0.9, seed=3, n_probs=1)
+        seqs = [
+            self.scheduler.submit(
+                CompletionRequest(tuple(p), n_predict=12, ignore_eos=True, sampling=sampling, **fields)
+            )
+            for p in prompts
+        ]
+        found: dict[Any, list[tuple[int, float]]] = {seq: [] for seq in seqs}
+        self.cached = {}
+        while not self.scheduler.idle:
+            for seq, event in self.scheduler.step():
+                if isinstance(event, Token):
+                    assert event.prob is not None
+                    found[seq].append((event.id, event.prob.value))
+                else:
+                    assert isinstance(event, Finished), event
+                    self.cached[seq.id] = event.n_cached
+        return list(found.values())
+
+
+@pytest.fixture(scope="module", params=[*STATES, *WINDOWS])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("states") / "m.gguf"
+    spec = WINDOWS.get(request.param) or PLAIN[request.param]
+    write(made, replace(spec, n_vocab=512, vocabulary=True, n_ctx_train=512))
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(path: Path) -> Iterator[Served]:
+    served = Served(path, 1, 128, swa_full=True)
+    yield served
+    served.engine.close()
+
+
+@pytest.fixture(scope="module")
+def company(path: Path) -> Iterator[Served]:
+    served = Served(path, 3, 24)
+    yield served
+    served.engine.close()
+
+
+def test_in_company_and_in_pieces(alone: Served, company: Served) -> None:
+    want = [alone.answers([prompt], cache_prompt=False)[0] for prompt in PROMPTS]
+    assert company.answers(PROMPTS, cache_prompt=False) == want
+    assert company.answers(PROMPTS) == want
+    assert company.answers(PROMPTS) == want
+    assert any(company.cached.values())
+
+
+def test_going_on(alone: Served, company: Served) -> None:
+    texts = [[*prompt, *(id for id, _ in alone.answers([prompt])[0]), 77, 78] for prompt in PROMPTS]
+    want = [alone.answers([text], cache_prompt=False)[0] for text in texts]
+    company.answers(PROMPTS)
+    assert company.answers(texts) == want
+    assert all(company.cached.values())
+
+
+def test_guesses(alone: Served, company: Served) -> None:
+    want = [alone.answers([prompt], cache_prompt=False)[0] for prompt in PROMPTS[:2]]
+    for prompt, answer in zip(PROMPTS, want, strict=False):
+        ids = [id for id, _ in answer]
+        for n in (0, 3, 11):
+            draft = (*ids[:n], (ids[n] + 1) % 512, *ids[n + 1 :])
+            assert company.answers([prompt], speculation=SpeculationParams(draft=draft)) == [answer]
+
+
+def test_host_memory_and_files(alone: Served, company: Served) -> None:
+    """What others needed the place of, and what was taken out of one slot and put into another, is what it was."""
+    scheduler, prompts = company.scheduler, [[1, *(id + 3 for id in prompt[1:])] for prompt in PROMPTS[1:]]
+    texts = [[*prompt, *(id for id, _ in alone.answers([prompt])[0]), 77, 78] for prompt in prompts]
+    want = [alone.answers([text], cache_prompt=False)[0] for text in texts]
+    company.answers(prompts)
+    states = [snapshot(scheduler, slot.id) for slot in scheduler.slots]
+    scheduler.cache.sleep()
+    assert not scheduler.cache.prefixes.nodes
+    assert company.answers(texts) == want
+    assert min(company.cached.values()) > 0
+    for slot in scheduler.slots:
+        erase(scheduler, slot.id)
+    assert company.answers(prompts) == [alone.answers([prompt])[0] for prompt in prompts]
+    assert max(company.cached.values()) == 0
+    for slot in scheduler.slots:
+        erase(scheduler, slot.id)
+        install(scheduler, slot.id, states[slot.id])
+    assert company.answers(texts) == want
+    assert sorted(company.cached.values()) == [len(prompt) + 11 for prompt in prompts]
+
+
+def test_windows_have_few_pages(company: Served, alone: Served) -> None:
+    engine = company.engine
+    assert alone.engine.near is None
+    assert (engine.near is not None) == engine.hparams.has_windows
+    assert engine.near is None or engine.near.n < engine.far.n
+    assert len(engine.memory.pools) == 1 + engine.hparams.has_windows
+
+
+def test_tokens_are_not_forgotten(company: Served) -> None:
+    options = EngineOptions(n_ctx=64, n_slots=1, threads=1, moves="--context-shift", swa_full=False)
+    if company.engine.hparams.has_windows:  # then they keep everything
+        engine = Engine(company.engine.gguf.path, options)
+        assert engine.near is None
+        engine.close()
+        return
+    with pytest.raises(ValueError, match=r"^--context-shift: this model's layers keep states"):
+        Engine(company.engine.gguf.path, options)

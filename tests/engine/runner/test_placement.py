@@ -1,0 +1,207 @@
+"""Which device gets which layers: llama-server's flags, and what fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from logitless.cli.flags.flags import CliError, UsageError, parse
+from logitless.cli.flags.options import PLACE
+from logitless.cli.flags.placement import placement
+from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.linear import linear
+from logitless.graph.tensor import feed, state
+from logitless.models.weights.placement import Places, places, proportional
+from tests.helpers.numpy_backend import NumpyBackend
+
+N_LAYER = 6
+GPU, OTHER, CPU = 0, 1, 2
+TWO = [Device(0, "opencl:0", 1.0), Device(1, "vulkan:0", 3.0), Device(2, "cpu", 0.0)]
+
+
+def slots(options: PlacementOptions, fits: Callable[[Places | None], bool] = lambda _: True) -> tuple[int, ...]:
+    found = chosen(options, TWO, N_LAYER, fits)
+    assert found is not None
+    assert found.first == found.slots[0]
+    return found.slots
+
+
+@pytest.mark.parametrize(
+    ("n", "shares", "counts"),
+    [
+        (8, (1, 1), [4, 4]),
+        (8, (3, 1), [6, 2]),
+        (7, (1, 1), [4, 3]),  # slot 3 of 7 is at 0.43, before the middle
+        (31, (0, 5), [0, 31]),
+        (5, (1, 2, 1), [2, 2, 1]),  # 0, 0.2 | 0.4, 0.6 | 0.8
+        (0, (1, 1), [0, 0]),
+    ],
+)
+def test_a_split_is_the_first_slots_share_by_share(n: int, shares: tuple[float, ...], counts: list[int]) -> None:
+    """llama.cpp: a slot goes to the first device whose share, with those before, ends behind the slot's own part."""
+    assert proportional(n, shares) == counts
+
+
+def test_layers_are_counted_from_the_output() -> None:
+    assert slots(PlacementOptions(1)) == (CPU,) * 6 + (GPU,)
+    assert slots(PlacementOptions(3)) == (CPU,) * 4 + (GPU,) * 3
+    assert slots(PlacementOptions(7)) == slots(PlacementOptions(99)) == (GPU,) * 7
+    assert slots(PlacementOptions(0)) == (CPU,) * 7
+
+
+def test_a_split_is_of_the_layers_that_are_not_the_cpus() -> None:
+    assert slots(PlacementOptions(4, split=True)) == (CPU,) * 3 + (GPU,) + (OTHER,) * 3
+    assert slots(PlacementOptions(split=True), lambda p: p is not None and p.slots.count(OTHER) < 4) == (
+        CPU,
+        CPU,
+        GPU,
+        GPU,
+        OTHER,
+        OTHER,
+        OTHER,
+    )
+
+
+def test_devices_are_filled_in_order() -> None:
+    def fits(p: Places | None) -> bool:
+        return p is not None and p.slots.count(GPU) <= 2 and p.slots.count(OTHER) <= 3
+
+    assert slots(ANYWHERE, fits) == (CPU, CPU, GPU, GPU, OTHER, OTHER, OTHER)
+    assert slots(ANYWHERE, lambda p: p is not None and p.slots.count(GPU) <= 4) == (GPU,) * 4 + (OTHER,) * 3
+    assert slots(ANYWHERE, lambda p: p is not None and not {GPU, OTHER} & set(p.slots)) == (CPU,) * 7
+    assert chosen(ANYWHERE, TWO, N_LAYER, lambda _: True) is None  # nothing needs to be said
+
+
+def test_the_cpu_first_or_alone_has_everything() -> None:
+    for devices in ([Device(0, "cpu", 0.0)], [Device(0, "cpu", 0.0), Device(1, "opencl:0", 1.0)]):
+        assert chosen(ANYWHERE, devices, N_LAYER, lambda _: False) is None
+    assert chosen(PlacementOptions(5), devices[:1], N_LAYER, lambda _: True) is None
+    found = chosen(PlacementOptions(overrides=(("ffn", "opencl:0"),)), devices, N_LAYER, lambda _: True)
+    assert found is not None
+    assert (set(found.slots), found.overrides[0][1]) == ({0}, 1)
+
+
+def test_what_was_wanted_of_a_lost_device_goes_elsewhere() -> None:
+    options = PlacementOptions(None, split=True, shares=(3, 1), overrides=(("ffn", "opencl:0"),))
+    backends = [NumpyBackend("vulkan:0"), NumpyBackend("cpu")]
+    left = options.devices(("opencl:0", "vulkan:0"), ("vulkan:0", "cpu"), backends)
+    assert [d.share for d in left] == [1, 0]
+    found = chosen(options, left, N_LAYER, lambda _: True)
+    assert found == places(N_LAYER, [7], [0], 1)
+
+
+def test_shares_are_the_devices_memory_where_none_are_given() -> None:
+    backends = [NumpyBackend("opencl:0"), NumpyBackend("vulkan:0"), NumpyBackend("cpu")]
+    backends[0].memory_bytes = 1 << 30
+    backends[1].memory_bytes = 3 << 30
+    found = ANYWHERE.devices(("opencl:0", "vulkan:0"), ("opencl:0", "vulkan:0", "cpu"), backends)
+    assert proportional(4, [d.share for d in found[:2]]) == [1, 3]
+
+
+def test_a_weight_lives_where_its_layer_does() -> None:
+    p = places(2, [2], [7], 9)  # of layer 0, layer 1, output
+    x, ids, matrix = feed("x", (1, 4)), feed("ids", (1,), "i32"), state("token_embd.weight", (5, 4), constant=True)
+    assert p(get_rows(matrix, ids), matrix) == (9, 9)
+    assert p(linear(x, matrix), matrix) == (7, 7)  # the same matrix as the output's
+    for name, at in {
+        "blk.0.attn_q.weight": 9,
+        "blk.1.ffn_down.bias": 7,
+        "k.0": 9,
+        "v.1": 7,
+        "conv.1": 7,
+        "recalled.0": 9,
+        "output_norm.weight": 7,
+        "output.weight": 7,
+        "sampler_state": 7,
+        "rope.frequency": 9,
+        "weights.3.blk.1.attn_output.weight": 7,
+        "lora.2.blk.1.attn_q.weight.a": 7,
+        "adamw.m.blk.0.attn_q.weight": 9,
+    }.items():
+        s = state(name, (4,))
+        assert p(feed("node", ()), s) == (at, at), name
+
+
+def test_an_override_moves_weights_and_not_their_layer() -> None:
+    rules = ((re.compile(r"ffn_(up|down)"), 3), (re.compile("^blk.1"), 4))
+    p = Places(0, (0, 0, 0), rules)
+    node = feed("node", ())
+    assert p(node, state("blk.1.ffn_up.weight", (4,))) == (3, 0)
+    assert p(node, state("lora.2.blk.1.attn_q.weight.b", (4,))) == (4, 0)
+    assert p(node, state("k.1", (4,))) == (0, 0)
+
+
+def flags(*words: str) -> tuple[tuple[str, ...], PlacementOptions]:
+    return placement(parse(PLACE.flags, words, {}))
+
+
+def test_flags() -> None:
+    pair = ("--device", "opencl,vulkan:1")
+    assert flags() == (("cpu",), ANYWHERE)
+    assert flags(*pair, "-ngl", "4") == (("opencl:0", "vulkan:1"), PlacementOptions(4))
+    assert flags(*pair, "-ngl", "all")[1].n_gpu_layers == 2**31 - 1
+    assert flags(*pair, "-ngl", "-1")[1] == flags(*pair, "-ngl", "auto")[1] == ANYWHERE
+    assert flags(*pair, "-ts", "3,1")[1] == PlacementOptions(split=True, shares=(3, 1))
+    assert flags(*pair, "-sm", "layer")[1] == PlacementOptions(split=True)
+    assert flags(*pair, "-mg", "1")[0] == ("vulkan:1", "opencl:0")
+    assert flags(*pair, "-mg", "1", "-sm", "none", "-ts", "3,1") == (("vulkan:1",), ANYWHERE)
+    assert flags(*pair, "-ot", "a=CPU,b=vulkan:1", "-ot", "c=cpu")[1].overrides == (
+        ("a", "cpu"),
+        ("b", "vulkan:1"),
+        ("c", "cpu"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "on_cpu"),
+    [("--cpu-moe", {0, 1, 2, 10, 11}), ("-ncmoe 2", {0, 1}), ("-ncmoe 11", {0, 1, 2, 10}), ("", set())],
+)
+def test_experts_on_the_cpu(words: str, on_cpu: set[int]) -> None:
+    rules = flags("--device", "vulkan:0", "-ot", "output=vulkan:0", *words.split())[1].overrides
+    assert rules[0] == ("output", "vulkan:0")
+    for layer in (0, 1, 2, 10, 11):
+        for name in ("gate", "up", "down"):
+            first = [d for pattern, d in rules if re.search(pattern, f"blk.{layer}.ffn_{name}_exps.weight")]
+            assert first == ["cpu"] * (layer in on_cpu)
+            assert not any(re.search(p, f"blk.{layer}.ffn_{name}.weight") for p, _ in rules)
+
+
+def test_layers_for_devices_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """llama-server without a GPU says so and goes on."""
+    assert flags("-ngl", "99", "-ts", "1", "-mg", "0")[0] == ("cpu",)
+    assert "--gpu-layers: --device names the CPU only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("-ngl some", "-ngl: 'some' is not a number of layers, auto or all"),
+        ("-ngl -3", "-ngl: '-3' is not a number of layers, auto or all"),
+        ("-ts 1,nan", "-ts: '1,nan' is not a list of numbers of at least 0"),
+        ("-ts 0,0", "-ts: '0,0' is not a list of numbers of at least 0"),
+        ("-ts 1,2,3", "--tensor-split: 3 numbers, and --device names 2 devices beside the CPU"),
+        ("-sm row", "-sm: 'row' is not supported: a layer is on one device; none and layer are"),
+        ("-sm x", "-sm: 'x' is not one of none, layer"),
+        ("-mg 2", "--main-gpu 2: --device names 2 devices beside the CPU"),
+        ("-ot ffn", "-ot: 'ffn' is not a list of PATTERN=DEVICE: 'ffn'"),
+        ("-ot (=cpu", "-ot: '(=cpu' has a pattern that is none, '(': missing )"),
+        ("-ot a=cuda:0", "-ot: 'a=cuda:0' is not a list of PATTERN=DEVICE: 'cuda:0' is not a list of cpu"),
+        ("-ot a=opencl:7", "--override-tensor a=opencl:7: --device does not name opencl:7"),
+    ],
+)
+def test_wrong_flags(words: str, line: str) -> None:
+    with pytest.raises((UsageError, CliError), match="^" + re.escape(line)):
+        flags("--device", "opencl:0,vulkan:0", *words.split())
+
+
+def test_memory_is_the_devices_own() -> None:
+    from logitless.graph.execution.session import DeviceBytes
+
+    device, host = NumpyBackend("opencl:0"), NumpyBackend("cpu")
+    device.memory_bytes = 1000
+    for total, fits in ((900, True), (901, False)):
+        sizes = [DeviceBytes("opencl:0", total - 30, 10, 10, 10), DeviceBytes("cpu", 10**15, 0, 0, 0)]
+        assert fit(sizes, [device, host]) is fits

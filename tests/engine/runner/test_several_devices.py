@@ -1,0 +1,316 @@
+"""Several devices: a lost one, a wrong one, and what a plan says of copies between two. The devices are fakes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.backends import registry, self_test
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.errors import DeviceError, DeviceLost
+from logitless.cli.commands.benchmark.bench import greedy
+from logitless.cli.commands.planning import plan
+from logitless.cli.flags.flags import CliError
+from logitless.cli.progress import CompileProgress
+from logitless.cli.setup.engine import load_weights
+from logitless.engine.batch import DeviceFailed, UBatch
+from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.placement import PlacementOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.draft_model import ModelDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.graph.backend import Place, Program
+from logitless.graph.execution.session import Session
+from logitless.graph.op import OPS
+from logitless.graph.ops.elementwise import silu
+from logitless.graph.ops.norm import rms_norm
+from logitless.graph.tensor import Tensor, feed
+from logitless.models import tokenizer
+from logitless.models.synthetic.model import synthesize
+from logitless.models.weights.placement import Places
+from tests.helpers.numpy_backend import NumpyBackend
+
+
+class Flaky(CPUBackend):
+    """A device that can be told to get lost, and that refuses some ops."""
+
+    def __init__(self, name: str, refuses: Sequence[str] = ()) -> None:
+        super().__init__(1)
+        self.name, self.refuses, self.lost = name, refuses, False  # type: ignore[misc]
+
+    def supports(self, t: Tensor) -> bool:
+        return t.op not in self.refuses and super().supports(t)
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
+        inner = super().compile(nodes, place)
+
+        def run() -> None:
+            if self.lost:
+                raise DeviceLost(f"{self.name}: it fell off the bus")
+            inner.run()
+
+        return SimpleNamespace(run=run)  # type: ignore[return-value]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Flaky]:
+    """Devices opencl:0 and opencl:1 that are CPUs; the second does no norms."""
+    opened: dict[str, Flaky] = {}
+    real = registry._open_backend
+
+    def open_(name: str, threads: int) -> Any:
+        if name == "cpu":
+            return real(name, 1)
+        opened[name] = Flaky(name, ("rms_norm",) if name == "opencl:1" else ())
+        return opened[name]
+
+    monkeypatch.setattr("logitless.backends.registry._open_backend", open_)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("devices") / "tiny.gguf"
+    synthesize(path, "tiny", "F32")
+    return path
+
+
+def step(engine: Engine, tokens: list[int]) -> int:
+    """The greedy token after these, from an empty cache."""
+    n = len(tokens)
+    batch = UBatch(
+        tokens=tokens,
+        pos=list(range(n)),
+        slot=[0] * n,
+        cells=list(range(n)),
+        out=[n - 1],
+        rows=[greedy()],
+        targets=[-1],
+        tables={0: [0]},
+    )
+    return int(engine.step(batch).ids[0])
+
+
+def test_a_lost_device_is_replaced_by_the_next(fake: dict[str, Flaky], model: Path) -> None:
+    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "cpu")))
+    engine.load()
+    expected = step(engine, [5, 9, 3])
+    assert engine.session.backends[0] is fake["opencl:0"]
+    fake["opencl:0"].lost = True
+    with pytest.raises(DeviceFailed, match="fell off the bus"):
+        step(engine, [5, 9, 3])
+    assert engine.devices == ("cpu",)
+    assert step(engine, [5, 9, 3]) == expected
+    engine.close()
+
+
+@pytest.mark.parametrize("error", [DeviceLost, DeviceError, MemoryError])
+def test_one_that_fails_in_its_place_is_replaced_too(
+    error: type[Exception], fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that has died takes all of its devices, one may be gone, and another too small for all layers."""
+    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:0", "opencl:1", "cpu")))
+    engine.load()
+    expected = step(engine, [5, 9, 3])
+    fake["opencl:0"].lost = True
+
+    def fails(self: Flaky, t: Tensor, raw: Any) -> Any:
+        if self.name == "opencl:1":
+            raise error("opencl:1: gone as well")
+        return CPUBackend.load(self, t, raw)
+
+    monkeypatch.setattr(Flaky, "load", fails)
+    with pytest.raises(DeviceFailed, match="fell off the bus"):
+        step(engine, [5, 9, 3])
+    assert engine.devices == ("cpu",)
+    assert step(engine, [5, 9, 3]) == expected
+    engine.close()
+
+
+def test_layers_go_to_a_device_as_long_as_they_fit(
+    fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And to the CPU from the first one on that does not; when the device is lost all of them are there."""
+
+    def opened(memory: int, **wanted: Any) -> tuple[Engine, int]:
+        monkeypatch.setattr(Flaky, "memory_bytes", memory)
+        options = EngineOptions(64, 1, 8, devices=("opencl:0",), placement=PlacementOptions(**wanted))
+        engine = Engine(model, options)
+        return engine, engine.session.device_bytes([engine.measure()])[0].total
+
+    whole, n_bytes = opened(0)
+    expected = step(whole, [5, 9, 3])
+    whole.close()
+    memory = int(0.9 * n_bytes)  # of which nine tenths may be used
+    engine, used = opened(memory)
+    assert isinstance(engine.session.prefer, Places)
+    n_there = engine.session.prefer.slots.count(0)
+    assert 0 < n_there <= engine.hparams.n_layer
+    assert used <= 0.9 * memory < opened(memory, n_gpu_layers=n_there + 1)[1]
+    engine.load()
+    assert step(engine, [5, 9, 3]) == expected
+    engine.session.backends[0].lost = True  # type: ignore[attr-defined]
+    with pytest.raises(DeviceFailed, match="fell off the bus"):
+        step(engine, [5, 9, 3])
+    assert step(engine, [5, 9, 3]) == expected
+    assert (engine.devices, engine.session.prefer) == (("cpu",), None)
+    engine.close()
+
+
+def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("opencl:0: no room")
+
+    monkeypatch.setattr(Flaky, "load", full)
+    engine = Engine(model, EngineOptions(64, 1, 8, devices=("opencl:0",)))
+    with pytest.raises(
+        CliError, match=r"^out of memory \(opencl:0: no room\); --gpu-layers N leaves layers to the CPU$"
+    ):
+        load_weights(engine)
+    engine.close()
+
+
+def test_a_plan_is_made_again_where_compilers_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when somebody has said already that they are done."""
+    compiling = CompileProgress()
+    monkeypatch.setattr(plan, "COMPILING", compiling)
+    pid = "__import__('os').getpid()"
+    assert plan.measured(eval, pid) == os.getpid()
+    compiling("a kernel", 0)
+    compiling.end()
+    assert plan.measured(eval, pid) != os.getpid()
+    compiling("another one", 0)
+    assert plan.measured(eval, pid) != os.getpid()
+    assert compiling.n_kernels == 0
+
+
+def test_a_plan_tells_what_crosses_between_devices(fake: dict[str, Flaky], model: Path) -> None:
+    engine = Engine(model, EngineOptions(n_ctx=64, n_slots=1, n_ubatch=8, devices=("opencl:1", "cpu")))
+    placement, _ = engine.measure()
+    found = plan.crossings(placement, engine.devices)
+    to_cpu = [c for c in found if c["to"] == "cpu"]
+    back = [c for c in found if (c["from"], c["op"]) == ("cpu", "rms_norm")]
+    n_norms = 2 * engine.hparams.n_layer + 2  # the last layer's rows that ask have one of their own
+    assert sum(c["copies"] for c in back) == n_norms
+    row = 4 * engine.hparams.n_embd
+    n_rows = 8 * (n_norms - 3) + 3  # that, and what comes after it, are of the row that is wanted
+    assert sum(c["bytes"] for c in back) == n_rows * row
+    assert sum(c["copies"] for c in to_cpu) == n_norms
+    engine.close()
+
+
+class Wrong(NumpyBackend):
+    """Computes one op wrongly, and cannot run another at all."""
+
+    identity = ""
+
+    def __init__(self, *wrong: str) -> None:
+        super().__init__("wrong", refuses=lambda t: t.op in self.refused)
+        self.refused: set[str] = set()
+        self.wrong = wrong
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
+        program = super().compile(nodes, place)
+
+        def run() -> None:
+            program.run()
+            for t in nodes:
+                if t.op in self.wrong:
+                    program.view(t)[...] *= np.float32(1.01)
+                elif t.op == "softmax":
+                    raise RuntimeError("the driver has no idea")
+
+        return SimpleNamespace(run=run)
+
+
+def nodes() -> list[Tensor]:
+    x = feed("x", (4, 6))
+    return [silu(x), rms_norm(x, feed("w", (6,)), eps=1e-5), OPS["softmax"](x)]
+
+
+def test_an_op_that_is_wrong_runs_on_the_next() -> None:
+    from logitless.graph.testing.conformance import register_all
+
+    register_all()
+    device = Wrong("silu")
+    why = self_test.examine(device, nodes())
+    assert set(why) == device.refused == {"silu", "softmax"}
+    assert "1.0" in why["silu"] or "expected" in why["silu"]
+    assert "the driver has no idea" in why["softmax"]
+    session = Session([device, NumpyBackend("next")])
+    x = np.ones((4, 6), np.float32)
+    (got,) = session.plan(lambda: [silu(feed("x", (4, 6)))]).run({"x": x})
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-1)), rtol=1e-6)
+
+
+def test_the_result_is_kept_for_as_long_as_the_driver_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from logitless.graph.testing.conformance import register_all
+
+    register_all()
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+    first, second, other = Wrong("silu"), Wrong(), Wrong()
+    first.identity = second.identity = "driver 1"
+    other.identity = "driver 2"
+    for device in (first, second, other):
+        self_test.examine(device, nodes()[:2])
+    assert (first.refused, second.refused, other.refused) == ({"silu"}, {"silu"}, set())
+    assert second.ran == []  # read, not tried again
+
+
+def test_no_time_means_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+    device = Wrong("silu")
+    device.identity = "driver 1"
+    assert self_test.examine(device, nodes(), seconds=-1.0) == {}
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_a_draft_model_outlives_a_lost_device(fake: dict[str, Flaky], model: Path) -> None:
+    """Both models are on one device. The request that ran has failed; the next one is served, and drafted."""
+    options = EngineOptions(n_ctx=64, n_slots=1, n_ubatch=16, devices=("opencl:0", "cpu"))
+    engine = Engine(model, options)
+    engine.load()
+    draft = Engine(model, options, beside=engine)
+    draft.load()
+    n_vocab = engine.hparams.n_vocab
+    vocab = tokenizer.from_metadata(engine.gguf.metadata, path=model)
+    drafter = ModelDrafter(draft, n_pages=draft.n_pages, n_vocab=n_vocab, n_ubatch=16)
+    speculator = Speculator(SpeculationSettings(), {"draft-simple": drafter})
+    scheduler = Scheduler(engine, vocab, n_slots=1, n_ctx=64, n_ubatch=16, speculator=speculator)
+
+    def run(n_before_it_is_lost: int = 99) -> tuple[list[int], Any]:
+        wish = SpeculationParams(("draft-simple",))
+        sampling = SamplingParams(temperature=0.0)
+        request = CompletionRequest((5, 9, 3), sampling, n_predict=24, ignore_eos=True, speculation=wish)
+        scheduler.submit(request)
+        events = []
+        for i in range(99):
+            fake["opencl:0"].lost = i >= n_before_it_is_lost
+            events += [event for _, event in scheduler.step()]
+            if scheduler.idle:
+                break
+        return [event.id for event in events if isinstance(event, Token)], events[-1]
+
+    expected, end = run()
+    assert isinstance(end, Finished)
+    assert end.timings.draft_n_accepted > 10  # the same weights
+    _, end = run(2)
+    assert isinstance(end, Failed)
+    assert (engine.devices, draft.devices) == (("cpu",), ("opencl:0", "cpu"))  # the draft model has not noticed yet
+    for _ in range(2):
+        tokens, end = run()
+        assert tokens == expected
+        assert isinstance(end, Finished)
+    assert draft.devices == ("cpu",)
+    assert end.timings.draft_n_accepted > 10
+    draft.close()
+    engine.close()

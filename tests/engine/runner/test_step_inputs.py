@@ -1,0 +1,82 @@
+"""Batches as the feeds of a plan."""
+
+from __future__ import annotations
+
+import random
+
+from logitless.engine.batch import UBatch
+from logitless.engine.runner.step_inputs import SamplingFeeds, StepFeeds, room_of, sampling_feeds
+from logitless.engine.sampling.penalties import Vocabulary
+from logitless.engine.sampling.sampler import RowSampler, SamplingParams
+from logitless.graph.ops.sampling import samplers as s
+from logitless.graph.tensor import feed
+from tests.engine.sampling.test_sampler import VOCAB as WORDS
+
+VOCAB: Vocabulary = WORDS
+
+
+def test_rows_become_feeds() -> None:
+    room = room_of(sampling_feeds(4, 32))
+    feeds = SamplingFeeds(room)
+    plain = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
+    biased = RowSampler(SamplingParams(seed=1, logit_bias=tuple((i, 1.0) for i in range(20))), VOCAB, 64).feeds()
+    feeds.write([plain, None, biased], [4, 5, 6])
+    assert room["sample.list_ptr"].tolist() == [0, 0, 0, 20, 20]
+    assert room["sample.slot"].tolist() == [4, -1, 6, -1]  # rows without a sampler are no sequence's
+    assert room["sample.chain"][:, 0].tolist() == [s.TOP_K, 0, s.TOP_K, 0]
+    assert room["sample.list_id"][:20].tolist() == list(range(20))
+    assert room["sample.draws"][[0, 2]].tolist() == [list(plain.draws), list(biased.draws)]
+
+
+def test_feeds_of_a_step_know_nothing_of_the_step_before() -> None:
+    """What rows have in common is written once; any rows after any others are what they are in fresh arrays."""
+    samplers = [
+        RowSampler(SamplingParams(seed=i, temperature=t, logit_bias=bias), VOCAB, 64)
+        for i, (t, bias) in enumerate([(0.0, ()), (0.5, ((3, 1.0),)), (1.0, ()), (0.7, ((4, -1.0), (5, 2.0)))])
+    ]
+    kept = room_of(sampling_feeds(4, 16))
+    feeds = SamplingFeeds(kept)
+    order = random.Random(5)
+    for _ in range(200):
+        slots = [order.randrange(5) for _ in range(order.randrange(5))]
+        rows = [samplers[slot].feeds() if slot < 4 else None for slot in slots]
+        feeds.write(rows, slots)
+        fresh = room_of(sampling_feeds(4, 16))
+        SamplingFeeds(fresh).write(rows, slots)
+        n_ids = kept["sample.list_ptr"][-1]
+        for name in ("list_ptr", "slot"):
+            assert kept[f"sample.{name}"].tolist() == fresh[f"sample.{name}"].tolist()
+        for name in ("list_kind", "list_id", "list_value"):
+            assert kept[f"sample.{name}"][:n_ids].tolist() == fresh[f"sample.{name}"][:n_ids].tolist()
+        for r in range(4):
+            assert kept["sample.chain"][r, 0] == fresh["sample.chain"][r, 0]
+            if r < len(rows) and rows[r] is not None:
+                for name in ("params", "chain"):
+                    assert kept[f"sample.{name}"][r].tobytes() == fresh[f"sample.{name}"][r].tobytes()
+        for slot in set(slots) - {4}:  # its draws lie together from its first row on
+            first = slots.index(slot)
+            assert kept["sample.draws"][first].tolist() == list(samplers[slot].feeds().draws)
+
+
+def test_tokens_that_fill_a_step_up_are_nobodys() -> None:
+    """Also where the step before was full."""
+    row = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
+    names = ("tokens", "pos", "slot", "cells")
+    outs = ("out", "out.pos", "out.slot")
+    tokens, rows = (feed(name, (4,), "i32") for name in names), (feed(name, (2,), "i32") for name in outs)
+    room = room_of([*tokens, *rows, *sampling_feeds(2, 16)])
+    feeds = StepFeeds(room, 9, 160)
+    feeds.write(UBatch([5, 6, 7, 8], [1, 2, 3, 4], [0, 0, 1, 1], [17, 18, 35, 36], [1, 3], [row, row]))
+    assert [room[name].tolist() for name in (*names, *outs)] == [
+        *([5, 6, 7, 8], [1, 2, 3, 4], [0, 0, 1, 1], [17, 18, 35, 36]),
+        *([1, 3], [2, 4], [0, 1]),
+    ]
+    assert room["sample.slot"].tolist() == [0, 1]
+    feeds.write(UBatch([3], [5], [1], [37], [0], [row]))
+    assert [room[name].tolist() for name in (*names, *outs)] == [
+        *([3, 0, 0, 0], [5, 0, 0, 0], [1, 9, 9, 9], [37, 160, 160, 160]),
+        *([0, 0], [5, 0], [1, 9]),
+    ]
+    assert room["sample.slot"].tolist() == [1, -1]
+    assert room["sample.chain"][1, 0] == s.END
+    assert feeds.nbytes == sum(array.nbytes for array in room.values())

@@ -1,0 +1,85 @@
+"""Text of a generation: stop texts, characters in pieces, indentation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logitless.engine.sampling.stop_filter import Decoder
+from logitless.models.tokenizer import StreamDecoder
+from tests.helpers.scheduler_fakes import PIECES, FakeVocab
+
+
+class Texts:
+    """Every id stands for one of the given texts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def push(self, id: int) -> str:
+        return self.texts[id]
+
+    def flush(self) -> str:
+        return ""
+
+
+def decode(texts: list[str], stop: tuple[str, ...] = (), n_indent: int = 0) -> tuple[list[str], str | None]:
+    decoder = Decoder(Texts(texts), stop, n_indent)
+    shown: list[str] = []
+    for i in range(len(texts)):
+        text, word = decoder.push(i)
+        shown.append(text)
+        if decoder.ended:
+            assert decoder.finish() == ""
+            return shown, word
+    return [*shown, decoder.finish()], None
+
+
+@pytest.mark.parametrize(
+    ("texts", "stop", "shown", "word"),
+    [
+        (["hello", " world"], (), ["hello", " world", ""], None),
+        (["hel", "lo ST", "OP rest"], ("STOP",), ["hel", "lo ", ""], "STOP"),
+        (["a S", "T", "x"], ("STOP",), ["a ", "", "STx", ""], None),
+        (["a S", "T"], ("STOP",), ["a ", "", "ST"], None),
+        (["xabcd"], ("cd", "b"), ["xa"], "b"),  # the earliest
+        (["xab"], ("ab", "abc"), ["x"], "ab"),  # as soon as one is complete
+        (["xabc"], ("ab", "abc"), ["x"], "ab"),  # at the same place the first listed
+        (["xabc"], ("abc", "ab"), ["x"], "abc"),
+        (["aa", "ab"], ("aab",), ["", "a"], "aab"),  # a beginning inside a beginning
+        (["ééS", "é"], ("Sé",), ["éé", ""], "Sé"),
+    ],
+)
+def test_stop_texts(texts: list[str], stop: tuple[str, ...], shown: list[str], word: str | None) -> None:
+    assert decode(texts, stop) == (shown, word)
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (["def f():\n", "  return", " 1\n", " x"], ["def f():\n", "  return", " 1\n", " "]),
+        (["no indentation\n", "\tx", "\t y"], ["no indentation\n", "\t"]),
+        (["one line", " only"], ["one line", " only", ""]),
+        (["a\n", "\n"], ["a\n", ""]),
+        (["a\n  b\n  c"], ["a\n  b\n  c", ""]),
+    ],
+)
+def test_indentation(texts: list[str], shown: list[str]) -> None:
+    assert decode(texts, n_indent=2)[0] == shown
+
+
+@given(st.lists(st.integers(1, len(PIECES) - 1), max_size=30), st.lists(st.text("abc\né ", min_size=1, max_size=4)))
+@settings(max_examples=150)
+def test_nothing_is_lost_or_shown_twice(ids: list[int], stop: list[str]) -> None:
+    decoder = Decoder(StreamDecoder(FakeVocab()), tuple(stop))  # type: ignore[arg-type]
+    shown, found = "", None
+    for n, id in enumerate(ids, 1):
+        text, found = decoder.push(id)
+        shown += text
+        assert not any(word in shown for word in stop)
+        if found is not None:
+            whole = b"".join(PIECES[id] for id in ids[:n]).decode(errors="replace")
+            assert whole.startswith(shown + found)
+            return
+    assert shown + decoder.finish() == b"".join(PIECES[id] for id in ids).decode(errors="replace")

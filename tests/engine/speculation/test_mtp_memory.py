@@ -1,0 +1,92 @@
+"""What a block that guesses takes: it is counted where layers are placed, and loaded with the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.engine.requests import CompletionRequest
+from logitless.engine.runner import model_runner
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.models.adapters.full_finetunes import digest_of
+from logitless.models.model import hparams_of
+from logitless.models.tokenizer import from_metadata
+from tests.helpers.mtp_specs import NEXTN
+from tests.helpers.reference_model import write
+from tests.models.architectures.test_mtp import changed
+from tests.models.gguf.test_mtp_file import three_files
+
+OPTIONS = EngineOptions(256, n_slots=2, n_ubatch=64, threads=1, n_guesses=2)
+
+
+def test_all_of_it_is_loaded_and_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, _, _ = three_files(tmp_path, NEXTN["glm4moe 355B"])
+    asked: list[Any] = []
+    monkeypatch.setattr(model_runner, "fit", lambda sizes, backends: asked.append(sizes) or True)
+    engine = Engine(both, OPTIONS)
+    assert engine._fits(None)
+    engine.load()
+    own = f"blk.{engine.hparams.n_layer}."
+    held = {name: state for name, state in engine.session._states.items() if name.startswith(own)}
+    assert len(held) > 20
+    assert [name for name, state in held.items() if not state.buffers] == []
+    planned, _ = engine.rehearse()
+    assert asked[-1][0].weights == planned[0].weights
+    assert asked[-1][0].states == planned[0].states
+    engine.close()
+
+
+def test_finetunes_made_before_the_block_came_are_served(tmp_path: Path) -> None:
+    """Of a model whose block has a file of its own."""
+    s = replace(NEXTN["glm4moe"], n_layer=2)
+    both, layers, block = three_files(tmp_path, s)
+    engine = Engine(layers, replace(OPTIONS, block=str(block)))
+    name = "blk.0.attn_q.weight"
+    tuned = changed(layers, tmp_path / "tuned.gguf", {name: np.zeros((64, 64), np.float32)})
+    for path in (tuned, both):
+        handle = engine.weight_sets.put(path)
+        assert engine.weight_sets.digest(handle) == digest_of(path)  # what slot files say of it
+        model = engine.weight_sets.model(handle)
+        assert model.hparams == hparams_of(engine.gguf)
+        assert model.nextn is not None
+        assert engine.model.nextn is not None
+        assert model.nextn.tensors == engine.model.nextn.tensors
+    engine.close()
+
+
+def test_steps_that_verify_have_their_plans(tmp_path: Path) -> None:
+    s = NEXTN["qwen35, no norm behind"]
+    write(path := tmp_path / "m.gguf", replace(s, n_vocab=512, vocabulary=True, traits=(*s.traits, "agrees", "much")))
+    engine = Engine(path, OPTIONS)
+    engine.load()
+    while engine.prepare_ahead():
+        pass
+    assert engine.hidden is not None
+    drafter = NextnDrafter(engine, engine.hidden, 512)
+    scheduler = Scheduler(
+        engine,
+        from_metadata(engine.gguf.metadata),
+        n_slots=2,
+        n_ctx=256,
+        n_ubatch=64,
+        speculator=Speculator(SpeculationSettings(draft_n_max=2), {"draft-mtp": drafter}),
+    )
+    for i in range(2):
+        params, greedy = SpeculationParams(("draft-mtp",)), SamplingParams(temperature=0.0)
+        scheduler.submit(CompletionRequest((5 + i, 9, 3), greedy, 40, ignore_eos=True, speculation=params))
+    scheduler.step()  # their prompts
+    built = engine.session.n_plans_built
+    while not scheduler.idle:
+        scheduler.step()
+    assert scheduler.stats.draft_tokens_accepted > 10
+    assert engine.session.n_plans_built == built
+    engine.close()

@@ -1,0 +1,43 @@
+"""A device that has no room for a larger stack of adapters."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitless.engine.adapters import Adapters
+from logitless.engine.errors import ServerFault
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from tests.models.adapters.test_lora import log_probs, random_adapter
+
+
+def test_who_runs_goes_on_where_the_device_has_no_room(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(shared_data / "models" / "arch-llama-gqa-F32.gguf", EngineOptions(n_ctx=64, n_slots=2, n_ubatch=64))
+    engine.load()
+    adapters = Adapters(engine.adapters, engine.weight_sets)
+    for i in range(2):
+        adapters.add(f"{i}.gguf", partial(random_adapter, engine.gguf, i, 12))
+    runs = adapters.resolve(((0, 1.0),))
+    adapters.in_use = lambda: [runs]
+    before = log_probs(engine, [runs.mix])
+    most = max(t.nbytes for pair in engine.adapters.pairs.values() for t in pair)
+    backend = engine.session.backends[0]
+    real = backend.alloc
+
+    def alloc(nbytes: int, **more: Any) -> Any:
+        if nbytes > most:
+            raise MemoryError("no room")
+        return real(nbytes, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "alloc", alloc)
+        with pytest.raises(ServerFault, match="no room"):
+            adapters.resolve(((1, 1.0),))
+        assert log_probs(engine, [runs.mix]) == before
+        assert adapters.resolve(((0, 1.0),)) == runs
+    other = adapters.resolve(((1, 1.0),))
+    assert log_probs(engine, [runs.mix, other.mix])[0] == before[0]
+    engine.close()

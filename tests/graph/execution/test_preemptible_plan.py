@@ -1,0 +1,148 @@
+"""Plans whose runs can be left in the middle."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.graph.backend import Backend
+from logitless.graph.execution.preemptible_plan import SOON, Divided
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import add, scale, silu
+from logitless.graph.ops.linear import matmul
+from logitless.graph.tensor import Tensor, feed
+from tests.helpers.numpy_backend import NumpyBackend
+
+
+@pytest.mark.parametrize("make", [NumpyBackend, lambda: CPUBackend(1)], ids=["numpy", "cpu"])
+def test_plans_apart_may_be_left_at_every_part(make: Callable[[], Backend]) -> None:
+    """Whatever else runs in between; their memory goes with their states."""
+    session = Session([make()])
+    x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    session.define("w", (8, 8), source=lambda: np.ones(256, np.uint8))
+    w = session._states["w"].tensor
+
+    def chain(n: int) -> list[Tensor]:
+        t = feed("x", (8, 8))
+        for _ in range(n):
+            t = add(silu(t), add(t, w))
+        return [t]
+
+    (expected,) = session.plan(lambda: chain(20)).run({"x": x})
+    plan = session.plan(lambda: chain(20), "apart")
+    other = session.plan(lambda: chain(3))
+    n_parts = 0
+    for _ in plan.parts({"x": x}):
+        n_parts += 1
+        other.run({"x": 7 * x})
+    assert n_parts > 5
+    np.testing.assert_array_equal(plan.results()[0], expected)
+    session.forget(["w"], "apart")
+    assert {name for name, _ in session._arenas} == {""}
+    session.close()
+
+
+@pytest.mark.parametrize(("most", "n_parts"), [(1e-7, (45, 2000)), (60.0, (1, 1))])
+def test_parts_are_cut_anew_by_what_they_took(
+    monkeypatch: pytest.MonkeyPatch, most: float, n_parts: tuple[int, int]
+) -> None:
+    """In the middle of a node where one takes too long, to the same bits; short ones are joined."""
+    monkeypatch.setattr("logitless.graph.execution.preemptible_plan.MOST", most)
+    backend = CPUBackend(2)
+    session = Session([backend])
+    x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
+    feeds = {"x": x, "w": np.random.default_rng(0).normal(0, 0.1, (64, 64)).astype(np.float32)}
+
+    def chain() -> list[Tensor]:
+        t, w = feed("x", (64, 256)), feed("w", (64, 64))
+        for _ in range(9):
+            t = add(silu(t), matmul(w, t))
+        return [t]
+
+    (expected,) = session.plan(chain).run(feeds)
+    plan = session.plan(chain, "apart")
+    assert isinstance(plan, Divided)
+    for _ in range(9):
+        told = list(plan.parts(feeds))
+        np.testing.assert_array_equal(plan.results()[0], expected)
+    assert n_parts[0] <= len(told) <= n_parts[1]
+    assert all(0 < seconds < 1 for seconds in told)
+    session.close()
+    backend.close()
+
+
+def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none that the backend leaves anyway; to the same bits."""
+    x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
+
+    def chain() -> list[Tensor]:
+        t = feed("x", (64, 256))
+        for _ in range(9):
+            t = silu(t)
+        return [t]
+
+    for n_cores, n_threads, left in ((3, 3, 2), (8, 3, 3), (1, 1, 1)):
+        backend = CPUBackend(n_threads)
+        monkeypatch.setattr("logitless.backends.cpu.backend.cores", lambda n=n_cores: n)
+        session = Session([backend])
+        (expected,) = session.plan(chain).run({"x": x})
+        for spare, allowed in ((False, n_threads), (True, left)):
+            plan = session.plan(chain, f"apart {spare}")
+            assert isinstance(plan, Divided)
+            plan.cuts, plan.spare = SOON, spare
+            with mock.patch.object(Pool, "run", autospec=True, side_effect=Pool.run) as run:
+                for _ in range(6):
+                    list(plan.parts({"x": x}))
+            np.testing.assert_array_equal(plan.results()[0], expected)
+            assert {call.args[2] for call in run.call_args_list} == {allowed}
+        session.close()
+        backend.close()
+
+
+def test_runs_that_are_left_for_good_count_for_nothing() -> None:
+    """Neither what they found out nor what they left undone disturbs the next one, however often that happens."""
+    backend = CPUBackend(2)
+    session = Session([backend])
+    x = np.linspace(-1, 1, 64 * 256, dtype=np.float32).reshape(64, 256)
+
+    def chain() -> list[Tensor]:
+        t = first = feed("x", (64, 256))
+        for _ in range(25):
+            t = add(silu(t), scale(first, factor=0.5))
+        return [t]
+
+    (expected,) = session.plan(chain).run({"x": x})
+    plan = session.plan(chain, "apart")
+    assert isinstance(plan, Divided)
+    plan.cuts, plan.most = SOON, 1e-5
+    cut = []
+    for _ in range(7):
+        for n in (1, 3, 2):
+            for _ in itertools.islice(plan.parts({"x": 3 * x}), n):
+                pass
+        list(plan.parts({"x": x}))
+        np.testing.assert_array_equal(plan.results()[0], expected)
+        cut.append(plan.cut)
+    assert cut == [False] * 4 + [True] * 3  # anew with the third run that ends, and the fifth
+    assert 0 < plan.longest < 1
+    session.close()
+    backend.close()
+
+
+def test_what_threads_share_is_not_left_in_the_middle() -> None:
+    """Attention of few tokens puts down what it made of each span, and the next instruction joins it."""
+    x = np.zeros((64, 32), np.float32)
+    address = x.ctypes.data
+
+    def table(shared: int) -> Table:
+        return Table([Instruction("unary:silu", (address, address, 32), 64, 1, shared=shared)] * 3)
+
+    assert len(table(0).split(4, 2)) == 3
+    whole = table(640)
+    assert whole.split(4, 2) == [whole]

@@ -1,0 +1,307 @@
+"""Made-up models of every architecture, without scaling of positions and with what else is plain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from logitless.models.quantization.requantize import HELD
+from tests.helpers.mla_specs import DENSE_FIRST, GROUPS, LATENT
+from tests.helpers.reference_linear_attention import DELTA, OF_MAMBA
+from tests.helpers.reference_model import Spec
+from tests.helpers.reference_traits import OF_XIELU
+
+OF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+GPT_OSS = Spec(
+    "gpt-oss",
+    n_embd=96,
+    n_head=4,
+    head_dim=32,
+    n_ff=64,
+    n_expert=6,
+    n_expert_used=3,
+    untied=True,
+    biases=("attn_q", "attn_k", "attn_v", "attn_output", *OF_EXPERTS),
+    keys={"attention.sliding_window": 8},
+)
+SCALES = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.07, "logit_scale": 8.0}
+
+ALL_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
+QKV, NORMS = ("attn_q", "attn_k", "attn_v"), ("attn_norm", "ffn_norm", "output_norm")
+OF_PHI2 = ("attn_norm", "output_norm", "attn_qkv", "attn_output", "ffn_up", "ffn_down", "output")
+OF_NEOX = (*NORMS, "attn_qkv", "attn_output", "ffn_up", "ffn_down")
+SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}  # of the pairs of a head: of text all turn alike
+QWEN35_ROPE = {"rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0]}
+OF_FALCON = ("attn_norm", "attn_norm_2", "output_norm")
+OF_DECI = {  # the second layer has one matrix, the third and the last no attention, the fourth nothing
+    "attention.head_count": [4, 4, 0, 0, 4, 0],
+    "attention.head_count_kv": [2, 0, 0, 0, 2, 0],
+    "feed_forward_length": [96, 96, 96, 0, 96, 96],
+}
+NEMOTRON_KEYS = OF_MAMBA | {  # keeps a state, feeds forward, attends, keeps a state, feeds forward
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 96, 0, 0, 96],
+    "attention.layer_norm_epsilon": 1e-5,  # which llama.cpp wants to be there
+    "rope.dimension_count": 78,  # which its converter makes of other sizes, and nothing turns
+}
+LFM2_KEYS = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 0]}
+OF_EXPERT_KEYS: dict[str, dict[str, Any]] = {
+    "olmoe": {},
+    "qwen2moe": {"expert_shared_feed_forward_length": 64},
+    "ernie4_5-moe": {
+        "expert_shared_feed_forward_length": 32,
+        "leading_dense_block_count": 1,
+        "interleave_moe_layer_step": 1,
+    },
+    "deepseek": DENSE_FIRST,
+    "bailingmoe": {"expert_shared_count": 1, "expert_weights_norm": False, "leading_dense_block_count": 0},
+    "bailingmoe of one weight": {"expert_shared_count": 1, "expert_weights_norm": True, "leading_dense_block_count": 0},
+    "bailingmoe2": DENSE_FIRST
+    | GROUPS
+    | {
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_shared_feed_forward_length": 32,
+        "rope.dimension_count": 8,
+    },
+    "dots1": DENSE_FIRST | {"expert_gating_func": 1, "expert_weights_norm": False},
+    "glm4moe": DENSE_FIRST | {"expert_weights_norm": True, "rope.dimension_count": 8},
+    "glm4moe unnormed": DENSE_FIRST | {"expert_gating_func": 2, "expert_weights_norm": False},
+    "exaone-moe": DENSE_FIRST
+    | {"expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_norm": True, "attention.sliding_window": 64},
+    "afmoe": DENSE_FIRST | {"expert_weights_norm": True, "attention.sliding_window": 64},
+    "hy_v3": {"leading_dense_block_count": 1, "expert_weights_norm": True, "expert_shared_feed_forward_length": 64},
+    "minimax-m2": {"expert_gating_func": 2, "expert_feed_forward_length": 96, "rope.dimension_count": 8},
+}
+COHERE_MOE = Spec(  # the first of each four layers sees everything
+    "cohere2moe",
+    n_layer=6,
+    n_ff=32,
+    n_expert=6,
+    n_expert_used=2,
+    keys=DENSE_FIRST
+    | {"expert_weights_norm": True, "logit_scale": 0.25}
+    | {"attention.sliding_window": 4, "attention.sliding_window_pattern": [i % 4 > 0 for i in range(6)]},
+)
+OF_HUNYUAN = {"expert_shared_feed_forward_length": 64, "expert_feed_forward_length": 96}
+PLAIN = {
+    "llama": Spec(),
+    "one kv head": Spec(n_head_kv=1),
+    "heads without groups": Spec(n_head_kv=4),
+    "head 80": Spec(n_embd=160, n_head=2, n_head_kv=1),
+    "head 96": Spec(n_embd=192, n_head=2, n_head_kv=2),
+    "head 72": Spec(n_embd=144, n_head=2, n_head_kv=1),
+    "head 10": Spec(n_embd=40, n_head=4, n_head_kv=2),
+    "key_length": Spec(n_embd=48, n_head=3, n_head_kv=1, head_dim=32),
+    "untied": Spec(untied=True),
+    "untied, all biases": Spec(untied=True, biases=ALL_BIASES),
+    "qwen2": Spec("qwen2", biases=("attn_q", "attn_k", "attn_v"), keys={"attention.sliding_window": 8}),
+    "qwen3": Spec("qwen3", n_embd=72, n_head=4, head_dim=32),
+    "phi3": Spec("phi3", fused=True, untied=True, keys={"attention.sliding_window": 8}),
+    "phi3 apart": Spec("phi3", untied=True),
+    "phi3 partial rope": Spec("phi3", fused=True, head_dim=32, keys={"rope.dimension_count": 24}),
+    "f16, odd sizes": Spec(n_embd=50, n_head=5, n_head_kv=1, n_ff=75, n_vocab=67, dtype="f16"),
+    "f16 norms": Spec(dtype="f16", norm_dtype="f16"),
+    "bf16": Spec(n_embd=80, n_head=4, dtype="bf16", norm_dtype="bf16"),
+    "heads per layer": Spec(
+        keys={"attention.head_count": [4, 4], "attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
+    ),
+    "mixtral": Spec(n_expert=4, n_expert_used=2),
+    "qwen3moe": Spec("qwen3moe", n_head=4, head_dim=32, n_ff=32, n_expert=16, n_expert_used=5),
+    "one expert": Spec(n_expert=3, n_expert_used=1),
+    "all experts, f16": Spec(n_expert=3, n_expert_used=3, dtype="f16"),
+    "all experts, bf16": Spec(n_expert=3, n_expert_used=3, dtype="bf16"),
+    "gpt-oss": GPT_OSS,
+    "granite": Spec("granite", keys=SCALES),
+    "granite without scales": Spec("granite", keys={"embedding_scale": 0.0, "logit_scale": 0.0}),
+    "granitemoe": Spec("granitemoe", n_expert=6, n_expert_used=3, keys=SCALES),
+    "granitemoe shared": Spec(
+        "granitemoe", n_expert=4, n_expert_used=2, keys=SCALES | {"expert_shared_feed_forward_length": 64}
+    ),
+    "smollm3": Spec("smollm3", n_layer=5),
+    "ernie4_5": Spec("ernie4_5", untied=True, biases=("attn_output",)),
+    "mistral3": Spec("mistral3"),
+    "minicpm": Spec("minicpm", keys=SCALES),
+    "internlm2": Spec("internlm2", untied=True),
+    "qwen2vl": Spec("qwen2vl", keys=SECTIONS),
+    "qwen3vl": Spec("qwen3vl", keys=SECTIONS),
+    "qwen3vlmoe": Spec("qwen3vlmoe", n_ff=32, n_expert=6, n_expert_used=2, keys=SECTIONS),
+    "exaone": Spec("exaone"),
+    "exaone4": Spec("exaone4", head_dim=16),
+    "seed_oss": Spec("seed_oss", biases=QKV),
+    "olmo2": Spec("olmo2", untied=True),
+    "glm4": Spec("glm4", fused=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
+    "glm4 of pictures": Spec("glm4", fused=True, untied=True, keys=SECTIONS),
+    "arcee": Spec("arcee"),
+    "deci": Spec("deci", n_layer=6, untied=True, keys=OF_DECI),
+    "xverse": Spec("xverse", untied=True),
+    "chatglm": Spec("chatglm", fused=True, untied=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
+    "maincoder": Spec("maincoder", head_dim=32),
+    "paddleocr": Spec("paddleocr", keys=SECTIONS),
+    "pangu-embedded": Spec("pangu-embedded", biases=(*QKV, "attn_output")),
+    "jais2": Spec("jais2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
+    "codeshell": Spec("codeshell", fused=True, untied=True, biases=OF_NEOX),
+    "falcon": Spec("falcon", n_head_kv=1, fused=True, biases=OF_FALCON),
+    "falcon 40B": Spec("falcon", fused=True, untied=True, biases=OF_FALCON, traits=("two norms",)),
+    "mellum": Spec("mellum", n_ff=32, n_expert=6, n_expert_used=2, untied=True),
+    "gemma": Spec("gemma", head_dim=32),
+    "command-r": Spec("command-r", keys={"logit_scale": 0.0625}),
+    "stablelm": Spec(  # the converter writes the second key, which says nothing
+        "stablelm",
+        untied=True,
+        biases=(*QKV, *NORMS),
+        keys={"rope.dimension_count": 4, "use_parallel_residual": True},
+    ),
+    "stablelm with one norm": Spec("stablelm", untied=True, biases=NORMS, traits=("one norm",)),
+    "orion": Spec("orion", untied=True, biases=NORMS),
+    "starcoder2": Spec("starcoder2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
+    "nemotron": Spec("nemotron", untied=True, biases=NORMS, keys={"rope.dimension_count": 8}),
+    "phi2": Spec("phi2", fused=True, untied=True, biases=OF_PHI2, keys={"rope.dimension_count": 8}),
+    "gpt2": Spec("gpt2", n_head_kv=4, fused=True, biases=OF_NEOX),
+    "starcoder": Spec("starcoder", n_head_kv=1, fused=True, untied=True, biases=OF_NEOX),
+    "gptneox": Spec("gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": True}),
+    "gptneox, one after the other": Spec(
+        "gptneox", fused=True, untied=True, biases=OF_NEOX, keys={"use_parallel_residual": False}
+    ),
+    **{
+        name: Spec(
+            name.split()[0],
+            n_layer=3,
+            n_head_kv=4 if name in ("olmoe", "dots1") else 2,  # llama.cpp loads no others
+            n_expert=8,
+            n_expert_used=3,
+            untied=True,
+            fused=name == "bailingmoe2",
+            keys=keys,
+        )
+        for name, keys in OF_EXPERT_KEYS.items()
+    },
+    "qwen35": Spec("qwen35", n_layer=4, head_dim=32, keys=DELTA | QWEN35_ROPE),
+    "qwen35 with a state last": Spec("qwen35", n_layer=3, head_dim=32, untied=True, keys=DELTA | QWEN35_ROPE),
+    "qwen35moe": Spec(
+        "qwen35moe",
+        n_layer=4,
+        head_dim=32,
+        n_ff=32,
+        n_expert=6,
+        n_expert_used=2,
+        keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
+    ),
+    "qwen3next": Spec(
+        "qwen3next",
+        n_layer=4,
+        head_dim=32,
+        n_ff=32,
+        n_expert=6,
+        n_expert_used=2,
+        keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
+    ),
+    "lfm2": Spec("lfm2", n_layer=4, keys=LFM2_KEYS),
+    "lfm2moe": Spec(
+        "lfm2moe",
+        n_layer=4,
+        n_ff=32,
+        n_expert=6,
+        n_expert_used=2,
+        keys=LFM2_KEYS | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
+    "granitehybrid": Spec(
+        "granitehybrid",
+        n_layer=4,
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA | SCALES | {"attention.head_count_kv": [0, 2, 0, 0], "rope.scaling.finetuned": False},
+    ),
+    "granitehybrid that turns": Spec(
+        "granitehybrid",
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA | {"ssm.group_count": 1, "attention.head_count_kv": [0, 2]},
+    ),
+    "granitehybrid without a bias": Spec(
+        "granitehybrid", keys=OF_MAMBA | {"ssm.time_step_rank": 2, "attention.head_count_kv": [2, 0]}
+    ),
+    "granitehybrid of experts": Spec(
+        "granitehybrid",
+        n_layer=3,
+        biases=("ssm_conv1d",),
+        n_expert=6,
+        n_expert_used=2,
+        keys=OF_MAMBA | SCALES | {"attention.head_count_kv": [0, 2, 0], "expert_shared_feed_forward_length": 64},
+    ),
+    "nemotron_h": Spec(
+        "nemotron_h",
+        n_layer=5,
+        head_dim=32,
+        untied=True,
+        biases=("ssm_conv1d",),
+        keys=NEMOTRON_KEYS,
+    ),
+    "nemotron_h that attends last": Spec(
+        "nemotron_h",
+        n_layer=4,
+        untied=True,
+        biases=("ssm_conv1d",),
+        keys=NEMOTRON_KEYS | {"attention.head_count_kv": [0, 0, 0, 2], "feed_forward_length": [0, 96, 0, 0]},
+    ),
+    **{
+        f"nemotron_h_moe{name}": Spec(
+            "nemotron_h_moe",
+            n_layer=5,
+            head_dim=32,
+            n_ff=32,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            biases=("ssm_conv1d",),
+            keys=NEMOTRON_KEYS | {"expert_weights_scale": 2.5, "expert_shared_feed_forward_length": 64} | keys,
+        )
+        for name, keys in {
+            "": {"expert_weights_norm": True},
+            " of shorter rows": {"expert_weights_norm": False, "moe_latent_size": 32},
+        }.items()
+    },
+    "falcon-h1": Spec("falcon-h1", n_layer=3, head_dim=32, untied=True, biases=("ssm_conv1d",), keys=OF_MAMBA),
+    "falcon-h1 without a norm": Spec("falcon-h1", traits=("no ssm norm",), biases=("ssm_conv1d",), keys=OF_MAMBA),
+    "mamba2": Spec(
+        "mamba2",
+        n_layer=3,
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA | {"attention.head_count": 0, "attention.head_count_kv": None, "feed_forward_length": 0},
+    ),
+    **LATENT,
+    "hunyuan-dense": Spec("hunyuan-dense"),
+    "hunyuan_vl": Spec("hunyuan_vl", keys=SECTIONS),
+    "hunyuan-moe": Spec("hunyuan-moe", n_expert=6, n_expert_used=2, keys=OF_HUNYUAN),
+    "apertus": Spec("apertus", untied=True, keys=OF_XIELU),
+    "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),
+    "stablelm 12B": Spec(
+        "stablelm",
+        untied=True,
+        biases=("attn_norm", "output_norm"),
+        traits=("one norm", "norm for head"),
+        keys={"rope.dimension_count": 4},
+    ),
+    "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
+}
+QUANTISED = {
+    **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
+    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q4_k", "q5_k", "q6_k")},
+    "k mixture": Spec(
+        n_embd=256,
+        n_ff=512,
+        dtype="q4_k",
+        types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"},
+    ),
+    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in HELD},
+    "experts q3_k, iq4_xs": Spec(
+        n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q3_k", types={"ffn_down_exps": "iq4_xs"}
+    ),
+    "experts q8_0": Spec(n_expert=4, n_expert_used=4, dtype="q8_0"),
+    "experts q4_0": Spec("qwen3moe", n_head=4, head_dim=32, n_ff=32, n_expert=3, n_expert_used=3, dtype="q4_0"),
+    "experts q4_k": Spec(
+        n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q4_k", types={"ffn_down_exps": "q6_k"}
+    ),
+    "fused q8_0": Spec("phi3", fused=True, untied=True, dtype="q8_0"),
+    "fused q4_k, q5_k": Spec(
+        "phi3", fused=True, n_embd=256, n_ff=256, dtype="q4_k", types={"attn_qkv": "q5_k"}, untied=True
+    ),
+    "odd vocabulary": Spec(n_vocab=97, dtype="q8_0", untied=True),
+}

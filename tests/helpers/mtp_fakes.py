@@ -1,0 +1,122 @@
+"""A device whose model has a block that guesses (models/architectures/mtp.py): rows hold what was said of tokens, and
+the block's
+cells what it made of them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from logitless.engine.batch import PAGE, DeviceFailed, StepFailed, StepResult, UBatch
+from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
+from logitless.engine.speculation.mtp import NextnDrafter
+from tests.helpers.scheduler_checks import chain
+from tests.helpers.scheduler_fakes import N_VOCAB, Bench, Cell, FakeEngine, FakePages, next_id
+
+
+class GuessedPages(FakePages):
+    """With what the block keeps: of each cell its position, unless it came from elsewhere (-1), and what was said."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.own: list[Cell] = [None] * (n * PAGE)
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        super().copy(copies)
+        for source, to in copies:
+            self.own[to * PAGE : (to + 1) * PAGE] = self.own[source * PAGE : (source + 1) * PAGE]
+
+    def write(self, page: int, data: Any) -> None:
+        super().write(page, data)
+        self.own[page * PAGE : (page + 1) * PAGE] = [(-1, 0)] * PAGE
+
+    def keep(self, slot: int, pos: int, content: int) -> None:
+        self.own[self.tables[slot][pos // PAGE] * PAGE + pos % PAGE] = pos, content
+
+
+class GuessingEngine(FakeEngine):
+    """It guesses what the model will say, but for every `wrong`-th time, if it is given what was said before."""
+
+    pages_kind = GuessedPages
+    wrong = 0
+    no_guesses = False  # the device fails when it guesses
+    lost_at_guess = False  # or is lost then, with all that it held
+    n_blind = 0  # tokens of steps that were not given what was said of the token before
+    guessed: list[UBatch]
+    pages: GuessedPages
+
+    def open(self, n_ubatch: int, n_slots: int) -> None:
+        assert isinstance(self.far, GuessedPages)
+        self.pages = self.far
+        self.hidden = HiddenRows(n_ubatch, n_slots)
+        self.rows = [0] * self.hidden.n
+        self.guessed = []
+
+    def _step(self, batch: UBatch) -> StepResult:
+        assert len(batch.hidden_before) == len(batch.hidden_to) == len(batch.tokens)
+        assert NOTHING not in batch.hidden_to
+        if batch.guesses:
+            return self._guess(batch)
+        result = super()._step(batch)
+        rows = list(self.rows)
+        for slot, pos, to in zip(batch.slot, batch.pos, batch.hidden_to, strict=True):
+            rows[to] = self.far.content(slot, pos)
+        assert len(set(batch.hidden_to)) == len(batch.tokens)
+        assert not set(batch.hidden_before) - set(range(len(rows) - 1)), "what fills a batch up is nobody's"
+        self.rows = rows
+        for token, slot, pos, before in zip(batch.tokens, batch.slot, batch.pos, batch.hidden_before, strict=True):
+            self.pages.keep(slot, pos, chain(rows[before], token))
+            self.n_blind += rows[before] != self.far.content(slot, pos - 1)
+        return result
+
+    def move_cells(self, moves: list[tuple[int, int, int]]) -> None:
+        super().move_cells(moves)
+        for _, to, _ in moves:
+            self.pages.own[to] = -1, 0
+
+    def _guess(self, batch: UBatch) -> StepResult:
+        if self.no_guesses:
+            raise StepFailed("out of memory")
+        if self.lost_at_guess:
+            self.lost_at_guess = False
+            self.far.lose()
+            raise DeviceFailed("it fell off the bus")
+        self.far.tables.update({slot: list(table) for slot, table in batch.tables.items()})
+        assert len(set(batch.slot)) == len(batch.tokens) == len(batch.out)
+        assert batch.begin == batch.end == batch.near == batch.copies == []
+        ids = []
+        for i, (token, slot, pos) in enumerate(zip(batch.tokens, batch.slot, batch.pos, strict=True)):
+            assert batch.cells[i] == self.far.tables[slot][pos // PAGE] * PAGE + pos % PAGE
+            said = self.rows[batch.hidden_before[i]]
+            if batch.hidden_before[i] != batch.hidden_to[i]:  # the first of a draft
+                assert said == self.far.content(slot, pos - 1)
+            for p in range(pos):  # it sees all that came before
+                cell = self.pages.own[self.far.tables[slot][p // PAGE] * PAGE + p % PAGE]
+                assert cell is not None
+                assert cell[0] in (p, -1)
+            content = chain(said, token)
+            self.pages.keep(slot, pos, content)
+            self.rows[batch.hidden_to[i]] = content
+            ids.append(next_id(content))
+            if self.wrong and zlib.crc32(bytes([i]), pos) % self.wrong == 0:
+                ids[-1] = 1 + ids[-1] % (N_VOCAB - 1)
+        self.guessed.append(batch)
+        probs = None
+        if batch.n_probs:
+            sure = np.array([0.9 if pos % 3 else 0.1 for pos in batch.pos], np.float32)
+            nothing = np.zeros((len(ids), 1), np.int32)
+            probs = np.ones(len(ids), np.int32), sure, nothing, nothing.astype(np.float32)
+        return StepResult(np.array(ids, np.uint32), probs=probs)
+
+
+def let_guess(bench: Bench, wrong: int = 0) -> GuessingEngine:
+    """The bench's device, which guesses from now on."""
+    engine, scheduler = bench.engine, bench.scheduler
+    assert isinstance(engine, GuessingEngine)
+    engine.wrong = wrong
+    engine.open(scheduler.n_ubatch, len(scheduler.slots))
+    assert engine.hidden is not None
+    scheduler.speculator.models["draft-mtp"] = NextnDrafter(engine, engine.hidden, N_VOCAB, [0])
+    return engine

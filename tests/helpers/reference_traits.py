@@ -1,0 +1,56 @@
+"""Which architectures have which trait, as their papers and converters say it: apart from
+models/architectures/registry.py.
+"""
+
+from __future__ import annotations
+
+from tests.helpers.reference_linear_attention import LFM2, QWEN35
+
+INTERLEAVED = (
+    *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
+    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
+    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid", "cohere2moe"),
+)
+LEARNED_POSITIONS = ("gpt2", "starcoder")
+OF_VECTORS = ("gemma-embedding", "modern-bert")
+LAYER_NORM = (
+    *LEARNED_POSITIONS,
+    *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
+    *("jais2", "codeshell", "falcon", "cohere2moe"),
+)
+NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")  # of what a sublayer gives
+NO_NORM_BEFORE = ("olmo2", "exaone4")
+ONE_NORM = ("command-r", "cohere2", "cohere2moe", "phi2", "falcon")  # for attention and the feed-forward block
+NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # whose layers have one sublayer each
+SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm", "jais2")  # relu
+SIMPLE_GELU = (*LEARNED_POSITIONS, "starcoder2", "phi2", "gptneox", "codeshell", "falcon")
+UNGATED = (*SIMPLE_GELU, *SQUARED, "apertus")
+GELU = (*SIMPLE_GELU, *OF_VECTORS, "gemma", "gemma2", "gemma3")
+NO_ROPE_FAR = ("cohere2", "cohere2moe", "exaone4", "exaone-moe")  # in layers that see everything, if some do not
+HUNYUAN = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder")  # whose heads are normalised when they are turned
+ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # of all heads' queries and keys
+HEAD_NORM = (
+    *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
+    *(*HUNYUAN, *QWEN35, *LFM2, "apertus", "exaone-moe", "afmoe", "hy_v3", "mellum"),
+)
+BALANCED = (  # by a bias on the choice
+    *("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe"),
+    *("exaone-moe", "afmoe", "hy_v3"),
+)
+WIDTH_OF_EXPERTS = (  # has a key of its own
+    *BALANCED[:3],
+    *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
+    "cohere2moe",
+    *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
+)
+FUSED_QKV = ("bailingmoe2",)  # and nothing else
+LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")  # keys and values are made of one short row a token
+OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)  # post_attention_norm stands before the feed-forward block
+
+# keys of Apertus
+OF_XIELU = {
+    "xielu.alpha_p": [0.8, 0.3],
+    "xielu.alpha_n": [0.5, 1.1],
+    "xielu.beta": 0.5,
+    "xielu.eps": -1e-6,
+}

@@ -1,0 +1,144 @@
+"""What must hold of a scheduler between two steps, on a device that tells what its cells hold."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from logitless.engine.batch import PAGE
+from logitless.engine.kv_cache.block_pool import n_pages_for
+from logitless.engine.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from tests.helpers.scheduler_fakes import FakeEngine
+
+
+def chain(previous: int, token: int) -> int:
+    """What a cell holds: like K and V it depends on every token up to its own."""
+    return zlib.crc32(token.to_bytes(4, "little"), previous)
+
+
+def check_all(scheduler: Scheduler, engine: FakeEngine) -> None:
+    """All of it."""
+    check_pages(scheduler)
+    check_cells(scheduler, engine)
+    check_states(scheduler, engine)
+    check_windows(scheduler, engine)
+
+
+def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
+    """What every table shows is the sequence's own tokens, and every known prefix is what it claims to be."""
+    for seq in scheduler.running:
+        content = 0
+        for p in range(seq.n_computed if seq.irreplaceable and seq.copy is None else 0):
+            cell = engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE]
+            assert cell is not None
+            assert cell[0] == p
+        known = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
+        for p in range(known if not seq.inexact else 0):
+            content = chain(content, seq.tokens[p])
+            assert engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
+    for node in scheduler.cache.prefixes.nodes:
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        assert path[-1].page == -1
+        content = p = 0
+        for link in reversed(path[:-1]):
+            assert link.parent is not None
+            assert link.parent.children[link.tokens] is link
+            assert link.n_tokens == PAGE or link is node
+            assert link.inexact or not link.parent.inexact
+            for i, token in enumerate(link.tokens[link.inexact :]):
+                content = chain(content, token)
+                cell = engine.far.cells[link.page * PAGE + i]
+                assert cell is not None
+                assert cell == (p, cell[1] if link.inexact else content)
+                p += 1
+
+
+def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
+    """Every row that is kept has what its name says, and every reference an owner."""
+    states = scheduler.cache.states
+    if states is None:
+        return
+    assert engine.states is not None
+    rows = engine.states.rows
+    owners = [0] * len(rows)
+    for seq in scheduler.running:
+        for row in (seq.state, *seq.ends.values()):
+            owners[row] += row > 0
+        content = 0
+        for token in seq.tokens[: seq.state_at]:
+            content = chain(content, token)
+        assert rows[seq.state] == (seq.state_at, content)
+        assert not seq.started or seq.state_at == seq.n_computed
+    for node, row in states._kept.items():
+        owners[row] += 1
+        tokens, above = list(node.tokens), node.parent
+        while above is not None:
+            tokens[:0] = above.tokens
+            above = above.parent
+        content = 0
+        for token in tokens:
+            content = chain(content, token)
+        assert rows[row] == (len(tokens), content)
+        assert node in scheduler.cache.prefixes.nodes
+    assert owners == states._refs
+    assert sorted(states._free) == [row for row, n in enumerate(owners) if row and not n]
+
+
+def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
+    """Every page of windows has what its name says, as far as that has tokens, and every reference an owner."""
+    windows = scheduler.cache.windows
+    if windows is None:
+        return
+    assert engine.near is not None
+    owners = [0] * engine.near.n
+    for seq in scheduler.running:
+        for page in seq.near:
+            if page < engine.near.n:
+                owners[page] += 1
+        if seq.near_copy is not None:
+            owners[seq.near_copy[0]] += 1
+        under_way = scheduler.interleaver.n if seq is scheduler.interleaver.seq else 0
+        assert len(seq.near) * PAGE < seq.n_computed + under_way + PAGE
+    for node, page in windows._of.items():
+        owners[page] += 1
+        assert windows._nodes[page] is node
+        assert node in scheduler.cache.prefixes.nodes
+        assert (node in windows._kept or node in windows._behind) == (windows._pages.refs[page] == 1)
+        n = node.n_tokens
+        assert engine.near.cells[page * PAGE :][:n] == engine.far.cells[node.page * PAGE :][:n]
+    assert owners == windows._pages.refs
+    assert sorted(windows._pages.free) == [page for page, n in enumerate(owners) if not n]
+
+
+def check_pages(scheduler: Scheduler) -> None:
+    """Every reference has an owner, every owner its reference; idle nodes are in an order to take leaves from."""
+    cache, pages = scheduler.cache.prefixes, scheduler.cache.pages
+    owners = [0] * pages.n_pages
+    for seq in scheduler.running:
+        assert seq.started or not seq.table
+        assert len(seq.table) <= n_pages_for(len(seq.tokens)), "pages beyond what it owes"
+        for page in seq.table:
+            owners[page] += 1
+        assert not (seq.parked and seq.table)
+        if seq.copy is not None:
+            assert seq.table[-1] == seq.copy[1] or seq.copy[1] in seq.table
+            owners[seq.copy[0]] += 1
+    for node in cache.nodes:
+        owners[node.page] += 1
+    assert owners == pages.refs
+    assert sorted(pages.free) == [page for page, n in enumerate(pages.refs) if n == 0]
+    host = scheduler.cache.host
+    if host is not None:
+        kept = [data for _, data in host._pages.values()]
+        assert host.nbytes == sum(data.nbytes for data in kept) <= (host.limit or host.nbytes)
+    order = {node: i for i, node in enumerate(cache.idle)}
+    assert set(order) == {node for node in cache.nodes if pages.refs[node.page] == 1}
+    for node, i in order.items():
+        assert all(order[child] < i for child in node.children.values())
+    for slot in scheduler.slots:
+        assert slot.is_processing == any(seq.slot is slot for seq in scheduler.running)
+    assert [seq.rank for seq in scheduler.running] == sorted(seq.rank for seq in scheduler.running)

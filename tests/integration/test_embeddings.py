@@ -1,0 +1,59 @@
+"""Servers of a BERT and of a writing model, each in a process of its own, asked for vectors."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.cli.main import main
+from tests.helpers.bert_model import TOKENS, forward, tensors, write
+
+
+def test_a_bert_is_served(serve: Any, tmp_path: Path) -> None:
+    flags = ("--embedding", "--ctx-size", "64", "--data-dir", str(tmp_path / "data"))
+    server = serve(write(tmp_path / "bert.gguf", tensors()), *flags)
+    reply = server.post("/v1/embeddings", {"input": "the cat sat"})
+    ids = [2, *(TOKENS.index(f"▁{word}") for word in ("the", "cat", "sat")), 3]
+    x = forward(tensors(), ids)[0]  # the file says: by its first token
+    np.testing.assert_allclose(reply["data"][0]["embedding"], x / np.sqrt((x**2).sum()), atol=1e-5)
+    for path, body in (
+        ("/v1/completions", {"prompt": "the"}),
+        ("/v1/score", {"input": "the cat"}),
+        ("/v1/fine_tuning/jobs", {"model": "bert.gguf", "training_file": "file-1"}),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.post(path, body)
+        with caught.value as error:
+            assert error.code == 501
+            assert "makes vectors of texts" in json.load(error)["error"]["message"]
+    assert server.get("/health") == {"status": "ok"}
+    assert server.get("/props")["total_slots"] == 4
+
+
+def test_a_writing_model_makes_vectors_too(serve: Any, shared_data: Path) -> None:
+    server = serve(shared_data / "models" / "stories260K.gguf", "--pooling", "last", "--ctx-size", "512")
+    before = server.post("/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
+    vectors = [server.post("/v1/embeddings", {"input": text})["data"][0]["embedding"] for text in ("cat", "cat", "dog")]
+    assert vectors[0] == vectors[1] != vectors[2]
+    assert np.sqrt((np.array(vectors) ** 2).sum(1)) == pytest.approx([1, 1, 1])
+    after = server.post("/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
+    assert before["content"] == after["content"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["generate -p the", "bench -p 4 -n 2", "plan", "selftest", "finetune --lora-out a.gguf --file F"],
+)
+def test_what_only_writing_models_can_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(tmp_path / "bert.gguf", tensors())
+    (tmp_path / "text").write_text("the cat sat")
+    words = [str(tmp_path / "text") if word == "F" else word for word in command.split()]
+    assert main([*words, "-m", str(model)]) == 1
+    assert f"{model}: makes vectors of texts, it does not write" in capsys.readouterr().err

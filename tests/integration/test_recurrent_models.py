@@ -1,0 +1,94 @@
+"""A model whose layers keep states, through the port: company, going on, files of slots, and what it cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.reference_model import write
+
+CHAT = [{"role": "user", "content": "Tell me of rivers and of rain. " * 4}]
+
+
+@pytest.fixture(scope="module", params=["qwen35", "mamba2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("states") / "m.gguf"
+    write(made, replace(PLAIN[request.param], n_vocab=512, vocabulary=True, n_ctx_train=1024))
+    return made
+
+
+def test_chats_in_company(serve: Any, connect: Any, path: Path) -> None:
+    url = serve(path, "-c", "4096", "-np", "3", "--ctx-checkpoints", "3").url
+    client = connect(f"{url}/v1")
+
+    def answer(chat: list[dict[str, str]], **more: Any) -> Any:
+        return client.chat.completions.create(
+            model="m", messages=chat, max_tokens=16, temperature=0.8, seed=4, logprobs=True, **more
+        )
+
+    def told(reply: Any) -> list[tuple[str, float]]:
+        return [(token.token, token.logprob) for token in reply.choices[0].logprobs.content]
+
+    chats = [[{"role": "user", "content": f"{i}. {CHAT[0]['content']}"}] for i in range(6)]
+    alone = [told(answer(chat)) for chat in chats]
+    with ThreadPoolExecutor(6) as threads:
+        assert [told(reply) for reply in threads.map(answer, chats)] == alone
+    first = answer(CHAT)
+    longer = [*CHAT, {"role": "assistant", "content": first.choices[0].message.content}, *CHAT]
+    whole = answer(longer, extra_body={"cache_prompt": False})
+    again = answer(longer)
+    assert told(again) == told(whole)
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    draft = [{"type": "content", "content": whole.choices[0].message.content}]
+    assert told(answer(longer, prediction=draft[0])) == told(whole)
+
+
+def test_a_slot_goes_to_another_server(serve: Any, path: Path, tmp_path: Path) -> None:
+    options = ("-c", "1024", "-np", "1", "--slot-save-path", str(tmp_path))
+    body = {"prompt": "Rivers and rain. " * 5, "n_predict": 8, "seed": 1, "ignore_eos": True, "return_tokens": True}
+    first = serve(path, *options)
+    answer = first.post("/completion", body)
+    tokens = [*first.post("/tokenize", {"content": body["prompt"], "add_special": True})["tokens"], *answer["tokens"]]
+    longer = {**body, "prompt": [*tokens, 5, 6]}
+    want = first.post("/completion", {**longer, "cache_prompt": False})
+    first.post("/completion", body)
+    saved = first.post("/slots/0?action=save", {"filename": "slot"})
+    assert saved["n_saved"] == len(tokens) - 1
+    second = serve(path, *options)
+    assert second.post("/slots/0?action=restore", {"filename": "slot"})["n_restored"] == saved["n_saved"]
+    found = second.post("/completion", longer)
+    assert found["tokens"] == want["tokens"]
+    assert found["timings"]["cache_n"] == saved["n_saved"]
+
+
+def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
+    """Two turns; temperatures at which the same model agrees with itself, as its numbers are the same."""
+    plain = serve(path, "-c", "1024", "-np", "2")
+    flags = ("-md", str(path), "--spec-type", "draft-simple", "--no-spec-draft-adapt")
+    drafted = serve(path, "-c", "1024", "-np", "2", *flags)
+    for temperature in (0, 1):
+        body = {"n_predict": 24, "temperature": temperature, "seed": 1, "ignore_eos": True, "return_tokens": True}
+        prompt: Any = "Rivers and rain. " * 5
+        for _ in range(2):
+            want = plain.post("/completion", {**body, "prompt": prompt})
+            found = drafted.post("/completion", {**body, "prompt": prompt})
+            assert found["tokens"] == want["tokens"]
+            assert found["timings"]["draft_n_accepted"] == found["timings"]["draft_n"] > 12
+            prompt = [*plain.post("/tokenize", {"content": "Rivers and rain. " * 5})["tokens"], *want["tokens"], 9]
+
+
+def test_what_it_cannot_do_is_said(serve: Any, path: Path) -> None:
+    server = serve(path, "-c", "512")
+    with pytest.raises(Exception, match="501"):
+        server.post("/completion", {"prompt": "rain", "n_cache_reuse": 4})
+    command = [sys.executable, "-m", "logitless", "serve", "-m", str(path), "--port", "0", "--context-shift"]
+    got = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert got.returncode == 1
+    assert got.stderr.splitlines()[-1].startswith("logitless: --context-shift: this model's layers keep states")

@@ -1,0 +1,81 @@
+"""/v1/score against the trainer's first loss, the server's own log-probabilities, and finite differences' bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.graph.execution.session import Session
+from logitless.models import tokenizer
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.training.data.dataset_rows import read_records
+from logitless.training.data.packing import PackedExamples
+from logitless.training.data.tokenize_rows import examples_of
+from logitless.training.schedule import OptimizerSettings
+from logitless.training.step import Steps, outcome
+from logitless.training.trainable import LoraOptions, full, lora
+from tests.integration.conftest import ServerFactory
+
+ROWS = [
+    {"prompt": "Once upon a time", "completion": ", there was a little girl named Lily."},
+    {"text": "The cat sat on the mat and looked at the big red ball."},
+]
+
+
+def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> None:
+    path = shared_data / "models" / "stories260K.gguf"
+    server = serve(path, "-c", "512", "-t", "1", "-ctk", "f32", "-ctv", "f32")
+    found = server.post("/v1/score", {"input": ROWS, "gradient_norm": True})["data"]
+
+    backend = CPUBackend(1)
+    with GGUFFile.open(path) as gguf:
+        h = hparams_of(gguf)
+        session = Session([backend])
+        trainable = lora(session, define_model(session, gguf, h, 512), LoraOptions(rank=4))
+        vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
+        rows = BytesIO("\n".join(map(json.dumps, ROWS)).encode())
+        examples = list(examples_of(read_records(rows, "rows"), vocabulary, None))
+        steps = Steps(trainable, OptimizerSettings(), n_batch=2, n_ctx=32)
+        dataset = PackedExamples(examples, 32, pack=False)
+        windows = [dataset.window(i, np.random.default_rng(0)) for i in range(2)]
+        ((result,), _) = outcome(steps.step([windows], 1, 1e-3))  # measured before the step changes anything
+        for i, row in enumerate(found):
+            of_row = result.losses[32 * i : 32 * (i + 1)]
+            assert row["loss"] == float(of_row.sum(dtype=np.float64)) / row["n_counted"]
+        whole = full(session, trainable.model, gguf, h)
+        steps = Steps(whole, OptimizerSettings(gclip=0), n_batch=1, n_ctx=32, prefix="whole")
+        norms = [outcome(steps.step([windows[i : i + 1]], 1, 0.0))[1] for i in range(2)]
+        assert [row["gradient_norm"] for row in found] == pytest.approx(norms, rel=1e-6)
+        session.close()
+        backend.close()
+
+    assert found[0]["n_counted"] == sum(found[0]["counted"]) < len(found[0]["tokens"]) - 1
+    text = server.post("/v1/score", {"input": ROWS[1]["text"]})["data"][0]
+    reply = server.post("/v1/completions", {"prompt": text["tokens"], "max_tokens": 0, "echo": True, "logprobs": 0})
+    expected = reply["choices"][0]["logprobs"]["token_logprobs"]
+    np.testing.assert_allclose(text["token_logprobs"][1:], expected[1:], atol=1e-4)
+    assert math.isclose(text["loss"], -sum(text["token_logprobs"][1:]) / text["n_counted"], rel_tol=1e-5)
+
+
+def test_what_cannot_be_scored_is_refused(serve: ServerFactory, shared_data: Path) -> None:
+    server = serve(shared_data / "models" / "stories260K.gguf", "-c", "512", "-t", "1")
+    for body, told in (
+        ({}, "field 'input': is required"),
+        ({"input": []}, "field 'input'"),
+        ({"input": [True]}, "field 'input[0]'"),
+        ({"input": {"prompt": "a"}}, "field 'completion' must be a string"),
+        ({"input": [1]}, "field 'input[0]': needs at least two tokens"),
+        ({"input": [[1, 10**9]]}, "field 'input[0]': token 1000000000 is outside the vocabulary"),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.post("/v1/score", body)
+        assert refused.value.code == 400
+        assert told in refused.value.read().decode()

@@ -1,0 +1,113 @@
+"""llama.cpp itself as the oracle of guesses: by the same block it guesses the same tokens, of which as many come
+true."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from logitless.engine.requests import CompletionRequest, Finished, Token
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.sampling.sampler import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.sequence import Sequence
+from logitless.engine.speculation.guess import Grow
+from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
+from logitless.engine.speculation.speculator import Speculator
+from logitless.models.tokenizer import from_metadata
+from tests.helpers.mtp_specs import NEXTN
+from tests.helpers.reference_model import write
+from tests.models.architectures.test_llama_cpp import TEXT, answers
+
+pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+N_TOKENS, N_FEWER, MOST = 200, 60, (1, 2, 3)  # tokens of a text, and of a draft
+GUESSES = """
+for path, prompt, n_tokens, n_max in json.load(sys.stdin):
+    speculative = xllamacpp.CommonParams().speculative
+    speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
+    speculative.draft.n_max = n_max
+    server = opened(path, 256, speculative=speculative)
+    body = {"prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
+    told = server.handle_completions(body)
+    timings = told["timings"]
+    print(json.dumps([told["choices"][0]["text"], timings["draft_n"], timings["draft_n_accepted"]]))
+"""
+# Of models whose blocks often guess right, as their weights are small; of some they are smaller.
+NAMES = {
+    "qwen35": (),
+    "qwen35, no norm behind": ("much",),
+    "qwen35, a head of its own": (),
+    "qwen35moe": (),
+    "qwen35moe, a head of its own": (),
+    "qwen3next": (),
+    "qwen3next, no norm behind": (),
+    "deepseek2": ("much",),
+    "deepseek2 in groups": (),
+    "glm4moe": ("much",),
+    "glm4moe 355B": ("much",),
+    "hy_v3": (),
+    "hy_v3, a head of its own": (),
+    "cohere2moe": ("much",),
+    "cohere2moe, no norm behind": ("much",),
+    "cohere2moe, a head of its own": ("much",),
+    "nemotron_h_moe": ("much",),
+    "nemotron_h_moe of shorter rows": ("much",),
+}  # neither Mistral 4 nor DeepSeek 2 of other forms guess there, nor by more blocks than one
+Told = tuple[str, int, int]  # a text, and how many tokens were guessed and came true
+
+
+class Resting(NextnDrafter):
+    """Does not guess after a wrong guess: llama.cpp, which cannot go back to an earlier state of Qwen3-Next, computes
+    again what came true, and what came instead, in a step without guesses. By and by its guesses are others, for in
+    such a step it takes what was said of the wrong guess for what was said of the token before."""
+
+    n_wrong = 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]], grow: Grow) -> dict[Sequence, list[int]]:
+        drafts = wanted[0][0].drafts
+        assert drafts is not None
+        before, self.n_wrong = self.n_wrong, drafts.n_drafted - drafts.n_accepted
+        return super().propose(wanted, grow) if self.n_wrong == before else {}
+
+
+def ours(path: Path, kind: type[NextnDrafter], n_tokens: int) -> list[Told]:
+    """By drafts of so many tokens, and without any."""
+    engine = Engine(path, EngineOptions(n_ctx=256, n_slots=1, n_ubatch=64, n_guesses=max(MOST)))
+    engine.load()
+    assert engine.hidden is not None
+    tokenizer, found = from_metadata(engine.gguf.metadata), []
+    for n in (*MOST, 0):
+        drafter = kind(engine, engine.hidden, engine.hparams.n_vocab)
+        speculator = Speculator(SpeculationSettings(draft_n_max=max(1, n)), {"draft-mtp": drafter})
+        scheduler = Scheduler(engine, tokenizer, n_slots=1, n_ctx=256, n_ubatch=64, speculator=speculator)
+        params, greedy = SpeculationParams(("draft-mtp",) if n else ()), SamplingParams(temperature=0.0)
+        scheduler.submit(CompletionRequest(tuple(TEXT), greedy, n_tokens, ignore_eos=True, speculation=params))
+        events = []
+        while not scheduler.idle:
+            events += [event for _, event in scheduler.step()]
+        last = events[-1]
+        assert isinstance(last, Finished)
+        text = "".join(event.text for event in events if isinstance(event, Token)) + last.text
+        found.append((text, last.timings.draft_n, last.timings.draft_n_accepted))
+    engine.close()
+    return found
+
+
+def test_guesses_are_llama_cpps(tmp_path: Path) -> None:
+    asked, kinds = [], {}
+    for name, traits in NAMES.items():
+        s = replace(NEXTN[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
+        write(path := tmp_path / f"{name}.gguf", replace(s, traits=(*s.traits, "agrees", *traits)))
+        kinds[path] = (Resting, N_FEWER) if s.arch == "qwen3next" else (NextnDrafter, N_TOKENS)
+        asked += [(str(path), TEXT, kinds[path][1], n) for n in MOST]
+    theirs = iter([tuple(json.loads(line)) for line in answers(GUESSES, json.dumps(asked))])
+    for path, kind in kinds.items():
+        *guessed, (alone, *_) = ours(path, *kind)
+        assert guessed == [next(theirs) for _ in MOST], path.name
+        assert {text for text, *_ in guessed} == {alone}, path.name
+        assert all(0 < n_accepted < n_drafted for _, n_drafted, n_accepted in guessed), path.name

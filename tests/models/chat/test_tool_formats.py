@@ -1,0 +1,155 @@
+"""Answers of the model families that frame or tag their calls → messages."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from logitless.models.chat.tool_calls import COMMAND_R, COMMAND_R_ACTION, DEEPSEEK, DEEPSEEK_V31, GPT_OSS, QWEN3_CODER
+from tests.helpers.tool_call_texts import (
+    ADD,
+    ANALYSIS,
+    THINK,
+    TO_ADD,
+    called,
+    content,
+    deepseek,
+    parse,
+    told,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel|>final<|message|>Two.<|return|>", content("Two.")),
+        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|> Two.",
+         (" Two.", "Hm.", [])),
+        ("<|channel|>analysis<|message|>Hm", ("", "Hm", [])),
+        (f'<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{TO_ADD}{{"a": 1}}<|call|>',
+         ("", "Hm.", [("add", '{"a": 1}')])),
+        ('<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}',
+         called(("add", '{"a": 1}'))),
+        (f'{TO_ADD}{{"a": "cut', called(("add", '{"a": "cut'))),
+        (f"<|channel|>commentary<|message|>I will add.<|end|><|start|>assistant{TO_ADD}{{}}",
+         called(("add", "{}"), text="I will add.")),
+        ("<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B<|end|>"
+         "<|start|>assistant<|channel|>final<|message|>C", ("C", "AB", [])),
+        ("<|channel|>commentary to=browser.search<|message|>x",
+         content("<|channel|>commentary to=browser.search<|message|>x")),
+        ("<|channel|>final<|message|>a <|b| c<|return|>", content("a <|b| c")),
+        ("<|channel|>what", content("<|channel|>what")),
+        ("Plain.", content("Plain.")),
+    ],
+)  # fmt: skip
+def test_gpt_oss(text: str, expected: object) -> None:
+    assert told(parse(text, GPT_OSS, ANALYSIS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (deepseek(ADD), called(ADD)),
+        (f"Sure.\n{deepseek(ADD, ('f', '{}'))}\n", called(ADD, ("f", "{}"), text="Sure.")),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"
+         "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+         called(("add", '{"a": 1}'), ("f", "{}"))),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{}", called(("function", "{}"))),
+        (deepseek(("f", '{"x": "cut')).partition("cut")[0], called(("f", '{"x": "'))),
+        ("<｜tool▁calls▁begin｜> none", content("<｜tool▁calls▁begin｜> none")),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\nno block",
+         content("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\nno block")),
+    ],
+)  # fmt: skip
+def test_deepseek(text: str, expected: object) -> None:
+    for calls in (DEEPSEEK, DEEPSEEK_V31):
+        assert told(parse(text, calls)) == expected
+    message = parse(f"Hm.\n</think>\n\n{deepseek(ADD)}", DEEPSEEK, THINK, primer="<think>\n")
+    assert told(message) == ("", "Hm.", [ADD])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}}\n]<|END_ACTION|>',
+         called(("f", '{"x": 1}'))),
+        ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}, '
+         '{"tool_call_id": "1", "tool_name": "g", "parameters": {"y": []}}]<|END_ACTION|>',
+         called(("f", "{}"), ("g", '{"y": []}'))),
+        ("<|START_RESPONSE|>Two.<|END_RESPONSE|>", content("Two.")),
+        ("<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Two.", ("Two.", "Hm.", [])),
+        ("<|START_ACTION|>what", content("<|START_ACTION|>what")),
+        ('<|START_ACTION|>[{"tool_name": "f", "parameters": {"x": "cu', called(("f", '{"x": "cu'))),
+    ],
+)  # fmt: skip
+def test_command_r(text: str, expected: object) -> None:
+    assert told(parse(text, COMMAND_R, ("<|START_THINKING|>", "<|END_THINKING|>"))) == expected
+
+
+CODER = """<tool_call>
+<function=write>
+<parameter=path>
+a "b".py
+</parameter>
+<parameter=text>
+if x < 3:
+    print("</p>")
+
+</parameter>
+<parameter=n>
+[1, 2]
+</parameter>
+<parameter=deep>
+True
+</parameter>
+</function>
+</tool_call>"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('Action: ```json\n[\n    {\n        "tool_name": "add",\n        "parameters": {"a": 1}\n    }\n]```',
+         called(("add", '{"a": 1}'))),
+        ('Plan: add.\nAction:```json\n[{"tool_name": "add", "parameters": {}}, {"tool_name": "get_weather"}]\n```\n',
+         called(("add", "{}"), ("get_weather", "{}"), text="Plan: add.")),
+        ('Action: [{"tool_name": "add", "parameters": {"a": "cut', called(("add", '{"a": "cut'))),
+        ('Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]```',
+         content('Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]```')),
+        ("Action: run away! Reaction: none", content("Action: run away! Reaction: none")),
+        ("Action", content("Action")),
+    ],
+)  # fmt: skip
+def test_command_r_action(text: str, expected: object) -> None:
+    assert told(parse(text, COMMAND_R_ACTION)) == expected
+
+
+def test_qwen3_coder_cut_short() -> None:
+    """Wherever an answer ends, no piece of a tag is told as text, and what is told of the call never changes."""
+    text = "<tool_call>\n<function=add>\n<parameter=a>\nsome <b>\n</parameter>\n<parameter=n>\n12\n</parameter>\n"
+    text += "</function>\n</tool_call>"
+    whole = '{"a": "some <b>", "n": 12}'
+    for cut in range(text.index("add>") + 4, len(text)):
+        (call,) = parse(f"Hi\n{text[:cut]}", QWEN3_CODER).calls
+        assert told(parse(f"Hi\n{text[:cut]}", QWEN3_CODER)) == called(("add", call.arguments), text="Hi")
+        assert whole.startswith(call.arguments)
+
+
+def test_qwen3_coder() -> None:
+    texts = frozenset({("write", "path"), ("write", "text")})
+    message = parse(f"I write.\n{CODER}\n{CODER}", QWEN3_CODER, texts=texts)
+    assert message.content == "I write."
+    for call in message.calls:
+        assert call.name == "write"
+        found = {"path": 'a "b".py', "text": 'if x < 3:\n    print("</p>")\n', "n": [1, 2], "deep": True}
+        assert json.loads(call.arguments) == found
+    assert len(message.calls) == 2
+    for cut in range(len(CODER)):  # what is told never changes, and is there while it is written
+        (call,) = parse(CODER[:cut], QWEN3_CODER, texts=texts).calls or [message.calls[0]]
+        assert message.calls[0].arguments.startswith(call.arguments)
+    assert told(parse("<function=f>\n</function>", QWEN3_CODER)) == called(("f", "{}"))
+    untyped = "<tool_call>\n<function=f>\n<parameter=x>\nNaN it is\n</parameter>\n</function>\n</tool_call>"
+    assert told(parse(untyped, QWEN3_CODER)) == called(("f", '{"x": "NaN it is"}'))
+    for none in ("<tool_call>\nno", "<function=\n>", "<tool_call> <function=f"):
+        assert told(parse(none, QWEN3_CODER)) == content(none)

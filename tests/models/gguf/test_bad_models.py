@@ -1,0 +1,194 @@
+"""Files that are sound GGUF but no usable model: one line that names the culprit, before anything is computed."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.models.synthetic.model import synthesize
+from tests.helpers.paths import ROOT
+
+Rewrite = Callable[..., Path]
+GONE = object()
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("good") / "good.gguf"
+    synthesize(path, "tiny", "Q8_0")
+    return path
+
+
+@pytest.fixture
+def rewrite(good: Path, tmp_path: Path) -> Rewrite:
+    """Write the good model again with other keys (under llama.) and tensors; GONE leaves one out."""
+
+    def run(keys: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None, arch: str = "llama") -> Path:
+        path, reader = tmp_path / "bad.gguf", GGUFReader(good)
+        keys = {k if "." in k and k.startswith("tokenizer.") else f"llama.{k}": v for k, v in (keys or {}).items()}
+        tensors = tensors or {}
+        writer = GGUFWriter(path, arch)
+        for f in reader.fields.values():
+            if f.name.startswith("GGUF.") or f.name == "general.architecture" or f.name in keys:
+                continue
+            writer.add_key_value(f.name, f.contents(), f.types[0], f.types[1] if len(f.types) > 1 else None)
+        for name, value in keys.items():
+            if isinstance(value, str):
+                writer.add_string(name, value)
+            elif isinstance(value, float):
+                writer.add_float32(name, value)
+            elif isinstance(value, list):
+                writer.add_array(name, value)
+            elif value is not GONE:
+                writer.add_key_value(name, value, GGUFValueType.UINT64)
+        for t in reader.tensors:
+            if t.name not in tensors:
+                writer.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+        for name, array in tensors.items():
+            if array is not GONE:
+                writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return run
+
+
+def refused(path: Path) -> str:
+    with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError) as caught:
+        hparams_of(gguf)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ")
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_count", 10**9),
+        ("block_count", 0),
+        ("context_length", 2**40),
+        ("context_length", "long"),
+        ("embedding_length", 2**31),
+        ("embedding_length", 2**63),
+        ("attention.head_count", 0),
+        ("attention.head_count", [4, 2]),
+        ("attention.head_count_kv", 0),
+        ("attention.head_count_kv", [2, 1, 1]),
+        ("attention.head_count_kv", [2, 0]),
+        ("feed_forward_length", [1.5, 2.5]),
+        ("attention.layer_norm_rms_epsilon", float("nan")),
+        ("attention.layer_norm_rms_epsilon", -1.0),
+        ("rope.freq_base", float("inf")),
+        ("rope.freq_base", 0.0),
+        ("rope.dimension_count", 15),
+        ("rope.scaling.type", "dynamic"),
+        ("rope.scaling.type", 3),
+        ("rope.scaling.factor", -2.0),
+        ("rope.scaling.original_context_length", 0),
+        ("rope.scaling.yarn_beta_fast", 0.0),
+        ("rope.freq_base", 1e-45),
+        ("rope.scaling.factor", 1e-40),
+        ("rope.freq_base", 1e35),
+        ("expert_count", 8.5),
+        ("block_count", GONE),
+        ("context_length", GONE),
+        ("embedding_length", GONE),
+        ("feed_forward_length", GONE),
+        ("attention.head_count", GONE),
+        ("attention.layer_norm_rms_epsilon", GONE),
+    ],
+)
+def test_keys(rewrite: Rewrite, key: str, value: object) -> None:
+    assert f"key 'llama.{key}" in refused(rewrite({key: value}))
+
+
+@pytest.mark.parametrize("arch", ["mamba", "llama4", "qwen2audio"])
+def test_unknown_architecture(rewrite: Rewrite, arch: str) -> None:
+    assert f"architecture '{arch}' is not supported" in refused(rewrite(arch=arch))
+
+
+def test_sizes_that_no_tensor_has(rewrite: Rewrite) -> None:
+    assert "'blk.0.ffn_gate.weight' has shape (96, 64), expected (3, 64)" in refused(
+        rewrite({"feed_forward_length": 3})
+    )
+    assert "'blk.2.attn_norm.weight' is missing" in refused(rewrite({"block_count": 3}))
+    assert "'blk.1." in refused(rewrite({"block_count": 1}))  # never serve a part of a model
+    assert "'blk.0.attn_k.weight'" in refused(rewrite({"attention.head_count_kv": 1}))
+    assert "'blk.1.attn_k.weight'" in refused(rewrite({"attention.head_count_kv": [2, 1]}))
+    assert "'blk.0.attn_q.weight'" in refused(rewrite({"attention.key_length": 2**30}))
+
+
+def test_every_tensor_must_be_there(rewrite: Rewrite, good: Path) -> None:
+    with GGUFFile.open(good) as gguf:
+        names = [n for n in gguf.tensors if not n.startswith("blk.0.")]
+    for name in names:
+        assert f"tensor '{name}' is missing" in refused(rewrite(tensors={name: GONE}))
+
+
+def test_tensors_that_are_not_as_they_must_be(rewrite: Rewrite) -> None:
+    zeros = np.zeros
+    for name, array, words in (
+        ("blk.1.attn_k.weight", zeros((64, 33), np.float32), "(64, 33), expected (32, 64)"),
+        ("blk.1.attn_k.weight", zeros((32, 64), np.int32), "type i32"),
+        ("blk.0.attn_norm.weight", zeros(63, np.float32), "(63,), expected (64,)"),
+        ("token_embd.weight", zeros((2, 2, 16), np.float32), "(2, 2, 16), expected (n_vocab, 64)"),
+        ("blk.0.attn_norm.bias", zeros(64, np.float32), "unknown"),
+        ("blk.0.ffn_gate_inp.weight", zeros((8, 64), np.float32), "unknown"),
+        ("rope_freqs.weight", zeros(9, np.float32), "(9,), expected (8,)"),
+    ):
+        line = refused(rewrite({"tokenizer.ggml.tokens": GONE}, {name: array}))
+        assert f"tensor '{name}'" in line
+        assert words in line
+
+
+def test_as_many_tokens_as_embeddings(rewrite: Rewrite) -> None:
+    line = refused(rewrite(tensors={"token_embd.weight": np.zeros((500, 64), np.float32)}))
+    assert "'tokenizer.ggml.tokens' has 512 tokens" in line
+    assert "500 rows" in line
+
+
+# type numbers of ggml that are read as files but not as weights; of some, tiny's rows are not whole blocks
+@pytest.mark.parametrize("number", [10, 11, 16, 23, 34, 35, 40, 99, 2**32 - 1])
+def test_unsupported_types(good: Path, tmp_path: Path, number: int) -> None:
+    data = bytearray(good.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name) + 4 + 16
+    data[at : at + 4] = struct.pack("<I", number)
+    path = tmp_path / "type.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"tensor 'blk\.0\.attn_q\.weight'"), GGUFFile.open(path) as gguf:
+        hparams_of(gguf)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "plan", "bench", "selftest"])
+def test_each_command_refuses_in_one_line(rewrite: Rewrite, command: str) -> None:
+    path = rewrite(tensors={"blk.1.ffn_down.weight": GONE})
+    more = {"serve": ["--port", "0"], "generate": ["-p", "x"]}.get(command, [])
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")} | {"PYTHONPATH": str(ROOT)}
+    got = subprocess.run(
+        [sys.executable, "-m", "logitless", command, "-m", str(path), *more],
+        capture_output=True,
+        env=env,
+        timeout=60,
+        check=False,
+    )
+    assert got.returncode == 1
+    assert got.stdout == b""
+    assert re.fullmatch(r"logitless: \S+: tensor 'blk\.1\.ffn_down\.weight' is missing\n", got.stderr.decode())

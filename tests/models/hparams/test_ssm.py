@@ -1,0 +1,78 @@
+"""What files of models whose layers keep states may say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.reference_model import write
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "message"),
+    [
+        ("qwen35", {"ssm.state_size": None}, "key 'qwen35.ssm.state_size' is missing"),
+        ("qwen35", {"ssm.state_size": 0}, "key 'qwen35.ssm.state_size' is 0, which is not a possible size"),
+        ("qwen35", {"ssm.group_count": 3}, "so many heads cannot share 3 of keys"),
+        ("qwen35", {"ssm.inner_size": 65}, "is not that of 4 heads of 16"),
+        ("qwen35", {"ssm.conv_kernel": 1}, "key 'qwen35.ssm.conv_kernel' is 1; supported are 2 to 64"),
+        ("qwen35", {"full_attention_interval": 9}, "leaves none of 4 layers that attends"),
+        ("qwen35", {"attention.recurrent_layers": [True, False]}, "is not a flag for each of 4 layers"),
+        ("qwen35", {"attention.recurrent_layers": [True] * 4}, "leaves none of 4 layers that attends"),
+        ("lfm2", {"shortconv.l_cache": None}, "key 'lfm2.shortconv.l_cache' is missing"),
+        ("lfm2", {"attention.head_count_kv": [0, 2]}, r"'lfm2.attention.head_count_kv' (must|is not)"),
+        ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, "is not one number for all layers that attend"),
+        ("lfm2", {"attention.head_count_kv": [0, 2, 1, 0]}, "is not one number for all layers that attend"),
+        ("lfm2", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
+        ("deci", {"attention.head_count_kv": [0] * 6}, "key 'deci.attention.head_count_kv' is 0"),
+        ("deci", {"feed_forward_length": [96, 96, 96, 0, 0, 96]}, "key 'deci.feed_forward_length' is 0 where a layer"),
+        ("deci", {"attention.head_count": [4, 2, 0, 0, 4, 0]}, "differs between layers, which is not supported"),
+        ("granitehybrid", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
+        ("granitehybrid", {"attention.head_count_kv": [2, 2, 2, 2]}, "leaves no layer that keeps a state"),
+        ("granitehybrid", {"ssm.inner_size": 130}, "ssm.inner_size' is 130, not a multiple of 4 heads"),
+        ("granitehybrid", {"ssm.group_count": 3}, "so many heads cannot share 3 of keys"),
+        ("nemotron_h", {"feed_forward_length": [0, 96, 96, 0, 96]}, "is set for a layer that attends"),
+        ("nemotron_h", {"feed_forward_length": [0, 96]}, "must be a number or 5 whole numbers"),
+        ("nemotron_h", {"attention.head_count_kv": [0, 0, 0, 0, 0]}, "is not one number for all layers that attend"),
+        ("mamba2", {"ssm.conv_kernel": 65}, "key 'mamba2.ssm.conv_kernel' is 65; supported are 2 to 64"),
+        ("falcon-h1", {"ssm.state_size": None}, "key 'falcon-h1.ssm.state_size' is missing"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(arch: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    spec = PLAIN[arch]
+    write(path := tmp_path / "m.gguf", spec)  # with the tensors of what is right
+    from gguf import GGUFReader, GGUFWriter
+
+    reader, changed = GGUFReader(path), tmp_path / "changed.gguf"
+    writer = GGUFWriter(changed, arch)
+    for name, field in reader.fields.items():
+        short = name.removeprefix(f"{arch}.")
+        if name.startswith(("GGUF.", "general.architecture")) or short in keys:
+            continue
+        writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for short, value in keys.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+        if value is not None:
+            add[type(value)](f"{arch}.{short}", value)
+    for t in reader.tensors:
+        writer.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with GGUFFile.open(changed) as gguf, pytest.raises(ModelFileError, match=message):
+        hparams_of(gguf)
+
+
+def test_layers_that_all_attend(tmp_path: Path) -> None:
+    spec = PLAIN["qwen35"]
+    write(path := tmp_path / "m.gguf", replace(spec, keys=spec.keys | {"full_attention_interval": 1}))
+    with GGUFFile.open(path) as gguf:
+        assert hparams_of(gguf).recurrent is None

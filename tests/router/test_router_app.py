@@ -1,0 +1,89 @@
+"""What a router answers by itself: the same refusals as the server of one model, and the API's description."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from logitless.router.app import Router
+from logitless.router.cached import Cache
+from logitless.router.desk import RouterDesk
+from logitless.router.fleet import Entry, Fleet, StartFailed
+from logitless.router.process import ServerProcess
+from logitless.server.config import ServerConfig
+from tests.helpers.http_fakes import running
+
+
+async def _broken(_: Entry) -> ServerProcess:
+    raise StartFailed("is broken", 1)
+
+
+async def _fetch(*_: Any) -> None:
+    raise AssertionError("nothing is downloaded")
+
+
+@asynccontextmanager
+async def routing(**settings: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """A router of a model that does not start."""
+    fleet = Fleet([Entry("a", ())], _broken, 1)
+    cache = Cache(str, _fetch, lambda _: None, lambda _: None)
+    router = Router(fleet, ServerConfig(**settings), list, RouterDesk(""), cache, autoload=True, limit=1)
+    runner = web.AppRunner(router.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield session, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await fleet.close()
+        await runner.cleanup()
+
+
+async def test_paths_and_methods() -> None:
+    async with routing() as (session, url):
+        for method, path in (("GET", "/nope"), ("POST", "/nope"), ("POST", "/v1"), ("GET", "/%2e%2e/etc/passwd")):
+            async with session.request(method, url + path, json={"model": "a"}) as reply:
+                assert (reply.status, (await reply.json())["error"]["type"]) == (404, "not_found_error"), path
+        for method, path in (("GET", "/completion"), ("DELETE", "/v1/models"), ("PUT", "/props"), ("GET", "/infill")):
+            async with session.request(method, url + path, json={"model": "a"}) as reply:
+                assert (reply.status, (await reply.json())["error"]["code"]) == (405, 405), path
+                assert "Allow" in reply.headers
+        async with session.options(url + "/completion") as reply:
+            assert reply.status == 200
+        async with session.head(url + "/slots", params={"model": "a"}) as reply:
+            assert reply.status == 502  # asked of the model, which does not start
+
+
+async def test_every_endpoint_of_a_model_is_passed_on() -> None:
+    async with running() as server:
+        _, told = await server.get("/openapi.json")
+    async with routing() as (session, url):
+        for path, methods in told["paths"].items():
+            for method in methods:
+                place = url + path.replace("{id}", "x")
+                async with session.request(method.upper(), place, json={"model": "a"}) as reply:
+                    assert reply.status != 405, (method, path)
+                    assert "no such endpoint" not in await reply.text(), (method, path)
+
+
+@pytest.mark.parametrize("prefix", ["", "/api"])
+async def test_the_description_needs_no_model(prefix: str) -> None:
+    async with running(api_prefix=prefix) as server, routing(api_prefix=prefix) as (session, url):
+        expected = await server.get(f"{prefix}/openapi.json")
+        async with session.get(f"{url}{prefix}/openapi.json") as reply:
+            assert (reply.status, await reply.json()) == expected
+
+
+async def test_refusals_of_messages_have_anthropic_s_form() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    async with routing() as (session, url):
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            for model, status in (({}, 400), ({"model": "b"}, 404), ({"model": "a"}, 502)):
+                async with session.post(url + path, json={**body, **model}) as reply:
+                    told = await reply.json()
+                    assert (reply.status, told["type"], told["error"]["code"]) == (status, "error", status)

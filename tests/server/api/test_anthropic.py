@@ -1,0 +1,216 @@
+"""/v1/messages through Anthropic's own client; a fake engine writes what models would."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from logitless.server.protocol import fields
+from tests.helpers.chat_fakes import THOUGHT, named_events, prompt, says
+from tests.helpers.http_fakes import N_CTX, Running
+
+ASK: Any = [{"role": "user", "content": "What is 1 + 1?"}]
+TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
+
+
+@pytest.fixture
+async def client(server: Running) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+async def test_a_message(server: Running, client: anthropic.AsyncAnthropic):
+    says(server, "Two, é.")
+    reply = await client.messages.create(
+        model="m",
+        max_tokens=50,
+        messages=ASK,
+        system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}],
+    )
+    assert reply.id.startswith("msg_")
+    assert (reply.type, reply.role, reply.model) == ("message", "assistant", "fake.gguf")
+    assert [(block.type, block.text) for block in reply.content if block.type == "text"] == [("text", "Two, é.")]
+    assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
+    n_prompt = len(server.scheduler.requests[-1].prompt)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (n_prompt, 9)
+    assert reply.usage.cache_read_input_tokens == 0
+    assert prompt(server) == "<s>[system]Be\nbrief[user]What is 1 + 1?[assistant]"
+    reply = await client.messages.create(model="m", max_tokens=3, messages=ASK)
+    assert reply.stop_reason == "max_tokens"
+    reply = await client.messages.create(model="m", max_tokens=9, messages=ASK, stop_sequences=["o,", "x"])
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "o,")
+    assert reply.content[0].text == "Tw"  # type: ignore[union-attr]
+
+
+async def test_the_most_tokens_by_default(server: Running):
+    await server.post("/v1/messages", {"messages": ASK})
+    assert server.scheduler.requests[-1].n_predict == 4096
+
+
+TEXTS = ["Two.", f"{THOUGHT}Two.", f"{THOUGHT}Adding.\n{CALL}\n{CALL}", CALL, ""]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_a_stream_adds_up_to_the_message(server: Running, client: anthropic.AsyncAnthropic, text: str):
+    says(server, text)
+    asked: Any = {"model": "m", "max_tokens": 400, "messages": ASK, "tools": [TOOL]}
+    whole = await client.messages.create(**asked)
+    async with client.messages.stream(**asked) as stream:
+        told = await stream.get_final_message()
+    contents = [
+        [block.model_dump(exclude={"id", "parsed_output"}) for block in reply.content] for reply in (told, whole)
+    ]
+    assert contents[0] == contents[1]
+    assert (told.stop_reason, told.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+    assert told.usage.input_tokens == whole.usage.input_tokens
+    kinds = [block.type for block in whole.content]
+    expected = ["thinking"] * ("<think>" in text) + ["text"] * ("Two" in text or "Add" in text)
+    assert kinds == expected + ["tool_use"] * text.count("<tool_call>")
+    assert whole.stop_reason == ("tool_use" if "<tool_call>" in text else "end_turn")
+    for block in whole.content:
+        if block.type == "tool_use":
+            assert (block.name, block.input) == ("add", {"a": [1, "é"]})
+
+
+async def test_event_names(server: Running):
+    says(server, f"{THOUGHT}Two.")
+    data = await named_events(server, "/v1/messages", {"messages": ASK})
+    names = [d["type"] for d in data]
+    assert [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]] == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_stop", "content_block_start",
+        "content_block_delta", "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip
+    assert not any("timings" in d for d in data)
+
+
+async def test_tools_and_their_results(server: Running, client: anthropic.AsyncAnthropic):
+    says(server, f"Adding.\n{CALL}")
+    asked: Any = {"model": "m", "max_tokens": 400, "tools": [TOOL]}
+    first = await client.messages.create(messages=ASK, **asked)
+    used = first.content[1]
+    assert used.type == "tool_use"
+    results = [
+        {"type": "tool_result", "tool_use_id": used.id, "content": [{"type": "text", "text": "2"}]},
+        {"type": "text", "text": "Go on."},
+    ]
+    says(server, "Two.")
+    content = [block.model_dump(include={"type", "text", "id", "name", "input"}) for block in first.content]
+    messages = [*ASK, {"role": "assistant", "content": content}, {"role": "user", "content": results}]
+    await client.messages.create(messages=messages, **asked)
+    assert prompt(server).endswith(
+        '[assistant]Adding.<tool_call>\n{"name": "add", "arguments": {"a": [1, "é"]}}\n</tool_call>'
+        "[tool]2[user]Go on.[assistant]"
+    )
+    says(server, CALL)
+    reply = await client.messages.create(messages=ASK, tool_choice={"type": "none"}, **asked)
+    assert [block.type for block in reply.content] == ["text"]
+    says(server, CALL * 2)
+    reply = await client.messages.create(
+        messages=ASK, tool_choice={"type": "auto", "disable_parallel_tool_use": True}, **asked
+    )
+    assert [block.type for block in reply.content] == ["tool_use", "text"]
+
+
+async def test_tools_of_the_service_are_left_out(server: Running, caplog: pytest.LogCaptureFixture):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "tool_choice": {"type": "auto"}}
+    fields.forget()
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    assert (await server.post("/v1/messages", body | {"tools": [search, TOOL]}))[0] == 200
+    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert [text.split("'")[1] for text in told] == ["web_search_20250305"]
+
+
+async def test_thinking(server: Running, client: anthropic.AsyncAnthropic):
+    says(server, "Two.")
+    thought: Any = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    messages: Any = [*ASK, {"role": "assistant", "content": [thought, {"type": "text", "text": "It"}]}]
+    await client.messages.create(model="m", max_tokens=9, messages=messages, thinking={"type": "disabled"})
+    assert prompt(server).endswith("[assistant]<think>\nHm.\n</think>\n\nIt")
+
+
+async def test_count_tokens(server: Running, client: anthropic.AsyncAnthropic):
+    says(server, "Two.")
+    counted = await client.messages.count_tokens(model="m", messages=ASK, system="Be brief", tools=[TOOL])
+    asked = await client.messages.create(model="m", max_tokens=5, messages=ASK, system="Be brief", tools=[TOOL])
+    assert counted.input_tokens == asked.usage.input_tokens
+
+
+async def test_errors(server: Running, client: anthropic.AsyncAnthropic):
+    with pytest.raises(anthropic.BadRequestError, match="exceeds the available context size") as caught:
+        await client.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "x" * N_CTX}])
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["type"] == "error"
+    with pytest.raises(anthropic.APIStatusError, match="step that computed"):
+        async with client.messages.stream(
+            model="m", max_tokens=5, messages=[{"role": "user", "content": "step-boom"}]
+        ) as stream:
+            await stream.get_final_message()
+
+
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"messages": []}, 400, "messages"),
+    ({"messages": [1]}, 400, "messages[0]"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 1}]}, 400, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [1]}]}, 400, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, 400, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, 400, "tool_use_id"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 501, "messages[0].content[0]"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, 400, "name"),
+    ({"system": 1}, 400, "system"),
+    ({"system": [{"type": "text"}]}, 400, "system[0]"),
+    ({"tools": [1]}, 400, "tools[0]"),
+    ({"tools": [{"type": "web_search_20250305"}, {"name": "f", "input_schema": 5}]}, 400, "tools[1].input_schema"),
+    ({"tool_choice": {"type": "maybe"}}, 400, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),
+    ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 400, "field 'tool_choice.name': expected a string"),
+    ({"thinking": {"type": "hard"}}, 400, "thinking"),
+    ({"stop_sequences": "x"}, 400, "stop_sequences"),
+    ({"stop_sequences": ["x"] * 300}, 400, "field 'stop_sequences':"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -5}}, 400, "field 'thinking.budget_tokens':"),
+    ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, 400, "field 'tool_choice.disable_parallel"),
+    ({"tools": [{"name": 5}]}, 400, "field 'tools[0].name':"),
+    ({"tools": [TOOL, {"name": "a", "input_schema": 5}]}, 400, "field 'tools[1].input_schema':"),
+    ({"output_format": {"type": "json_schema", "schema": {"type": "x"}}}, 400, "field 'output_format.schema':"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": 5}}},
+        400,
+        "field 'output_config.format.schema':",
+    ),
+    ({"output_config": {"format": {"type": "text"}}}, 400, "field 'output_config.format':"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": 5}]}]},
+        400,
+        "field 'messages[0].content[0].name':",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": 5}]}]},
+        400,
+        "field 'messages[0].content[0].thinking':",
+    ),
+    ({"stop_sequences": [1]}, 400, "stop_sequences"),
+    ({"n": 2}, 400, "'n'"),
+    ({"n_cmpl": 2}, 400, "'n_cmpl'"),
+]
+
+
+ONLY_ANSWERED = (  # not where tokens are counted
+    "field 'stop_sequences':", "field 'output_format.schema':", "field 'output_config.format.schema':",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "code", "named"), BAD)
+async def test_refusals(server: Running, fields: dict[str, Any], code: int, named: str):
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        if path.endswith("tokens") and named in ONLY_ANSWERED:
+            continue
+        status, body = await server.post(path, {"messages": ASK, "max_tokens": 5, **fields})
+        assert status == code, body
+        assert body["type"] == "error"
+        assert named in body["error"]["message"]
+        assert "\n" not in body["error"]["message"]

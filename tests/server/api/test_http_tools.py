@@ -1,0 +1,234 @@
+"""Tools and reasoning through the real port and OpenAI's own client; a fake engine writes what models would."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.helpers.chat_fakes import THOUGHT, chatting, prompt, says
+from tests.helpers.http_fakes import Running
+from tests.server.api.test_completion import events
+from tests.server.test_refusals import refused
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]},
+    },
+}
+ASK: Any = [{"role": "user", "content": "What is 1 + 1?"}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "<é}\\n"}}\n</tool_call>'
+ARGUMENTS = '{"a": "<é}\\n"}'
+
+
+async def test_a_call(server: Running):
+    says(server, f"Let me add.\n{CALL}")
+    reply = await server.openai.chat.completions.create(model="m", messages=ASK, tools=[TOOL])
+    (choice,) = reply.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me add.")
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("add", ARGUMENTS)
+    says(server, CALL)
+    _, body = await server.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL], "verbose": True})
+    assert body["choices"][0]["message"]["content"] is None
+    assert body["__verbose"]["generation_settings"]["chat_format"] == "Hermes 2 Pro"
+    assert '"name": "add"' in body["__verbose"]["prompt"]
+    again = [*ASK, choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "2"}]
+    says(server, "2.")
+    reply = await server.openai.chat.completions.create(model="m", messages=again, tools=[TOOL])
+    assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == ("2.", None)
+    assert '{"name": "add", "arguments": {"a": "<é}\\n"}}' in prompt(server)
+    assert "[tool]2" in prompt(server)
+
+
+@pytest.mark.parametrize(
+    "text", [CALL, f"One.\n{CALL}\n{CALL}", f"{THOUGHT}Sum: {CALL} done", "None <tool_call> ever."]
+)
+async def test_deltas_add_up_to_the_message(server: Running, text: str):
+    says(server, text)
+    asked: Any = {"model": "m", "messages": ASK, "tools": [TOOL]}
+    whole = (await server.openai.chat.completions.create(**asked)).choices[0]
+    async with server.openai.chat.completions.stream(**asked) as stream:
+        kinds = [event.type async for event in stream]
+        told = (await stream.get_final_completion()).choices[0]
+    calls = [(c.function.name, c.function.arguments) for c in told.message.tool_calls or []]
+    assert calls == [(c.function.name, c.function.arguments) for c in whole.message.tool_calls or []]  # type: ignore[union-attr]
+    assert (told.message.content or None, told.finish_reason) == (whole.message.content, whole.finish_reason)
+    assert getattr(told.message, "reasoning_content", None) == getattr(whole.message, "reasoning_content", None)
+    assert ("tool_calls.function.arguments.delta" in kinds) == bool(calls)
+
+
+GEMMA4 = (
+    "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name }}"
+    "{{ '{' }}"
+    "{% for k, v in c.function.arguments | dictsort %}{{ k }}:{{ v }}{% endfor %}{{ '}<tool_call|>' }}{% endfor %}"
+    "{% for r in m.tool_responses or [] %}response:{{ r.name }}{value:{{ r.response }}}{% endfor %}"
+    "{{ m.content }}{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+)
+
+
+async def test_gemma4_calls_and_results():
+    async with chatting(GEMMA4) as server:
+        says(server, '<|tool_call>call:add{a:1,b:<|"|>"<|"|>}<tool_call|>')
+        asked = {"messages": ASK, "tools": [TOOL], "tool_choice": "required", "verbose": True}
+        _, body = await server.post("/v1/chat/completions", asked)
+        (choice,) = body["choices"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "add", "arguments": '{"a": 1, "b": "\\""}'}
+        settings = body["__verbose"]["generation_settings"]
+        assert settings["chat_format"] == "Gemma 4"
+        again = [*ASK, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "2"}]
+        says(server, "2.")
+        await server.post("/v1/chat/completions", {"messages": again, "tools": [TOOL]})
+        assert prompt(server).endswith('[assistant]<|tool_call>call:add{a:1b:"}<tool_call|>response:add{value:2}add')
+
+
+async def test_the_shape_of_deltas(server: Running):
+    says(server, CALL)
+    chunks = await events(server, "/v1/chat/completions", {"messages": ASK, "tools": [TOOL], "stream": True})
+    deltas = [c["choices"][0]["delta"] for c in chunks[:-1]]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    (begin,) = deltas[1]["tool_calls"]
+    assert begin.pop("id").startswith("call_")
+    assert begin == {"index": 0, "type": "function", "function": {"name": "add", "arguments": ""}}
+    rest = [call for delta in deltas[2:-1] for call in delta["tool_calls"]]
+    assert len(rest) > 5  # they come while the model writes
+    assert all(set(call) == {"index", "function"} for call in rest)
+    assert "".join(call["function"]["arguments"] for call in rest) == ARGUMENTS
+    assert (chunks[-2]["choices"][0]["finish_reason"], deltas[-1]) == ("tool_calls", {})
+
+
+async def test_cut_short(server: Running):
+    says(server, CALL)
+    reply = await server.openai.chat.completions.create(model="m", messages=ASK, tools=[TOOL], max_tokens=45)
+    assert reply.choices[0].finish_reason == "length"
+    (call,) = reply.choices[0].message.tool_calls or []
+    assert ARGUMENTS.startswith(call.function.arguments)  # type: ignore[union-attr]
+
+
+async def test_choice(server: Running):
+    says(server, CALL)
+    body = {"messages": ASK, "tools": [TOOL], "verbose": True}
+    _, reply = await server.post("/v1/chat/completions", {**body, "tool_choice": "none"})
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": CALL}
+    assert "add" not in reply["__verbose"]["prompt"]
+    _, reply = await server.post("/v1/chat/completions", {**body, "parse_tool_calls": False})
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": CALL}
+    assert "Adds numbers" in reply["__verbose"]["prompt"]
+    says(server, f"{CALL}\n{CALL}")
+    for parallel, n in ((True, 2), (False, 1), (None, 2)):
+        _, reply = await server.post("/v1/chat/completions", {**body, "parallel_tool_calls": parallel})
+        message = reply["choices"][0]["message"]
+        assert len(message["tool_calls"]) == n
+        assert message["content"] == (None if n == 2 else f"\n{CALL}")
+
+
+async def test_reasoning(server: Running):
+    says(server, f"{THOUGHT}Two.")
+    body: dict[str, Any] = {"messages": ASK}
+    for kind in ("auto", "deepseek", None):
+        _, reply = await server.post("/v1/chat/completions", {**body, "reasoning_format": kind})
+        message = reply["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": "Two.", "reasoning_content": "I should add."}
+    _, reply = await server.post("/v1/chat/completions", {**body, "reasoning_format": "none"})
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": f"{THOUGHT}Two."}
+    body["reasoning_format"] = "deepseek-legacy"
+    _, reply = await server.post("/v1/chat/completions", body)
+    legacy = {"role": "assistant", "content": f"{THOUGHT}Two.", "reasoning_content": "I should add."}
+    assert reply["choices"][0]["message"] == legacy
+    deltas = [c["choices"][0]["delta"] for c in (await events(server, "/v1/chat/completions", body))[1:-1]]
+    assert "".join(d.get("content", "") for d in deltas) == f"{THOUGHT}Two."
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "I should add."
+
+
+async def test_reasoning_that_the_prompt_began(server: Running):
+    says(server, "I should add.\n</think>\n\nTwo.")
+    body = {"messages": ASK, "chat_template_kwargs": {"force_thinking": True}, "verbose": True}
+    _, reply = await server.post("/v1/chat/completions", body)
+    assert reply["__verbose"]["prompt"].endswith("[assistant]<think>\n")
+    message = reply["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Two.", "I should add.")
+
+
+async def test_continuing_a_thought(server: Running):
+    says(server, " add.\n</think>Two.")
+    messages = [*ASK, {"role": "assistant", "content": "", "reasoning_content": "I should"}]
+    _, reply = await server.post("/v1/chat/completions", {"messages": messages, "verbose": True})
+    assert reply["__verbose"]["prompt"].endswith("[assistant]<think>\nI should")
+    assert reply["choices"][0]["message"]["reasoning_content"] == " add."
+    messages[-1]["content"] = "It is"
+    says(server, " two.")
+    _, reply = await server.post("/v1/chat/completions", {"messages": messages, "verbose": True})
+    assert reply["__verbose"]["prompt"].endswith("[assistant]<think>\nI should\n</think>\n\nIt is")
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": " two."}
+
+
+async def test_reasoning_with_logprobs(server: Running):
+    says(server, f"{THOUGHT}Two.")
+    asked: Any = {"model": "m", "messages": ASK, "logprobs": True, "top_logprobs": 1}
+    chunks = [c async for c in await server.openai.chat.completions.create(**asked, stream=True)]
+    told = [e.token for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
+    assert "".join(told) == f"{THOUGHT}Two."
+
+
+async def test_a_template_that_knows_no_tools():
+    async with chatting("{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]") as server:
+        says(server, '{"tool_call": {"name": "add", "arguments": {"a": 1}}}')
+        tool = {"function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
+        asked: Any = {"messages": ASK, "tools": [tool], "verbose": True}
+        _, reply = await server.post("/v1/chat/completions", asked)
+        assert prompt(server) == reply["__verbose"]["prompt"]
+        assert prompt(server).startswith("<s>[system]You can call these tools:\n{")
+        assert json.dumps(tool["function"]["parameters"]) in prompt(server)
+        message = reply["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        says(server, '{"response": "It is \\"2\\"."}')
+        asked["messages"] = [*ASK, message, {"role": "tool", "tool_call_id": "c", "content": "2"}]
+        chunks = await events(server, "/v1/chat/completions", asked)
+        text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks[:-1])
+        assert text == 'It is "2".'
+        assert '[user]{"tool_response": {"tool_call_id": "c", "content": "2"}}' in prompt(server)
+        assert '[assistant]{"tool_call": {"name": "add", "arguments": {"a": 1}, "id": "call_' in prompt(server)
+
+
+async def test_typed_parts(server: Running):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    says(server, "c")
+    _, reply = await server.post(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "verbose": True}
+    )
+    assert "[user]a\nb[assistant]" in reply["__verbose"]["prompt"]
+    for kind in ("image_url", "input_audio", "file"):
+        media = [{"role": "user", "content": [{"type": kind, kind: {}}]}]
+        await refused(server, "/v1/chat/completions", {"messages": media}, 501, "messages[0].content[0]")
+
+
+BAD_TOOLS: list[Any] = [
+    1, {}, {"type": "retrieval"}, {"function": 1}, {"function": {}}, {"function": {"name": 1}},
+    {"function": {"name": ""}}, {"function": {"name": "f", "parameters": []}},
+    {"function": {"name": "f", "description": 1}},
+]  # fmt: skip
+BAD_CALLS: list[Any] = [
+    1, [1], [{}], [{"function": 1}], [{"function": {"name": 1}}], [{"function": {"name": "f", "arguments": 1}}],
+]  # fmt: skip
+
+
+async def test_refusals(server: Running):
+    for tool in BAD_TOOLS:
+        await refused(server, "/v1/chat/completions", {"messages": ASK, "tools": [tool]}, 400, "tools[0]")
+    for calls in BAD_CALLS:
+        messages = [*ASK, {"role": "assistant", "tool_calls": calls}]
+        named = "messages[1].tool_calls"
+        await refused(server, "/v1/chat/completions", {"messages": messages}, 400, named)
+    body = {"messages": ASK, "tools": [TOOL]}
+    await refused(server, "/v1/chat/completions", {**body, "tools": [TOOL] * 257}, 400, "tools")
+    await refused(server, "/v1/chat/completions", {**body, "tool_choice": {"function": {"name": "sub"}}}, 400, "sub")
+    await refused(server, "/v1/chat/completions", {**body, "stream": True, "logprobs": True}, 400, "logprobs")
+    await refused(server, "/completion", {"prompt": "x", "tools": [TOOL]}, 400, "tools")
+    assert not server.scheduler.requests

@@ -1,0 +1,168 @@
+"""How the server listens: HTTPS, a shared port, a path in front, and the size of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization as pem
+
+from logitless.cli.flags import tls
+from logitless.cli.flags.flags import CliError, UsageError, parse
+from logitless.cli.flags.options import SERVING
+from logitless.cli.setup import server as setup
+from logitless.server.config import ServerConfig
+from tests.server.test_service import serving
+
+
+def options(*argv: str) -> SimpleNamespace:
+    return parse(SERVING.flags, argv, {})
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA(key_type=trustme.KeyType.ECDSA)
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A key and the certificate of 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("tls")
+    issued = authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    issued.private_key_pem.write_to_path(key)
+    for chained in issued.cert_chain_pems:
+        chained.write_to_path(certificate, append=True)
+    return key, certificate
+
+
+async def test_https(authority: trustme.CA, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
+    context = tls.context(options("--ssl-key-file", str(files[0]), "--ssl-cert-file", str(files[1])))
+    task, url = await serving(ServerConfig(port=0, tls=context), caplog)
+    assert url.startswith("https://127.0.0.1:")
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(trusting)
+    async with aiohttp.ClientSession() as http:
+        async with http.post(url + "/completion", json={"prompt": "say:safe"}, ssl=trusting) as reply:
+            assert (reply.status, (await reply.json())["content"]) == (200, "safe")
+        async with http.post(url + "/completion", json={"prompt": "say:x", "stream": True}, ssl=trusting) as reply:
+            assert b'"stop":true' in await reply.read()
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):  # another authority's
+            await http.get(url, ssl=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            await http.get(url.replace("https", "http"))
+        async with http.get(url + "/health", ssl=trusting) as reply:
+            assert reply.status == 200
+    await ended(task)
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_what_is_no_key_and_certificate(files: tuple[Path, Path], tmp_path: Path):
+    key, certificate = map(str, files)
+    assert tls.context(options()) is None
+    (other := tmp_path / "other.pem").write_bytes(trustme.CA().issue_cert("x").private_key_pem.bytes())
+    (garbage := tmp_path / "garbage.pem").write_bytes(b"\x00" * 100)
+    loaded = pem.load_pem_private_key(files[0].read_bytes(), None)
+    secret = pem.BestAvailableEncryption(b"secret")
+    (locked := tmp_path / "locked.pem").write_bytes(
+        loaded.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, secret)
+    )
+    for argv, wrong in (
+        (("--ssl-key-file", key), "--ssl-cert-file is needed too"),
+        (("--ssl-cert-file", certificate), "--ssl-key-file is needed too"),
+        (("--ssl-cert-file", certificate, "--ssl-key-file", str(other)), "mismatch"),
+        (("--ssl-cert-file", str(garbage), "--ssl-key-file", key), "no PEM"),
+        (("--ssl-cert-file", certificate, "--ssl-key-file", str(garbage)), "no PEM"),
+        (("--ssl-cert-file", certificate, "--ssl-key-file", str(locked)), "no PEM, or the key has a password"),
+    ):
+        with pytest.raises(CliError, match=wrong):
+            tls.context(options(*argv))
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.pem"):
+        tls.context(options("--ssl-cert-file", certificate, "--ssl-key-file", str(tmp_path / "nowhere.pem")))
+
+
+async def test_two_servers_on_one_port(caplog: pytest.LogCaptureFixture):
+    assert setup.reuse_port(options("--reuse-port"))
+    assert not setup.reuse_port(options())
+    first, url = await serving(ServerConfig(port=0, reuse_port=True), caplog)
+    port = int(url.rsplit(":", 1)[1])
+    caplog.clear()
+    second, same = await serving(ServerConfig(port=port, reuse_port=True), caplog)
+    assert same == url
+    await ended(first)
+    await ended(second)
+
+
+def test_a_prefix_is_a_path():
+    assert [setup.api_prefix(p) for p in ("", "/", "api", "/api/v2")] == ["", "/", "/api", "/api/v2"]
+    for prefix in ("/{x}", "/a b", "/?", "/\n", "/ü"):
+        with pytest.raises(CliError, match="--api-prefix"):
+            setup.api_prefix(prefix)
+
+
+def test_a_size_is_a_number_of_mib():
+    assert options().max_request_size == 64
+    for size in ("0", "1.5", "2000000", "64M"):
+        with pytest.raises(UsageError, match="--max-request-size"):
+            options("--max-request-size", size)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 20000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["another protocol", "no header", "a long header", "a long path", "a length below zero", "two lengths"],
+)
+async def test_what_is_no_http_gets_an_error_object(sent: bytes, caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # it closes the connection
+    assert head.split()[1] == b"400"
+    assert b"\r\nContent-Type: application/json" in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith("this is no HTTP request: ")
+    assert "\n" not in error["message"]
+    writer.close()
+    await writer.wait_closed()
+    await ended(task)
+
+
+async def test_what_a_client_expects(caplog: pytest.LogCaptureFixture):
+    task, url = await serving(ServerConfig(port=0), caplog)
+    async with aiohttp.ClientSession() as http:
+        for method, path in (("POST", "/completion"), ("GET", "/nope"), ("PUT", "/completion")):
+            headers = {"Expect": "miracles", "Origin": "http://here"}
+            async with http.request(method, url + path, headers=headers, data=b'{"prompt": "say:a"}') as reply:
+                assert (reply.status, reply.content_type) == (417, "application/json")
+                assert reply.headers["Access-Control-Allow-Origin"] == "http://here"
+                assert (await reply.json())["error"] == {
+                    "code": 417,
+                    "message": "header 'Expect': can only be 100-continue",
+                    "type": "invalid_request_error",
+                }
+        async with http.post(url + "/completion", json={"prompt": "say:a"}, expect100=True) as reply:
+            assert (reply.status, (await reply.json())["content"]) == (200, "a")
+        async with http.options(url + "/completion", headers={"Origin": "http://here"}) as reply:
+            assert reply.status == 200
+    await ended(task)

@@ -1,0 +1,93 @@
+"""The OpenAPI document and the application say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from logitless.engine.async_engine import Service
+from logitless.server.app import make_app
+from logitless.server.config import ServerConfig
+from logitless.server.openapi.document import _OPERATIONS, document
+from logitless.server.ui.page import PAGE
+from tests.helpers.http_fakes import running
+from tests.helpers.paths import ROOT
+
+
+async def test_it_is_served():
+    async with running() as server, server.http.get(f"{server.url}/openapi.json") as response:
+        assert response.status == 200
+        told = await response.json()
+    assert told["openapi"] == "3.1.0"
+    assert "security" not in told
+    assert told["paths"]["/v1/chat/completions"]["post"]["requestBody"]["required"] is True
+
+
+def routes() -> set[tuple[str, str]]:
+    app = make_app(Service(), ServerConfig())
+    return {
+        (route.method.lower(), route.resource.canonical.replace("{id:.+}", "{id}"))
+        for route in app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+
+
+async def test_every_route_is_in_it_and_no_page():
+    async with running() as server, server.http.get(f"{server.url}/openapi.json") as response:
+        paths = (await response.json())["paths"]
+    told = {(method, path) for path, methods in paths.items() for method in methods}
+    assert told == {(method, path) for method, path in routes() if path not in PAGE}
+
+
+def test_nothing_is_described_that_is_gone() -> None:
+    described = {(m, name) for m, path, aliases, *_ in _OPERATIONS for name in (path, *aliases)}
+    assert described <= routes()
+
+
+def test_it_is_sound() -> None:
+    """Ids are unique, references exist, parameters are those of the path, keys are asked for where there are some."""
+    made = document("x", [(method, f"/api{path}") for method, path in routes()], keys=True)
+    assert "a chat" in made["paths"]["/api/v1/chat/completions"]["post"]["summary"]
+    operations = [operation for methods in made["paths"].values() for operation in methods.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(ids) == len(set(ids))
+    assert made["security"] == [{"key": []}]
+    for path, methods in made["paths"].items():
+        for operation in methods.values():
+            names = [p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"]
+            assert names == re.findall(r"{(\w+)}", path)
+            assert all(reply["description"] for reply in operation["responses"].values())
+    for reference in _references(made):
+        target: Any = made
+        for key in reference.removeprefix("#/").split("/"):
+            target = target[key]
+    json.dumps(made, allow_nan=False)
+
+
+def _references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        return [v for k, v in node.items() if k == "$ref"] + [r for v in node.values() for r in _references(v)]
+    return [r for v in node for r in _references(v)] if isinstance(node, list) else []
+
+
+async def test_a_field_of_another_type_than_told_is_refused():
+    """What the document says about types is what the server checks."""
+    wrong = {"number": "x", "integer": "x", "boolean": "x", "string": 1, "array": 1, "object": 1}
+    fields = document("x", [("post", "/completion")])["paths"]["/completion"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]["schema"]
+    ignored = {"user", "model", "metadata", "echo", "best_of", "suffix", "input_prefix", "input_suffix", "input_extra"}
+    async with running() as server:
+        for name, schema in fields["properties"].items():
+            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            if name in ignored or {"array", "string"} <= set(kinds) or {"array", "object"} <= set(kinds):
+                continue
+            status, body = await server.post("/completion", {"prompt": "a", name: wrong[kinds[0]]})
+            assert status == 400, (name, body)
+            assert name in body["error"]["message"]
+
+
+def test_the_readme_names_it() -> None:
+    readme = ROOT / "README.md"
+    assert "/openapi.json" in readme.read_text(encoding="utf-8")

@@ -1,0 +1,183 @@
+"""The architecture as rules: import directions, import cycles, package sizes, packaging."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAY_IMPORT = {  # package → the packages below it
+    "graph": set(),
+    "backends": {"graph"},
+    "models": {"graph"},
+    "training": {"models", "graph"},
+    "engine": {"training", "models", "graph"},
+    "server": {"engine", "training", "models", "graph"},
+    "router": {"server", "engine", "training", "models", "graph"},
+    "cli": {"router", "server", "engine", "training", "models", "graph"},
+}
+OURS = tuple(MAY_IMPORT)
+MAX_LINES = 800
+MAX_MODULES = 12  # of one package, beside its __init__.py
+OPENS_BACKENDS = ("engine/runner/model_runner.py", "cli/")
+ONLY_IN = {  # third-party module → the only places that may import it
+    "aiohttp": ("server/", "router/"),
+    "asyncio": ("engine/", "server/", "router/", "cli/"),
+    "numba": ("backends/cpu/kernels/", "backends/cpu/compiler/numba_frontend.py"),
+    "llvmlite": (
+        "backends/cpu/kernels/",
+        "backends/cpu/compiler/llvm.py",
+        "backends/cpu/isa.py",
+        "backends/opencl/native_launch.py",
+    ),
+    "pyopencl": ("backends/opencl/",),
+    "vulkan": ("backends/vulkan/",),
+    "tokenizers": ("models/tokenizer/",),
+    "llguidance": ("models/grammar/",),
+    "re2": ("models/grammar/",),
+    "jinja2": ("models/",),
+    "prometheus_client": ("server/", "engine/"),
+    "rich": ("cli/",),
+    "PIL": ("training/reporting/plot.py",),
+    "huggingface_hub": ("cli/hub/",),
+    "yarl": ("router/",),
+}
+GRAPH_IMPORTS = {"numpy", "gguf"}  # beside the standard library
+LAZY = {  # may be imported inside functions only
+    "numba": ("backends/cpu/compiler/numba_frontend.py",),
+    "pyopencl": ("backends/opencl/backend.py", "backends/opencl/devices.py"),
+    "vulkan": ("backends/vulkan/",),
+    "llguidance": ("models/grammar/",),
+    "re2": ("models/grammar/",),
+    "huggingface_hub": ("cli/hub/hub.py",),
+    "PIL": ("training/reporting/plot.py",),
+}
+NOT_NAMES = {"utils", "helpers", "common"}
+
+SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+IDS = [str(path.relative_to(ROOT)) for path in SOURCES]
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(module, whether at the top of the file) of every import, except those for type checkers only."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    work: list[tuple[ast.AST, bool]] = [(node, True) for node in tree.body]
+    while work:
+        node, top = work.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            assert node.module is not None
+            if node.module in MODULES:
+                yield from ((submodule(node.module, alias.name), top) for alias in node.names)
+            else:
+                yield node.module, top
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            work += [(child, top) for child in node.orelse]
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            work += [(child, top and not inside) for child in ast.iter_child_nodes(node)]
+
+
+def module_name(path: Path) -> str:
+    """`graph/ops/norm.py` → `logitless.graph.ops.norm`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("logitless", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def submodule(package: str, name: str) -> str:
+    """The module that `from package import name` loads: the submodule of that name, else the package."""
+    return f"{package}.{name}" if f"{package}.{name}" in MODULES else package
+
+
+MODULES = {module_name(path) for path in SOURCES} | {"logitless"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=IDS)
+def test_imports_run_one_way(path: Path) -> None:
+    name = path.relative_to(ROOT).as_posix()
+    package = name.split("/", maxsplit=1)[0]
+    for module, top in imports(path):
+        base, _, rest = module.partition(".")
+        assert base not in OURS, f"{name} imports {module}: the one name is logitless.{module}"
+        if base == "logitless":
+            room = rest.partition(".")[0]
+            allowed = MAY_IMPORT[package] | {package} | ({"backends"} if name.startswith(OPENS_BACKENDS) else set())
+            assert room in allowed, f"{name} imports {module}, but {package} may import only {sorted(allowed)}"
+        if base in ONLY_IN:
+            assert name.startswith(ONLY_IN[base]), f"{name} imports {module}, which belongs into {ONLY_IN[base]}"
+        if base in LAZY and name.startswith(LAZY[base]):
+            assert not top, f"{name} imports {module} at its top; it must be inside a function"
+        if package == "graph" and base != "logitless":
+            assert is_standard(base) or base in GRAPH_IMPORTS, f"{name} imports {module}"
+        assert base != "tests", f"{name} imports {module}"
+
+
+@cache
+def import_graph() -> dict[str, set[str]]:
+    """Every module with the modules of ours that it imports, at its top or inside a function."""
+    return {
+        module_name(path): {module for module, _ in imports(path) if module in MODULES} - {module_name(path)}
+        for path in SOURCES
+    }
+
+
+def test_no_import_cycles() -> None:
+    try:
+        TopologicalSorter(import_graph()).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
+
+
+def is_standard(module: str) -> bool:
+    import sys
+
+    return module in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=IDS)
+def test_files_are_short_and_well_named(path: Path) -> None:
+    n_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert n_lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {n_lines} lines, more than {MAX_LINES}"
+    assert path.stem not in NOT_NAMES
+
+
+def test_packages_have_few_modules() -> None:
+    modules = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    crowded = {str(folder.relative_to(ROOT)): n for folder, n in modules.items() if n > MAX_MODULES}
+    assert not crowded, f"packages with more than {MAX_MODULES} modules"
+
+
+def test_every_folder_is_a_package_linked_below_logitless() -> None:
+    for folder in {path.parent for path in SOURCES}:
+        assert (folder / "__init__.py").exists(), f"{folder.relative_to(ROOT)} has no __init__.py"
+    for package in OURS:
+        assert (ROOT / "logitless" / package).resolve() == ROOT / package
+
+
+def test_dependencies_in_pyproject_are_those_imported() -> None:
+    """Nothing is installed for nobody, and nothing is imported that comes only by way of another package."""
+    import_names = {
+        "prometheus-client": "prometheus_client",
+        "google-re2": "re2",
+        "huggingface-hub": "huggingface_hub",
+        "pillow": "PIL",
+    }
+    project = PYPROJECT["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    declared = {requirement.split(">")[0] for requirement in required}
+    wanted = {import_names.get(name, name) for name in declared}
+    used = {module.split(".")[0] for path in SOURCES for module, _ in imports(path)}
+    third_party = {name for name in used if not is_standard(name) and name != "logitless"}
+    assert third_party <= wanted, f"imported but not declared: {sorted(third_party - wanted)}"
+    assert wanted <= third_party, f"declared but not imported: {sorted(wanted - third_party)}"
