@@ -57,9 +57,9 @@ async def test_no_ui() -> None:
 
 def test_every_file_is_packaged() -> None:
     project = tomllib.loads((HTTP.parents[1] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["server"]
+    patterns = project["tool"]["setuptools"]["package-data"]["logitless.server.ui"]
     for name in FILES:
-        assert any(fnmatch(f"http/{name}", pattern) for pattern in patterns), name
+        assert any(fnmatch(name, pattern) for pattern in patterns), name
 
 
 @pytest.mark.parametrize("name", FILES)
