@@ -43,6 +43,16 @@ class NotFound(RequestError):
     code, type = 404, "not_found_error"
 
 
+class TooLarge(RequestError):
+    code = 413
+
+
+class UnsupportedEncoding(RequestError):
+    """415: a body whose Content-Encoding cannot be unpacked."""
+
+    code = 415
+
+
 class TooManyRequests(RequestError):
     code, type = 429, "rate_limit_error"
 

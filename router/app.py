@@ -66,8 +66,7 @@ class Router:
     def app(self) -> web.Application:
         """The application."""
         config, prefix = self._config, self._prefix
-        guard = Guard(config, self._keys, PUBLIC)
-        app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
+        app = Guard(config, self._keys, PUBLIC).application()
         for path in ("/health", "/v1/health"):
             app.router.add_get(prefix + path, self._health)
         for path in ("/models", "/v1/models", "/api/tags"):
@@ -98,7 +97,6 @@ class Router:
             for allowed in ("GET", "HEAD") if method == "GET" else (method,):
                 app.router.add_route(allowed, prefix + path, handler)
         add_pages(app, config)
-        app.on_response_prepare.append(guard.add_headers)
         app.cleanup_ctx.append(self._connections)
         return app
 

@@ -118,8 +118,7 @@ PUBLIC = frozenset({"/health", "/v1/health", "/models", "/v1/models", "/api/tags
 def make_app(service: Service, config: ServerConfig) -> web.Application:
     """The application; it may be run before the model has loaded, and answers 503 until then."""
     context = Context(service, config)
-    guard = Guard(config, context.keys, PUBLIC)
-    app = web.Application(client_max_size=config.max_body, middlewares=[guard.middleware])
+    app = Guard(config, context.keys, PUBLIC).application()
     app[CONTEXT] = context
     app[LISTENERS], app[SILENCE] = service.listeners, config.timeout
     prefix = config.api_prefix.rstrip("/")
@@ -132,7 +131,6 @@ def make_app(service: Service, config: ServerConfig) -> web.Application:
     if vertex.wanted():
         app.router.add_post(prefix + "/predict", vertex.predict)
     add_pages(app, config)
-    app.on_response_prepare.append(guard.add_headers)
     return app
 
 

@@ -11,14 +11,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from logitless.engine.errors import InvalidRequest, RequestError, ServerFault
 from logitless.server.api.context import error_response
 from logitless.server.config import ServerConfig
+from logitless.server.unpack import RAW_BODIES
 
 log = logging.getLogger("logitless.http")
 BACKLOG = 128  # connections that wait to be accepted
+LONGEST_URL = 8192  # bytes; not aiohttp's limit of headers, which raises the same error
+LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # bounds of draining a body after the answer
 
 
 class ExpectationFailed(RequestError):
@@ -27,10 +31,28 @@ class ExpectationFailed(RequestError):
     code = 417
 
 
+class LongURL(RequestError):
+    """414: the URL is longer than LONGEST_URL."""
+
+    code = 414
+
+
 class Protocol(web.RequestHandler):
-    """aiohttp's. What it refuses by itself is no request that a middleware would see: it gets an error object here."""
+    """aiohttp's connection. Requests that aiohttp refuses before a middleware sees them get error
+    objects, and the rest of a body is drained within bounds after the answer."""
 
     __slots__ = ()
+
+    def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, logger: logging.Logger) -> None:
+        super().__init__(
+            manager,
+            loop=loop,
+            logger=logger,
+            access_log=None,  # type: ignore[arg-type]  # none
+            lingering_time=0,  # `_linger` does
+            max_line_size=LONGEST_URL,
+            **RAW_BODIES,
+        )
 
     def handle_error(
         self,
@@ -40,9 +62,7 @@ class Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # logs, and refuses where an answer has begun
-        reason = " ".join((message or "").split())[:200].removesuffix(":")
-        error = InvalidRequest(f"this is no HTTP request: {reason}") if status < 500 else ServerFault("internal error")
-        response = error_response(error)
+        response = error_response(_refusal(status, exc, message))
         response.headers["Server"] = "logitless"
         response.force_close()
         return response
@@ -52,7 +72,34 @@ class Protocol(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, web.HTTPExpectationFailed):
             resp = error_response(ExpectationFailed("header 'Expect': can only be 100-continue"))
-        return await super().finish_response(request, resp, start_time)
+        body = request.content
+        if not body.is_eof() and ("Upgrade" in request.headers or (request.content_length or 0) > LINGER_BYTES):
+            resp.force_close()  # aiohttp's parser stops for an upgrade, or the drain will not do
+        resp, gone = await super().finish_response(request, resp, start_time)
+        if not gone and not body.is_eof():
+            await _linger(body)
+        return resp, gone
+
+
+def _refusal(status: int, error: BaseException | None, message: str | None) -> RequestError:
+    """The error of a request that aiohttp's parser refuses, or whose handler has failed."""
+    if isinstance(error, LineTooLong) and str(error.args[1]) == str(LONGEST_URL):
+        return LongURL(f"the URL is longer than {LONGEST_URL} bytes")
+    if status < 500:
+        reason = " ".join((message or "").split())[:200].removesuffix(":")
+        return InvalidRequest(f"this is no HTTP request: {reason}")
+    return ServerFault("internal error")
+
+
+async def _linger(body: StreamReader) -> None:
+    """Drain the body of an answered request, as raw bytes. A client that still sends would get a
+    reset instead of the answer if the connection closed at once. The caller closes it if the body
+    has not ended within LINGER_BYTES and LINGER_SECONDS."""
+    n = 0
+    with suppress(OSError, RuntimeError, web.RequestPayloadError, HttpProcessingError):  # late, gone, or broken
+        async with asyncio.timeout(LINGER_SECONDS):
+            while not body.is_eof() and n < LINGER_BYTES:
+                n += len(await body.readany())
 
 
 async def listen(
@@ -81,7 +128,7 @@ async def listen(
     try:
         reuse_port = config.reuse_port or None
         listening = await loop.create_server(
-            partial(Protocol, server, loop=loop, logger=protocol, access_log=None),  # type: ignore[arg-type]  # none
+            partial(Protocol, server, loop=loop, logger=protocol),
             config.host,
             config.port,
             ssl=config.tls,

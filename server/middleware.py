@@ -14,6 +14,7 @@ from logitless.engine.errors import Forbidden, NotFound, RequestError, ServerFau
 from logitless.server.api.context import api_key, error_response
 from logitless.server.auth import Keys, same
 from logitless.server.config import ServerConfig
+from logitless.server.unpack import RAW_BODIES
 
 log = logging.getLogger("logitless.http")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -25,12 +26,20 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
-    """Of one application: `guard` is its middleware, `add_headers` its signal before a response begins."""
+    """The middleware of one application (`middleware`), and its signal before a response begins
+    (`add_headers`). `application` makes an application that has both."""
 
     def __init__(self, config: ServerConfig, keys: Keys, public: frozenset[str]) -> None:
         """`public`: paths that need no key."""
         self._config, self._keys, self._public = config, keys, public
         self._prefix = config.api_prefix.rstrip("/")
+
+    def application(self) -> web.Application:
+        """A new application behind this guard, without routes. Its connections unpack no body."""
+        size = self._config.max_body
+        app = web.Application(client_max_size=size, middlewares=[self.middleware], handler_args=RAW_BODIES)
+        app.on_response_prepare.append(self.add_headers)
+        return app
 
     @property
     def middleware(self) -> Middleware:

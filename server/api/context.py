@@ -21,6 +21,7 @@ from logitless.server.auth import Keys
 from logitless.server.config import ServerConfig
 from logitless.server.protocol.completions import RequestParser
 from logitless.server.protocol.fields import json_object
+from logitless.server.unpack import content
 
 T = TypeVar("T")
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
@@ -85,10 +86,17 @@ async def unhurried(raw: bytes, parse: Callable[[], T]) -> T:
 
 
 async def read_body(request: web.Request, seconds: float) -> bytes:
-    """The request's body, or 400, 408, 413."""
+    """The request's body, unpacked; or 400, 408, 413, 415."""
+
+    async def whole() -> bytes:
+        stream = content(request, request.client_max_size)
+        if stream is request.content:
+            return await request.read()
+        return b"".join([piece async for piece in stream.iter_any()])
+
     try:
-        return await in_time(request.read(), seconds)
-    except (web.RequestPayloadError, HttpProcessingError):  # garbage where Content-Encoding promises gzip
+        return await in_time(whole(), seconds)
+    except (web.RequestPayloadError, HttpProcessingError):  # garbage where chunks are promised
         raise InvalidRequest("the body does not have the form that the request's headers promise") from None
 
 
@@ -166,6 +174,8 @@ def error_response(error: RequestError) -> web.Response:
     response = json_response(error_object(error), error.code)
     if error.code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    if error.code == 415:
+        response.headers["Accept-Encoding"] = "gzip, deflate"
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     return response

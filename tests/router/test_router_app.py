@@ -27,12 +27,17 @@ async def _fetch(*_: Any) -> None:
     raise AssertionError("nothing is downloaded")
 
 
-@asynccontextmanager
-async def routing(**settings: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+def made(**settings: Any) -> tuple[Fleet[ServerProcess], Router]:
     """A router of a model that does not start."""
     fleet = Fleet([Entry("a", ())], _broken, 1)
     cache = Cache(str, _fetch, lambda _: None, lambda _: None)
-    router = Router(fleet, ServerConfig(**settings), list, RouterDesk(""), cache, autoload=True, limit=1)
+    return fleet, Router(fleet, ServerConfig(**settings), list, RouterDesk(""), cache, autoload=True, limit=1)
+
+
+@asynccontextmanager
+async def routing(**settings: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """The router, answering."""
+    fleet, router = made(**settings)
     runner = web.AppRunner(router.app(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

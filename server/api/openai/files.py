@@ -7,25 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from logitless.engine.errors import InvalidRequest, NotFound, RequestError, unkept
+from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import Row, page
 from logitless.server.api.context import beside, in_time, json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
+from logitless.server.unpack import content as unpacked
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
 PIECE = 1 << 20  # bytes that are written at once
 PURPOSES = ("fine-tune",)
-
-
-class TooLarge(RequestError):
-    """413."""
-
-    code = 413
 
 
 async def upload(request: web.Request) -> web.Response:
@@ -52,7 +47,7 @@ async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
     """(purpose, the file's name, None if there is no file); the last one of the form is under `path` then."""
     purpose, filename = "", None
     silence = request.app[SILENCE]
-    parts = await request.multipart()
+    parts = MultipartReader(request.headers, unpacked(request, MAX_BYTES + PIECE))
     while (part := await in_time(parts.next(), silence)) is not None:
         if not isinstance(part, BodyPartReader):
             continue

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import resource
 import signal
 import tracemalloc
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from logitless.router.desk import RouterDesk
@@ -25,7 +28,7 @@ LINE = b'{"text": "' + b"a" * 10_227 + b'"}\n'  # 10 KiB
 
 @asynccontextmanager
 async def serving(folder: Path, silence: float = 60) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Path]]:
-    app = web.Application(middlewares=[Guard(ServerConfig(), Keys((), ""), ()).middleware])
+    app = Guard(ServerConfig(), Keys((), ""), frozenset()).application()
     desk = RouterDesk(str(folder))
     app[DESK], app[SILENCE] = desk, silence
     app.add_routes([web.post("/v1/files", files.upload), web.get("/v1/files/{id}/content", files.content)])
@@ -71,6 +74,33 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert large < small + (1 << 20), (small, large)  # of 3 and 12 MB
+
+
+async def test_a_compressed_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = LINE * 100
+    head = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    file = b'--b\r\nContent-Disposition: form-data; name="file"; filename="rows.jsonl"\r\n\r\n%s\r\n--b--\r\n'
+    data = head % (b"purpose", b"fine-tune") + file % rows
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with serving(tmp_path) as (session, url, folder):
+        for coding, raw in (("gzip", gzip.compress(data)), ("deflate", zlib.compress(data))):
+            async with session.post(url, data=raw, headers={**headers, "Content-Encoding": coding}) as reply:
+                row = await reply.json()
+            async with session.get(f"{url}/{row['id']}/content") as reply:
+                assert await reply.read() == rows
+        monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
+        n_kept = len(list(folder.iterdir()))
+        for coding, raw, status in (
+            ("gzip", gzip.compress(head % (b"nothing", bytes(1 << 20)) * 9 + data), 413),
+            ("gzip", gzip.compress(head % (b"file", bytes(1 << 21))), 413),
+            ("gzip", gzip.compress(bytes(1 << 21)), 400),
+            ("gzip", b"no gzip", 400),
+            ("br", b"no brotli", 415),
+        ):
+            async with session.post(url, data=raw, headers={**headers, "Content-Encoding": coding}) as reply:
+                assert reply.status == status, await reply.text()
+                assert (await reply.json())["error"]["code"] == status
+        assert len(list(folder.iterdir())) == n_kept
 
 
 def test_a_client_that_leaves_and_a_bad_line_leave_nothing_behind(tmp_path: Path) -> None:
