@@ -294,7 +294,7 @@ def fingerprint() -> str:
 def test_every_instruction_set_has_the_same_bits(other: str) -> None:
     if other not in offered()[1:]:
         pytest.skip(f"this machine has no {other} beside its best")
-    code = "from tests.unit.test_cpu_matmul import fingerprint; print(fingerprint())"
+    code = "from tests.backends.cpu.kernels.test_packed_matmul import fingerprint; print(fingerprint())"
     environment = {**os.environ, "LOGITLESS_ISA": other, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
