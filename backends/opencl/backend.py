@@ -53,7 +53,7 @@ class OpenCLBackend:
         self._context = cl.Context([found.device])
         self._queue = cl.CommandQueue(self._context)
         self.identity = f"{found.description} {found.driver}"
-        self.programs = Programs(self._context, found.device, self.identity, self.shape)
+        self.programs = Programs(self._context, self.identity, self.shape)
         self._slabs = Slabs(STATES_SLAB) if found.kind == "cpu" else None  # this process' memory is the device's
         self.chains = Chains(self._context, self._queue, found.units) if found.kind == "cpu" else None
         self._shared: dict[str, Memory] = {}  # by what for: memory of whichever program runs

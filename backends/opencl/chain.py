@@ -28,6 +28,7 @@ from logitless.backends.gpu.language import prelude
 from logitless.backends.gpu.language.dialect import CL_TYPES, CPU, KERNELS, Defines, Kernel, choose, constants
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.software.stages import HEAD, LINE, Piece, row_words
+from logitless.backends.opencl.programs import build_program
 
 LEAST = 40  # launches of a plan that are worth a program: it takes seconds to compile, once
 PATIENCE = 1000  # looks at a count, some 50 µs, that a worker takes before it leaves
@@ -125,7 +126,7 @@ class Chains:
         try:
             buffer = cl.Buffer(self._context, flags, hostbuf=where)
             counter = cl.Buffer(self._context, flags, hostbuf=np.zeros(1, np.uint32))
-            cl.Program(self._context, PROBE).build().probe(self._queue, (1,), (1,), buffer, counter)
+            build_program(self._context, PROBE).probe(self._queue, (1,), (1,), buffer, counter)
             cl.enqueue_copy(self._queue, found := np.zeros(2, np.uint64), buffer)
         except cl.Error:
             return False
@@ -150,7 +151,7 @@ class Chains:
 
     def program(self, pieces: tuple[Piece, ...]) -> Any:
         if pieces not in self._programs:
-            self._programs[pieces] = cl.Program(self._context, render(pieces)).build(["-cl-std=CL1.2"])
+            self._programs[pieces] = build_program(self._context, render(pieces))
         return self._programs[pieces]
 
     def counters_nbytes(self, stages: int) -> int:

@@ -1,11 +1,13 @@
 """Compiled OpenCL programs: one per kernel variant, kept on disk as the driver's binary.
 
+`build_program` is where everything that OpenCL compiles is compiled, and what a compiler says goes to the log.
 PoCL keeps what it compiles by itself (we tell it where), and making a binary of it costs as much as compiling again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import warnings
 from typing import Any
@@ -15,14 +17,31 @@ import pyopencl as cl
 from logitless.backends import disk_cache
 from logitless.backends.gpu.language.dialect import KERNELS, Defines, Shape, render_opencl
 
+log = logging.getLogger("logitless.devices")
 OPTIONS = ["-cl-std=CL1.2"]
+
+
+def build_program(context: Any, code: str | bytes) -> Any:
+    """A program for a context of one device, from source or from a binary of the driver's.
+
+    Compilers warn of kernels in which nothing is wrong: their words are a debug line of the log, and never a warning of
+    Python's. Raises the binding's error, with the same words, where the program is refused.
+    """
+    (device,) = context.devices
+    program: Any = cl.Program(context, code) if isinstance(code, str) else cl.Program(context, [device], [code])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)
+        program.build(OPTIONS)
+    if said := (program.get_build_info(device, cl.program_build_info.LOG) or "").strip():
+        log.debug("the OpenCL compiler of %s says: %s", device.name.strip(), said)
+    return program
 
 
 class Programs:
     """Programs of one device. What is compiled once is read from the cache by the next process."""
 
-    def __init__(self, context: Any, device: Any, identity: str, shape: Shape) -> None:
-        self._context, self._device, self._identity, self._shape = context, device, identity, shape
+    def __init__(self, context: Any, identity: str, shape: Shape) -> None:
+        self._context, self._identity, self._shape = context, identity, shape
         self._keep = "PoCL" not in identity
         self._programs: dict[tuple[str, Defines], Any] = {}
 
@@ -35,23 +54,18 @@ class Programs:
     def _build(self, name: str, defines: Defines) -> Any:
         source = render_opencl(KERNELS[name], defines, self._shape)
         if not self._keep:
-            return self._compile(source)
+            return build_program(self._context, source)
         digest = hashlib.sha256("\0".join([self._identity, *OPTIONS, source]).encode()).hexdigest()[:24]
         path = disk_cache.cache_folder() / "opencl" / f"{name}-{digest}"
         kept = disk_cache.read(path)
         if kept:
             try:
-                return cl.Program(self._context, [self._device], [kept]).build(OPTIONS)
+                return build_program(self._context, kept)
             except cl.Error:  # a driver that changed without changing its version
                 pass
-        program = self._compile(source)
+        program = build_program(self._context, source)
         disk_cache.write(path, program.get_info(cl.program_info.BINARIES)[0])
         return program
-
-    def _compile(self, source: str) -> Any:
-        with warnings.catch_warnings():  # NVIDIA's compiler has something to say of kernels in which nothing is wrong
-            warnings.simplefilter("ignore", cl.CompilerWarning)
-            return cl.Program(self._context, source).build(OPTIONS)
 
 
 def use_cache_of_pocl() -> None:

@@ -23,7 +23,7 @@ def main(names: list[str]) -> int:
     print(f"on {backend.device.description}", flush=True)
     for shape in (CPU, SIMT):
         backend.shape = shape
-        backend.programs = Programs(backend._context, backend.device.device, backend.identity, shape)
+        backend.programs = Programs(backend._context, backend.identity, shape)
         for name in names or sorted(name for name in OPS if OPS[name].cases):
             outcomes = [run(problem, [backend]) for problem in problems(name)]
             wrong = [o for o in outcomes if o.status not in (OK, UNSUPPORTED)]

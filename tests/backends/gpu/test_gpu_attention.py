@@ -46,7 +46,7 @@ def gpu(
     monkeypatch.setattr(programs, "OPTIONS", [*programs.OPTIONS, "-cl-opt-disable"])
     opencl = OpenCLBackend()
     opencl.shape, opencl.chains = replace(SIMT, units=opencl.shape.units), None
-    opencl.programs = programs.Programs(opencl._context, opencl.device.device, opencl.identity, opencl.shape)
+    opencl.programs = programs.Programs(opencl._context, opencl.identity, opencl.shape)
     yield opencl
     opencl.close()
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import platform
 import struct
 import time
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
 from logitless.backends.errors import DeviceLost
+from logitless.backends.gpu.language import prelude
+from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.graph.backend import Backend, Place
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul
@@ -27,9 +33,9 @@ def device(open_device: Callable[[str], Backend]) -> OpenCLBackend:
 
 
 def program(device: OpenCLBackend) -> Any:
-    import pyopencl as cl
+    from logitless.backends.opencl.programs import build_program
 
-    return cl.Program(device._context, "__kernel void f(__global float *x, const ulong at) { x[at] = 1; }").build([])
+    return build_program(device._context, "__kernel void f(__global float *x, const ulong at) { x[at] = 1; }")
 
 
 def test_a_refused_launch_is_a_lost_device(device: OpenCLBackend) -> None:
@@ -99,3 +105,91 @@ def test_many_launches_are_one_to_the_same_bits(
     for _ in range(3):  # what is counted begins with zeros again
         assert plan.run(feeds)[0].tobytes() == alone.tobytes()
     other.close()
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> str:
+    """A warning that compilers give of every program, a new one each time: no cache knows its source."""
+    from logitless.backends.opencl import chain
+
+    text = f"said_{uuid.uuid4().hex}"
+    lines = f"#warning {text}\ntypedef int {text};\n"
+    monkeypatch.setattr(prelude, "CL", lines + prelude.CL)
+    monkeypatch.setattr(chain, "PROBE", lines + chain.PROBE)
+    caplog.set_level(logging.DEBUG, "logitless.devices")
+    return text
+
+
+def logged(caplog: pytest.LogCaptureFixture, text: str) -> list[int]:
+    """Levels of the lines that have the text."""
+    return [record.levelno for record in caplog.records if text in record.getMessage()]
+
+
+def test_what_a_compiler_says_of_a_kernel_is_a_debug_line(
+    device: OpenCLBackend, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Warnings are errors in tests: one of the binding's would be raised."""
+    from logitless.backends.opencl.programs import Programs
+
+    defines = KERNELS["top_experts"].variants(device.shape)[0]
+    Programs(device._context, device.identity, device.shape).program("top_experts", defines)
+    assert logged(caplog, said) == [logging.DEBUG]
+
+
+def test_a_binary_that_was_kept_is_built_without_a_warning(
+    device: OpenCLBackend,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from logitless.backends.opencl.programs import Programs
+
+    monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
+    defines = KERNELS["top_experts"].variants(device.shape)[0]
+    for _ in range(2):
+        made = Programs(device._context, "keeps binaries", device.shape).program("top_experts", defines)
+        assert made.kernel_names == "top_experts"
+    assert len(list((tmp_path / "opencl").iterdir())) == 1
+    assert logging.DEBUG in logged(caplog, said)
+
+
+def test_what_a_compiler_says_of_a_chain_is_a_debug_line(
+    device: OpenCLBackend, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if device.chains is None:
+        pytest.skip("groups are no threads of this process")
+    from logitless.backends.opencl.chain import Chains
+
+    chains = Chains(device._context, device._queue, device.chains.workers)
+    assert chains.possible
+    assert logged(caplog, said) == [logging.DEBUG]
+    chains.program((("top_experts", KERNELS["top_experts"].variants(device.shape)[0]),))
+    assert logged(caplog, said) == [logging.DEBUG] * 2
+
+
+def test_programs_are_built_in_one_place() -> None:
+    folder = Path(__file__).resolve().parents[3] / "backends" / "opencl"
+    assert [path.name for path in folder.glob("*.py") if "cl.Program(" in path.read_text()] == ["programs.py"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's calling convention")
+def test_vectors_of_16_are_passed_without_a_word(device: OpenCLBackend, caplog: pytest.LogCaptureFixture) -> None:
+    """Clang tells of each function that takes 16 numbers where a register has 8: that is all processors with AVX2."""
+    if device.shape.name != "cpu":
+        pytest.skip("no vectors of 16")
+    from logitless.backends.opencl.programs import build_program
+
+    caplog.set_level(logging.DEBUG, "logitless.devices")
+    half = '__attribute__((noinline, target("no-avx512f")))'
+    code = f"""
+typedef int new_{uuid.uuid4().hex};
+{half} float16 twice(float16 x) {{ return x * 2.0f; }}
+{half} void work(__global float16* x) {{ *x = twice(*x); }}
+__kernel void f(__global float16* x) {{ work(x); }}
+"""
+    build_program(device._context, code)
+    assert "changes the ABI" in caplog.text
+    caplog.clear()
+    build_program(device._context, prelude.CL + prelude.CL_CPU + code)
+    assert caplog.text == ""
