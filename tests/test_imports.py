@@ -61,14 +61,19 @@ LAZY = {  # may be imported inside functions only
     "huggingface_hub": ("cli/hub/hub.py",),
     "PIL": ("training/reporting/plot.py",),
 }
+TYPE_CYCLES: set[tuple[str, str]] = {  # arrows of type checkers only that still close a cycle; to be mended
+    ("engine.runner.preemptible_prefill", "engine.runner.model_runner"),
+    ("engine.scheduler.admission", "engine.scheduler.scheduler"),
+    ("engine.scheduler.interleaved_prefill", "engine.scheduler.scheduler"),
+}
 NOT_NAMES = {"utils", "helpers", "common"}
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 IDS = [str(path.relative_to(ROOT)) for path in SOURCES]
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(module, whether at the top of the file) of every import, except those for type checkers only."""
+def imports(path: Path, *, types: bool = False) -> Iterator[tuple[str, bool]]:
+    """(module, whether at the top of the file) of every import; `types`: those for type checkers only as well."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     work: list[tuple[ast.AST, bool]] = [(node, True) for node in tree.body]
     while work:
@@ -83,7 +88,7 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             else:
                 yield node.module, top
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            work += [(child, top) for child in node.orelse]
+            work += [(child, top) for child in (*node.orelse, *(node.body if types else ()))]
         else:
             inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             work += [(child, top and not inside) for child in ast.iter_child_nodes(node)]
@@ -125,18 +130,32 @@ def test_imports_run_one_way(path: Path) -> None:
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """Every module with the modules of ours that it imports, at its top or inside a function."""
-    return {
-        module_name(path): {module for module, _ in imports(path) if module in MODULES} - {module_name(path)}
-        for path in SOURCES
-    }
+    """Every module with the modules of ours that it imports: at its top, inside a function, or for its types only."""
+    found = {module_name(path): {module for module, _ in imports(path, types=True)} for path in SOURCES}
+    return {name: (imported & MODULES) - {name} for name, imported in found.items()}
 
 
 def test_no_import_cycles() -> None:
+    arrows = {name: set(imported) for name, imported in import_graph().items()}
+    for name, imported in TYPE_CYCLES:
+        arrows[f"logitless.{name}"].discard(f"logitless.{imported}")
     try:
-        TopologicalSorter(import_graph()).prepare()
+        TopologicalSorter(arrows).prepare()
     except CycleError as error:
         pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize(("name", "imported"), sorted(TYPE_CYCLES))
+def test_known_type_cycles_still_exist(name: str, imported: str) -> None:
+    """An exception that no import needs any more is taken off the list."""
+    reached, work = set[str](), [f"logitless.{imported}"]
+    while work:
+        module = work.pop()
+        if module not in reached:
+            reached.add(module)
+            work += import_graph()[module]
+    assert f"logitless.{imported}" in import_graph()[f"logitless.{name}"]
+    assert f"logitless.{name}" in reached
 
 
 def is_standard(module: str) -> bool:

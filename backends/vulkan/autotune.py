@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -22,14 +22,12 @@ from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceLost
 from logitless.backends.gpu.language.dialect import SIMT, SOFT, Shape
 from logitless.backends.gpu.matmul.linear_coop_matrix import LEAST_ROWS
+from logitless.backends.vulkan.device import Device
 from logitless.backends.vulkan.instance import DeviceInfo
 from logitless.backends.vulkan.pipelines import MANIFEST
-from logitless.graph.backend import Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Place
 from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import feed, state
-
-if TYPE_CHECKING:
-    from logitless.backends.vulkan.backend import VulkanBackend
 
 log = logging.getLogger("logitless.devices")
 DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"  # 1: wherever a device has them, 0: nowhere
@@ -49,6 +47,13 @@ class Choice:
     used: bool
     why: str
     rows: int = LEAST_ROWS
+
+
+class Tunable(Backend, Protocol):
+    """A Vulkan backend whose choice of kernels (`shape`) can be switched between two programs."""
+
+    device: Device
+    shape: Shape
 
 
 def class_of(info: DeviceInfo) -> Shape:
@@ -72,7 +77,7 @@ def known(info: DeviceInfo) -> Choice | None:
     return Choice(**json.loads(kept)) if kept else None
 
 
-def measure(backend: VulkanBackend) -> Choice:
+def measure(backend: Tunable) -> Choice:
     """Time both kernels on a device that has both, and keep what was found."""
     before, path = backend.shape, _path(backend.device.info)
     _keep(path, Choice(False, "the driver did not survive the trial"))  # the next start is not to find out again
@@ -98,7 +103,7 @@ def _path(info: DeviceInfo) -> Path:
     return disk_cache.cache_folder() / "vulkan" / f"{of[:16]}.choice"
 
 
-def _race(backend: VulkanBackend) -> Choice:
+def _race(backend: Tunable) -> Choice:
     begun, dots, matrices, finished = time.perf_counter(), 0.0, 0.0, True
     for size in SIZES:
         if 4 * GROWTH * max(dots, matrices) > BUDGET_S:  # two turns of both kernels: what is known must do
@@ -114,7 +119,7 @@ def _race(backend: VulkanBackend) -> Choice:
     return Choice(True, f"{ratio} times as fast as integer dot products", rows)
 
 
-def _first_rows(backend: VulkanBackend, begun: float) -> int:
+def _first_rows(backend: Tunable, begun: float) -> int:
     """From how many rows on matrices are faster."""
     found = MOST_ROWS
     for m, rows in ROWS:
@@ -125,7 +130,7 @@ def _first_rows(backend: VulkanBackend, begun: float) -> int:
     return found
 
 
-def _timed(backend: VulkanBackend, m: int, n: int, k: int, begun: float) -> tuple[float, float, bool]:
+def _timed(backend: Tunable, m: int, n: int, k: int, begun: float) -> tuple[float, float, bool]:
     """Seconds of a product with dots and with matrices, and whether they gave the same bits."""
     programs, result = _programs(backend, m, n, k)
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -144,9 +149,7 @@ def _timed(backend: VulkanBackend, m: int, n: int, k: int, begun: float) -> tupl
     return min(seconds[False][1:]), min(seconds[True][1:]), results[False] == results[True]
 
 
-def _programs(
-    backend: VulkanBackend, m: int, n: int, k: int
-) -> tuple[dict[bool, Callable[[], None]], Callable[[], Bytes]]:
+def _programs(backend: Tunable, m: int, n: int, k: int) -> tuple[dict[bool, Callable[[], None]], Callable[[], Bytes]]:
     """What runs a product with dots and with matrices, and what brings its result."""
     draw = np.random.default_rng(0)
     raw = draw.integers(0, 256, (n, k // 32, 34), np.uint8)

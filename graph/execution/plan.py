@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.backend import Backend, Bytes, Place, Program, Visible
+from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program, Visible
 from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.memory import Layout
 from logitless.graph.execution.partition import TRANSFER, Placement
 from logitless.graph.tensor import ALIASES, Tensor
 
-if TYPE_CHECKING:
-    from logitless.graph.execution.session import Session
-
 Late = Callable[[], "Mapping[str, Array]"]
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+
+
+class Storage(Protocol):
+    """The session's backends and device memory, as far as a plan needs them."""
+
+    backends: list[Backend]
+
+    def arena(self, b: int, size: int, apart: str = "") -> Buffer | None:
+        """Memory of backend `b` for intermediate results, at least `size` bytes (None for 0)."""
+
+    def buffer(self, t: Tensor, b: int) -> Buffer:
+        """The memory of a state on backend `b`."""
 
 
 def leaf_uses(placement: Placement, arenas: Layout) -> list[tuple[Tensor, int]]:
@@ -53,9 +62,9 @@ def input_layout(uses: Sequence[tuple[Tensor, int]], alignments: Sequence[int]) 
 class _Places:
     """Where the tensors of a graph lie, while a plan of it is made."""
 
-    def __init__(self, session: Session, placement: Placement, arenas: Layout, apart: str) -> None:
-        self._session, self._placement, self._layout = session, placement, arenas
-        self._arena = [session.arena(b, size, apart) for b, size in arenas.sizes.items()]
+    def __init__(self, storage: Storage, placement: Placement, arenas: Layout, apart: str) -> None:
+        self._storage, self._placement, self._layout = storage, placement, arenas
+        self._arena = [storage.arena(b, size, apart) for b, size in arenas.sizes.items()]
         self.feeds: dict[str, Tensor] = {}
         self.of_feeds: dict[str, dict[int, Place]] = {}  # by name and backend
         self._constants: dict[tuple[int, int], Place] = {}
@@ -64,7 +73,7 @@ class _Places:
     def _place_inputs(self, uses: Sequence[tuple[Tensor, int]]) -> dict[int, tuple[Place, Bytes]]:
         """Feeds and scalars have one buffer on each backend, and an image of it here that is sent as a whole, where it
         is not the buffer itself."""
-        backends = self._session.backends
+        backends = self._storage.backends
         offsets, sizes = input_layout(uses, [b.alignment for b in backends])
         inputs: dict[int, tuple[Place, Bytes]] = {}
         for b, (backend, size) in enumerate(zip(backends, sizes, strict=True)):
@@ -92,7 +101,7 @@ class _Places:
         elif root.op == "const":
             base = self._constants[id(root), b]
         elif root.op == "state":
-            base = Place(self._session.buffer(root, b))
+            base = Place(self._storage.buffer(root, b))
         else:
             base = Place(self._arena[self._placement.backend_of[id(root)]], self._layout.offsets[id(root)])
         return Place(base.buffer, base.offset + offset) if offset else base
@@ -171,11 +180,11 @@ class Plan:
     it: what the session drops is free at once.
     """
 
-    def __init__(self, session: Session, placement: Placement, arenas: Layout, apart: str = "") -> None:
+    def __init__(self, storage: Storage, placement: Placement, arenas: Layout, apart: str = "") -> None:
         """`apart`: see Session.plan."""
-        places = _Places(session, placement, arenas, apart)
-        self._backends = session.backends
-        self._visible = [isinstance(backend, Visible) for backend in session.backends]
+        places = _Places(storage, placement, arenas, apart)
+        self._backends = storage.backends
+        self._visible = [isinstance(backend, Visible) for backend in storage.backends]
         self.feeds, self._feed_places, self._inputs = places.feeds, places.of_feeds, places.inputs
         self.states = frozenset(t.name for t in placement.order if t.op == "state")
         self.late: set[str] = set()
@@ -185,11 +194,11 @@ class Plan:
                 self._steps.append(None)
             self.late.update(leaf.name for leaf in segment.late)
             if segment.nodes[0].op == TRANSFER:
-                self._steps.append((-1, _Transfer(session.backends, placement, places, segment.nodes[0])))
+                self._steps.append((-1, _Transfer(storage.backends, placement, places, segment.nodes[0])))
             else:
                 b = segment.backend
                 for nodes in self._cut(segment.nodes):
-                    self._steps.append((b, self._program(session.backends[b], nodes, partial(places.place, b=b))))
+                    self._steps.append((b, self._program(storage.backends[b], nodes, partial(places.place, b=b))))
         self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
         self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
         self._sent = [(b, *to) for b, to in self._inputs.items() if not self._visible[b]]

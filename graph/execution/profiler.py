@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from logitless.graph.backend import Backend, Program, TimedProgram, Times
 from logitless.graph.execution.memory import Layout
 from logitless.graph.execution.partition import Placement
-from logitless.graph.execution.plan import Array, Late, Plan
+from logitless.graph.execution.plan import Array, Late, Plan, Storage
 from logitless.graph.tensor import Tensor
-
-if TYPE_CHECKING:
-    from logitless.graph.execution.session import Session
 
 # Told of each run: its nodes, the seconds of each, and the feeds.
 Observer = Callable[[Sequence[Tensor], Sequence[float], Mapping[str, Array]], None]
@@ -23,8 +19,8 @@ Observer = Callable[[Sequence[Tensor], Sequence[float], Mapping[str, Array]], No
 class Timed(Plan):
     """The same bits, a little later: each node has ended before the next one begins. It keeps its graph."""
 
-    def __init__(self, session: Session, placement: Placement, arenas: Layout, observer: Observer) -> None:
-        super().__init__(session, placement, arenas)
+    def __init__(self, storage: Storage, placement: Placement, arenas: Layout, observer: Observer) -> None:
+        super().__init__(storage, placement, arenas)
         self._observer = observer
         self._nodes = [t for segment in placement.segments for t in segment.nodes]  # of one program each
         self._clocks: list[TimedProgram] = []
@@ -34,7 +30,7 @@ class Timed(Plan):
                 steps.append(None)
                 continue
             programs = [step[1] for step in group if step is not None]
-            backend = session.backends[b] if b >= 0 else None
+            backend = storage.backends[b] if b >= 0 else None
             clock = backend.timed(programs) if isinstance(backend, Times) else _Clock(programs, backend)
             self._clocks.append(clock)
             steps.append((b, clock))

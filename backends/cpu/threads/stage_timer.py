@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from logitless.backends.cpu.program import CPUProgram
 from logitless.backends.cpu.threads.pool import Pool, Table
-
-if TYPE_CHECKING:
-    from logitless.backends.cpu.backend import CPUProgram
 
 
 class Clock:

@@ -1,0 +1,139 @@
+"""A program of the CPU backend: tables of instructions, and numpy calls where an op has no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.backends.cpu.fusion import packed_weights
+from logitless.backends.cpu.fusion.packing import packed
+from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the rules of its ops)
+    elementwise_attention,
+    encoder,
+    experts,
+    linear,
+    recurrent,
+    sampling,
+    slicing,
+    training,
+)
+from logitless.backends.cpu.lowering.cache_bypass import past_caches, too_many
+from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.backends.cpu.memory import Memory
+from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.graph.backend import Bytes, Place
+from logitless.graph.dtype import DTYPES
+from logitless.graph.op import OPS, destination
+from logitless.graph.tensor import Tensor
+
+Part = Table | Callable[[], None]
+
+
+class CPUProgram:
+    """Tables of instructions, with a numpy call between two of them where an op has no kernel."""
+
+    def __init__(self, pool: Pool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
+        self.fallbacks: list[str] = []
+        self._pool = pool
+        self._n_threads = pool.n_threads
+        self._keep: set[Memory] = set()  # what the instructions point into
+        self._past = too_many(nodes)
+        self.parts: list[Part] = []
+        pending: list[Instruction] = []
+
+        def address(t: Tensor) -> int:
+            at = place(t)
+            self._keep.add(at.buffer)
+            return int(at.buffer.address) + at.offset
+
+        for t in nodes:
+            rule = LOWERINGS.get(t.op)
+            instructions = rule(t, address) if rule else None
+            if instructions is not None:
+                pending += instructions
+                continue
+            self._flush(pending)
+            pending = []
+            self.fallbacks.append(t.op)
+            self.parts.append(partial(_reference, pool, t, place))
+        self._flush(pending)
+
+    def _flush(self, instructions: list[Instruction]) -> None:
+        if instructions:
+            self.parts.append(Table(past_caches(instructions) if self._past else instructions))
+
+    @classmethod
+    def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:
+        """What these parts of other programs do, on so many threads."""
+        made = cls(pool, (), lambda t: Place(None))
+        made._n_threads = n_threads
+        made._keep = set().union(*(program._keep for _, program in parts))
+        tables: list[Table] = []
+        for part, _ in parts:
+            if isinstance(part, Table):
+                tables.append(part)
+                continue
+            made.parts += [*_joined(tables), part]
+            tables = []
+        made.parts += _joined(tables)
+        return made
+
+    def split(self, n: int, n_threads: int) -> list[Part]:
+        """Its parts in smaller ones: stages, instructions, or ranges of units, n at most, each for all threads."""
+        found: list[Part] = []
+        for part in self.parts:
+            found += part.split(n, n_threads) if isinstance(part, Table) else [part]
+        return found
+
+    def run(self) -> None:
+        for part in self.parts:
+            if isinstance(part, Table):
+                self._pool.run(part, self._n_threads)
+            else:
+                part()
+
+
+def _joined(tables: Sequence[Table]) -> list[Part]:
+    return [Table.joined(tables)] if tables else []
+
+
+def _reference(pool: Pool, t: Tensor, place: Callable[[Tensor], Place]) -> None:
+    """Run a node by its definition."""
+    result = OPS[t.op].reference(*(_view(pool, s, place(s)) for s in t.src), **t.attrs)
+    if destination(t) is None:
+        _view(pool, t, place(t))[...] = result
+
+
+def _view(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
+    kind = DTYPES[t.dtype].numpy
+    if packed(t):
+        return _unpacked(pool, t, at)
+    raw = at.buffer.array[at.offset : at.offset + t.nbytes]
+    if kind is None:
+        return _dequantised(t, raw)
+    values: npt.NDArray[Any] = raw.view(kind).reshape(t.shape)
+    return values
+
+
+def _unpacked(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
+    """A packed weight's values in f32."""
+    values = np.empty(t.shape, np.float32)
+    address = at.buffer.address + at.offset
+    pool.run(Table([packed_weights.unpack_instruction(t.dtype, address, values.ctypes.data, *t.shape)]))
+    return values
+
+
+def _dequantised(t: Tensor, raw: Bytes) -> npt.NDArray[Any]:
+    """A constant's values in f32, from the bytes of its blocks."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    if not (t.op == "state" and t.attrs["constant"]):
+        raise TypeError(f"{t!r}: numpy has no such type")
+    rows = raw.reshape(*t.shape[:-1], -1)
+    values: npt.NDArray[Any] = dequantize(rows, GGMLQuantizationType[t.dtype.upper()]).reshape(t.shape)
+    return values
