@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+_STOPPED = {
+    "NoExtension": "allows no text",
+    "NoExtensionBias": "allows no text",
+    "ParserTooComplex": "too complex",
+    "LexerTooComplex": "too complex",
+}
+
 
 class GrammarError(ValueError):
     """A grammar that cannot be used, or a state that it cannot go on from; the text is one line that says where."""
@@ -9,3 +18,17 @@ class GrammarError(ValueError):
     def __init__(self, problem: str) -> None:
         text = " ".join(problem.split())
         super().__init__(text if len(text) <= 300 else text[:297] + "...")
+
+
+def reason(error: str) -> str:
+    """llguidance's message in one line, without its own positions."""
+    lines = error.splitlines()
+    why = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
+    if why >= 2:  # a regex, below it a caret, below that what is wrong
+        column = lines[why - 1].find("^") - 3
+        return f"regex {lines[why - 2].strip()!r}, column {max(1, column)}: {lines[why].removeprefix('error: ')}"
+    first = next((line.strip() for line in lines if line.strip()), "cannot be used")
+    if first in _STOPPED:
+        return _STOPPED[first]
+    first = re.sub(r"^at \d+\(\d+\): ", "", first)
+    return first.removeprefix("failed to compile JSON schema: ")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.grammar.errors import GrammarError
-from logitless.models.grammar.sources import KINDS, explained, reason, to_lark
-from logitless.models.grammar.vocabulary import byte_token, vocabulary_of
+from logitless.models.grammar.errors import GrammarError, reason
+from logitless.models.grammar.sources import KINDS, explained, to_lark
+from logitless.models.grammar.vocabulary import LIMITS, byte_token, vocabulary_of
 from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 Bits = npt.NDArray[np.uint32]
 
 MAX_CHARS = 1 << 20  # of a source
-# Bounds on work, in llguidance's units; at its own speeds about 40 ms to compile, 20 ms and 20 MB for a mask.
-_LIMITS: dict[str, Any] = {
-    "max_items_in_row": 2000,
-    "initial_lexer_fuel": 2_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 100_000,
-    "max_lexer_states": 20_000,
-    "max_grammar_size": 200_000,
-    "verbose_errors": False,
-}
 # Any tokens that spell an allowed text are allowed, as in llama.cpp, and not only those that a tokenizer would choose.
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
@@ -151,7 +141,7 @@ class Matcher:
 def _start(vocabulary: LLTokenizer, lark: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(**_LIMITS)
+    limits = LLParserLimits(**LIMITS)
     return LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
 
 

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from logitless.models.grammar.errors import GrammarError
+from logitless.models.grammar.errors import GrammarError, reason
+from logitless.models.grammar.json_schema import prepared, subschemas
 from logitless.models.tokenizer import Tokenizer
 
 KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")
 
 # Between the tokens of JSON: what llama.cpp's schema grammars allow, so that a model cannot go on with blanks for ever.
 _SPACE = r"( |\n{1,2}[ \t]{0,20})?"
-_STOPPED = {
-    "NoExtension": "allows no text",
-    "NoExtensionBias": "allows no text",
-    "ParserTooComplex": "too complex",
-    "LexerTooComplex": "too complex",
-}
 _MAX_LOOKED_AT = 500  # parts of a schema that are tried to find the one at fault
-_SUBSCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def to_lark(kind: str, source: str, tokenizer: Tokenizer) -> str:
@@ -56,9 +48,14 @@ def in_regex(text: str) -> str:
 
 
 def json_rule(schema: Any, *, strict: bool = False) -> str:
-    """JSON of a schema as a part of a Lark rule; unless `strict`, keywords that cannot be enforced are ignored."""
+    """JSON of a schema as a part of a Lark rule.
+
+    Keywords that cannot be enforced are errors if `strict`; else they are dropped, and `oneOf` is
+    taken for `anyOf`.
+    """
+    schema = prepared(schema, strict=strict)
     if isinstance(schema, dict):
-        options = {"whitespace_pattern": _SPACE, "lenient": not strict, "coerce_one_of": True}
+        options = {"whitespace_pattern": _SPACE, "lenient": not strict, "coerce_one_of": not strict}
         schema = {**schema, "x-guidance": options}
     return f"%json {json.dumps(schema)}"
 
@@ -82,44 +79,11 @@ def explained(kind: str, source: str, error: str, error_of: Callable[[str], str]
         return GrammarError(said)
     schema, where = json.loads(source), ""
     shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
-    for n, (path, part) in enumerate(_parts(schema, "")):
+    for n, (path, part) in enumerate(subschemas(schema)):
         if n >= _MAX_LOOKED_AT:
             break
-        if path.startswith(where) and isinstance(part, dict):
+        if path and path.startswith(where) and isinstance(part, dict):
             found = error_of(f"start: {json_rule({**shared, **part}, strict=kind == 'strict_json_schema')}\n")
             if found:
                 where, said = path, reason(found)
     return GrammarError(f"in the schema at {where or '/'}: {said}")
-
-
-def _parts(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(path, schema) of everything in a schema that is one itself, a parent before what is in it."""
-    work = [(path, schema)]
-    while work:
-        path, schema = work.pop()
-        if path:
-            yield path, schema
-        if not isinstance(schema, dict):
-            continue
-        found = [(f"{path}/{key}", schema[key]) for key in _SUBSCHEMAS if isinstance(schema.get(key), dict)]
-        for key in _LISTS:
-            if isinstance(schema.get(key), list):
-                found += [(f"{path}/{key}/{i}", part) for i, part in enumerate(schema[key])]
-        for key in _MAPS:
-            if isinstance(schema.get(key), dict):
-                found += [(f"{path}/{key}/{name}", part) for name, part in schema[key].items()]
-        work += reversed(found)
-
-
-def reason(error: str) -> str:
-    """llguidance's message in one line, without its own positions."""
-    lines = error.splitlines()
-    why = next((i for i, line in enumerate(lines) if line.startswith("error: ")), 0)
-    if why >= 2:  # a regex, below it a caret, below that what is wrong
-        column = lines[why - 1].find("^") - 3
-        return f"regex {lines[why - 2].strip()!r}, column {max(1, column)}: {lines[why].removeprefix('error: ')}"
-    first = next((line.strip() for line in lines if line.strip()), "cannot be used")
-    if first in _STOPPED:
-        return _STOPPED[first]
-    first = re.sub(r"^at \d+\(\d+\): ", "", first)
-    return first.removeprefix("failed to compile JSON schema: ")

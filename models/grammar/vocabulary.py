@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,16 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 LARGE = 48_000  # tokens
+# Bounds on work, in llguidance's units; at its own speeds about 40 ms to compile, 20 ms and 20 MB for a mask.
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 2_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 100_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
 
 _made: weakref.WeakKeyDictionary[Tokenizer, LLTokenizer] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -67,3 +78,11 @@ def vocabulary_of(tokenizer: Tokenizer) -> LLTokenizer:
 def byte_token(tokenizer: Tokenizer, byte: int) -> int:
     """The id of the extra token for one byte (not 0xFF)."""
     return tokenizer.n_vocab + byte
+
+
+@functools.cache
+def byte_vocabulary() -> LLTokenizer:
+    """A vocabulary of single bytes, in which a grammar compiles in a millisecond."""
+    import llguidance
+
+    return llguidance.LLTokenizer("byte")

@@ -160,11 +160,19 @@ def test_auto_is_held_to_the_schema_once_a_call_begins(serve: Any, shared_data: 
     assert free["choices"][0]["message"]["content"].startswith("<tool_call><tool_<tool_")  # nothing holds it here
 
 
-def test_a_schema_that_is_none(client: openai.OpenAI) -> None:
-    broken = {
-        "type": "function",
-        "function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"type": "nonsense"}}}},
-    }
+def test_a_broken_schema_is_refused_where_it_is_strict(client: openai.OpenAI) -> None:
+    parameters: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "nonsense"}}}
+    broken = {"type": "function", "function": {"name": "bad", "parameters": parameters, "strict": True}}
+    lenient = {"type": "function", "function": {"name": "bad", "parameters": parameters}}
+    reply = client.chat.completions.create(
+        model="m",
+        messages=ASK,
+        tools=[NOW, lenient],  # type: ignore[list-item]
+        tool_choice="required",
+        max_tokens=200,
+        temperature=0,
+    )
+    assert reply.choices[0].message.tool_calls
     with pytest.raises(openai.BadRequestError, match=r"tools\[1\]\.function\.parameters"):
         client.chat.completions.create(model="m", messages=ASK, tools=[NOW, broken])  # type: ignore[list-item]
     with pytest.raises(openai.BadRequestError, match="only JSON"):

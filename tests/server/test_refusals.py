@@ -61,7 +61,7 @@ FIELDS: list[tuple[str, Any]] = [
     ("tools", [1]),
     *[("response_format", value) for value in ("x", {"type": "sound"}, [], {"type": 1}, {"type": []})],
     *[("grammar", value) for value in (1, [], "root ::= foo", "root", '"')],
-    *[("json_schema", value) for value in ([], "x", 1, False, {"type": "x"}, {"items": {"pattern": "("}})],
+    *[("json_schema", value) for value in ([], "x", 1, False, {"type": "x"}, {"items": {"pattern": 1}})],
     *[("grammar_triggers", value) for value in ("x", {}, [{"type": "word", "value": "a"}] * 257)],
     *[("preserved_tokens", value) for value in ("x", 1, {})],
 ]

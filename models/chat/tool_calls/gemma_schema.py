@@ -13,6 +13,7 @@ from typing import Any
 
 from logitless.models.chat.tool_calls.gemma import QUOTE
 from logitless.models.grammar import in_regex, json_rule, quoted
+from logitless.models.grammar.json_schema import resolve
 
 Schema = Mapping[str, Any]
 
@@ -38,9 +39,8 @@ SHARED = (
 
 def argument_rules(schema: Schema, name: str) -> list[str]:
     """Rules of a tool's arguments, the first of them called `name`; the others' names begin with it, too."""
-    kind = {} if "$ref" in schema else {"type": "object"}
     writer = _Writer(schema, name)
-    start = writer.value({**schema, **kind})
+    start = writer.value(schema)
     return [f"{name}: {start}", *writer.rules]
 
 
@@ -107,18 +107,8 @@ class _Writer:
 
     def _found(self, ref: str) -> Any:
         """The part of the schema that a reference within it names; none: anything."""
-        if not ref.startswith("#"):
-            return True
-        at: Any = self._root
-        for step in ref[1:].split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(at, list) and key.isdecimal() and int(key) < len(at):
-                at = at[int(key)]
-            elif isinstance(at, dict) and key in at:
-                at = at[key]
-            else:
-                return True
-        return at
+        target = resolve(self._root, ref)
+        return target[1] if target else True
 
     def _merged(self, *schemas: Any) -> dict[str, Any]:
         """One schema that asks for what all of these do; of keywords that contradict each other, the last one's."""

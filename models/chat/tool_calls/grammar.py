@@ -16,10 +16,10 @@ from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
 from logitless.models.chat.tool_calls.parser import CallFormat
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 from logitless.models.grammar import in_regex, json_rule, quoted
+from logitless.models.grammar.json_schema import object_schema
 
 Function = Mapping[str, Any]
 _BLANK = r"W: /( |\n[ \t]{0,8})/"
-NO_SCHEMA = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ def call_grammar(
     rules = [_BLANK, f"obj: {' | '.join(f'obj_{i}' for i in range(len(functions)))}"]
     key = "parameters" if calls in (LLAMA3, COMMAND_R, COMMAND_R_ACTION) else "arguments"
     for i, function in enumerate(functions):
-        schema = function.get("parameters") or NO_SCHEMA
         strict = function.get("strict") is True
+        schema = object_schema(function.get("parameters"), strict=strict)
         rules.append(f"args_{i}: {json_rule(schema, strict=strict)}")
         named = quoted(json.dumps(function["name"], ensure_ascii=False))
         tail = ' W? "," W? "\\"id\\":" W? /"[a-zA-Z0-9]{9}"/' if calls is MISTRAL else ""
@@ -174,7 +174,7 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
         "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
     ]
     for i, function in enumerate(functions):
-        schema: Mapping[str, Any] = function.get("parameters") or NO_SCHEMA
+        schema: Mapping[str, Any] = object_schema(function.get("parameters"))
         needed, properties = schema.get("required"), schema.get("properties")
         needed = needed if isinstance(needed, list) else []
         parts = [f'"<tool_call>\\n" {quoted("<function=" + function["name"] + ">" + chr(10))}']
@@ -189,7 +189,7 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
 def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
     rules, of_tools = [*SHARED], []
     for i, function in enumerate(functions):
-        rules += argument_rules(function.get("parameters") or NO_SCHEMA, f"given_{i}")
+        rules += argument_rules(object_schema(function.get("parameters")), f"given_{i}")
         of_tools.append(f"{quoted(f'{GEMMA4_BEGIN}call:' + function['name'])} given_{i} {quoted(GEMMA4_END)}")
     return [*rules, f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], GEMMA4_BEGIN
 

@@ -12,38 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.models.grammar import Grammar, GrammarError, json_rule, quoted
+from logitless.models.grammar import GrammarError, json_rule, quoted
 from logitless.models.grammar.ast import LAST, Alt, Chars, Node, Ref, Repeat, Seq, chars
 from logitless.models.grammar.matcher import Matcher
-from logitless.models.tokenizer import Tokenizer, from_metadata
-
-PIECES = [*"abcxy ", "ab", "abc", "ba", "é", "{", "}", '"', ":", ",", "0", "1", "true", '{"', '"}']
-TOKENS = ["<unk>", "<s>", "</s>", "<tool>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES]
-EOS = 2
-
-
-@functools.cache
-def tokenizer() -> Tokenizer:
-    types = [2, 3, 3, 3, *[6] * 256, *[1] * len(PIECES)]
-    vocab = {"model": "llama", "tokens": TOKENS, "scores": [0.0] * len(TOKENS), "token_type": types}
-    return from_metadata(
-        {f"tokenizer.ggml.{key}": value for key, value in vocab.items()} | {"tokenizer.ggml.eos_token_id": EOS}
-    )
-
-
-def compile_(source: str, kind: str = "gbnf") -> Grammar:
-    return Grammar.compile(kind, source, tokenizer())
+from tests.helpers.grammars import EOS, TOKENS, accepts, compile_grammar
 
 
 def allowed(matcher: Matcher) -> set[str]:
     bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
     assert not bits[len(TOKENS) :].any()
     return {TOKENS[i] for i in np.flatnonzero(bits[: len(TOKENS)])}
-
-
-def accepts(grammar: Grammar, text: str) -> bool:
-    matcher = grammar.matcher()
-    return all(matcher.accept_bytes(bytes([byte])) for byte in text.encode()) and matcher.can_end
 
 
 # --- what a grammar allows
@@ -117,7 +95,7 @@ def test_a_grammar_allows_what_its_rules_say(root: Node, p: Node, q: Node) -> No
     rules = {"root": root, "p": p, "q": q}
     expected = {text for text in TEXTS if len(text) in ends(Ref("root"), rules, text)[0]}
     try:
-        grammar = compile_("\n".join(f"{name} ::= {shown(node)}" for name, node in rules.items()))
+        grammar = compile_grammar("\n".join(f"{name} ::= {shown(node)}" for name, node in rules.items()))
     except GrammarError:  # it allows no text at all
         assert not expected
         return
@@ -150,9 +128,9 @@ def test_a_grammar_allows_what_its_rules_say(root: Node, p: Node, q: Node) -> No
 def test_the_dialect_of_llama_cpp(source: str, text: str | None, ok: bool) -> None:
     if text is None:
         with pytest.raises(GrammarError, match="line 2, column 3: expected the name of a rule"):
-            compile_(source)
+            compile_grammar(source)
     else:
-        assert accepts(compile_(source), text) == ok
+        assert accepts(compile_grammar(source), text) == ok
 
 
 @pytest.mark.parametrize(
@@ -181,7 +159,7 @@ def test_the_dialect_of_llama_cpp(source: str, text: str | None, ok: bool) -> No
 )
 def test_a_bad_grammar_says_where(source: str, problem: str) -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_(source)
+        compile_grammar(source)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -197,7 +175,7 @@ def test_a_bad_grammar_says_where(source: str, problem: str) -> None:
         ("json_schema", '{"$ref": "#/$defs/x"}', "in the schema at /: Pointer"),
         ("json_schema", '{"properties": {"a": {"items": {"minimum": "q"}}}}', "in the schema at /properties/a/items: "),
         (
-            "json_schema",
+            "strict_json_schema",
             '{"anyOf": [{"type": "null"}, {"type": "string", "pattern": "("}]}',
             "at /anyOf/1: regex '(', column 1: unclosed group",
         ),
@@ -209,12 +187,12 @@ def test_a_bad_grammar_says_where(source: str, problem: str) -> None:
 )
 def test_a_bad_schema_or_regex_says_where(kind: str, source: str, problem: str) -> None:
     with pytest.raises(GrammarError) as caught:
-        compile_(source, kind)
+        compile_grammar(source, kind)
     assert problem in str(caught.value)
 
 
 def test_what_cannot_be_enforced_is_ignored_unless_strict() -> None:
-    assert accepts(compile_('{"not": {"type": "string"}, "type": "integer"}', "json_schema"), "12")
+    assert accepts(compile_grammar('{"not": {"type": "string"}, "type": "integer"}', "json_schema"), "12")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +214,7 @@ def test_work_is_bounded(kind: str, source: str) -> None:
     """Grammars that would take for ever end in an error, or work; each in a few seconds on any machine."""
     started = time.process_time()
     try:
-        matcher = compile_(source, kind).matcher()
+        matcher = compile_grammar(source, kind).matcher()
         for _ in range(20):
             matcher.mask()
             if not matcher.accept_bytes(b"a"):
@@ -250,7 +228,7 @@ def test_work_is_bounded(kind: str, source: str) -> None:
 
 
 def test_masks_allow_the_tokens_that_a_text_may_begin_with() -> None:
-    matcher = compile_('root ::= "ab" [xy] | "c"').matcher()
+    matcher = compile_grammar('root ::= "ab" [xy] | "c"').matcher()
     assert allowed(matcher) == {"a", "<0x61>", "ab", "c", "<0x63>"}
     assert matcher.accept(TOKENS.index("ab"))
     assert allowed(matcher) == {"x", "y", "<0x78>", "<0x79>"}
@@ -263,16 +241,16 @@ def test_masks_allow_the_tokens_that_a_text_may_begin_with() -> None:
 
 
 def test_the_end_is_allowed_wherever_the_grammar_can_end() -> None:
-    matcher = compile_('root ::= "a"*').matcher()
+    matcher = compile_grammar('root ::= "a"*').matcher()
     assert allowed(matcher) == {"a", "<0x61>", "</s>"}
 
 
 def test_any_tokens_that_spell_the_text_are_allowed() -> None:
-    assert allowed(compile_('{"const": true}', "json_schema").matcher()) == {"<0x74>", "true"}
+    assert allowed(compile_grammar('{"const": true}', "json_schema").matcher()) == {"<0x74>", "true"}
 
 
 def test_characters_may_be_put_together_from_bytes() -> None:
-    matcher = compile_("root ::= [é]").matcher()
+    matcher = compile_grammar("root ::= [é]").matcher()
     assert allowed(matcher) == {"é", "<0xC3>"}
     assert matcher.accept(TOKENS.index("<0xC3>"))
     assert allowed(matcher) == {"<0xA9>"}
@@ -280,12 +258,12 @@ def test_characters_may_be_put_together_from_bytes() -> None:
 
 def test_special_tokens_count_as_their_text() -> None:
     """As in llama.cpp, so that a grammar may ask for <tool>; tokens that end a generation do not."""
-    assert allowed(compile_('root ::= "<tool>" | "</s>"').matcher()) == {"<tool>", "<0x3C>"}
-    assert allowed(compile_("root ::= <tool> | <[5]>").matcher()) == {"<tool>", "<0x01>"}
+    assert allowed(compile_grammar('root ::= "<tool>" | "</s>"').matcher()) == {"<tool>", "<0x3C>"}
+    assert allowed(compile_grammar("root ::= <tool> | <[5]>").matcher()) == {"<tool>", "<0x01>"}
 
 
 def test_rollback_takes_tokens_back() -> None:
-    matcher = compile_('root ::= "abc" "x"*').matcher()
+    matcher = compile_grammar('root ::= "abc" "x"*').matcher()
     states = [allowed(matcher)]
     steps = [
         lambda: matcher.accept(TOKENS.index("ab")),
@@ -307,14 +285,14 @@ def test_rollback_takes_tokens_back() -> None:
 
 def test_tool_calls_are_lark_of_literals_and_schemas() -> None:
     rule = json_rule({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
-    grammar = compile_(f"start: {quoted('<tool>')} {rule} {quoted(chr(10))}", "lark")
+    grammar = compile_grammar(f"start: {quoted('<tool>')} {rule} {quoted(chr(10))}", "lark")
     assert accepts(grammar, '<tool>{"x": 1}\n')
     assert not accepts(grammar, '<tool>{"y": 1}\n')
     assert not accepts(grammar, '<tool>{"x":   1}\n')  # one blank at most, as llama.cpp's
 
 
 def test_every_character_is_a_character() -> None:
-    grammar = compile_("root ::= .*")
+    grammar = compile_grammar("root ::= .*")
     assert accepts(grammar, "".join(map(chr, (0, 0x7F, 0x80, 0x7FF, 0x800, 0xFFFF, 0x10000, LAST))))
     assert not grammar.matcher().accept_bytes(b"\xff")
     assert not grammar.matcher().accept_bytes(b"\xa9")

@@ -1,0 +1,31 @@
+"""Grammars compiled for a small vocabulary of bytes and pieces, and the texts that they accept."""
+
+from __future__ import annotations
+
+import functools
+
+from logitless.models.grammar import Grammar
+from logitless.models.tokenizer import Tokenizer, from_metadata
+
+PIECES = [*"abcxy ", "ab", "abc", "ba", "é", "{", "}", '"', ":", ",", "0", "1", "true", '{"', '"}']
+TOKENS = ["<unk>", "<s>", "</s>", "<tool>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES]
+EOS = 2
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    types = [2, 3, 3, 3, *[6] * 256, *[1] * len(PIECES)]
+    vocab = {"model": "llama", "tokens": TOKENS, "scores": [0.0] * len(TOKENS), "token_type": types}
+    return from_metadata(
+        {f"tokenizer.ggml.{key}": value for key, value in vocab.items()} | {"tokenizer.ggml.eos_token_id": EOS}
+    )
+
+
+def compile_grammar(source: str, kind: str = "gbnf") -> Grammar:
+    return Grammar.compile(kind, source, tokenizer())
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """True if the text is a complete one of the grammar."""
+    matcher = grammar.matcher()
+    return all(matcher.accept_bytes(bytes([byte])) for byte in text.encode()) and matcher.can_end
