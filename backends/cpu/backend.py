@@ -1,4 +1,7 @@
-"""The CPU backend: complete, because an op without a kernel runs as its numpy reference."""
+"""CPU backend: memory, lowering and programs. It supports every op.
+
+An op without a native kernel runs as its numpy reference.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,17 @@ from logitless.graph.tensor import Tensor
 
 
 class CPUBackend:
-    """`n_threads` 0 means every core of the process."""
+    """Backend of the host processor. `n_threads` 0 uses every core the process may use."""
 
     name = "cpu"
     alignment = ALIGNMENT
     memory_bytes = 0
 
     def __init__(self, n_threads: int = 0) -> None:
-        rounds_bf16()  # what is asked for and not there is told now
+        rounds_bf16()  # raises if the flag asks for instructions that the processor lacks
         self.pool = Pool(n_threads or cores())
-        # Apart, because a slab stays until its last piece goes: weights and states come and go at different times.
+        # Separate slabs: a slab stays allocated until its last piece is freed, and weights and
+        # states have different lifetimes.
         self._weights, self._states = Slabs(WEIGHTS_SLAB), Slabs(STATES_SLAB)
 
     def supports(self, t: Tensor) -> bool:
@@ -79,7 +83,7 @@ class CPUBackend:
     download = seen
 
     def wait(self) -> None:
-        """Programs have ended when `run` returns."""
+        """No-op: programs have ended when `run` returns."""
 
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> CPUProgram:
         return CPUProgram(self.pool, nodes, place)
@@ -87,8 +91,11 @@ class CPUBackend:
     def divide(
         self, programs: Sequence[CPUProgram], seconds: Sequence[float], most: float, spare: bool = False
     ) -> list[CPUProgram]:
-        """Programs that take longer become one a stage, instruction or range of units; those that take less than a
-        quarter are joined."""
+        """Programs of about `most` seconds each, out of programs that took `seconds`.
+
+        A program above `most` is split into phases, tasks or ranges of units. Neighbours that
+        together take less than a quarter of `most` are joined.
+        """
         n_threads = max(1, min(self.pool.n_threads, cores() - 1)) if spare else self.pool.n_threads
         groups: list[list[tuple[Part, CPUProgram]]] = [[]]
         joined = 0.0

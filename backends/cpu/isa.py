@@ -1,7 +1,7 @@
-"""What the processor offers: LLVM's name for it, its features, and the variant of integer dot products that it runs.
+"""Instruction sets and caches of the host processor, and the kernel variant that runs on it.
 
-LLVM is asked once a machine, because importing it costs a start 45 ms and a process 45 MB: its answer is kept under the
-cache folder, named by a hash of what the system says of the first processor.
+LLVM names the processor and its features. Importing LLVM costs 45 ms and 45 MB, so its answer is
+cached on disk, keyed by a hash of the first processor's entry in /proc/cpuinfo.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from pathlib import Path
 from logitless.backends import disk_cache
 
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_dot", "plain")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of the first processor
-WITHOUT = {  # what processors that have no better variant than this do without, and such a processor's name
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of processor 0
+WITHOUT = {  # variant -> (name of such a processor, prefixes of the features that it lacks)
     "avx_vnni": ("alderlake", ("avx512", "avx10", "amx")),
     "avx2": ("haswell", ("avx512", "avx10", "amx", "avxvnni")),
 }
 BF16 = "LOGITLESS_CPU_BF16"
-CHANGES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that differ from start to start
+CHANGES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that change between boots
 
 
 @dataclass(frozen=True)
 class Host:
-    """`attributes`: all features that LLVM knows, as it writes them (`+avx2,-sse4a,...`)."""
+    """Processor name and features. `attributes` lists every feature LLVM knows
+    (`+avx2,-sse4a,...`).
+    """
 
     name: str
     attributes: str
@@ -41,12 +43,12 @@ class Host:
 
     @property
     def has_512_bits(self) -> bool:
-        """Whether it has 32 registers of 16 floats; else it has 16 of half of that."""
+        """True with 32 registers of 16 floats; otherwise there are 16 of half that width."""
         return self.has("avx512f", "avx512vl")
 
     @property
     def is_zen(self) -> bool:
-        """Whether it is one of AMD's with wide registers: Zen 4 and later."""
+        """True for AMD Zen 4 and later (512-bit registers)."""
         return self.name.startswith("znver") and self.has_512_bits
 
     @functools.cached_property
@@ -56,12 +58,13 @@ class Host:
 
 @functools.cache
 def host() -> Host:
-    """This machine's processor."""
+    """The processor of this machine."""
     try:
         with open("/proc/cpuinfo") as f:
             lines = [line for line in takewhile(str.strip, f) if not line.startswith(CHANGES)]
-    except OSError:  # no Linux
-        return _asked(dots=sys.platform == "darwin" and platform.machine() == "arm64")  # all of Apple's have them
+    except OSError:  # not Linux
+        # every Apple processor has them
+        return _asked(dots=sys.platform == "darwin" and platform.machine() == "arm64")
     digest = hashlib.sha256("".join([metadata.version("llvmlite"), *lines]).encode()).hexdigest()
     path = disk_cache.cache_folder() / "cpu" / f"host-{digest[:16]}"
     kept = disk_cache.read(path)
@@ -73,7 +76,11 @@ def host() -> Host:
 
 
 def _asked(*, dots: bool) -> Host:
-    """`dots`: an ARM processor that has them, of which LLVM does not see this, nor of Apple's anything at all."""
+    """Query LLVM for the processor's features.
+
+    `dots`: an ARM processor with dot products, which LLVM does not detect; on Apple's it detects no
+    feature at all.
+    """
     import llvmlite.binding as llvm
 
     seen: dict[str, bool] = llvm.get_host_cpu_features()
@@ -82,7 +89,7 @@ def _asked(*, dots: bool) -> Host:
 
 
 def offered() -> list[str]:
-    """Those of ISAS that the machine has, the best first."""
+    """The entries of ISAS that this machine has, best first."""
     here = host()
     has = {
         "avx512_vnni": here.has("avx512vnni", "avx512bw", "avx512vl"),
@@ -96,7 +103,10 @@ def offered() -> list[str]:
 
 @functools.cache
 def isa() -> str:
-    """`LOGITLESS_ISA` (one of ISAS that the machine has), else the best that the processor offers."""
+    """The kernel variant in use: `LOGITLESS_ISA` if set, otherwise the best that the processor has.
+
+    ValueError when the machine does not have the requested one.
+    """
     here, asked = offered(), os.environ.get("LOGITLESS_ISA")
     if asked and asked not in here:
         raise ValueError(f"LOGITLESS_ISA={asked}: this machine has {', '.join(here)}")
@@ -104,14 +114,16 @@ def isa() -> str:
 
 
 def has_bf16_products() -> bool:
-    """Whether the variant that runs may have products of two bf16."""
+    """True when the variant in use has bf16 dot products (AVX512-BF16)."""
     return isa() == "avx512_vnni" and host().has("avx512bf16")
 
 
 @functools.cache
 def rounds_bf16() -> bool:
-    """Whether rows are rounded to bf16 where they meet weights of that type, whose products with such rows are twice as
-    fast as with f32: `LOGITLESS_CPU_BF16=1`, on processors that have them."""
+    """True with `LOGITLESS_CPU_BF16=1`: activations are cast to bf16 before they meet bf16 weights.
+
+    Such products are twice as fast as with f32 activations. ValueError when the processor has none.
+    """
     asked = os.environ.get(BF16, "0")
     if asked not in ("0", "1"):
         raise ValueError(f"{BF16}={asked}: must be 0 or 1")
@@ -122,9 +134,10 @@ def rounds_bf16() -> bool:
 
 @functools.cache
 def compiled_for() -> Host:
-    """What kernels are compiled for: this processor, or one like it of which the variant asked for is the best.
+    """The processor that kernels are compiled for.
 
-    Else LLVM would put such code into wider registers, and neither its speed nor its bits would tell of that processor.
+    It is this processor, or one whose best variant is the requested one. Otherwise LLVM would use
+    wider registers, and neither speed nor bits would match that processor.
     """
     here = host()
     if isa() == offered()[0] or isa() not in WITHOUT:
@@ -136,12 +149,15 @@ def compiled_for() -> Host:
 
 @functools.cache
 def cache_nbytes(level: int) -> int:
-    """A core's data cache of this level; a small one where the system does not say, of the third level a large one."""
+    """Bytes of a core's data cache of this level; a default where the system does not report it.
+
+    The default is small for levels 1 and 2, and large for level 3.
+    """
     for index in range(4):
         try:
             folder = CACHES / f"index{index}"
             said, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        except OSError:  # no Linux, or no more of them
+        except OSError:  # not Linux, or no more caches
             break
         if said == str(level) and kind != "Instruction" and size[:-1].isdecimal():
             return int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
@@ -149,5 +165,5 @@ def cache_nbytes(level: int) -> int:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

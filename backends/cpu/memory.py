@@ -1,8 +1,8 @@
-"""Memory of the process for tensors: 64-byte aligned, in pages of 2 MiB where the system has them.
+"""Host memory for tensors: 64-byte aligned, in 2 MiB huge pages where the system has them.
 
-numpy asks for large pages for what takes 4 MiB or more, whose ends are small ones. Weights share slabs, and so do
-smaller states, because reading page by page is a 16th slower: a model of many small weights, or a long sequence's keys
-and values, which lie 2 KiB here and 2 KiB there.
+numpy requests huge pages from 4 MiB on, but the ends of such a block are small pages. So weights
+share slabs, and so do small states. Small pages cost a sixteenth of the read speed for a model of
+many small weights, and for a long KV cache whose reads are 2 KiB pieces.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from logitless.graph.backend import Bytes
 
 ALIGNMENT = 64
-STATES_SLAB = 32 << 20  # bytes of a slab: states come and go, and with them what is left of others beside them
+STATES_SLAB = 32 << 20  # bytes of a slab; states of one slab are freed at different times
 WEIGHTS_SLAB = 256 << 20 if hasattr(mmap, "MADV_HUGEPAGE") else STATES_SLAB
-MOST_OPEN = 8  # slabs whose ends are still filled with what is small enough
+MOST_OPEN = 8  # slabs that still take small pieces
 LARGE_PAGE = 2 << 20
 
 
 class Memory:
-    """Bytes in the process."""
+    """A range of host memory."""
 
     __slots__ = ("address", "array")
 
@@ -35,24 +35,25 @@ class Memory:
 
 
 def aligned(nbytes: int) -> Bytes:
-    """Zeroed memory (the system's fresh pages) at a multiple of 64."""
+    """Zeroed memory (fresh pages of the system) at a multiple of 64."""
     raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
 
 
 class Slabs:
-    """Hands out memory. A slab is given back when nothing that lies in it is used any more.
+    """Slab allocator. A slab is freed when no piece of it is in use.
 
-    What is larger than a quarter of one has pages of its own.
+    Pieces above a quarter of a slab get pages of their own.
     """
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes, self._most_shared = nbytes, nbytes // 4
-        self._open: list[tuple[weakref.ref[Bytes], int]] = []  # the latest slabs, and how much of each is taken
+        # latest slabs, and the bytes taken of each
+        self._open: list[tuple[weakref.ref[Bytes], int]] = []
 
     def take(self, nbytes: int) -> Bytes:
-        """Zeroed, at a multiple of 64. MemoryError when there is not enough."""
+        """Zeroed memory at a multiple of 64. MemoryError when there is not enough."""
         if nbytes > self._most_shared:
             return aligned(nbytes)
         in_use = [(slab, at) for known, at in self._open if (slab := known()) is not None]
@@ -64,7 +65,10 @@ class Slabs:
 
 
 def _slab(nbytes: int) -> Bytes:
-    """Memory whose pages are taken when they are first written. A slice of it holds it: it is no slice itself."""
+    """A new slab, whose pages are allocated on first write.
+
+    It is no slice itself, so that every slice keeps it alive.
+    """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.frombuffer(aligned(nbytes).data, np.uint8)
     try:

@@ -1,4 +1,4 @@
-"""A program of the CPU backend: tables of instructions, and numpy calls where an op has no kernel."""
+"""Program of the CPU backend: task lists, and numpy calls where an op has no kernel."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ Part = Table | Callable[[], None]
 
 
 class CPUProgram:
-    """Tables of instructions, with a numpy call between two of them where an op has no kernel."""
+    """Task lists that run in order, with a numpy call between two of them where an op has no
+    kernel.
+    """
 
     def __init__(self, pool: Pool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
         self.fallbacks: list[str] = []
         self._pool = pool
         self._n_threads = pool.n_threads
-        self._keep: set[Memory] = set()  # what the instructions point into
+        self._keep: set[Memory] = set()  # buffers that the tasks point into
         self._past = too_many(nodes)
         self.parts: list[Part] = []
         pending: list[Instruction] = []
@@ -68,7 +70,7 @@ class CPUProgram:
 
     @classmethod
     def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:
-        """What these parts of other programs do, on so many threads."""
+        """A program that runs these parts of other programs on `n_threads` threads."""
         made = cls(pool, (), lambda t: Place(None))
         made._n_threads = n_threads
         made._keep = set().union(*(program._keep for _, program in parts))
@@ -83,7 +85,9 @@ class CPUProgram:
         return made
 
     def split(self, n: int, n_threads: int) -> list[Part]:
-        """Its parts in smaller ones: stages, instructions, or ranges of units, n at most, each for all threads."""
+        """The program's parts, split into phases, tasks or at most `n` ranges of units for all
+        threads.
+        """
         found: list[Part] = []
         for part in self.parts:
             found += part.split(n, n_threads) if isinstance(part, Table) else [part]
@@ -102,7 +106,7 @@ def _joined(tables: Sequence[Table]) -> list[Part]:
 
 
 def _reference(pool: Pool, t: Tensor, place: Callable[[Tensor], Place]) -> None:
-    """Run a node by its definition."""
+    """Run a node by its numpy reference."""
     result = OPS[t.op].reference(*(_view(pool, s, place(s)) for s in t.src), **t.attrs)
     if destination(t) is None:
         _view(pool, t, place(t))[...] = result
@@ -120,7 +124,7 @@ def _view(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
 
 
 def _unpacked(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
-    """A packed weight's values in f32."""
+    """Values of a packed weight as f32."""
     values = np.empty(t.shape, np.float32)
     address = at.buffer.address + at.offset
     pool.run(Table([packed_weights.unpack_instruction(t.dtype, address, values.ctypes.data, *t.shape)]))
@@ -128,7 +132,7 @@ def _unpacked(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
 
 
 def _dequantised(t: Tensor, raw: Bytes) -> npt.NDArray[Any]:
-    """A constant's values in f32, from the bytes of its blocks."""
+    """Values of a constant as f32, decoded from its GGUF blocks."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -1,9 +1,10 @@
-"""Compiled kernels, kept on disk as machine code: `address("rms_norm")` is the entry of a native function.
+"""JIT cache: compiled kernels as machine code on disk. `address("rms_norm")` is an entry point.
 
-A kernel of `backends/cpu/kernels` is compiled once per machine (`compile.py`), and its code is kept under the cache
-folder, named by hashes of what it depends on: numba, LLVM, the processor and its features, and the kernel's sources. It
-ends in a checksum: what is damaged is compiled again. A warm start reads those files in milliseconds and imports
-neither numba nor LLVM (`image.py`). Calling convention: numba's, `i32 f(ret*, exception*, a, begin, end, scratch)`.
+A kernel of `backends/cpu/kernels` is compiled once per machine (`llvm.py`). The cache key covers
+numba, LLVM, the processor and its features, and the kernel's sources. A file ends in a checksum,
+and a damaged one is compiled again. A warm start reads the files in milliseconds and imports
+neither numba nor LLVM (`linker.py`). Kernels have numba's calling convention: `i32 f(ret*,
+exception*, a, begin, end, scratch)`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from logitless.backends.errors import DeviceError
 COMPILER_FILES = ("llvm.py", "numba_frontend.py", "linker.py")
 _lock = threading.RLock()
 _addresses: dict[str, int] = {}
-on_compile: Callable[[str, int], None] | None = None  # told of each kernel that is compiled, and how many more wait
-MANY = 4  # kernels for which it pays to start other processes
+# called with each kernel to compile and the number still waiting
+on_compile: Callable[[str, int], None] | None = None
+MANY = 4  # kernels from which on compile workers pay
 
 
 @functools.cache
 def _folder() -> Path:
-    """One for each machine and compiler."""
+    """Cache folder of this machine and compiler."""
     digest = hashlib.sha256()
     versions = metadata.version("numba"), metadata.version("llvmlite"), sys.version
     for part in (*versions, host().name, host().attributes, isa()):
@@ -47,7 +49,7 @@ def _path(name: str) -> Path:
 
 
 def address(name: str) -> int:
-    """The entry point of a kernel, compiled now if it never was on this machine."""
+    """Entry point of a kernel. It is compiled if the cache lacks it."""
     found = _addresses.get(name)
     if found is None:
         load([name])
@@ -56,17 +58,19 @@ def address(name: str) -> int:
 
 
 def prefetch(names: Iterable[str]) -> None:
-    """Have kernels that are not cached compiled by other processes, in this order; returns at once."""
+    """Start compiling the kernels that the cache lacks, in this order; return at once."""
     _farm.add([n for n in dict.fromkeys(names) if n not in _addresses and not _read(n)])
 
 
 def load(names: Iterable[str]) -> None:
-    """Make kernels ready: from the cache where possible, compiled (and kept) otherwise.
+    """Load kernels from the cache, or compile and cache them.
 
-    KernelError names one that cannot be compiled; DeviceError: the system lets nobody run code that was made just now.
+    KernelError names a kernel that cannot be compiled. DeviceError: the system forbids running
+    generated code.
     """
     names = dict.fromkeys(names)
-    if all(n in _addresses for n in names):  # whoever compiles others has the lock for seconds
+    # lock-free: a thread that compiles holds the lock for seconds
+    if all(n in _addresses for n in names):
         return
     with _lock:
         wanted = [n for n in names if n not in _addresses]
@@ -110,7 +114,7 @@ def _compile_here(name: str) -> bytes:
         code = compile_kernel(name)
     except KernelError:
         raise
-    except PermissionError as error:  # numba may make no code either
+    except PermissionError as error:  # numba may not generate code either
         raise _refused(error) from None
     except Exception as error:
         reason = " ".join(str(error).split())

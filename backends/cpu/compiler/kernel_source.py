@@ -1,4 +1,4 @@
-"""Sources of the CPU kernels: the module of a kernel, a digest of all that it imports, and its compilation."""
+"""Kernel sources: the module that defines a kernel, and the digest of all that it imports."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _IMPORTS = re.compile(r"^from logitless\.backends\.cpu\.kernels((?:\.\w+)*) impo
 
 
 class KernelError(RuntimeError):
-    """A kernel could not be compiled; the message names it."""
+    """A kernel could not be compiled. The message names it."""
 
 
 @functools.cache
 def _sources() -> dict[str, tuple[bytes, list[str]]]:
-    """Sources of every kernel module by dotted name below `kernels`, with the kernel modules that each imports."""
+    """Source of every kernel module by its dotted name below `kernels`, and the modules it imports."""
     texts = {
         ".".join(path.relative_to(KERNEL_FOLDER).with_suffix("").parts): path.read_bytes()
         for path in sorted(KERNEL_FOLDER.rglob("*.py"))
@@ -31,7 +31,7 @@ def _sources() -> dict[str, tuple[bytes, list[str]]]:
 
 
 def _imported(statement: tuple[str, str]) -> list[str]:
-    """Dotted names that `from logitless.backends.cpu.kernels<package> import <names>` may stand for."""
+    """Candidate module names of `from logitless.backends.cpu.kernels<package> import <names>`."""
     package, names = statement[0].lstrip("."), re.findall(r"[\w.]+", statement[1])
     return [package, *(f"{package}.{name}".lstrip(".") for name in names)]
 
@@ -47,7 +47,9 @@ def _module_of(family: str) -> str:
 
 @functools.cache
 def _digest(module: str) -> str:
-    """Of a module and all that it imports from beside it: a kernel is compiled anew when one of them changes."""
+    """Digest of a module and its transitive imports below `kernels`. A change recompiles its
+    kernels.
+    """
     closure, stack = {module}, [module]
     while stack:
         for other in _sources()[stack.pop()][1]:
@@ -58,12 +60,13 @@ def _digest(module: str) -> str:
 
 
 def _symbol(name: str) -> str:
-    """The exported symbol of a kernel: `matmul:q8_0` → `logitless_matmul_q8_0`."""
+    """Exported symbol of a kernel: `matmul:q8_0` → `logitless_matmul_q8_0`."""
     return "logitless_" + "".join(c if c.isalnum() else "_" for c in name)
 
 
 def compile_kernel(name: str) -> bytes:
-    """The code of one kernel."""
-    from logitless.backends.cpu.compiler import llvm as compiler  # imports LLVM, which a warm start does without
+    """Machine code of one kernel."""
+    # imports LLVM, which a warm start avoids
+    from logitless.backends.cpu.compiler import llvm as compiler
 
     return compiler.compile_kernel(name, _module_of(name.split(":")[0]), _symbol(name))

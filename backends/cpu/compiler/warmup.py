@@ -1,6 +1,7 @@
-"""A model's kernels, known before any of them runs: the first start compiles them side by side, and no request waits.
+"""Warm-up: compiles a model's kernels before the first request.
 
-`begin` starts with those that every model needs, the slowest first; `prepare` goes on with those of a model's graph.
+`begin` starts with the kernels that every model needs, slowest first. `prepare` continues with
+those of a model's graph.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ GENERAL = (f"sample:{LAYOUT}", "step", "worker", "rms_norm", "rope_angles", "cop
 
 
 def begin() -> None:
-    """Start compiling what is not cached; returns at once."""
+    """Start compiling the general kernels that the cache lacks; return at once."""
     jit.prefetch(GENERAL)
 
 
-# Of a training step of any architecture, the slowest first. A server that only serves compiles none of them.
+# Kernels of a training step of any architecture, slowest first. Serving alone compiles none.
 TRAINING = (
     "causal_attention_back",
     "causal_attention",
@@ -52,7 +53,10 @@ TRAINING = (
 
 
 def begin_training(frozen: Iterable[str] = ()) -> None:
-    """Start compiling what training needs and is not cached; returns at once. `frozen`: types of weights that stay."""
+    """Start compiling the kernels that training needs and the cache lacks; return at once.
+
+    `frozen`: dtypes of the weights that are not trained.
+    """
     back = (f"gemm:{layout}:k:{dtype}" for dtype in dict.fromkeys(frozen) for layout in ("tiles", "m"))
     jit.prefetch((*TRAINING, *back))
 
@@ -67,7 +71,7 @@ def prepare(nodes: Iterable[Tensor]) -> None:
 
 
 def _linears(dtype: str, *how: str) -> Iterator[str]:
-    """Products with weights of a type, for any number of rows."""
+    """GEMM kernels with weights of a dtype, for any number of rows."""
     return (":".join(["linear", dtype, f"{rows}x{groups}", *how]) for rows, groups in tiles(dtype, isa()))
 
 
@@ -91,7 +95,7 @@ def _kernels(t: Tensor) -> Iterator[str]:
         elif family == "attention":
             sizes = ":".join(params[2:4])
             yield f"attention_join:{':'.join(params[2:])}"
-            if params[4:] == ["act"]:  # of a prompt
+            if params[4:] == ["act"]:  # a prefill
                 yield from (f"attention:{':'.join(params[:4])}", f"attention_join:{sizes}", "quantize_act:32")
             yield instruction.kernel
         elif family == "rms_norm_act":

@@ -1,8 +1,9 @@
-"""Processes that compile kernels side by side, because numba compiles one kernel at a time in each.
+"""Compile workers: processes that compile kernels in parallel.
 
-A process takes names from its standard input, one a line, and answers each with a line, the size, and the object code;
-size 0 says that it could not. Its input ends when the parent does, in whatever way, and then it ends too, at once and
-silently. It is in a session of its own, so that Ctrl-C at the terminal is the parent's alone.
+numba compiles one kernel at a time per process. A worker reads kernel names from its standard
+input, one a line. It answers each with a line that holds the size, then the machine code; size 0
+means failure. When the parent ends, the input ends, and the worker exits at once and silently. It
+has its own session, so Ctrl-C at the terminal reaches the parent only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_PROCESSES = 8
 
 
 class Farm:
-    """`begin(name, n)` is told that a kernel is begun and that n more wait; `done(name, code)` gets the result."""
+    """Queue of kernels to compile. `on_start(name, n_waiting)` and `on_done(name, code)` report."""
 
     def __init__(self, begin: Callable[[str, int], None], done: Callable[[str, bytes], None]) -> None:
         self._begin, self._done = begin, done
@@ -33,10 +34,10 @@ class Farm:
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque()
         self._results: dict[str, Future[bytes]] = {}
-        self._n_threads = 0  # each feeds a process
+        self._n_threads = 0  # each feeds one process
 
     def add(self, names: Iterable[str]) -> None:
-        """Have kernels compiled, in this order; returns at once."""
+        """Queue kernels for compilation, in this order; return at once."""
         with self._lock:
             new = [name for name in names if name not in self._results]
             self._results.update((name, Future()) for name in new)
@@ -46,7 +47,7 @@ class Farm:
                 threading.Thread(target=self._feed, name="compile", daemon=True).start()
 
     def take(self, name: str) -> bytes:
-        """The code of a kernel that was added: waits for it. Empty when there is none, for whatever reason."""
+        """Wait for the code of a queued kernel. Empty when it was not queued or did not compile."""
         result = self._results.get(name)
         code = result.result() if result else b""
         self._results.pop(name, None)
@@ -74,7 +75,8 @@ class Farm:
             )
         except OSError:
             return self._give_up()
-        with contextlib.suppress(BrokenPipeError), process:  # closing writes what a process that has ended did not take
+        # closing flushes what a dead process did not read
+        with contextlib.suppress(BrokenPipeError), process:
             assert process.stdin is not None
             assert process.stdout is not None
             while (name := self._next()) is not None:
@@ -85,7 +87,8 @@ class Farm:
                     code = process.stdout.read(size)
                 except (OSError, ValueError):
                     size, code = -1, b""
-                if len(code) != size:  # it crashed or was killed; others may do better with what is left
+                # crashed or killed: another worker may have better luck with the rest
+                if len(code) != size:
                     process.kill()
                     self._results[name].set_result(b"")
                     return self._give_up()
@@ -95,7 +98,7 @@ class Farm:
         return None
 
     def _give_up(self) -> None:
-        """A process less. The last one leaves what is waiting to those who want it."""
+        """Retire one worker. The last one resolves all waiting kernels as not compiled."""
         with self._lock:
             self._n_threads -= 1
             while self._waiting and not self._n_threads:
@@ -103,9 +106,9 @@ class Farm:
 
 
 def _serve() -> None:
-    """The process that compiles."""
+    """Main loop of a compile worker."""
     answers = open(os.dup(1), "wb")  # noqa: SIM115
-    os.dup2(2, 1)  # whatever numba or LLVM may print is no answer
+    os.dup2(2, 1)  # keeps prints of numba and LLVM out of the answers
     names: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -119,7 +122,7 @@ def _serve() -> None:
     while True:
         try:
             code = compile_kernel(names.get())
-        except Exception:  # the parent compiles it again, and tells what is wrong
+        except Exception:  # the parent compiles it again and reports the error
             code = b""
         answers.write(b"%d\n%b" % (len(code), code))
         answers.flush()

@@ -1,9 +1,12 @@
-"""Constant 2-D states in the form that the matmul kernels read: `kernels/layout.py` describes every byte.
+"""Packed weights: constant 2-D states in the layout that the GEMM kernels read.
+
+`kernels/matmul/layout.py` describes every byte.
 
     memory = allocate(packed_nbytes("q8_0", n, k))                     # 64-byte aligned is best
-    pool.run(Table(pack_instructions("q8_0", gguf_address, memory_address, n, k)))
+    pool.run(TaskList(pack_tasks("q8_0", gguf_address, memory_address, n, k)))
 
-Packing keeps every bit of a weight and about its size. The source is the GGUF's own bytes, aligned or not.
+Packing keeps every bit of a weight and about its size. The source bytes are the GGUF file's,
+aligned or not.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from __future__ import annotations
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS
 from logitless.backends.cpu.threads.pool import Instruction
 
-PACK_BYTES = 1 << 18  # of one chunk of work
-UNPACKED = 4096  # numbers of one
+PACK_BYTES = 1 << 18  # bytes of a chunk
+UNPACKED = 4096  # elements of a chunk
 
 
 def packed_nbytes(dtype: str, n: int, k: int) -> int:
-    """Bytes of a packed weight of n rows and k columns. ValueError for a type or a row length that cannot be packed."""
+    """Bytes of a packed weight of n rows and k columns.
+
+    ValueError for a dtype or a row length that cannot be packed.
+    """
     layout = LAYOUTS.get(dtype)
     if layout is None:
         raise ValueError(f"weights of type {dtype} cannot be packed; known are {', '.join(LAYOUTS)}")
@@ -26,7 +32,7 @@ def packed_nbytes(dtype: str, n: int, k: int) -> int:
 
 
 def pack_instructions(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> list[Instruction]:
-    """What turns n rows of GGUF blocks at one address into a packed weight at the other."""
+    """Tasks that pack n rows of GGUF blocks at one address into a packed weight at the other."""
     packed_nbytes(dtype, n, k)
     group = LAYOUTS[dtype].group_nbytes(k)
     grain = max(1, PACK_BYTES // group)
@@ -34,6 +40,6 @@ def pack_instructions(dtype: str, src_address: int, dst_address: int, n: int, k:
 
 
 def unpack_instruction(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> Instruction:
-    """What turns a packed weight into n rows of k numbers in f32."""
+    """Task that unpacks a packed weight into n rows of k f32."""
     args = (src_address, dst_address, k, LAYOUTS[dtype].group_nbytes(k))
     return Instruction(f"unpack:{dtype}", args, n, max(1, UNPACKED // k))

@@ -1,4 +1,4 @@
-"""Arithmetic of arrays that are broadcast to each other, and sums over axes: shapes as a few runs of axes."""
+"""Lowering of broadcast arithmetic and of sums over axes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from logitless.graph.ops.elementwise import broadcast_to, sum_to
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Shape, Tensor
 
-CHUNK = 4096  # elements that a chunk of work should have
-COLUMNS = 256  # kernels/broadcast.py
-TALL = 4096  # rows from which on short ones are taken together
-GROUP = 2**5 * 3**2 * 5  # rows that are taken together, or a divisor of it
-SHORT = 64  # elements
+CHUNK = 4096  # elements of a chunk
+COLUMNS = 256  # kernels/broadcast.py: COLUMNS
+TALL = 4096  # rows from which on short rows are grouped
+GROUP = 2**5 * 3**2 * 5  # rows of a group, or a divisor of it
+SHORT = 64  # elements of a short row
 
 
 def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
-    """x's axes as runs (whether y keeps them, length); None where y is not x with some axes left out or of length 1."""
+    """Axes of x as runs of (y keeps them, length).
+
+    None where y is not x with some axes removed or of length 1.
+    """
     full = (1,) * (len(x) - len(y)) + y
     runs: list[tuple[bool, int]] = []
     for n, m in zip(x, full, strict=True):
@@ -35,7 +38,7 @@ def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
 
 @rewrite("sum_to")
 def _(t: Tensor) -> Tensor:
-    """Short columns of a tall array: several rows are taken as one, and their parts added up in the end."""
+    """Short columns of a tall array: several rows are summed as one, then their parts."""
     x = t.src[0]
     n = t.shape[-1] if t.shape else 1
     rows = math.prod(x.shape) // n
@@ -49,7 +52,7 @@ def _(t: Tensor) -> Tensor:
 
 
 def short_rows(t: Tensor) -> Tensor:
-    """Arithmetic of a tall array and one short row: the row is repeated, and several rows are taken as one."""
+    """Arithmetic of a tall array and one short row: the row is repeated, and rows are grouped."""
     a, b = t.src
     n, rows = b.shape[-1] if b.shape else 0, math.prod(a.shape[:-1])
     group = math.gcd(rows, GROUP)
@@ -62,7 +65,7 @@ def short_rows(t: Tensor) -> Tensor:
 
 @lower("sum_to")
 def _(t: Tensor, at: At) -> list[Instruction] | None:
-    """As (R0, K0, R1, K1), summed over R0 and R1."""
+    """Sum of (R0, K0, R1, K1) over R0 and R1."""
     runs = grouped(t.src[0].shape, t.shape)
     sizes, place = [1, 1, 1, 1], 0
     for kept, n in runs or ():
@@ -83,7 +86,7 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
 
 
 def strides(x: Shape, y: Shape) -> tuple[int, ...]:
-    """Elements of x from one to the next along each axis of y, 0 where x is broadcast."""
+    """Element strides of x along each axis of y; 0 where x is broadcast."""
     full = (1,) * (len(y) - len(x)) + x
     out, step = [], 1
     for n in reversed(full):
@@ -93,7 +96,10 @@ def strides(x: Shape, y: Shape) -> tuple[int, ...]:
 
 
 def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Instruction] | None:
-    """Arithmetic of any two shapes: axes that both sources walk alike become one; four are left, or it is not done."""
+    """Arithmetic of two arrays of any shapes.
+
+    Axes with a common stride are merged. None when more than four remain.
+    """
     axes: list[list[int]] = []  # length, stride of a, stride of b
     for n, sa, sb in zip(t.shape, strides(a.shape, t.shape), strides(b.shape, t.shape), strict=True):
         if n == 1:

@@ -1,4 +1,4 @@
-"""Instructions of everything but the matrix products and the sampling."""
+"""Lowering of elementwise ops, norms, RoPE, the KV cache and attention."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.elementwise import gated
 from logitless.graph.tensor import Tensor
 
-TARGET = 8192  # elements that a chunk of elementwise work should have
+TARGET = 8192  # elements of a chunk of elementwise work
 LEAST_ROW = 64  # elements
-ROWS = 512  # of a unit of attention at the most: their states are gone through block by block
-UNITS = 3  # of attention for each core, where there are tokens enough
-MOST_IDLE = 0.15  # of the cores' time: beyond it attention's units are divided
-MOST_SHARED = 32 << 20  # bytes for what they make of them
+ROWS = 512  # most rows of a unit of attention, whose states are walked block by block
+UNITS = 3  # units of attention per core, given enough tokens
+MOST_IDLE = 0.15  # part of the cores' time; above it, attention is split along the KV cache
+MOST_SHARED = 32 << 20  # bytes of shared memory for the partial results
 
 
 def rows_of(t: Tensor) -> tuple[int, int, int]:
-    """Rows of the last axis, its length, and how many rows make a chunk."""
+    """Rows of the last axis, their length, and rows of a chunk."""
     n = t.shape[-1] if t.shape else 1
     rows = 1
     for size in t.shape[:-1]:
@@ -30,7 +30,7 @@ def rows_of(t: Tensor) -> tuple[int, int, int]:
 
 
 def flat(t: Tensor) -> tuple[int, int, int]:
-    """The same for work that is done element by element: axes that are short are taken together as a row."""
+    """The same for purely elementwise work: short axes are merged into longer rows."""
     rows, n, _ = rows_of(t)
     for size in reversed(t.shape[:-1]):
         if n >= LEAST_ROW or rows == 1:
@@ -40,7 +40,7 @@ def flat(t: Tensor) -> tuple[int, int, int]:
 
 
 def binary_stride(a: Tensor, b: Tensor) -> int | None:
-    """Bytes between rows of b as the kernel wants it; None where numpy's broadcasting is needed."""
+    """Bytes between rows of b, as the kernel expects; None where the shapes must be broadcast."""
     if a.dtype != "f32" or b.dtype != "f32":
         return None
     if b.shape == a.shape:
@@ -135,7 +135,8 @@ def _store(t: Tensor, at: At) -> list[Instruction] | None:
     if cache.dtype not in ("f32", "f16", "q8_0"):
         return None
     args = (at(cache), at(x), at(cells), x.shape[1], x.shape[2])
-    grain = 4 if x.shape[0] < MANY_ROWS else 16  # of a prompt, whose cells are one page's, keys of two share lines
+    # prefill: its tokens share a page, and neighbouring keys share cache lines
+    grain = 4 if x.shape[0] < MANY_ROWS else 16
     return [Instruction(f"{t.op}:{cache.dtype}", args, x.shape[0], grain)]
 
 
@@ -195,13 +196,13 @@ def _attention(t: Tensor, at: At) -> list[Instruction] | None:
 
 
 def _parts(units: int) -> int:
-    """In how many parts each of so few units has to be for all cores to have the same."""
+    """Parts that each of `units` units is split into, so that all cores have equal work."""
     idle = -units % cores() / (units + -units % cores())
     return -(-UNITS * cores() // units) if idle > MOST_IDLE else 1
 
 
 def _state_nbytes(rows: int, size: int) -> int:
-    """Of attention's rows, as kernels/attention.py lays them out."""
+    """Bytes of attention states of `rows` rows (kernels/attention/paged_attention.py)."""
     return rows * (size + PAGE + 1) * 4 + 64
 
 

@@ -1,4 +1,4 @@
-"""Instructions of what makes vectors of texts."""
+"""Lowering of encoder (embedding model) ops: layer norm, bidirectional attention, mean pooling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts, from node to instructions: products of packed weights in which each row meets its expert's."""
+"""Lowering of mixture-of-experts ops: each row meets the packed weights of its expert."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.moe import expert_linear_act, pack_experts, quantize_experts, round_experts
 from logitless.graph.tensor import Tensor
 
-UNITS = 16  # of a product for each core
+UNITS = 16  # units of a product per core
 
 
 @rewrite("expert_linear")
@@ -30,7 +30,7 @@ def _(t: Tensor) -> Tensor:
 
 
 def _whole_groups(w: Tensor, n: int) -> bool:
-    """Whether each expert's weights are groups of their own."""
+    """True when each expert's weights are whole groups of 16 rows."""
     return packed(w) and w.shape[0] // n % LANES == 0
 
 
@@ -74,7 +74,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def _gathered(t: Tensor) -> int:
-    """Rows that one of x's becomes; 0 where x has them at their places."""
+    """Experts per token: rows gathered out of each row of x; 0 where x is sorted already."""
     return t.shape[0] // t.src[0].shape[0] if t.attrs["gather"] else 0
 
 
@@ -98,7 +98,8 @@ lower("round_experts")(_in_panels)
 def _(t: Tensor, at: At) -> list[Instruction]:
     x, w, order = t.src
     (rows, n), k, layout = t.shape, w.shape[1], LAYOUTS[w.dtype]
-    most = order.src[0].shape[0] if order.op == "expert_order" else rows  # a row has an expert but once
+    # a row chooses an expert at most once
+    most = order.src[0].shape[0] if order.op == "expert_order" else rows
     pairs = x.dtype == "bf16_act"
     count, group = k // (2 if pairs else min(32, layout.block)), layout.group_nbytes(k)
     shapes = [s for s in tiles(w.dtype, isa()) if s[0] <= most and (s[1] == 1 or s != expanded_tile(w.dtype, isa()))]

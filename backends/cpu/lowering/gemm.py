@@ -1,5 +1,4 @@
-"""Matrix products in f32: prompts through weights of floats, weights that change, gradients, and products back through
-packed weights."""
+"""Lowering of f32 GEMM: prefill with float weights, trainable weights, gradients."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ from logitless.graph.ops.linear import accumulate_product, pack_tiles, product_p
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor
 
-MOST_ROWS = 528  # of A in a block: with 288 k they are half of the second-level cache
-COLUMNS = 48  # of a block
-PACKED_APART = 16 << 20  # bytes of A up to which it is packed once, into memory of its own
-UNITS = 12  # that a product should have
-THIN = 24  # rows or columns
-PART = 1024  # of K, at least, in a part of a thin product
-LONG = 1 << 14  # K
-MOST_MACS = 1 << 26  # of a part of a longer one: half a millisecond of two cores
+MOST_ROWS = 528  # rows of A in a block; with 288 k they take half of the L2 cache
+COLUMNS = 48  # columns of a block
+PACKED_APART = 16 << 20  # bytes of A up to which a node of its own packs it once
+UNITS = 12  # units that a product should have at least
+THIN = 24  # rows or columns of a skinny matrix
+PART = 1024  # least K of a part of a split-K product
+LONG = 1 << 14  # K above which a product is summed in parts
+MOST_MACS = 1 << 26  # multiply-adds of such a part: half a millisecond on two cores
 
 
 def _tiled(t: Tensor, transposed: bool) -> Tensor:
-    """A product with A packed once, by a node of its own that other products of it share."""
+    """A product whose A is packed once, by a node that other products of A share."""
     a, b = t.src
     if a.shape[0] < gemm_tile(isa())[0] or a.nbytes > PACKED_APART or _is_thin(t):
         return t
@@ -36,13 +35,13 @@ def _tiled(t: Tensor, transposed: bool) -> Tensor:
 
 
 def _is_thin(t: Tensor) -> bool:
-    """Whether A (M, K) is better read where it lies: few columns meet each number of it, or its rows are short."""
+    """True when A (M, K) is better read in place: few columns, or short rows."""
     (m, n), k = t.shape, t.src[0].shape[1]
     return m >= gemm_tile(isa())[0] and (n <= THIN or k <= THIN) and not packed(t.src[1]) and m * k < 1 << 28
 
 
 def tiled_linear(t: Tensor) -> Tensor:
-    """`linear` of many rows, with a weight of floats or one that may change."""
+    """Lower `linear` of many rows to a GEMM, with a float weight or a trainable one."""
     return _tiled(t, transposed=True)
 
 
@@ -53,7 +52,7 @@ def _(t: Tensor) -> Tensor:
 
 @rewrite("matmul_tn")
 def _(t: Tensor) -> Tensor:
-    """A thin product over a long K in parts, so that all threads have some; otherwise with A packed."""
+    """A skinny product over a long K is split along K, for all threads; others get a packed A."""
     a, b = t.src
     (m, n), k = t.shape, a.shape[0]
     if min(m, n) <= THIN:
@@ -68,7 +67,7 @@ def _(t: Tensor) -> Tensor:
 
 def _thin_blocks(m: int, n: int) -> int:
     mt, nr, _ = gemm_tile(isa())
-    return -(-m // (4 * mt)) * -(-n // nr)  # kernels/thin.py: ROWS, COLUMNS
+    return -(-m // (4 * mt)) * -(-n // nr)  # kernels/matmul/skinny_gemm.py: ROWS, COLUMNS
 
 
 @lower("product_parts")
@@ -85,12 +84,13 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     m = x.shape[1 if transposed else 0]
     args = (at(x), at(t), m, k)
     if transposed:
-        return [Instruction("pack_tiles:k", args, -(-k // 16), max(1, 1024 // m))]  # kernels/gemm.py: PACK_STEPS
+        # kernels/matmul/gemm.py: PACK_STEPS
+        return [Instruction("pack_tiles:k", args, -(-k // 16), max(1, 1024 // m))]
     return [Instruction("pack_tiles:m", args, n_tiles, max(1, 4096 // k))]
 
 
 def sum_with(x: Tensor, g: Tensor, how: Op) -> Tensor | None:
-    """how(x, g) in one pass, where g is a product that makes a weight's gradient."""
+    """how(x, g) in one pass, if g is the product of a weight gradient; otherwise None."""
     gradient = g.op == "matmul_tn" or (g.op == "tiled_product" and g.src[0].attrs.get("transposed"))
     return how(x, *g.src) if gradient and x.shape == g.shape else None
 
@@ -127,7 +127,7 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
 
 
 def _of_tiles(t: Tensor, a: Tensor, b_layout: str, at: At, adding: bool = False) -> list[Instruction] | None:
-    """None for tiles of another instruction set's rows: there is no kernel for those."""
+    """None for tiles that were packed for another instruction set, which have no kernel."""
     _, k, rows = a.shape
     return _product("tiles", b_layout, t, k, at, adding) if rows == gemm_tile(isa())[0] else None
 
@@ -155,14 +155,17 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def rounded_product(t: Tensor, at: At) -> list[Instruction]:
-    """`linear_bf16` of many rows."""
+    """Tasks of `linear_bf16` with many rows."""
     return _product("tiles", "n", t, t.src[1].shape[1] // 2, at, how=":rounded")
 
 
 def _product(
     a_layout: str, b_layout: str, t: Tensor, k: int, at: At, adding: bool = False, how: str = ""
 ) -> list[Instruction]:
-    """A long K is summed in parts one after the other, to the same bits: what requests beside training wait for."""
+    """Tasks of a GEMM. A long K is summed in consecutive parts, with the same bits.
+
+    The parts let requests preempt a training step.
+    """
     a, b = t.src[-2:]
     (m, n), group = t.shape, 0
     if packed(b):
@@ -178,9 +181,10 @@ def _product(
 
 
 def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
-    """Rows and columns of a unit's block: multiples of the tile's, and enough of them for a few threads.
+    """Rows and columns of a unit's block of C: multiples of the tile's, enough blocks for all
+    threads.
 
-    B is packed once for each block of rows, and A, where it is not packed already, once for each block of columns.
+    B is packed once per block of rows, and A, if not packed already, once per block of columns.
     """
     mt, nr, _ = gemm_tile(isa())
     if k > LONG:
@@ -189,7 +193,8 @@ def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
         rows, columns = _part(m, MOST_ROWS, mt), COLUMNS // nr * nr
     else:
         rows = _part(m, 144, mt)
-        least = 96 if a_layout == "k" else 288  # (M, K) costs more to pack: its rows are far apart
+        # rows of (M, K) are far apart, so packing them costs more
+        least = 96 if a_layout == "k" else 288
         columns = _part(n, max(least, min(2048, n * -(-m // rows) // UNITS)), nr)
     return rows, columns
 

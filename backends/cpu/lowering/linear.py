@@ -1,9 +1,10 @@
-"""Weights times activations, from node to instructions.
+"""Lowering of `linear`: activations times weights.
 
-A constant 2-D state is packed (weights.py), and activations are packed to meet it (kernels/layout.py): `linear` becomes
-`linear_q8(quantize_act(x), w)` with a quantised weight, else `linear_f32(pack_act(x), w)`, or with many rows a product
-of lower_gemm.py; with one of bf16, where that is wanted (packing.rounded), `linear_bf16(round_act(x), w)`. Weights that
-read the same x share its packed form.
+A constant 2-D state is a packed weight (packed_weights.py), and activations are packed to match
+(kernels/matmul/layout.py). `linear` with a quantised weight becomes `linear_q8(quantize_act(x),
+w)`. With a float weight it becomes `linear_f32(pack_act(x), w)`, or a GEMM (gemm.py) for many rows.
+With a bf16 weight and bf16 activations (packing.rounded) it becomes `linear_bf16(round_act(x), w)`.
+Weights that read the same x share its packed form.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.linear import linear_bf16, linear_f32, linear_q8, pack_act, quantize_act, round_act
 from logitless.graph.tensor import Tensor
 
-CHUNK_BYTES = 1 << 16  # of weights: what a thread takes at a time when there are few rows
-HELD_CHUNK_BYTES, FEWEST_CHUNKS = 1 << 19, 16  # where results are written at the end of a chunk (kernels/matmul.py)
-LARGE_GROUP_BYTES = 1 << 14  # of weights, beside which results are few: those written past the caches are read again
-CHUNK_MACS = 1 << 22  # for many rows, 10 to 20 µs
-K_OF_UNIT = 64  # kernels/quantize.py: STRETCH
-GLU_CHUNK = 3  # units of 32 columns of gate and up, for one row
-GLU_OF_UNIT = 1024  # numbers, a multiple of every group that shares a scale
-ROWS_OF_PLAIN = 8  # the tile for weights that are not packed
+CHUNK_BYTES = 1 << 16  # bytes of weights in a chunk, with few rows
+# chunk whose results are buffered (kernels/matmul/packed_matmul.py)
+HELD_CHUNK_BYTES, FEWEST_CHUNKS = 1 << 19, 16
+# results are few next to such groups of weights; non-temporal stores are read again
+LARGE_GROUP_BYTES = 1 << 14
+CHUNK_MACS = 1 << 22  # multiply-adds of a chunk with many rows, 10 to 20 µs
+K_OF_UNIT = 64  # kernels/matmul/quantize_activations.py: K_CHUNK
+GLU_CHUNK = 3  # units of 32 columns of gate and up in a chunk of one row
+GLU_OF_UNIT = 1024  # elements of a unit, a multiple of every scale group
+ROWS_OF_PLAIN = 8  # rows of a tile of unpacked weights
 
 
 @rewrite("linear")
@@ -77,7 +80,8 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
     args = (at(t.src[0]), at(t), m, k // 32, *act_panels(m, isa(), group))
-    grain = max(1, 4096 // k) if m < MANY_ROWS else 32  # rows lie 52 bytes apart: two threads share a line at each seam
+    # rows are 52 bytes apart: two threads share a cache line at each seam
+    grain = max(1, 4096 // k) if m < MANY_ROWS else 32
     return [Instruction(f"quantize_act:{group}", args, m, grain)]
 
 
@@ -171,9 +175,11 @@ def matmul(
     beside: bool = False,
     pairs: bool = False,
 ) -> list[Instruction]:
-    """Weight, activations and result → the kernel's tile for so many rows, and units that keep every thread busy.
+    """Task of a GEMM with a packed weight: the tile for m rows, and units that keep all threads
+    busy.
 
-    `nbytes`: of all weights of the stage, if there are others. `pairs`: rows are bf16, as the weight is.
+    `nbytes`: of all weights of the phase, if there are several. `pairs`: activations are bf16, as
+    the weight is.
     """
     m, n = shape
     layout = LAYOUTS[dtype]
@@ -221,11 +227,12 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def stretch_of(count: int, nbytes: int, m: int, whole: int) -> int:
-    """Of `count` steps of k, whose weights take `nbytes`: how many meet all m rows before the next, in equal parts,
-    multiples of `whole`.
+    """Steps of k, out of `count`, in a K block: its weights meet all m rows before the next
+    block's.
 
-    They take half of the first-level cache at most. While tiles run, the next weights are asked for: of few rows not
-    many, for a core can have few lines under way.
+    `nbytes`: of the weights of all steps. Blocks are equal multiples of `whole` and take at most
+    half of the L1 cache. While tiles run, the next weights are prefetched; with few rows the block
+    is small, because a core has few cache misses in flight.
     """
     parts = -(-nbytes // min(cache_nbytes(1) // 2, max(5 << 10, 250 * m)))
     return -(-count // whole // parts) * whole

@@ -1,4 +1,4 @@
-"""Instructions of layers that keep a state."""
+"""Lowering of recurrent layers: causal convolutions, linear attention, and their gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Instruction, bits
 from logitless.graph.tensor import Tensor
 
-COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16  # kernels/recurrent.py, kernels/recurrent_backward.py
+# kernels/recurrent.py, kernels/recurrent_backward.py
+COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16
 
 
 @lower("text_begins")
@@ -15,7 +16,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 
 def _sources(t: Tensor, n: int, at: At) -> list[int]:
-    """The last of n is `end`, which may not be there."""
+    """Addresses of the sources; 0 for a missing `end`, the last of n."""
     found = [at(s) for s in t.src]
     return found + [0] * (n - len(found))
 

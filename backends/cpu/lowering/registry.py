@@ -1,13 +1,14 @@
-"""From a node to instructions: one small function per op, registered by the op's name.
+"""Lowering registry: one function per op turns a node into tasks.
 
     @lower("rms_norm")
-    def _(t, at): return [Instruction("rms_norm", (at(t.src[0]), at(t.src[1]), at(t), n, bits(eps)), n_units=rows)]
+    def _(t, at): return [Task("rms_norm", (at(t.src[0]), at(t.src[1]), at(t), n, bits(eps)), n_units=rows)]
 
-`at(tensor)` is the tensor's address when the program runs: an arena offset, a feed's buffer, or a state's (constant
-2-D states are packed, see weights.py). An op without an entry, or whose rule returns None because it has no kernel for
-these shapes or types, runs as its numpy reference, outside the native call.
-A rewrite replaces a node by nodes that suit this backend (quantised activations, fused pairs) before memory is laid
-out.
+`at(tensor)` is the tensor's address when the program runs: in the arena, in an input buffer, or a
+state's (constant 2-D states are packed, see packed_weights.py). An op without a rule, or whose rule
+returns None for these shapes and dtypes, runs as its numpy reference.
+
+A rewrite replaces a node by nodes that suit this backend (quantised activations, fused pairs). It
+runs before memory is planned.
 """
 
 from __future__ import annotations

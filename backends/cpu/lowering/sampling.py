@@ -1,4 +1,4 @@
-"""Instructions of the sampling ops."""
+"""Lowering of the sampling ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from logitless.graph.tensor import Tensor
 
 
 def scratch_nbytes(n_vocab: int) -> int:
-    """The layout of kernels/select.py: block maxima, two tables of floats, three of words, a histogram."""
+    """Bytes of scratch of kernels/sampling/sample.py: block maxima, five tables, a histogram."""
     size = -(-n_vocab // 64) * 64
     return 512 + (size // 16 + 64) + size * (4 + 4 + 8 + 8 + 8) + 32768
 

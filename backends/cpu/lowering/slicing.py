@@ -1,4 +1,4 @@
-"""Instructions of what takes tensors apart and puts them together, of images, and of the functions of one element."""
+"""Lowering of slices, concatenations, transposes, casts, image ops and unary functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Instruction, bits
 from logitless.graph.tensor import Shape, Tensor
 
-CHUNK = 4096  # kernels/window.py
+CHUNK = 4096  # kernels/slicing.py: CHUNK
 
 
 def _chunks(t: Tensor) -> int:
@@ -19,7 +19,7 @@ def _chunks(t: Tensor) -> int:
 
 
 def _steps(shape: Shape) -> tuple[int, ...]:
-    """Numbers from one element to the next along each axis."""
+    """Element strides of a contiguous array."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 

@@ -1,4 +1,4 @@
-"""Instructions of losses, gradients and optimizer steps, and of arithmetic between any two shapes."""
+"""Lowering of losses, gradients and optimizer steps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from logitless.graph.ops.gather import add_rows_to
 from logitless.graph.ops.linear import add_product
 from logitless.graph.tensor import Tensor
 
-CHUNK = 4096  # kernels/optim.py
-ATTENTION_BLOCK = 48  # kernels/causal.py: BLOCK
-TABLE_ROWS = 64  # kernels/broadcast.py
+CHUNK = 4096  # kernels/training/optimizer.py: CHUNK
+ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
+TABLE_ROWS = 64  # kernels/broadcast.py: TABLE_ROWS
 
 
 def _size(t: Tensor) -> int:
@@ -29,7 +29,7 @@ def _chunks(t: Tensor) -> int:
 
 
 def _by_rows(name: str, n_addresses: int) -> None:
-    """An op whose kernel takes its sources, its result and the row length."""
+    """Register an op whose kernel takes the sources, the result and the row length."""
 
     @lower(name)
     def _(t: Tensor, at: At) -> list[Instruction] | None:
@@ -168,7 +168,7 @@ def _(t: Tensor, at: At) -> list[Instruction]:
 
 @rewrite("add")
 def _(t: Tensor) -> Tensor:
-    """A weight's gradient from two places: rows of an embedding, or a product, go straight onto what is there."""
+    """A weight gradient of two parts: embedding rows or a product are added in place."""
     a, b = t.src
     if b.op == "add_rows" and a.shape == b.shape:
         return add_rows_to(a, *b.src)

@@ -1,9 +1,11 @@
-"""Threads that compute together on processors of their own.
+"""CPU affinity and scheduler time slice of the worker threads.
 
-Linux often wakes a thread on the processor of the one that wakes it, or moves it there, although another is idle; two
-threads of one step then take turns until the next tick sees it, some 4 ms later. So a pool's threads may run anywhere
-but where its caller runs. The caller itself may run anywhere: whoever else is busy shares a processor with one of them
-only.
+Linux often wakes a thread on the core of the thread that wakes it, although another core is idle.
+Two threads of one step then take turns on a core until the next scheduler tick, some 4 ms later. So
+the workers may run on every core except the caller's. The caller itself stays unrestricted: any
+other busy thread then shares a core with at most one of them.
+
+A long time slice lets a thread finish its chunk before another program gets the core.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ import struct
 import sys
 from collections.abc import Sequence
 
-# A call that keeps Python's lock: to give it up would take longer than the call.
+# The call keeps the GIL, because releasing it would take longer than the call.
 current = ctypes.PyDLL(None).sched_getcpu if sys.platform.startswith("linux") else lambda: -1
 
 
 class Apart:
-    """Keeps `threads` (as the system counts them) off the processor of whoever calls it."""
+    """Keeps the workers (native thread ids) off the caller's core."""
 
     def __init__(self, threads: Sequence[int]) -> None:
         self._threads = threads
-        self._cpu = -1  # from which they are kept
+        self._cpu = -1  # the core that the workers avoid
 
     def __call__(self) -> None:
-        """Nothing changes while the caller stays where it was, or where there are more threads than processors that
-        the caller may use."""
+        """Update the workers' affinity if the caller has moved to another core.
+
+        Nothing changes where there are more workers than other cores that the caller may use.
+        """
         cpu = current()
         if cpu == self._cpu:
             return
@@ -39,27 +43,28 @@ class Apart:
         for thread in self._threads:
             try:
                 os.sched_setaffinity(thread, others)
-            except OSError:  # not allowed in some sandboxes; it is slower then
+            except OSError:  # forbidden in some sandboxes; slower, but correct
                 return
 
 
-SLICE = 100_000_000  # nanoseconds, as long as it may be; Linux's own are 0.7 to 3 ms
+SLICE = 100_000_000  # the longest allowed; the default of Linux is 0.7 to 3 ms
 
 
-ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # of sched_setattr(2): size, policy, flags, nice, priority, slice, two more
+# struct sched_attr: size, policy, flags, nice, priority, slice, two more
+ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 
 
 SET, GET = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (0, 0))
 
 
-ORDINARY = (0, 3)  # policies of threads without a fixed priority: other, batch
+ORDINARY = (0, 3)  # SCHED_OTHER, SCHED_BATCH: policies without a fixed priority
 
 
-NOT_INHERITED = 1  # a flag: threads and processes that this one starts have the system's own
+NOT_INHERITED = 1  # flag: child threads and processes start with the system's defaults
 
 
 def attributes() -> list[int] | None:
-    """How the system schedules the calling thread: the fields of ATTRIBUTES; None where it does not tell."""
+    """Scheduling attributes of the calling thread (fields of ATTRIBUTES); None where unavailable."""
     raw = ctypes.create_string_buffer(ATTRIBUTES.size)
     if not sys.platform.startswith("linux") or not GET or ctypes.CDLL(None).syscall(GET, 0, raw, ATTRIBUTES.size, 0):
         return None
@@ -67,9 +72,9 @@ def attributes() -> list[int] | None:
 
 
 def lengthen() -> None:
-    """Ask for long slices for the calling thread. Where the system knows of none, nothing changes."""
+    """Request a long time slice for the calling thread. Systems without such a setting ignore it."""
     wanted = attributes()
     if wanted is not None and wanted[1] in ORDINARY:
         wanted[2] |= NOT_INHERITED
         wanted[5] = SLICE
-        ctypes.CDLL(None).syscall(SET, 0, ATTRIBUTES.pack(*wanted), 0)  # Linux before 6.12 takes no notice
+        ctypes.CDLL(None).syscall(SET, 0, ATTRIBUTES.pack(*wanted), 0)  # ignored before Linux 6.12

@@ -1,4 +1,4 @@
-"""The limits that kernels are measured against, on this machine and with the pool's threads."""
+"""Roofline limits of this machine: memory bandwidth and multiply-adds per second of the pool."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
 
 READ_BYTES = 512 << 20
 UNIT_BYTES = 1 << 20
-ITERATIONS = 100_000  # of a unit of arithmetic: a fraction of a millisecond
-UNITS = 24  # a thread
+ITERATIONS = 100_000  # iterations of an arithmetic unit, a fraction of a millisecond
+UNITS = 24  # units of arithmetic per thread
 
 
 class Peaks:
-    """Measures with some threads, over and over: what they read is written once."""
+    """Measures the limits with a given pool, as often as wanted. The buffer is written once."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._memory = np.ones(READ_BYTES, np.uint8)  # written, or every page would be the same page of zeros
+        # written, because unwritten pages all map to one page of zeros
+        self._memory = np.ones(READ_BYTES, np.uint8)
 
     def measure(self) -> dict[str, float]:
-        """Billions of bytes read and of multiply-adds done in a second: the best of three, in a tenth of a second
-        altogether. Those of bf16 where they are used."""
+        """Bytes read and multiply-adds done, both in 1e9 per second; bf16 only where it is in use.
+
+        Each is the best of three runs. All runs together take a tenth of a second.
+        """
         chains = peak_chains(isa())
         units = UNITS * self._pool.n_threads
         work = ITERATIONS * units * chains

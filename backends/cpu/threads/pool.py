@@ -1,7 +1,7 @@
-"""The worker threads of the CPU backend and the one native call that runs a table of instructions.
+"""Worker pool of the CPU backend, and the native call that runs a task list.
 
-Workers are Python threads that live inside native code (GIL released): they spin for a moment between steps, then
-sleep on a pipe. `kernels/step.py` holds the protocol.
+Workers are Python threads inside native code, with the GIL released. Between steps they spin for a
+moment, then sleep on a pipe. `kernels/runtime/step_loop.py` holds the protocol.
 """
 
 from __future__ import annotations
@@ -27,49 +27,57 @@ from logitless.backends.cpu.threads import affinity
 from logitless.backends.cpu.threads.affinity import Apart
 
 MAX_THREADS = 256
-MOST_RECENT = 64  # tables that are kept although nobody else does
-SPINS = 4000  # about 150 µs of looking for the next step before a worker sleeps
+MOST_RECENT = 64  # task lists that the pool keeps alive on its own
+SPINS = 4000  # polls before a worker sleeps, about 150 µs
 ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`kernel` over units 0…n_units, `grain` at a time; `args` are the int64 words of its argument block."""
+    """A kernel call over units 0 to n_units, handed out in chunks of `grain` units.
+
+    `args` are the int64 words of the kernel's argument block.
+    """
 
     kernel: str
     args: tuple[int, ...]
     n_units: int
     grain: int = 1
-    scratch: int = 0  # bytes each thread needs
-    streams: tuple[int, int] = (0, 0)  # of constants that units read one after the other: address, bytes of a unit
-    beside: bool = False  # does not need to wait for the one before it: neither touches what the other writes
-    shared: int = 0  # bytes that all threads share, for this one and the next
+    scratch: int = 0  # bytes of scratch memory per thread
+    streams: tuple[int, int] = (0, 0)  # weights that units read in order: address, bytes of a unit
+    # true: starts without a barrier; it touches nothing that the task before it writes
+    beside: bool = False
+    shared: int = 0  # bytes of memory that all threads share, in this task and the next
 
 
 def bits(value: float) -> int:
-    """A float attribute as an argument word (see kernels.registry.bits_f32)."""
+    """A float attribute as an argument word; kernels read it with `ir.registry.bits_f32`."""
     return int(np.float32(value).view(np.int32))
 
 
-Stage = tuple[npt.NDArray[np.int64], int]  # the rows of its instructions, and their chunks; 0: a serial one
+Stage = tuple[npt.NDArray[np.int64], int]  # rows of its tasks, number of chunks (0: a serial phase)
 
 
 class Table:
-    """Instructions in the form that the step reads (kernels/step.py): keep it alive while it may run."""
+    """Tasks in the binary form that the step loop reads. Keep it alive while it may run.
+
+    A phase is a run of tasks between two barriers. Tasks of one chunk each form a serial phase,
+    which one thread runs.
+    """
 
     def __init__(self, instructions: list[Instruction]) -> None:
         instructions = [i for i in instructions if i.n_units > 0]
         jit.load(i.kernel for i in instructions)
         starts = list(itertools.accumulate((len(i.args) for i in instructions), initial=0))
         blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
-        self.blocks: object = blocks  # what the words point into
+        self.blocks: object = blocks  # argument blocks that the words point into
         self.scratch = max((i.scratch for i in instructions), default=0)
         self.shared = max((i.shared for i in instructions), default=0)
         words: list[tuple[int, ...]] = []
-        stages: list[tuple[int, int, int]] = []  # first instruction, how many, chunks
+        stages: list[tuple[int, int, int]] = []  # first task, number of tasks, chunks
         block = blocks.ctypes.data
         for i, ins in enumerate(instructions):
-            grain = max(1, ins.grain, ins.n_units >> 22)  # a count of chunks has 24 bits
+            grain = max(1, ins.grain, ins.n_units >> 22)  # the chunk counter has 24 bits
             n_chunks = -(-ins.n_units // grain)
             start, nbytes = ins.streams
             at = block + 8 * starts[i]
@@ -113,9 +121,12 @@ class Table:
         return found
 
     def split(self, n: int, n_threads: int) -> list[Table]:
-        """The same work in several tables: of the stages, of one stage's instructions, or of an instruction's units in
-        at most n parts, in which there is something to do for every thread. Whole where threads share memory: what
-        one instruction leaves there the next must find."""
+        """The same work in several task lists.
+
+        Several phases become one list each, a phase of several tasks one list a task, and a single
+        task at most `n` ranges of units, each with work for every thread. A list with shared memory
+        stays whole: a task reads there what the one before it wrote.
+        """
         if self.shared:
             return [self]
         stages = self._stages()
@@ -129,7 +140,7 @@ class Table:
 
     @classmethod
     def joined(cls, tables: Sequence[Table]) -> Table:
-        """One table of what these do one after the other."""
+        """One task list that runs the given ones in order."""
         stages = [stage for table in tables for stage in table._stages()]
         scratch, shared = max(table.scratch for table in tables), max(table.shared for table in tables)
         return cls._of(stages, [table.blocks for table in tables], scratch, shared)
@@ -147,7 +158,10 @@ def _split_units(row: npt.NDArray[np.int64], n: int, n_threads: int) -> list[npt
 
 
 class Pool:
-    """`n_threads` threads (the caller's included) that run tables. One table at a time; `run` is not re-entrant."""
+    """`n_threads` threads, the caller's included, that run one task list at a time.
+
+    `run` is not re-entrant.
+    """
 
     def __init__(self, n_threads: int) -> None:
         if not 1 <= n_threads <= MAX_THREADS:
@@ -168,7 +182,8 @@ class Pool:
         self._ctl[44] = self._masks.ctypes.data
         self._out = np.zeros(8, np.int64)
         out, ctl, ends = (array.ctypes.data for array in (self._out, self._ctl, self._write_ends))
-        self._arguments = [(out, out, ctl, n, ends, 0) for n in range(n_threads + 1)]  # by the threads that take part
+        # by number of participating threads
+        self._arguments = [(out, out, ctl, n, ends, 0) for n in range(n_threads + 1)]
         self._threads = [
             threading.Thread(target=self._serve, args=(t + 1, r), name=f"cpu-{t + 1}", daemon=True)
             for t, (r, _) in enumerate(self._pipes)
@@ -185,14 +200,14 @@ class Pool:
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
     def run(self, table: Table, n_threads: int = 0) -> None:
-        """Run every instruction, on the first `n_threads` threads (0: all); the GIL is released until all are done."""
+        """Run every task on the first `n_threads` threads (0: all). The GIL is released meanwhile."""
         n_threads = n_threads or self.n_threads
         if table.n:
             self._ready(table, n_threads)
             self._step(*self._arguments[n_threads])
 
     def run_timed(self, table: Table) -> npt.NDArray[np.float64]:
-        """The same with a clock: seconds of each stage."""
+        """Run every task and return the seconds of each phase."""
         if table.n == 0:
             return np.zeros(0)
         jit.load(["step:timed"])
@@ -222,7 +237,8 @@ class Pool:
         self._most_stages = max(table.n_stages, self._most_stages)
         self._most_scratch = -(-max(table.scratch, self._most_scratch) // 64) * 64
         self._counters = _aligned_words(8 * (self.n_threads + 1) * self._most_stages)
-        each = self._most_scratch + 64  # a line before each for what kernels are told, and one behind the last
+        # a cache line in front for the kernels' inputs, and one behind the last
+        each = self._most_scratch + 64
         self._scratch = _aligned_words(each // 8 * self.n_threads + 8)
         if table.shared > self._most_shared:
             self._most_shared = table.shared
@@ -231,19 +247,21 @@ class Pool:
         self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data + 64, each
 
     def _remember(self, table: Table) -> None:
-        """Keep a table for a while: a worker that lost its core in the middle of a step may look at it again."""
+        """Keep a task list alive for a while, for workers that lost their core in the middle of a
+        step.
+        """
         if len(self._recent) == MOST_RECENT:
             self.quiesce()
             self._recent.clear()
         self._recent.append(table)
 
     def quiesce(self) -> None:
-        """Return when no worker is inside a step. To be called between two steps."""
+        """Return when no worker is inside a step. Call it between two steps."""
         while self._ctl[56] != 0:
             time.sleep(0)
 
     def close(self) -> None:
-        """Stop the workers; the pool cannot run afterwards."""
+        """Stop the workers. The pool cannot run afterwards."""
         if self._pipes:
             self._ctl[48] = 1
             for _, w in self._pipes:

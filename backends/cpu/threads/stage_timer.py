@@ -1,4 +1,4 @@
-"""Programs one after the other, with a clock between their stages: the step reads it (kernels/step.py)."""
+"""Profiler of programs: the step loop reads the clock after each phase."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from logitless.backends.cpu.threads.pool import Pool, Table
 
 
 class Clock:
-    """What the programs do; `seconds` are those of each in the last run. Their small instructions are not joined to
-    serial stages with the next program's; a stage's time is until all threads are done with it."""
+    """Runs programs in order and times each; `seconds` holds the times of the last run.
+
+    Serial phases of two programs stay separate. A phase ends when all threads are done with it.
+    """
 
     def __init__(self, pool: Pool, programs: Sequence[CPUProgram]) -> None:
-        self._pool, self._programs = pool, programs  # they keep what their instructions point into
+        # the programs keep alive what their tasks point into
+        self._pool, self._programs = pool, programs
         self.seconds = [0.0] * len(programs)
         parts = [(i, part) for i, program in enumerate(programs) for part in program.parts]
-        self._runs: list[tuple[Table | Callable[[], None], list[int]]] = []  # and whose each stage is
+        # a task list or call, and the owner of each phase
+        self._runs: list[tuple[Table | Callable[[], None], list[int]]] = []
         for in_table, group in groupby(parts, lambda part: isinstance(part[1], Table)):
             if not in_table:
                 self._runs += [(part, [i]) for i, part in group]
