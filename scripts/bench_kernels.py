@@ -56,12 +56,12 @@ def work(product: Product, threads: int) -> None:
     from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
     from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
     from logitless.backends.cpu.memory import aligned
-    from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+    from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
     from logitless.graph.ops.linear import linear
     from logitless.graph.order import toposort
     from logitless.graph.tensor import feed, state
 
-    rng, pool = np.random.default_rng(0), Pool(threads)
+    rng, pool = np.random.default_rng(0), WorkerPool(threads)
     try:
         nbytes = packed_nbytes(product.dtype, product.n, product.k)
     except ValueError as error:
@@ -69,8 +69,8 @@ def work(product: Product, threads: int) -> None:
     weight = np.resize(numbers(rng, product.dtype), nbytes)
     x = rng.normal(size=(product.m, product.k)).astype(np.float32)
     memory: list[Any] = [x]
-    first: list[Instruction] = []
-    rest: list[Instruction] = []
+    first: list[Task] = []
+    rest: list[Task] = []
     for _ in range(product.count):
         node = linear(feed("x", x.shape), state("w", (product.n, product.k), product.dtype, constant=True))
         places: dict[int, int] = {}
@@ -88,8 +88,8 @@ def work(product: Product, threads: int) -> None:
         *before, last = [t for t in toposort([REWRITES["linear"](node)]) if not t.is_leaf]
         first += [i for t in before for i in LOWERINGS[t.op](t, at) or ()]
         rest += LOWERINGS[last.op](last, at) or ()
-    pool.run(Table(first))
-    table = Table(rest)
+    pool.run(TaskList(first))
+    table = TaskList(rest)
     pool.run(table)
     print("ready", flush=True)
     for line in sys.stdin:

@@ -12,7 +12,7 @@ from logitless.backends.cpu.fusion import packed_weights
 from logitless.backends.cpu.fusion.fuse_linear import fuse
 from logitless.backends.cpu.fusion.fuse_quantize import fuse_rounding
 from logitless.backends.cpu.fusion.packing import packed
-from logitless.backends.cpu.isa import cores, rounds_bf16
+from logitless.backends.cpu.isa import casts_to_bf16, cores
 from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the rules of its ops)
     elementwise_attention,
     encoder,
@@ -26,7 +26,7 @@ from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the
 from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
 from logitless.backends.cpu.program import CPUProgram, Part
-from logitless.backends.cpu.threads.pool import Pool, Table
+from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.backends.cpu.threads.stage_timer import Clock
 from logitless.graph.backend import Bytes, Place
 from logitless.graph.op import OPS
@@ -41,8 +41,8 @@ class CPUBackend:
     memory_bytes = 0
 
     def __init__(self, n_threads: int = 0) -> None:
-        rounds_bf16()  # raises if the flag asks for instructions that the processor lacks
-        self.pool = Pool(n_threads or cores())
+        casts_to_bf16()  # raises if the flag asks for instructions that the processor lacks
+        self.pool = WorkerPool(n_threads or cores())
         # Separate slabs: a slab stays allocated until its last piece is freed, and weights and
         # states have different lifetimes.
         self._weights, self._states = Slabs(WEIGHTS_SLAB), Slabs(STATES_SLAB)
@@ -68,7 +68,7 @@ class CPUBackend:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
         memory = Memory(self._weights.take(self.constant_nbytes(t)))
         if packed(t):
-            self.pool.run(Table(packed_weights.pack_instructions(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
+            self.pool.run(TaskList(packed_weights.pack_tasks(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:
             memory.array[:] = raw
         return memory

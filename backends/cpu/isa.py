@@ -20,13 +20,13 @@ from pathlib import Path
 from logitless.backends import disk_cache
 
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_dot", "plain")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of processor 0
-WITHOUT = {  # variant -> (name of such a processor, prefixes of the features that it lacks)
+CACHE_INFO = Path("/sys/devices/system/cpu/cpu0/cache")  # of processor 0
+LIMITED = {  # variant -> (name of such a processor, prefixes of the features that it lacks)
     "avx_vnni": ("alderlake", ("avx512", "avx10", "amx")),
     "avx2": ("haswell", ("avx512", "avx10", "amx", "avxvnni")),
 }
 BF16 = "LOGITLESS_CPU_BF16"
-CHANGES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that change between boots
+VOLATILE_LINES = ("cpu MHz", "bogomips", "BogoMIPS")  # lines of /proc/cpuinfo that change between boots
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,21 @@ def host() -> Host:
     """The processor of this machine."""
     try:
         with open("/proc/cpuinfo") as f:
-            lines = [line for line in takewhile(str.strip, f) if not line.startswith(CHANGES)]
+            lines = [line for line in takewhile(str.strip, f) if not line.startswith(VOLATILE_LINES)]
     except OSError:  # not Linux
         # every Apple processor has them
-        return _asked(dots=sys.platform == "darwin" and platform.machine() == "arm64")
+        return _query_llvm(dots=sys.platform == "darwin" and platform.machine() == "arm64")
     digest = hashlib.sha256("".join([metadata.version("llvmlite"), *lines]).encode()).hexdigest()
     path = disk_cache.cache_folder() / "cpu" / f"host-{digest[:16]}"
-    kept = disk_cache.read(path)
-    if kept:
-        return Host(*json.loads(kept))
-    found = _asked(dots=any(line.startswith("Features") and "asimddp" in line.split() for line in lines))
-    disk_cache.write(path, json.dumps([found.name, found.attributes]).encode())
-    return found
+    cached = disk_cache.read(path)
+    if cached:
+        return Host(*json.loads(cached))
+    result = _query_llvm(dots=any(line.startswith("Features") and "asimddp" in line.split() for line in lines))
+    disk_cache.write(path, json.dumps([result.name, result.attributes]).encode())
+    return result
 
 
-def _asked(*, dots: bool) -> Host:
+def _query_llvm(*, dots: bool) -> Host:
     """Query LLVM for the processor's features.
 
     `dots`: an ARM processor with dot products, which LLVM does not detect; on Apple's it detects no
@@ -83,19 +83,19 @@ def _asked(*, dots: bool) -> Host:
     """
     import llvmlite.binding as llvm
 
-    seen: dict[str, bool] = llvm.get_host_cpu_features()
-    features = llvm.FeatureMap(seen | {"neon": True, "dotprod": True} if dots else seen)
+    present: dict[str, bool] = llvm.get_host_cpu_features()
+    features = llvm.FeatureMap(present | {"neon": True, "dotprod": True} if dots else present)
     return Host(llvm.get_host_cpu_name(), features.flatten())
 
 
-def offered() -> list[str]:
+def available_isas() -> list[str]:
     """The entries of ISAS that this machine has, best first."""
-    here = host()
+    processor = host()
     has = {
-        "avx512_vnni": here.has("avx512vnni", "avx512bw", "avx512vl"),
-        "avx_vnni": here.has("avxvnni"),
-        "avx2": here.has("avx2", "fma"),
-        "neon_dot": here.has("neon", "dotprod"),
+        "avx512_vnni": processor.has("avx512vnni", "avx512bw", "avx512vl"),
+        "avx_vnni": processor.has("avxvnni"),
+        "avx2": processor.has("avx2", "fma"),
+        "neon_dot": processor.has("neon", "dotprod"),
         "plain": True,
     }
     return [name for name in ISAS if has[name]]
@@ -107,29 +107,29 @@ def isa() -> str:
 
     ValueError when the machine does not have the requested one.
     """
-    here, asked = offered(), os.environ.get("LOGITLESS_ISA")
-    if asked and asked not in here:
-        raise ValueError(f"LOGITLESS_ISA={asked}: this machine has {', '.join(here)}")
-    return asked or here[0]
+    available, requested = available_isas(), os.environ.get("LOGITLESS_ISA")
+    if requested and requested not in available:
+        raise ValueError(f"LOGITLESS_ISA={requested}: this machine has {', '.join(available)}")
+    return requested or available[0]
 
 
-def has_bf16_products() -> bool:
+def has_bf16_dots() -> bool:
     """True when the variant in use has bf16 dot products (AVX512-BF16)."""
     return isa() == "avx512_vnni" and host().has("avx512bf16")
 
 
 @functools.cache
-def rounds_bf16() -> bool:
+def casts_to_bf16() -> bool:
     """True with `LOGITLESS_CPU_BF16=1`: activations are cast to bf16 before they meet bf16 weights.
 
     Such products are twice as fast as with f32 activations. ValueError when the processor has none.
     """
-    asked = os.environ.get(BF16, "0")
-    if asked not in ("0", "1"):
-        raise ValueError(f"{BF16}={asked}: must be 0 or 1")
-    if asked == "1" and not has_bf16_products():
+    flag = os.environ.get(BF16, "0")
+    if flag not in ("0", "1"):
+        raise ValueError(f"{BF16}={flag}: must be 0 or 1")
+    if flag == "1" and not has_bf16_dots():
         raise ValueError(f"{BF16}=1: this processor has no products of bf16 (AVX512-BF16)")
-    return asked == "1"
+    return flag == "1"
 
 
 @functools.cache
@@ -139,11 +139,11 @@ def compiled_for() -> Host:
     It is this processor, or one whose best variant is the requested one. Otherwise LLVM would use
     wider registers, and neither speed nor bits would match that processor.
     """
-    here = host()
-    if isa() == offered()[0] or isa() not in WITHOUT:
-        return here
-    name, missing = WITHOUT[isa()]
-    attributes = here.attributes.split(",")
+    processor = host()
+    if isa() == available_isas()[0] or isa() not in LIMITED:
+        return processor
+    name, missing = LIMITED[isa()]
+    attributes = processor.attributes.split(",")
     return Host(name, ",".join("-" + a[1:] if a[1:].startswith(missing) else a for a in attributes))
 
 
@@ -155,11 +155,11 @@ def cache_nbytes(level: int) -> int:
     """
     for index in range(4):
         try:
-            folder = CACHES / f"index{index}"
-            said, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+            folder = CACHE_INFO / f"index{index}"
+            found_level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
         except OSError:  # not Linux, or no more caches
             break
-        if said == str(level) and kind != "Instruction" and size[:-1].isdecimal():
+        if found_level == str(level) and kind != "Instruction" and size[:-1].isdecimal():
             return int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
     return {1: 32 << 10, 2: 256 << 10, 3: 64 << 20}[level]
 

@@ -17,7 +17,7 @@ from logitless.graph.backend import Bytes
 ALIGNMENT = 64
 STATES_SLAB = 32 << 20  # bytes of a slab; states of one slab are freed at different times
 WEIGHTS_SLAB = 256 << 20 if hasattr(mmap, "MADV_HUGEPAGE") else STATES_SLAB
-MOST_OPEN = 8  # slabs that still take small pieces
+MAX_OPEN = 8  # slabs that still take small pieces
 LARGE_PAGE = 2 << 20
 
 
@@ -48,18 +48,18 @@ class Slabs:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._nbytes, self._most_shared = nbytes, nbytes // 4
+        self._nbytes, self._max_shared = nbytes, nbytes // 4
         # latest slabs, and the bytes taken of each
         self._open: list[tuple[weakref.ref[Bytes], int]] = []
 
     def take(self, nbytes: int) -> Bytes:
         """Zeroed memory at a multiple of 64. MemoryError when there is not enough."""
-        if nbytes > self._most_shared:
+        if nbytes > self._max_shared:
             return aligned(nbytes)
-        in_use = [(slab, at) for known, at in self._open if (slab := known()) is not None]
+        in_use = [(slab, at) for ref, at in self._open if (slab := ref()) is not None]
         with_room = ((slab, at) for slab, at in in_use if at + nbytes <= self._nbytes)
         slab, at = next(with_room, None) or (_slab(self._nbytes), 0)
-        rest = [(weakref.ref(other), end) for other, end in in_use if other is not slab][-MOST_OPEN:]
+        rest = [(weakref.ref(other), end) for other, end in in_use if other is not slab][-MAX_OPEN:]
         self._open = [*rest, (weakref.ref(slab), -(-(at + nbytes) // ALIGNMENT) * ALIGNMENT)]
         return slab[at : at + nbytes]
 

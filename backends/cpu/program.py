@@ -21,16 +21,16 @@ from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the
     slicing,
     training,
 )
-from logitless.backends.cpu.lowering.cache_bypass import past_caches, too_many
+from logitless.backends.cpu.lowering.cache_bypass import exceed_l3, with_nontemporal
 from logitless.backends.cpu.lowering.registry import LOWERINGS
 from logitless.backends.cpu.memory import Memory
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from logitless.graph.backend import Bytes, Place
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
 from logitless.graph.tensor import Tensor
 
-Part = Table | Callable[[], None]
+Part = TaskList | Callable[[], None]
 
 
 class CPUProgram:
@@ -38,14 +38,14 @@ class CPUProgram:
     kernel.
     """
 
-    def __init__(self, pool: Pool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
+    def __init__(self, pool: WorkerPool, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
         self.fallbacks: list[str] = []
         self._pool = pool
         self._n_threads = pool.n_threads
         self._keep: set[Memory] = set()  # buffers that the tasks point into
-        self._past = too_many(nodes)
+        self._nontemporal = exceed_l3(nodes)
         self.parts: list[Part] = []
-        pending: list[Instruction] = []
+        pending: list[Task] = []
 
         def address(t: Tensor) -> int:
             at = place(t)
@@ -54,9 +54,9 @@ class CPUProgram:
 
         for t in nodes:
             rule = LOWERINGS.get(t.op)
-            instructions = rule(t, address) if rule else None
-            if instructions is not None:
-                pending += instructions
+            tasks = rule(t, address) if rule else None
+            if tasks is not None:
+                pending += tasks
                 continue
             self._flush(pending)
             pending = []
@@ -64,55 +64,55 @@ class CPUProgram:
             self.parts.append(partial(_reference, pool, t, place))
         self._flush(pending)
 
-    def _flush(self, instructions: list[Instruction]) -> None:
-        if instructions:
-            self.parts.append(Table(past_caches(instructions) if self._past else instructions))
+    def _flush(self, tasks: list[Task]) -> None:
+        if tasks:
+            self.parts.append(TaskList(with_nontemporal(tasks) if self._nontemporal else tasks))
 
     @classmethod
-    def of(cls, pool: Pool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:
+    def of(cls, pool: WorkerPool, parts: Sequence[tuple[Part, CPUProgram]], n_threads: int) -> CPUProgram:
         """A program that runs these parts of other programs on `n_threads` threads."""
-        made = cls(pool, (), lambda t: Place(None))
-        made._n_threads = n_threads
-        made._keep = set().union(*(program._keep for _, program in parts))
-        tables: list[Table] = []
+        result = cls(pool, (), lambda t: Place(None))
+        result._n_threads = n_threads
+        result._keep = set().union(*(program._keep for _, program in parts))
+        lists: list[TaskList] = []
         for part, _ in parts:
-            if isinstance(part, Table):
-                tables.append(part)
+            if isinstance(part, TaskList):
+                lists.append(part)
                 continue
-            made.parts += [*_joined(tables), part]
-            tables = []
-        made.parts += _joined(tables)
-        return made
+            result.parts += [*_concat(lists), part]
+            lists = []
+        result.parts += _concat(lists)
+        return result
 
     def split(self, n: int, n_threads: int) -> list[Part]:
         """The program's parts, split into phases, tasks or at most `n` ranges of units for all
         threads.
         """
-        found: list[Part] = []
+        parts: list[Part] = []
         for part in self.parts:
-            found += part.split(n, n_threads) if isinstance(part, Table) else [part]
-        return found
+            parts += part.split(n, n_threads) if isinstance(part, TaskList) else [part]
+        return parts
 
     def run(self) -> None:
         for part in self.parts:
-            if isinstance(part, Table):
+            if isinstance(part, TaskList):
                 self._pool.run(part, self._n_threads)
             else:
                 part()
 
 
-def _joined(tables: Sequence[Table]) -> list[Part]:
-    return [Table.joined(tables)] if tables else []
+def _concat(lists: Sequence[TaskList]) -> list[Part]:
+    return [TaskList.concat(lists)] if lists else []
 
 
-def _reference(pool: Pool, t: Tensor, place: Callable[[Tensor], Place]) -> None:
+def _reference(pool: WorkerPool, t: Tensor, place: Callable[[Tensor], Place]) -> None:
     """Run a node by its numpy reference."""
     result = OPS[t.op].reference(*(_view(pool, s, place(s)) for s in t.src), **t.attrs)
     if destination(t) is None:
         _view(pool, t, place(t))[...] = result
 
 
-def _view(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
+def _view(pool: WorkerPool, t: Tensor, at: Place) -> npt.NDArray[Any]:
     kind = DTYPES[t.dtype].numpy
     if packed(t):
         return _unpacked(pool, t, at)
@@ -123,11 +123,11 @@ def _view(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
     return values
 
 
-def _unpacked(pool: Pool, t: Tensor, at: Place) -> npt.NDArray[Any]:
+def _unpacked(pool: WorkerPool, t: Tensor, at: Place) -> npt.NDArray[Any]:
     """Values of a packed weight as f32."""
     values = np.empty(t.shape, np.float32)
     address = at.buffer.address + at.offset
-    pool.run(Table([packed_weights.unpack_instruction(t.dtype, address, values.ctypes.data, *t.shape)]))
+    pool.run(TaskList([packed_weights.unpack_task(t.dtype, address, values.ctypes.data, *t.shape)]))
     return values
 
 

@@ -21,14 +21,14 @@ def devices() -> list[dict[str, Any]]:
 
 
 def cpu() -> dict[str, Any]:
-    from logitless.backends.cpu.isa import cores, isa, rounds_bf16
+    from logitless.backends.cpu.isa import casts_to_bf16, cores, isa
 
     return {
         "name": "cpu",
         "available": True,
         "description": cpu_name(),
         "isa": isa(),
-        "rounds_bf16": rounds_bf16(),
+        "rounds_bf16": casts_to_bf16(),
         "features": cpu_features(),
         "cores": cores(),
         "memory_bytes": total_memory(),
@@ -120,11 +120,11 @@ def cpu_name() -> str:
 
 def rounding_as_text(d: dict[str, Any]) -> str:
     """Of products with bf16 weights what there is to choose."""
-    from logitless.backends.cpu.isa import BF16, has_bf16_products
+    from logitless.backends.cpu.isa import BF16, has_bf16_dots
 
     if d["rounds_bf16"]:
         return ", bf16 weights meet rows rounded to bf16"
-    return f" ({BF16}=1: faster prompts of BF16 models)" if has_bf16_products() else ""
+    return f" ({BF16}=1: faster prompts of BF16 models)" if has_bf16_dots() else ""
 
 
 def cpu_features() -> list[str]:

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from logitless.backends.cpu.isa import isa, offered
+from logitless.backends.cpu.isa import available_isas, isa
 
 PRODUCTS = ("linear", "matmul", "matmul_tn", "add_product", "accumulate_product")
 
 
-@pytest.mark.skipif("avx2" not in offered() or isa() == "avx2", reason="AVX2 is what test_ops runs on, or not there")
+@pytest.mark.skipif("avx2" not in available_isas() or isa() == "avx2", reason="test_ops runs on AVX2, or it is absent")
 def test_products_on_avx2() -> None:
     command = [sys.executable, "-m", "logitless", "selftest", *(part for op in PRODUCTS for part in ("--op", op))]
     done = subprocess.run(command, env={**os.environ, "LOGITLESS_ISA": "avx2"}, capture_output=True, text=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 import logitless.backends.cpu.lowering.sampling  # noqa: F401  (registers its rules)
 from logitless.backends.cpu.lowering.registry import LOWERINGS
-from logitless.backends.cpu.threads.pool import Pool, Table
+from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.graph.op import State
 from logitless.graph.ops.sampling import sample
 from logitless.graph.tensor import Tensor, feed
@@ -23,8 +23,8 @@ NUMPY = {"f32": np.float32, "i32": np.int32, "u32": np.uint32}
 
 
 @functools.cache
-def pool(n_threads: int = 1) -> Pool:
-    return Pool(n_threads)
+def pool(n_threads: int = 1) -> WorkerPool:
+    return WorkerPool(n_threads)
 
 
 def typed(op: str, sources: Sequence[Any]) -> list[np.ndarray]:
@@ -41,5 +41,5 @@ def run(op: str, arrays: Sequence[np.ndarray], n_threads: int = 1, **attrs: int)
     t: Tensor = getattr(sample, op)(*sources, **attrs)
     out = np.zeros(t.shape, NUMPY[t.dtype])
     at = {id(s): a.ctypes.data for s, a in zip(sources, arrays, strict=True)} | {id(t): out.ctypes.data}
-    pool(n_threads).run(Table(LOWERINGS[op](t, lambda s: at[id(s)])))
+    pool(n_threads).run(TaskList(LOWERINGS[op](t, lambda s: at[id(s)])))
     return out

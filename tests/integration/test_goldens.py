@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logitless.backends.cpu.isa import has_bf16_products
+from logitless.backends.cpu.isa import has_bf16_dots
 from tests.helpers.paths import DATA
 
 
@@ -32,7 +32,7 @@ def test_answers_are_those_of_llama_cpp(serve: Any, file: Path) -> None:
         samples_as_recorded(server, json.loads(sampled.read_text()))
 
 
-@pytest.mark.skipif(not has_bf16_products(), reason="this processor has no products of bf16")
+@pytest.mark.skipif(not has_bf16_dots(), reason="this processor has no products of bf16")
 @pytest.mark.parametrize("file", recorded("*-BF16.gguf.json"))
 def test_rows_rounded_to_bf16_cost_little(serve: Any, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     monkeypatch.setenv("LOGITLESS_CPU_BF16", "1")

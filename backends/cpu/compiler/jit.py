@@ -20,7 +20,7 @@ from pathlib import Path
 from logitless.backends import disk_cache
 from logitless.backends.cpu.compiler import linker
 from logitless.backends.cpu.compiler.kernel_source import KernelError, _digest, _module_of, _symbol, compile_kernel
-from logitless.backends.cpu.compiler.workers import Farm
+from logitless.backends.cpu.compiler.workers import CompileWorkers
 from logitless.backends.cpu.isa import host, isa
 from logitless.backends.errors import DeviceError
 
@@ -29,7 +29,7 @@ _lock = threading.RLock()
 _addresses: dict[str, int] = {}
 # called with each kernel to compile and the number still waiting
 on_compile: Callable[[str, int], None] | None = None
-MANY = 4  # kernels from which on compile workers pay
+MIN_PARALLEL = 4  # kernels from which on compile workers pay
 
 
 @functools.cache
@@ -50,16 +50,16 @@ def _path(name: str) -> Path:
 
 def address(name: str) -> int:
     """Entry point of a kernel. It is compiled if the cache lacks it."""
-    found = _addresses.get(name)
-    if found is None:
+    entry = _addresses.get(name)
+    if entry is None:
         load([name])
-        found = _addresses[name]
-    return found
+        entry = _addresses[name]
+    return entry
 
 
 def prefetch(names: Iterable[str]) -> None:
     """Start compiling the kernels that the cache lacks, in this order; return at once."""
-    _farm.add([n for n in dict.fromkeys(names) if n not in _addresses and not _read(n)])
+    _workers.submit([n for n in dict.fromkeys(names) if n not in _addresses and not _read(n)])
 
 
 def load(names: Iterable[str]) -> None:
@@ -73,34 +73,34 @@ def load(names: Iterable[str]) -> None:
     if all(n in _addresses for n in names):
         return
     with _lock:
-        wanted = [n for n in names if n not in _addresses]
-        cached = {n: _read(n) for n in wanted}
+        new = [n for n in names if n not in _addresses]
+        cached = {n: _read(n) for n in new}
         absent = [n for n, code in cached.items() if not code]
-        if len(absent) >= MANY:
-            _farm.add(absent)
-        _addresses.update(_entries({n: _farm.take(n) or cached[n] or _compile_here(n) for n in wanted}))
+        if len(absent) >= MIN_PARALLEL:
+            _workers.submit(absent)
+        _addresses.update(_load_entries({n: _workers.result(n) or cached[n] or _compile_here(n) for n in new}))
 
 
-def _entries(codes: dict[str, bytes]) -> dict[str, int]:
+def _load_entries(codes: dict[str, bytes]) -> dict[str, int]:
     images = [n for n, code in codes.items() if linker.is_image(code)]
     try:
-        found = dict(zip(images, linker.load([codes[n] for n in images]), strict=True))
+        entries = dict(zip(images, linker.load([codes[n] for n in images]), strict=True))
     except OSError as error:
-        raise _refused(error) from None
-    objects = [n for n in codes if n not in found]
+        raise _not_executable(error) from None
+    objects = [n for n in codes if n not in entries]
     if objects:
         from logitless.backends.cpu.compiler import llvm as compiler
 
-        found |= zip(objects, compiler.load_objects([(_symbol(n), codes[n]) for n in objects]), strict=True)
-    for name, entry in found.items():
+        entries |= zip(objects, compiler.load_objects([(_symbol(n), codes[n]) for n in objects]), strict=True)
+    for name, entry in entries.items():
         if not entry:
             _path(name).unlink(missing_ok=True)
             raise KernelError(f"kernel {name}: the cached object has no such function (removed; start again)")
-    return found
+    return entries
 
 
-def _refused(error: OSError) -> DeviceError:
-    return DeviceError(f"cpu: this system runs no code that was made here: {error.strerror}")
+def _not_executable(error: OSError) -> DeviceError:
+    return DeviceError(f"cpu: this system forbids running generated code: {error.strerror}")
 
 
 def _report(name: str, n_waiting: int) -> None:
@@ -115,7 +115,7 @@ def _compile_here(name: str) -> bytes:
     except KernelError:
         raise
     except PermissionError as error:  # numba may not generate code either
-        raise _refused(error) from None
+        raise _not_executable(error) from None
     except Exception as error:
         reason = " ".join(str(error).split())
         raise KernelError(f"kernel {name} cannot be compiled: {type(error).__name__}: {reason}") from error
@@ -131,4 +131,4 @@ def _store(name: str, code: bytes) -> None:
     disk_cache.write(_path(name), code)
 
 
-_farm = Farm(_report, _store)
+_workers = CompileWorkers(_report, _store)

@@ -38,11 +38,11 @@ def _imported(statement: tuple[str, str]) -> list[str]:
 
 @functools.cache
 def _module_of(family: str) -> str:
-    mark = f'@kernel("{family}")'.encode()
-    found = next((name for name, (text, _) in _sources().items() if mark in text), None)
-    if found is None:
+    decorator = f'@kernel("{family}")'.encode()
+    module = next((name for name, (text, _) in _sources().items() if decorator in text), None)
+    if module is None:
         raise KernelError(f"there is no CPU kernel named {family!r}")
-    return found
+    return module
 
 
 @functools.cache

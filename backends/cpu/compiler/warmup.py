@@ -12,8 +12,8 @@ from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.fusion.packing import packed
 from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import tiles
-from logitless.backends.cpu.lowering.cache_bypass import too_many, variant
-from logitless.backends.cpu.lowering.linear import ROWS_OF_PLAIN
+from logitless.backends.cpu.lowering.cache_bypass import exceed_l3, nontemporal_variant
+from logitless.backends.cpu.lowering.linear import PLAIN_TILE_ROWS
 from logitless.backends.cpu.lowering.registry import LOWERINGS
 from logitless.graph.ops.sampling.samplers import LAYOUT
 from logitless.graph.tensor import Tensor
@@ -64,10 +64,10 @@ def begin_training(frozen: Iterable[str] = ()) -> None:
 def prepare(nodes: Iterable[Tensor]) -> None:
     """Load every kernel that a graph with these nodes runs, for any number of rows."""
     nodes = list(nodes)
-    if wanted := [name for t in nodes for name in _kernels(t)]:
-        if too_many(nodes):
-            wanted += [variant(name) for name in wanted]
-        jit.load((*GENERAL, *wanted))
+    if names := [name for t in nodes for name in _kernels(t)]:
+        if exceed_l3(nodes):
+            names += [nontemporal_variant(name) for name in names]
+        jit.load((*GENERAL, *names))
 
 
 def _linears(dtype: str, *how: str) -> Iterator[str]:
@@ -78,29 +78,29 @@ def _linears(dtype: str, *how: str) -> Iterator[str]:
 def _kernels(t: Tensor) -> Iterator[str]:
     yield from (f"pack:{s.dtype}" for s in t.src if packed(s))
     rule = LOWERINGS.get(t.op)
-    for instruction in (rule(t, lambda _: 0) if rule else None) or ():
-        family, *params = instruction.kernel.split(":")
+    for task in (rule(t, lambda _: 0) if rule else None) or ():
+        family, *params = task.kernel.split(":")
         if family == "linear":
             if params[2:] == ["add"]:
-                yield from (instruction.kernel, "binary:add")
+                yield from (task.kernel, "binary:add")
             yield from _linears(params[0], *(how for how in params[2:] if how == "rounded"))
         elif family == "gemm" and params[1] == "n" and len(params) > 2:
-            yield from (instruction.kernel, "round_act:k" if params[3:] else "pack_act")
+            yield from (task.kernel, "round_act:k" if params[3:] else "pack_act")
             yield from _linears(*params[2:])
         elif family == "linear_glu":
             both = f"linear_glu:{params[0]}:{params[1]}"
             yield from (both, f"{both}:1", f"glu_act:{params[1]}:32", *_linears(params[0]))
         elif family == "glu_act" and t.src[0].op == "linear_q8" and t.attrs["group"] == 32:
-            yield from (instruction.kernel, f"linear_glu:{t.src[0].src[1].dtype}:{params[0]}:1")
+            yield from (task.kernel, f"linear_glu:{t.src[0].src[1].dtype}:{params[0]}:1")
         elif family == "attention":
             sizes = ":".join(params[2:4])
             yield f"attention_join:{':'.join(params[2:])}"
             if params[4:] == ["act"]:  # a prefill
                 yield from (f"attention:{':'.join(params[:4])}", f"attention_join:{sizes}", "quantize_act:32")
-            yield instruction.kernel
+            yield task.kernel
         elif family == "rms_norm_act":
-            yield from (instruction.kernel, "rms_norm", f"quantize_act:{params[0]}")
+            yield from (task.kernel, "rms_norm", f"quantize_act:{params[0]}")
         elif family == "linear_rows":
-            yield from (f"linear_rows:{rows}" for rows in (1, ROWS_OF_PLAIN))
+            yield from (f"linear_rows:{rows}" for rows in (1, PLAIN_TILE_ROWS))
         else:
-            yield instruction.kernel
+            yield task.kernel

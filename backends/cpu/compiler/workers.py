@@ -25,18 +25,18 @@ ROOT = Path(__file__).parents[4]
 MAX_PROCESSES = 8
 
 
-class Farm:
+class CompileWorkers:
     """Queue of kernels to compile. `on_start(name, n_waiting)` and `on_done(name, code)` report."""
 
-    def __init__(self, begin: Callable[[str, int], None], done: Callable[[str, bytes], None]) -> None:
-        self._begin, self._done = begin, done
+    def __init__(self, on_start: Callable[[str, int], None], on_done: Callable[[str, bytes], None]) -> None:
+        self._on_start, self._on_done = on_start, on_done
         self.command = [sys.executable, "-m", "logitless.backends.cpu.compiler.workers"]
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque()
         self._results: dict[str, Future[bytes]] = {}
         self._n_threads = 0  # each feeds one process
 
-    def add(self, names: Iterable[str]) -> None:
+    def submit(self, names: Iterable[str]) -> None:
         """Queue kernels for compilation, in this order; return at once."""
         with self._lock:
             new = [name for name in names if name not in self._results]
@@ -46,10 +46,10 @@ class Farm:
                 self._n_threads += 1
                 threading.Thread(target=self._feed, name="compile", daemon=True).start()
 
-    def take(self, name: str) -> bytes:
+    def result(self, name: str) -> bytes:
         """Wait for the code of a queued kernel. Empty when it was not queued or did not compile."""
-        result = self._results.get(name)
-        code = result.result() if result else b""
+        future = self._results.get(name)
+        code = future.result() if future else b""
         self._results.pop(name, None)
         return code
 
@@ -59,7 +59,7 @@ class Farm:
                 self._n_threads -= 1
                 return None
             name = self._waiting.popleft()
-            self._begin(name, len(self._waiting))
+            self._on_start(name, len(self._waiting))
             return name
 
     def _feed(self) -> None:
@@ -74,7 +74,7 @@ class Farm:
                 start_new_session=True,
             )
         except OSError:
-            return self._give_up()
+            return self._retire()
         # closing flushes what a dead process did not read
         with contextlib.suppress(BrokenPipeError), process:
             assert process.stdin is not None
@@ -91,13 +91,13 @@ class Farm:
                 if len(code) != size:
                     process.kill()
                     self._results[name].set_result(b"")
-                    return self._give_up()
+                    return self._retire()
                 if code:
-                    self._done(name, code)
+                    self._on_done(name, code)
                 self._results[name].set_result(code)
         return None
 
-    def _give_up(self) -> None:
+    def _retire(self) -> None:
         """Retire one worker. The last one resolves all waiting kernels as not compiled."""
         with self._lock:
             self._n_threads -= 1

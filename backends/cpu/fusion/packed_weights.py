@@ -12,7 +12,7 @@ aligned or not.
 from __future__ import annotations
 
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS
-from logitless.backends.cpu.threads.pool import Instruction
+from logitless.backends.cpu.threads.pool import Task
 
 PACK_BYTES = 1 << 18  # bytes of a chunk
 UNPACKED = 4096  # elements of a chunk
@@ -31,15 +31,15 @@ def packed_nbytes(dtype: str, n: int, k: int) -> int:
     return -(-n // LANES) * layout.group_nbytes(k)
 
 
-def pack_instructions(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> list[Instruction]:
+def pack_tasks(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> list[Task]:
     """Tasks that pack n rows of GGUF blocks at one address into a packed weight at the other."""
     packed_nbytes(dtype, n, k)
     group = LAYOUTS[dtype].group_nbytes(k)
     grain = max(1, PACK_BYTES // group)
-    return [Instruction(f"pack:{dtype}", (src_address, dst_address, n, k, group), -(-n // LANES), grain)]
+    return [Task(f"pack:{dtype}", (src_address, dst_address, n, k, group), -(-n // LANES), grain)]
 
 
-def unpack_instruction(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> Instruction:
+def unpack_task(dtype: str, src_address: int, dst_address: int, n: int, k: int) -> Task:
     """Task that unpacks a packed weight into n rows of k f32."""
     args = (src_address, dst_address, k, LAYOUTS[dtype].group_nbytes(k))
-    return Instruction(f"unpack:{dtype}", args, n, max(1, UNPACKED // k))
+    return Task(f"unpack:{dtype}", args, n, max(1, UNPACKED // k))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from logitless.backends.cpu.isa import rounds_bf16
+from logitless.backends.cpu.isa import casts_to_bf16
 from logitless.graph.op import Op
 from logitless.graph.tensor import Tensor
 
@@ -23,7 +23,7 @@ def packed(t: Tensor) -> bool:
 
 def rounded(t: Tensor) -> bool:
     """Whether rows that meet this weight are rounded to bf16."""
-    return packed(t) and t.dtype == "bf16" and t.shape[1] % 2 == 0 and rounds_bf16()
+    return packed(t) and t.dtype == "bf16" and t.shape[1] % 2 == 0 and casts_to_bf16()
 
 
 def packed_act(*src: Tensor, how: Op, **attrs: Any) -> Tensor:

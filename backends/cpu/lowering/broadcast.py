@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
-from logitless.backends.cpu.threads.pool import Instruction
+from logitless.backends.cpu.threads.pool import Task
 from logitless.graph.op import OPS
 from logitless.graph.ops.elementwise import broadcast_to, sum_to
 from logitless.graph.ops.shape import reshape
@@ -28,11 +28,11 @@ def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
     for n, m in zip(x, full, strict=True):
         if n == 1:
             continue
-        kept = n == m
-        if runs and runs[-1][0] == kept:
-            runs[-1] = kept, runs[-1][1] * n
+        keeps = n == m
+        if runs and runs[-1][0] == keeps:
+            runs[-1] = keeps, runs[-1][1] * n
         else:
-            runs.append((kept, n))
+            runs.append((keeps, n))
     return runs
 
 
@@ -64,12 +64,12 @@ def short_rows(t: Tensor) -> Tensor:
 
 
 @lower("sum_to")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     """Sum of (R0, K0, R1, K1) over R0 and R1."""
     runs = grouped(t.src[0].shape, t.shape)
     sizes, place = [1, 1, 1, 1], 0
-    for kept, n in runs or ():
-        place += place % 2 != kept
+    for keeps, n in runs or ():
+        place += place % 2 != keeps
         if place > 3:
             return None
         sizes[place] = n
@@ -80,9 +80,7 @@ def _(t: Tensor, at: At) -> list[Instruction] | None:
     elif r0 > 1 and k0 == r1 == k1 == 1:  # everything: one row
         r0, r1 = 1, r0
     units = k0 * -(-k1 // COLUMNS)
-    return [
-        Instruction("sum_to", (at(t.src[0]), at(t), r0, k0, r1, k1), units, max(1, CHUNK // (r0 * r1 * min(k1, 256))))
-    ]
+    return [Task("sum_to", (at(t.src[0]), at(t), r0, k0, r1, k1), units, max(1, CHUNK // (r0 * r1 * min(k1, 256))))]
 
 
 def strides(x: Shape, y: Shape) -> tuple[int, ...]:
@@ -95,7 +93,7 @@ def strides(x: Shape, y: Shape) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Instruction] | None:
+def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Task] | None:
     """Arithmetic of two arrays of any shapes.
 
     Axes with a common stride are merged. None when more than four remain.
@@ -114,10 +112,10 @@ def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Instru
     n = axes[3][0]
     args = (at(a), at(b), at(t), n, axes[1][0], axes[2][0], *(x[1] for x in axes), *(x[2] for x in axes))
     rows = axes[0][0] * axes[1][0] * axes[2][0]
-    return [Instruction(f"broadcast:{name}", args, rows, max(1, 2 * CHUNK // n), scratch=64)]
+    return [Task(f"broadcast:{name}", args, rows, max(1, 2 * CHUNK // n), scratch=64)]
 
 
 @lower("broadcast_to")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     x = t.src[0]
     return broadcast("copy", t, x, x, at)

@@ -15,23 +15,23 @@ from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
 from logitless.backends.cpu.fusion.packing import packed
 from logitless.backends.cpu.isa import cache_nbytes, compiled_for
 from logitless.backends.cpu.kernels.matmul.layout import asks_ahead
-from logitless.backends.cpu.threads.pool import Instruction
+from logitless.backends.cpu.threads.pool import Task
 from logitless.graph.tensor import Tensor
 
 
-def too_many(nodes: Iterable[Tensor]) -> bool:
+def exceed_l3(nodes: Iterable[Tensor]) -> bool:
     """True when the weights of these nodes exceed the L3 cache."""
     weights = {id(s): packed_nbytes(s.dtype, *s.shape) for t in nodes for s in t.src if packed(s)}
     return sum(weights.values()) > cache_nbytes(3)
 
 
-def variant(kernel: str) -> str:
+def nontemporal_variant(kernel: str) -> str:
     """The variant of a kernel with non-temporal prefetch; the kernel itself where there is none."""
     family, *params = kernel.split(":")
-    of_one_row = (family == "linear" and params[1:] == ["1x1"]) or (family == "linear_glu" and params[2:] == ["1"])
-    return f"{kernel}:past" if of_one_row and compiled_for().is_zen and asks_ahead(params[0], 1) else kernel
+    one_row = (family == "linear" and params[1:] == ["1x1"]) or (family == "linear_glu" and params[2:] == ["1"])
+    return f"{kernel}:past" if one_row and compiled_for().is_zen and asks_ahead(params[0], 1) else kernel
 
 
-def past_caches(instructions: Iterable[Instruction]) -> list[Instruction]:
+def with_nontemporal(tasks: Iterable[Task]) -> list[Task]:
     """The same tasks with the non-temporal variants of their kernels."""
-    return [replace(i, kernel=variant(i.kernel)) for i in instructions]
+    return [replace(i, kernel=nontemporal_variant(i.kernel)) for i in tasks]

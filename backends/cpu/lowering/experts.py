@@ -5,9 +5,9 @@ from __future__ import annotations
 from logitless.backends.cpu.fusion.packing import packed, packed_act, rounded
 from logitless.backends.cpu.isa import cores, isa
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS, expanded_tile, tiles
-from logitless.backends.cpu.lowering.linear import stretch_of
+from logitless.backends.cpu.lowering.linear import k_block_size
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
-from logitless.backends.cpu.threads.pool import Instruction
+from logitless.backends.cpu.threads.pool import Task
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.moe import expert_linear_act, pack_experts, quantize_experts, round_experts
 from logitless.graph.tensor import Tensor
@@ -35,14 +35,14 @@ def _whole_groups(w: Tensor, n: int) -> bool:
 
 
 @lower("top_experts")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, size = t.src[0].shape
-    return [Instruction("top_experts", (at(t.src[0]), at(t), size, t.attrs["n"]), rows, 4)]
+    return [Task("top_experts", (at(t.src[0]), at(t), size, t.attrs["n"]), rows, 4)]
 
 
-def _at_ids(t: Tensor, at: At) -> list[Instruction]:
+def _at_ids(t: Tensor, at: At) -> list[Task]:
     rows, size = t.src[0].shape
-    return [Instruction(t.op, (*map(at, t.src), at(t), size, t.shape[1]), rows, 32)]
+    return [Task(t.op, (*map(at, t.src), at(t), size, t.shape[1]), rows, 32)]
 
 
 lower("expert_weights")(_at_ids)
@@ -50,52 +50,52 @@ lower("expert_gather")(_at_ids)
 
 
 @lower("expert_scatter")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    return [Instruction("expert_scatter", (*map(at, t.src), at(t), t.src[0].shape[1], t.shape[1]), t.shape[0], 32)]
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("expert_scatter", (*map(at, t.src), at(t), t.src[0].shape[1], t.shape[1]), t.shape[0], 32)]
 
 
 @lower("expert_order")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     args = (at(t.src[0]), at(t), t.shape[1], t.attrs["n"])
-    return [Instruction("expert_order", args, 1, 1, 4 * (t.attrs["n"] + 1))]
+    return [Task("expert_order", args, 1, 1, 4 * (t.attrs["n"] + 1))]
 
 
 @lower("expert_rows")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, k = t.shape
-    return [Instruction("expert_rows", (*map(at, t.src), at(t), k, rows // t.src[0].shape[0]), rows, max(1, 8192 // k))]
+    return [Task("expert_rows", (*map(at, t.src), at(t), k, rows // t.src[0].shape[0]), rows, max(1, 8192 // k))]
 
 
 @lower("expert_sum")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     y, weights, _ = t.src
     args = (*map(at, t.src), at(t), y.shape[0], weights.shape[1], t.shape[1])
-    return [Instruction("expert_sum", args, t.shape[0], max(1, 8192 // (t.shape[1] * weights.shape[1])))]
+    return [Task("expert_sum", args, t.shape[0], max(1, 8192 // (t.shape[1] * weights.shape[1])))]
 
 
-def _gathered(t: Tensor) -> int:
+def _rows_per_token(t: Tensor) -> int:
     """Experts per token: rows gathered out of each row of x; 0 where x is sorted already."""
     return t.shape[0] // t.src[0].shape[0] if t.attrs["gather"] else 0
 
 
 @lower("quantize_experts")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, k = t.shape
-    args = (*map(at, t.src), at(t), rows, k // 32, _gathered(t))
-    return [Instruction(f"quantize_experts:{t.attrs['group']}", args, rows, max(1, 4096 // k))]
+    args = (*map(at, t.src), at(t), rows, k // 32, _rows_per_token(t))
+    return [Task(f"quantize_experts:{t.attrs['group']}", args, rows, max(1, 4096 // k))]
 
 
-def _in_panels(t: Tensor, at: At) -> list[Instruction]:
-    (rows, k), together = t.shape, 2 if t.op == "round_experts" else 1
-    return [Instruction(t.op, (*map(at, t.src), at(t), rows, k // together, _gathered(t)), rows, 4)]
+def _panels(t: Tensor, at: At) -> list[Task]:
+    (rows, k), interleave = t.shape, 2 if t.op == "round_experts" else 1
+    return [Task(t.op, (*map(at, t.src), at(t), rows, k // interleave, _rows_per_token(t)), rows, 4)]
 
 
-lower("pack_experts")(_in_panels)
-lower("round_experts")(_in_panels)
+lower("pack_experts")(_panels)
+lower("round_experts")(_panels)
 
 
 @lower("expert_linear_act")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x, w, order = t.src
     (rows, n), k, layout = t.shape, w.shape[1], LAYOUTS[w.dtype]
     # a row chooses an expert at most once
@@ -104,21 +104,21 @@ def _(t: Tensor, at: At) -> list[Instruction]:
     count, group = k // (2 if pairs else min(32, layout.block)), layout.group_nbytes(k)
     shapes = [s for s in tiles(w.dtype, isa()) if s[0] <= most and (s[1] == 1 or s != expanded_tile(w.dtype, isa()))]
     units = UNITS * cores()
-    found: list[Instruction] = []
+    tasks: list[Task] = []
     for i, (mt, nt) in enumerate(shapes):
         upto = shapes[i + 1][0] - 1 if i + 1 < len(shapes) else most
-        stretch = count if upto <= mt else stretch_of(count, nt * group, upto, layout.whole)
-        args = (at(w), at(x), at(t), at(order), rows, n, count, stretch, group, units, mt, upto)
+        k_block = count if upto <= mt else k_block_size(count, nt * group, upto, layout.whole)
+        args = (at(w), at(x), at(t), at(order), rows, n, count, k_block, group, units, mt, upto)
         kernel, scratch = f"expert_linear:{w.dtype}:{mt}x{nt}" + ":rounded" * pairs, (2 * upto + mt) * nt * LANES * 4
-        found.append(Instruction(kernel, args, units, 1, scratch, beside=i > 0))
-    return found
+        tasks.append(Task(kernel, args, units, 1, scratch, no_barrier=i > 0))
+    return tasks
 
 
 @lower("expert_matmul")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     x, w, order = t.src
     if not packed(w):
         return None
     (rows, n), k = x.shape, w.shape[1]
     args = (at(x), at(w), at(t), at(order), rows, n, k, LAYOUTS[w.dtype].group_nbytes(k))
-    return [Instruction(f"expert_matmul:{w.dtype}", args, -(-k // 32), 1, 128)]
+    return [Task(f"expert_matmul:{w.dtype}", args, -(-k // 32), 1, 128)]

@@ -27,23 +27,23 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     tile_for,
 )
 from logitless.backends.cpu.lowering.elementwise_attention import rows_of
-from logitless.backends.cpu.lowering.gemm import rounded_product, tiled_linear
+from logitless.backends.cpu.lowering.gemm import bf16_gemm, tiled_linear
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
-from logitless.backends.cpu.threads.pool import Instruction, bits
+from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.linear import linear_bf16, linear_f32, linear_q8, pack_act, quantize_act, round_act
 from logitless.graph.tensor import Tensor
 
 CHUNK_BYTES = 1 << 16  # bytes of weights in a chunk, with few rows
 # chunk whose results are buffered (kernels/matmul/packed_matmul.py)
-HELD_CHUNK_BYTES, FEWEST_CHUNKS = 1 << 19, 16
+BUFFERED_CHUNK_BYTES, MIN_CHUNKS = 1 << 19, 16
 # results are few next to such groups of weights; non-temporal stores are read again
-LARGE_GROUP_BYTES = 1 << 14
+BUFFERED_GROUP_BYTES = 1 << 14
 CHUNK_MACS = 1 << 22  # multiply-adds of a chunk with many rows, 10 to 20 µs
-K_OF_UNIT = 64  # kernels/matmul/quantize_activations.py: K_CHUNK
-GLU_CHUNK = 3  # units of 32 columns of gate and up in a chunk of one row
-GLU_OF_UNIT = 1024  # elements of a unit, a multiple of every scale group
-ROWS_OF_PLAIN = 8  # rows of a tile of unpacked weights
+K_CHUNK = 64  # kernels/matmul/quantize_activations.py: K_CHUNK
+GLU_ROW_GRAIN = 3  # units of 32 columns of gate and up in a chunk of one row
+GLU_CHUNK = 1024  # elements of a unit, a multiple of every scale group
+PLAIN_TILE_ROWS = 8  # rows of a tile of unpacked weights
 
 
 @rewrite("linear")
@@ -76,93 +76,93 @@ def _(t: Tensor) -> Tensor:
 
 
 @lower("quantize_act")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     m, k = t.shape
     group = t.attrs.get("group", 32)
     args = (at(t.src[0]), at(t), m, k // 32, *act_panels(m, isa(), group))
     # rows are 52 bytes apart: two threads share a cache line at each seam
     grain = max(1, 4096 // k) if m < MANY_ROWS else 32
-    return [Instruction(f"quantize_act:{group}", args, m, grain)]
+    return [Task(f"quantize_act:{group}", args, m, grain)]
 
 
 @lower("rms_norm_act")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     m, k = t.shape
     args = (*map(at, t.src), at(t), m, k // 32, *act_panels(m, isa(), t.attrs["group"]), bits(t.attrs["eps"]))
-    return [Instruction(f"rms_norm_act:{t.attrs['group']}", args, m, 32, scratch=4 * k)]
+    return [Task(f"rms_norm_act:{t.attrs['group']}", args, m, 32, scratch=4 * k)]
 
 
 @lower("glu_act")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     m, k = t.shape
-    units = m * -(-k // GLU_OF_UNIT)
-    args = (*map(at, t.src), at(t), m, k // 32, GLU_OF_UNIT // 32, *act_panels(m, isa(), t.attrs["group"]))
+    units = m * -(-k // GLU_CHUNK)
+    args = (*map(at, t.src), at(t), m, k // 32, GLU_CHUNK // 32, *act_panels(m, isa(), t.attrs["group"]))
     kernel = f"glu_act:{t.attrs['activation']}:{t.attrs['group']}"
-    return [Instruction(kernel, args, units, 2 if m < MANY_ROWS else 16, scratch=4 * GLU_OF_UNIT)]
+    return [Task(kernel, args, units, 2 if m < MANY_ROWS else 16, scratch=4 * GLU_CHUNK)]
 
 
 @lower("pack_act")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     m, k = t.shape
-    return [Instruction("pack_act", (at(t.src[0]), at(t), m, k), -(-k // K_OF_UNIT), max(1, 256 // m))]
+    return [Task("pack_act", (at(t.src[0]), at(t), m, k), -(-k // K_CHUNK), max(1, 256 // m))]
 
 
 @lower("round_act")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     (m, k), rows = t.src[0].shape, t.attrs.get("rows", 1)
     args = (at(t.src[0]), at(t), m, k)
     if rows > 1:
-        return [Instruction("round_act:tiles", args, -(-m // rows), max(1, 4096 // k), rows * k * 2)]
-    return [Instruction("round_act:k", args, -(-k // 2 // K_OF_UNIT), max(1, 1024 // m))]
+        return [Task("round_act:tiles", args, -(-m // rows), max(1, 4096 // k), rows * k * 2)]
+    return [Task("round_act:k", args, -(-k // 2 // K_CHUNK), max(1, 1024 // m))]
 
 
 @lower("linear_bf16")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x, w = t.src
     if x.attrs.get("rows", 1) > 1:
-        return rounded_product(t, at)
+        return bf16_gemm(t, at)
     return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1], pairs=True)
 
 
 @lower("linear_q8")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x, w = t.src
     return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
 
 
 @lower("linear_q8_add")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x, w, y = t.src
     n = t.shape[0] * t.shape[1]
-    first = [] if at(y) == at(t) else [Instruction("copy", (at(y), at(t), n), -(-n // 4096), 8)]
+    first = [] if at(y) == at(t) else [Task("copy", (at(y), at(t), n), -(-n // 4096), 8)]
     (product,) = matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
     return [*first, replace(product, kernel=f"{product.kernel}:add")]
 
 
 @lower("linear_parts")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     x, *ws = t.src
     if x.dtype == "f32":
         return None
-    found: list[Instruction] = []
+    tasks: list[Task] = []
     y, m, pairs = at(t), x.shape[0], x.dtype == "bf16_act"
     nbytes = sum(packed_nbytes(w.dtype, *w.shape) for w in ws)
     for w in ws:
         n, k = w.shape
-        found += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, beside=bool(found), pairs=pairs)
+        tasks += matmul(w.dtype, (at(w), at(x), y), (m, n), k, nbytes, no_barrier=bool(tasks), pairs=pairs)
         y += 4 * m * n
-    return found
+    return tasks
 
 
 @lower("linear_f32")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x, w = t.src
     if packed(w):
         return matmul(w.dtype, (at(w), at(x), at(t)), t.shape, w.shape[1])
     (m, n), k = t.shape, w.shape[1]
-    rows = ROWS_OF_PLAIN if m >= ROWS_OF_PLAIN else 1
+    rows = PLAIN_TILE_ROWS if m >= PLAIN_TILE_ROWS else 1
     args = (at(w), at(x), at(t), m, n, k)
-    return [Instruction(f"linear_rows:{rows}", args, -(-n // LANES), 1, scratch=LANES * 4 * (k + rows))]
+    return [Task(f"linear_rows:{rows}", args, -(-n // LANES), 1, scratch=LANES * 4 * (k + rows))]
 
 
 def matmul(
@@ -172,9 +172,9 @@ def matmul(
     k: int,
     nbytes: int = 0,
     *,
-    beside: bool = False,
+    no_barrier: bool = False,
     pairs: bool = False,
-) -> list[Instruction]:
+) -> list[Task]:
     """Task of a GEMM with a packed weight: the tile for m rows, and units that keep all threads
     busy.
 
@@ -191,42 +191,42 @@ def matmul(
     if (mt, nt) == expanded_tile(dtype, isa()):
         most, times = rows_at_once(m, count * ACT_BLOCK)
         rows = m if times == 1 else most + MAX_TILE
-        stretch = stretch_of(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
-        args = (*args, stretch, group, most, times, *act_panels(m, isa(), 32 * layout.shared))
+        k_block = k_block_size(count, nt * expanded_nbytes(layout) * count, m, layout.shared)
+        args = (*args, k_block, group, most, times, *act_panels(m, isa(), 32 * layout.shared))
         grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, most) * nt * LANES * k)))
-        scratch = (rows + mt) * nt * LANES * 4 + nt * stretch * expanded_nbytes(layout)
+        scratch = (rows + mt) * nt * LANES * 4 + nt * k_block * expanded_nbytes(layout)
     else:
         times, nbytes = 1, max(nbytes, nt * group * strips)
-        holds = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2) and group >= LARGE_GROUP_BYTES
-        chunk = min(HELD_CHUNK_BYTES, nt * group * strips // FEWEST_CHUNKS) if holds else CHUNK_BYTES
+        buffered = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2) and group >= BUFFERED_GROUP_BYTES
+        chunk = min(BUFFERED_CHUNK_BYTES, nt * group * strips // MIN_CHUNKS) if buffered else CHUNK_BYTES
         grain = max(1, chunk // (nt * group))
-        held = grain if holds else 0
-        args = (*args, count if m <= mt else stretch_of(count, nt * group, m, layout.whole), group, held)
-        scratch = (m + mt + m * max(1, held)) * nt * LANES * 4
-    streams = (addresses[0], nt * group) if times == 1 else (0, 0)
+        n_buffered = grain if buffered else 0
+        args = (*args, count if m <= mt else k_block_size(count, nt * group, m, layout.whole), group, n_buffered)
+        scratch = (m + mt + m * max(1, n_buffered)) * nt * LANES * 4
+    prefetch = (addresses[0], nt * group) if times == 1 else (0, 0)
     kernel = f"linear:{dtype}:{mt}x{nt}" + ":rounded" * pairs
-    return [Instruction(kernel, args, times * strips, grain, scratch, streams, beside)]
+    return [Task(kernel, args, times * strips, grain, scratch, prefetch, no_barrier)]
 
 
 @lower("linear_glu_act")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x, gate, _ = t.src
     (m, n), k, layout = t.shape, gate.shape[1], LAYOUTS[gate.dtype]
     kernel, group = f"linear_glu:{gate.dtype}:{t.attrs['activation']}", layout.group_nbytes(k)
     if m == 1:
         args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k // 32, group)
-        grain = max(1, min(GLU_CHUNK, n // 32 // 8))
-        return [Instruction(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
+        grain = max(1, min(GLU_ROW_GRAIN, n // 32 // 8))
+        return [Task(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
     most, times = rows_at_once(m, k // 32 * ACT_BLOCK)
     rows = m if times == 1 else most + MAX_TILE
-    stretch = stretch_of(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
-    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, stretch, group, most, times)
+    k_block = k_block_size(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.shared)
+    args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k_block, group, most, times)
     args = (*args, *act_panels(m, isa(), 32 * layout.shared))
-    scratch = (2 * rows + MAX_TILE) * 128 + 2 * stretch * expanded_nbytes(layout)
-    return [Instruction(kernel, args, times * (n // 32), 1, scratch)]
+    scratch = (2 * rows + MAX_TILE) * 128 + 2 * k_block * expanded_nbytes(layout)
+    return [Task(kernel, args, times * (n // 32), 1, scratch)]
 
 
-def stretch_of(count: int, nbytes: int, m: int, whole: int) -> int:
+def k_block_size(count: int, nbytes: int, m: int, multiple: int) -> int:
     """Steps of k, out of `count`, in a K block: its weights meet all m rows before the next
     block's.
 
@@ -235,14 +235,14 @@ def stretch_of(count: int, nbytes: int, m: int, whole: int) -> int:
     is small, because a core has few cache misses in flight.
     """
     parts = -(-nbytes // min(cache_nbytes(1) // 2, max(5 << 10, 250 * m)))
-    return -(-count // whole // parts) * whole
+    return -(-count // multiple // parts) * multiple
 
 
 @lower("get_rows")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     table, ids = t.src
     k = table.shape[1]
     if packed(table):
         args = (at(table), at(ids), at(t), k, LAYOUTS[table.dtype].group_nbytes(k))
-        return [Instruction(f"get_rows:{table.dtype}", args, t.shape[0], 1)]
-    return [Instruction("get_rows:rows", (at(table), at(ids), at(t), k, 0), t.shape[0], rows_of(t)[2])]
+        return [Task(f"get_rows:{table.dtype}", args, t.shape[0], 1)]
+    return [Task("get_rows:rows", (at(table), at(ids), at(t), k, 0), t.shape[0], rows_of(t)[2])]

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 from logitless.backends.cpu.lowering.registry import At, lower
-from logitless.backends.cpu.threads.pool import Instruction, bits
+from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.tensor import Tensor
 
 # kernels/recurrent.py, kernels/recurrent_backward.py
-COLUMNS, WIDTH, AT_ONCE, SAVED = 64, 32, 4, 16
+COLUMNS, WIDTH, UNROLL, SAVED = 64, 32, 4, 16
 
 
 @lower("text_begins")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    return [Instruction("text_begins", (at(t.src[0]), at(t), t.attrs["length"]), t.shape[0], 4096)]
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("text_begins", (at(t.src[0]), at(t), t.attrs["length"]), t.shape[0], 4096)]
 
 
 def _sources(t: Tensor, n: int, at: At) -> list[int]:
     """Addresses of the sources; 0 for a missing `end`, the last of n."""
-    found = [at(s) for s in t.src]
-    return found + [0] * (n - len(found))
+    addresses = [at(s) for s in t.src]
+    return addresses + [0] * (n - len(addresses))
 
 
 def _forms(t: Tensor) -> tuple[int, ...]:
     return bits(t.attrs["scale"]), int(t.attrs["delta"]), int(t.attrs["grouped"])
 
 
-def _conv(t: Tensor, at: At) -> list[Instruction]:
+def _conv(t: Tensor, at: At) -> list[Task]:
     rows, columns, size = *t.shape, t.src[1].shape[2]
     args = (*_sources(t, 5, at), at(t), rows, columns, size)
-    return [Instruction("causal_conv", args, -(-columns // COLUMNS), 1, 4 * (2 * size + 1) * COLUMNS)]
+    return [Task("causal_conv", args, -(-columns // COLUMNS), 1, 4 * (2 * size + 1) * COLUMNS)]
 
 
-def _attention(t: Tensor, at: At) -> list[Instruction] | None:
+def _attention(t: Tensor, at: At) -> list[Task] | None:
     (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
-    if size % AT_ONCE:
+    if size % UNROLL:
         return None
     args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, *_forms(t))
-    return [Instruction("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (size + 3) * WIDTH)]
+    return [Task("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (size + 3) * WIDTH)]
 
 
 for _form in ("", "_kept"):
@@ -45,15 +45,15 @@ for _form in ("", "_kept"):
 
 
 @lower("causal_conv_back")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     (rows, columns), size = t.src[1].shape, t.src[2].shape[2]
     args = (*map(at, t.src), at(t), rows, columns, size)
-    return [Instruction("causal_conv_back", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
+    return [Task("causal_conv_back", args, -(-columns // COLUMNS), 1, 4 * size * COLUMNS)]
 
 
 @lower("linear_attention_back")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     (rows, heads, width), (_, k_heads, size) = t.src[3].shape, t.src[1].shape
     args = (*map(at, t.src), at(t), rows, heads, k_heads, size, width, *_forms(t))
     states = -(-rows // SAVED) + SAVED + 2
-    return [Instruction("linear_attention_back", args, k_heads, 1, 4 * (states * size * width + (SAVED + 2) * width))]
+    return [Task("linear_attention_back", args, k_heads, 1, 4 * (states * size * width + (SAVED + 2) * width))]

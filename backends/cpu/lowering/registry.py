@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from logitless.backends.cpu.threads.pool import Instruction
+from logitless.backends.cpu.threads.pool import Task
 from logitless.graph.backend import Rewrite, Rules
 from logitless.graph.tensor import Tensor
 
 At = Callable[[Tensor], int]
-Lowering = Callable[[Tensor, At], list[Instruction] | None]
+Lowering = Callable[[Tensor, At], list[Task] | None]
 LOWERINGS, REWRITES = Rules[Lowering](), Rules[Rewrite]()
 lower, rewrite = LOWERINGS.of, REWRITES.of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.cpu.fusion.packed_weights import unpack_instruction
+from logitless.backends.cpu.fusion.packed_weights import unpack_task
 from logitless.backends.cpu.fusion.packing import packed
 from logitless.backends.cpu.lowering.elementwise_attention import flat, rows_of
 from logitless.backends.cpu.lowering.registry import At, lower
-from logitless.backends.cpu.threads.pool import Instruction, bits
+from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.tensor import Shape, Tensor
 
 CHUNK = 4096  # kernels/slicing.py: CHUNK
@@ -29,16 +29,16 @@ def _first_four(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
 
 def _block(
     how: str, shape: Shape, x: int, x_steps: tuple[int, ...], y: int, y_steps: tuple[int, ...]
-) -> list[Instruction] | None:
+) -> list[Task] | None:
     if len(shape) > 4:
         return None
     d0, d1, d2, n = _first_four(shape, 1)
     args = (x, y, n, d1, d2, *_first_four(x_steps, 0), *_first_four(y_steps, 0))
-    return [Instruction(f"block:{how}", args, d0 * d1 * d2, max(1, CHUNK // n))]
+    return [Task(f"block:{how}", args, d0 * d1 * d2, max(1, CHUNK // n))]
 
 
 @lower("transpose")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     x, steps = t.src[0], _steps(t.src[0].shape)
     return _block("copy", t.shape, at(x), tuple(steps[i] for i in t.attrs["axes"]), at(t), _steps(t.shape))
 
@@ -48,123 +48,123 @@ def _offset(steps: tuple[int, ...], start: tuple[int, ...]) -> int:
 
 
 @lower("take_block")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     steps = _steps(t.src[0].shape)
     return _block("copy", t.shape, at(t.src[0]) + _offset(steps, t.attrs["start"]), steps, at(t), _steps(t.shape))
 
 
-def _put(how: str, t: Tensor, at: At) -> list[Instruction] | None:
+def _put(how: str, t: Tensor, at: At) -> list[Task] | None:
     x, part = t.src
     steps = _steps(t.shape)
     into = at(t) + _offset(steps, t.attrs["start"])
     put = _block(how, part.shape, at(part), _steps(part.shape), into, steps)
     if put is None or at(x) == at(t):
         return put
-    return [Instruction("copy", (at(x), at(t), math.prod(t.shape)), _chunks(t), 8), *put]
+    return [Task("copy", (at(x), at(t), math.prod(t.shape)), _chunks(t), 8), *put]
 
 
 @lower("set_block")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     return _put("copy", t, at)
 
 
 @lower("add_block")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     return _put("add", t, at)
 
 
 @lower("causal_mask")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, n, grain = rows_of(t)
     args = (at(t.src[0]), at(t), t.shape[-2], n, t.attrs.get("past", 0), bits(t.attrs["fill"]))
-    return [Instruction("causal_mask", args, rows, grain)]
+    return [Task("causal_mask", args, rows, grain)]
 
 
 @lower("diag")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     n = t.shape[0]
-    return [Instruction("diag", (at(t.src[0]), at(t), n), n, max(1, CHUNK // n))]
+    return [Task("diag", (at(t.src[0]), at(t), n), n, max(1, CHUNK // n))]
 
 
 @lower("diagonal")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     return _block("copy", t.shape, at(t.src[0]), (t.shape[0] + 1,), at(t), (1,))
 
 
 @lower("cast")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     x, n = t.src[0], math.prod(t.shape)
     if packed(x):
-        return [unpack_instruction(x.dtype, at(x), at(t), *x.shape)]
+        return [unpack_task(x.dtype, at(x), at(t), *x.shape)]
     if x.dtype == t.dtype:
-        return [Instruction("copy", (at(x), at(t), n), _chunks(t), 8)]
+        return [Task("copy", (at(x), at(t), n), _chunks(t), 8)]
     if {x.dtype, t.dtype} != {"f32", "f16"}:
         return None
-    return [Instruction(f"cast:{x.dtype}:{t.dtype}", (at(x), at(t), n), _chunks(t), 4)]
+    return [Task(f"cast:{x.dtype}:{t.dtype}", (at(x), at(t), n), _chunks(t), 4)]
 
 
-def _cells(how: str, t: Tensor, at: At) -> list[Instruction] | None:
+def _cells(how: str, t: Tensor, at: At) -> list[Task] | None:
     cache, cells = t.src
     if cache.dtype != "f32":
         return None
     keys = t.attrs["keys"]
     args = (at(cache), at(cells), at(t), cells.shape[0], cache.shape[1], cache.shape[2 if keys else 3])
-    return [Instruction(f"cells:{how}:{'keys' if keys else 'values'}", args, cells.shape[0], 4)]
+    return [Task(f"cells:{how}:{'keys' if keys else 'values'}", args, cells.shape[0], 4)]
 
 
 @lower("take_cells")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     return _cells("take", t, at)
 
 
 @lower("clear_cells")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     clear, cache = _cells("clear", t, at), t.src[0]
     if clear is None or at(cache) == at(t):
         return clear
-    return [Instruction("copy", (at(cache), at(t), math.prod(t.shape)), _chunks(t), 8), *clear]
+    return [Task("copy", (at(cache), at(t), math.prod(t.shape)), _chunks(t), 8), *clear]
 
 
 @lower("argmax")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, n, grain = rows_of(t.src[0])
-    return [Instruction("argmax", (at(t.src[0]), at(t), n), rows, grain)]
+    return [Task("argmax", (at(t.src[0]), at(t), n), rows, grain)]
 
 
-def _patches(t: Tensor, image: Shape, units: int, at: At) -> list[Instruction]:
+def _patches(t: Tensor, image: Shape, units: int, at: At) -> list[Task]:
     _, h, w, c = image
     (kh, kw), stride, padding = t.attrs["size"], t.attrs.get("stride", 1), t.attrs.get("padding", 0)
     rows, columns = (h + 2 * padding - kh) // stride + 1, (w + 2 * padding - kw) // stride + 1
     args = (at(t.src[0]), at(t), h, w, c, rows, columns, kh, kw, stride, padding)
-    return [Instruction(t.op, args, units or image[0] * rows, 4)]
+    return [Task(t.op, args, units or image[0] * rows, 4)]
 
 
 @lower("patches")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     return _patches(t, t.src[0].shape, 0, at)
 
 
 @lower("patches_back")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     return _patches(t, t.shape, t.shape[0] * t.shape[1], at)
 
 
 @lower("max_pool")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     args = (at(t.src[0]), at(t), *t.src[0].shape[1:], t.attrs["size"])
-    return [Instruction("max_pool", args, t.shape[0] * t.shape[1], 4)]
+    return [Task("max_pool", args, t.shape[0] * t.shape[1], 4)]
 
 
 @lower("max_pool_back")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    return [Instruction("max_pool_back", (*map(at, t.src), at(t), *t.shape[1:], t.attrs["size"]), t.shape[0])]
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("max_pool_back", (*map(at, t.src), at(t), *t.shape[1:], t.attrs["size"]), t.shape[0])]
 
 
 def _function(kernel: str, name: str) -> None:
     @lower(name)
-    def _(t: Tensor, at: At) -> list[Instruction]:
+    def _(t: Tensor, at: At) -> list[Task]:
         rows, n, grain = flat(t)
-        return [Instruction(f"{kernel}:{name}", (at(t.src[0]), at(t), n), rows, max(1, grain // 4))]
+        return [Task(f"{kernel}:{name}", (at(t.src[0]), at(t), n), rows, max(1, grain // 4))]
 
 
 for _name in ("exp", "tanh", "sqrt", "relu", "elu", "sigmoid", "step", "sign"):

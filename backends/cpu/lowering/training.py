@@ -8,9 +8,9 @@ from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import gemm_tile
 from logitless.backends.cpu.lowering.broadcast import short_rows
 from logitless.backends.cpu.lowering.elementwise_attention import flat, rows_of
-from logitless.backends.cpu.lowering.gemm import sum_with
+from logitless.backends.cpu.lowering.gemm import fused_accumulate
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
-from logitless.backends.cpu.threads.pool import Instruction, bits
+from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.ops.gather import add_rows_to
 from logitless.graph.ops.linear import add_product
 from logitless.graph.tensor import Tensor
@@ -32,10 +32,10 @@ def _by_rows(name: str, n_addresses: int) -> None:
     """Register an op whose kernel takes the sources, the result and the row length."""
 
     @lower(name)
-    def _(t: Tensor, at: At) -> list[Instruction] | None:
+    def _(t: Tensor, at: At) -> list[Task] | None:
         x = t.src[min(1, n_addresses - 1)]
         rows, n, grain = rows_of(x)
-        return [Instruction(name, (*map(at, t.src), at(t), n), rows, max(1, grain // 4))]
+        return [Task(name, (*map(at, t.src), at(t), n), rows, max(1, grain // 4))]
 
 
 for _name, _n in (
@@ -48,29 +48,29 @@ for _name, _n in (
 
 
 @lower("cross_entropy")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, n, grain = rows_of(t.src[0])
-    return [Instruction("cross_entropy", (*map(at, t.src), at(t), n), rows, max(1, grain // 8))]
+    return [Task("cross_entropy", (*map(at, t.src), at(t), n), rows, max(1, grain // 8))]
 
 
 @lower("soft_cross_entropy")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, n, grain = rows_of(t.src[0])
-    return [Instruction("soft_cross_entropy", (*map(at, t.src), at(t), n), rows, max(1, grain // 8))]
+    return [Task("soft_cross_entropy", (*map(at, t.src), at(t), n), rows, max(1, grain // 8))]
 
 
 @lower("rms_norm_back")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, n, grain = rows_of(t)
-    return [Instruction("rms_norm_back", (*map(at, t.src), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
+    return [Task("rms_norm_back", (*map(at, t.src), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
 
 
-def _same_shape(t: Tensor, at: At) -> list[Instruction] | None:
+def _same_shape(t: Tensor, at: At) -> list[Task] | None:
     a, b = t.src
     if a.shape != b.shape:
         return None
     rows, n, grain = flat(t)
-    return [Instruction(f"binary:{t.op}", (at(a), at(b), at(t), n, 4 * n), rows, max(1, grain // 4))]
+    return [Task(f"binary:{t.op}", (at(a), at(b), at(t), n, 4 * n), rows, max(1, grain // 4))]
 
 
 lower("relu_back")(_same_shape)
@@ -80,90 +80,90 @@ lower("gelu_back")(_same_shape)
 
 
 @lower("causal_attention")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     q, k, _, _ = t.src
     return [_attention("causal_attention", t, q, k, q.shape[1], 1, at)]
 
 
 @lower("causal_attention_back")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     _, q, k, _, _ = t.src
     return [_attention("causal_attention_back", t, q, k, k.shape[1], 3, at)]
 
 
-def _attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_blocks: int, at: At) -> Instruction:
+def _attention(kernel: str, t: Tensor, q: Tensor, k: Tensor, heads: int, n_blocks: int, at: At) -> Task:
     n, length = q.shape[0], t.attrs["length"]
     sizes = (n // length, length, q.shape[1], k.shape[1], q.shape[2])
     attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)))
     mt, nr, kc = gemm_tile(isa())
     tiles = max(-(-ATTENTION_BLOCK // mt) * mt * (kc + 2), (length + mt) * (ATTENTION_BLOCK + 2))
     scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + nr * kc + tiles + 64)
-    return Instruction(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)
+    return Task(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)
 
 
 @lower("attention_back")
-def _(t: Tensor, at: At) -> list[Instruction] | None:
+def _(t: Tensor, at: At) -> list[Task] | None:
     _, q, k, v, tables, _, _ = t.src
     if k.dtype != v.dtype or k.dtype not in ("f32", "f16"):
         return None
     sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[0], tables.shape[1], t.attrs.get("window", 0))
     args = (*map(at, t.src), at(t), *sizes, bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)))
-    return [Instruction(f"attention_back:{k.dtype}", args, k.shape[1], 1, 12 * 16 * tables.shape[1] + 64)]
+    return [Task(f"attention_back:{k.dtype}", args, k.shape[1], 1, 12 * 16 * tables.shape[1] + 64)]
 
 
 @lower("adamw_step")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     args = (*map(at, t.src), _size(t), int(t.attrs.get("decays", True)))
-    return [Instruction("adamw_step", args, _chunks(t), 4)]
+    return [Task("adamw_step", args, _chunks(t), 4)]
 
 
 @lower("sgd_step")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     args = (*map(at, t.src), _size(t), int(t.attrs.get("decays", True)))
-    return [Instruction("sgd_step", args, _chunks(t), 8)]
+    return [Task("sgd_step", args, _chunks(t), 8)]
 
 
 @lower("accumulate")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, n, grain = rows_of(t)
     total, x = map(at, t.src)
-    return [Instruction("binary:add", (total, x, total, n, 4 * n), rows, grain)]
+    return [Task("binary:add", (total, x, total, n, 4 * n), rows, grain)]
 
 
 @lower("clear")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    return [Instruction("clear", (at(t.src[0]), _size(t)), _chunks(t), 8)]
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("clear", (at(t.src[0]), _size(t)), _chunks(t), 8)]
 
 
 @lower("square_sums")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x = t.src[0]
-    return [Instruction("square_sums", (at(x), at(t), _size(x)), _chunks(x), 8)]
+    return [Task("square_sums", (at(x), at(t), _size(x)), _chunks(x), 8)]
 
 
 @lower("norm_of_sums")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     args = [word for s in t.src for word in (at(s), _size(s))]
-    return [Instruction("norm_of_sums", (at(t), len(t.src), *args), 1)]
+    return [Task("norm_of_sums", (at(t), len(t.src), *args), 1)]
 
 
 @lower("clip_factor")
-def _(t: Tensor, at: At) -> list[Instruction]:
-    return [Instruction("clip_factor", (*map(at, t.src), at(t)), 1)]
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("clip_factor", (*map(at, t.src), at(t)), 1)]
 
 
 @lower("add_rows")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     rows, ids = t.src
     n, k = t.shape[0], _size(t) // t.shape[0]
-    return [Instruction("add_rows", (at(rows), at(ids), at(t), ids.shape[0], k, n), -(-n // TABLE_ROWS), 4)]
+    return [Task("add_rows", (at(rows), at(ids), at(t), ids.shape[0], k, n), -(-n // TABLE_ROWS), 4)]
 
 
 @lower("add_rows_to")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     n, k = t.shape[0], _size(t) // t.shape[0]
     args = (*map(at, t.src), at(t), t.src[2].shape[0], k, n)
-    return [Instruction("add_rows_to", args, -(-n // TABLE_ROWS), 4)]
+    return [Task("add_rows_to", args, -(-n // TABLE_ROWS), 4)]
 
 
 @rewrite("add")
@@ -172,11 +172,11 @@ def _(t: Tensor) -> Tensor:
     a, b = t.src
     if b.op == "add_rows" and a.shape == b.shape:
         return add_rows_to(a, *b.src)
-    return sum_with(a, b, add_product) or short_rows(t)
+    return fused_accumulate(a, b, add_product) or short_rows(t)
 
 
 @lower("pad_rows")
-def _(t: Tensor, at: At) -> list[Instruction]:
+def _(t: Tensor, at: At) -> list[Task]:
     x, row = t.src[0], t.nbytes // t.shape[0]
     args = (at(x), at(t), t.attrs["before"] * row, x.nbytes, t.nbytes)
-    return [Instruction("copy_block", args, _chunks(t), 4)]
+    return [Task("copy_block", args, _chunks(t), 4)]

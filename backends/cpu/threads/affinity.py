@@ -18,22 +18,22 @@ import sys
 from collections.abc import Sequence
 
 # The call keeps the GIL, because releasing it would take longer than the call.
-current = ctypes.PyDLL(None).sched_getcpu if sys.platform.startswith("linux") else lambda: -1
+current_cpu = ctypes.PyDLL(None).sched_getcpu if sys.platform.startswith("linux") else lambda: -1
 
 
-class Apart:
+class WorkerAffinity:
     """Keeps the workers (native thread ids) off the caller's core."""
 
     def __init__(self, threads: Sequence[int]) -> None:
         self._threads = threads
         self._cpu = -1  # the core that the workers avoid
 
-    def __call__(self) -> None:
+    def avoid_caller(self) -> None:
         """Update the workers' affinity if the caller has moved to another core.
 
         Nothing changes where there are more workers than other cores that the caller may use.
         """
-        cpu = current()
+        cpu = current_cpu()
         if cpu == self._cpu:
             return
         others = os.sched_getaffinity(0) - {cpu}
@@ -47,34 +47,28 @@ class Apart:
                 return
 
 
-SLICE = 100_000_000  # the longest allowed; the default of Linux is 0.7 to 3 ms
-
-
+TIME_SLICE_NS = 100_000_000  # the longest allowed; the default of Linux is 0.7 to 3 ms
 # struct sched_attr: size, policy, flags, nice, priority, slice, two more
 ATTRIBUTES = struct.Struct("=IIQiIQQQ")
+SCHED_SETATTR, SCHED_GETATTR = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (0, 0))
+NORMAL_POLICIES = (0, 3)  # SCHED_OTHER, SCHED_BATCH: policies without a fixed priority
+RESET_ON_FORK = 1  # flag: child threads and processes start with the system's defaults
 
 
-SET, GET = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (0, 0))
-
-
-ORDINARY = (0, 3)  # SCHED_OTHER, SCHED_BATCH: policies without a fixed priority
-
-
-NOT_INHERITED = 1  # flag: child threads and processes start with the system's defaults
-
-
-def attributes() -> list[int] | None:
-    """Scheduling attributes of the calling thread (fields of ATTRIBUTES); None where unavailable."""
+def sched_attributes() -> list[int] | None:
+    """Scheduling attributes of the calling thread (fields of ATTRIBUTES); None if unavailable."""
+    if not sys.platform.startswith("linux") or not SCHED_GETATTR:
+        return None
     raw = ctypes.create_string_buffer(ATTRIBUTES.size)
-    if not sys.platform.startswith("linux") or not GET or ctypes.CDLL(None).syscall(GET, 0, raw, ATTRIBUTES.size, 0):
+    if ctypes.CDLL(None).syscall(SCHED_GETATTR, 0, raw, ATTRIBUTES.size, 0):
         return None
     return list(ATTRIBUTES.unpack(raw.raw))
 
 
-def lengthen() -> None:
+def request_long_slice() -> None:
     """Request a long time slice for the calling thread. Systems without such a setting ignore it."""
-    wanted = attributes()
-    if wanted is not None and wanted[1] in ORDINARY:
-        wanted[2] |= NOT_INHERITED
-        wanted[5] = SLICE
-        ctypes.CDLL(None).syscall(SET, 0, ATTRIBUTES.pack(*wanted), 0)  # ignored before Linux 6.12
+    fields = sched_attributes()
+    if fields is not None and fields[1] in NORMAL_POLICIES:
+        fields[2] |= RESET_ON_FORK
+        fields[5] = TIME_SLICE_NS
+        ctypes.CDLL(None).syscall(SCHED_SETATTR, 0, ATTRIBUTES.pack(*fields), 0)  # ignored before Linux 6.12

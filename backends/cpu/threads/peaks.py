@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from logitless.backends.cpu.isa import isa, rounds_bf16
+from logitless.backends.cpu.isa import casts_to_bf16, isa
 from logitless.backends.cpu.kernels.matmul.layout import peak_chains
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 
 READ_BYTES = 512 << 20
 UNIT_BYTES = 1 << 20
@@ -19,7 +19,7 @@ UNITS = 24  # units of arithmetic per thread
 class Peaks:
     """Measures the limits with a given pool, as often as wanted. The buffer is written once."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
         # written, because unwritten pages all map to one page of zeros
         self._memory = np.ones(READ_BYTES, np.uint8)
@@ -33,21 +33,21 @@ class Peaks:
         units = UNITS * self._pool.n_threads
         work = ITERATIONS * units * chains
         read = self._best("peak_read", (self._memory.ctypes.data, UNIT_BYTES), READ_BYTES // UNIT_BYTES)
-        found = {
+        limits = {
             "read_gb_s": READ_BYTES / read,
             "int8_gmac_s": work * 64 / self._best("peak_int8", (ITERATIONS,), units),
             "f32_gmac_s": work * 16 / self._best("peak_f32", (ITERATIONS,), units),
         }
-        if rounds_bf16():
-            found["bf16_gmac_s"] = work * 32 / self._best("peak_bf16", (ITERATIONS,), units)
-        return found
+        if casts_to_bf16():
+            limits["bf16_gmac_s"] = work * 32 / self._best("peak_bf16", (ITERATIONS,), units)
+        return limits
 
     def _best(self, kernel: str, args: tuple[int, ...], n_units: int) -> float:
         """Nanoseconds of the fastest of three runs."""
-        table = Table([Instruction(kernel, args, n_units, 1, scratch=64)])
+        tasks = TaskList([Task(kernel, args, n_units, 1, scratch=64)])
         times = []
         for _ in range(3):
             start = time.perf_counter()
-            self._pool.run(table)
+            self._pool.run(tasks)
             times.append(time.perf_counter() - start)
         return min(times) * 1e9

@@ -24,16 +24,16 @@ from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.isa import cache_nbytes
 from logitless.backends.cpu.kernels.matmul.layout import SHARED
 from logitless.backends.cpu.threads import affinity
-from logitless.backends.cpu.threads.affinity import Apart
+from logitless.backends.cpu.threads.affinity import WorkerAffinity
 
 MAX_THREADS = 256
-MOST_RECENT = 64  # task lists that the pool keeps alive on its own
+MAX_RETAINED = 64  # task lists that the pool keeps alive on its own
 SPINS = 4000  # polls before a worker sleeps, about 150 µs
 ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class Task:
     """A kernel call over units 0 to n_units, handed out in chunks of `grain` units.
 
     `args` are the int64 words of the kernel's argument block.
@@ -44,9 +44,9 @@ class Instruction:
     n_units: int
     grain: int = 1
     scratch: int = 0  # bytes of scratch memory per thread
-    streams: tuple[int, int] = (0, 0)  # weights that units read in order: address, bytes of a unit
+    prefetch: tuple[int, int] = (0, 0)  # weights that units read in order: address, bytes of a unit
     # true: starts without a barrier; it touches nothing that the task before it writes
-    beside: bool = False
+    no_barrier: bool = False
     shared: int = 0  # bytes of memory that all threads share, in this task and the next
 
 
@@ -55,72 +55,72 @@ def bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-Stage = tuple[npt.NDArray[np.int64], int]  # rows of its tasks, number of chunks (0: a serial phase)
+Phase = tuple[npt.NDArray[np.int64], int]  # rows of its tasks, number of chunks (0: a serial phase)
 
 
-class Table:
+class TaskList:
     """Tasks in the binary form that the step loop reads. Keep it alive while it may run.
 
     A phase is a run of tasks between two barriers. Tasks of one chunk each form a serial phase,
     which one thread runs.
     """
 
-    def __init__(self, instructions: list[Instruction]) -> None:
-        instructions = [i for i in instructions if i.n_units > 0]
-        jit.load(i.kernel for i in instructions)
-        starts = list(itertools.accumulate((len(i.args) for i in instructions), initial=0))
-        blocks = np.array([a for i in instructions for a in i.args] or [0], np.int64)
+    def __init__(self, tasks: list[Task]) -> None:
+        tasks = [i for i in tasks if i.n_units > 0]
+        jit.load(i.kernel for i in tasks)
+        starts = list(itertools.accumulate((len(i.args) for i in tasks), initial=0))
+        blocks = np.array([a for i in tasks for a in i.args] or [0], np.int64)
         self.blocks: object = blocks  # argument blocks that the words point into
-        self.scratch = max((i.scratch for i in instructions), default=0)
-        self.shared = max((i.shared for i in instructions), default=0)
+        self.scratch = max((i.scratch for i in tasks), default=0)
+        self.shared = max((i.shared for i in tasks), default=0)
         words: list[tuple[int, ...]] = []
-        stages: list[tuple[int, int, int]] = []  # first task, number of tasks, chunks
+        phases: list[tuple[int, int, int]] = []  # first task, number of tasks, chunks
         block = blocks.ctypes.data
-        for i, ins in enumerate(instructions):
-            grain = max(1, ins.grain, ins.n_units >> 22)  # the chunk counter has 24 bits
-            n_chunks = -(-ins.n_units // grain)
-            start, nbytes = ins.streams
+        for i, task in enumerate(tasks):
+            grain = max(1, task.grain, task.n_units >> 22)  # the chunk counter has 24 bits
+            n_chunks = -(-task.n_units // grain)
+            start, nbytes = task.prefetch
             at = block + 8 * starts[i]
-            words.append((jit.address(ins.kernel), at, ins.n_units, grain, n_chunks, start, nbytes * grain, 0))
-            following = i + 1 < len(instructions) and instructions[i + 1].beside
-            if ins.beside and stages:
-                first, count, chunks = stages[-1]
-                stages[-1] = first, count + 1, chunks + n_chunks
-            elif n_chunks > 1 or following:
-                stages.append((i, 1, n_chunks))
-            elif stages and stages[-1][2] == 0:
-                stages[-1] = stages[-1][0], stages[-1][1] + 1, 0
+            words.append((jit.address(task.kernel), at, task.n_units, grain, n_chunks, start, nbytes * grain, 0))
+            next_joins = i + 1 < len(tasks) and tasks[i + 1].no_barrier
+            if task.no_barrier and phases:
+                first, count, chunks = phases[-1]
+                phases[-1] = first, count + 1, chunks + n_chunks
+            elif n_chunks > 1 or next_joins:
+                phases.append((i, 1, n_chunks))
+            elif phases and phases[-1][2] == 0:
+                phases[-1] = phases[-1][0], phases[-1][1] + 1, 0
             else:
-                stages.append((i, 1, 0))
-        self._lay(stages, np.array(words, np.int64).reshape(-1, 8))
+                phases.append((i, 1, 0))
+        self._build(phases, np.array(words, np.int64).reshape(-1, 8))
 
-    def _lay(self, stages: Sequence[tuple[int, int, int]], rows: npt.NDArray[np.int64]) -> None:
-        self.n, self.n_stages = len(rows), len(stages)
-        self.words = np.zeros((self.n_stages + self.n, 8), np.int64)
+    def _build(self, phases: Sequence[tuple[int, int, int]], rows: npt.NDArray[np.int64]) -> None:
+        self.n, self.n_phases = len(rows), len(phases)
+        self.words = np.zeros((self.n_phases + self.n, 8), np.int64)
         if self.n:
-            self.words[self.n_stages :] = rows
-            self.words[: self.n_stages, :3] = stages
-            self.words[: self.n_stages, 0] *= 64
-            self.words[: self.n_stages, 0] += self.words.ctypes.data + 64 * self.n_stages
+            self.words[self.n_phases :] = rows
+            self.words[: self.n_phases, :3] = phases
+            self.words[: self.n_phases, 0] *= 64
+            self.words[: self.n_phases, 0] += self.words.ctypes.data + 64 * self.n_phases
         self.address = self.words.ctypes.data
 
     @classmethod
-    def _of(cls, stages: Sequence[Stage], blocks: object, scratch: int, shared: int) -> Table:
-        table = cls.__new__(cls)
-        table.blocks, table.scratch, table.shared = blocks, scratch, shared
-        starts = itertools.accumulate((len(rows) for rows, _ in stages), initial=0)
-        laid = [(start, len(rows), chunks) for start, (rows, chunks) in zip(starts, stages, strict=False)]
-        table._lay(laid, np.concatenate([rows for rows, _ in stages]))
-        return table
+    def _of(cls, phases: Sequence[Phase], blocks: object, scratch: int, shared: int) -> TaskList:
+        result = cls.__new__(cls)
+        result.blocks, result.scratch, result.shared = blocks, scratch, shared
+        starts = itertools.accumulate((len(rows) for rows, _ in phases), initial=0)
+        records = [(start, len(rows), chunks) for start, (rows, chunks) in zip(starts, phases, strict=False)]
+        result._build(records, np.concatenate([rows for rows, _ in phases]))
+        return result
 
-    def _stages(self) -> list[Stage]:
-        rows, found, at = self.words[self.n_stages :], [], 0
-        for _, count, chunks in self.words[: self.n_stages, :3].tolist():
-            found.append((rows[at : at + count], chunks))
+    def _phases(self) -> list[Phase]:
+        rows, phases, at = self.words[self.n_phases :], [], 0
+        for _, count, chunks in self.words[: self.n_phases, :3].tolist():
+            phases.append((rows[at : at + count], chunks))
             at += count
-        return found
+        return phases
 
-    def split(self, n: int, n_threads: int) -> list[Table]:
+    def split(self, n: int, n_threads: int) -> list[TaskList]:
         """The same work in several task lists.
 
         Several phases become one list each, a phase of several tasks one list a task, and a single
@@ -129,35 +129,35 @@ class Table:
         """
         if self.shared:
             return [self]
-        stages = self._stages()
-        if len(stages) == 1:
-            rows, chunks = stages[0]
+        phases = self._phases()
+        if len(phases) == 1:
+            rows, chunks = phases[0]
             if len(rows) > 1:
-                stages = [(rows[i : i + 1], chunks and int(rows[i, 4])) for i in range(len(rows))]
+                phases = [(rows[i : i + 1], chunks and int(rows[i, 4])) for i in range(len(rows))]
             elif chunks > 1:
-                stages = [(part, int(part[0, 4])) for part in _split_units(rows, n, n_threads)]
-        return [Table._of([stage], self.blocks, self.scratch, self.shared) for stage in stages]
+                phases = [(part, int(part[0, 4])) for part in _split_units(rows, n, n_threads)]
+        return [TaskList._of([phase], self.blocks, self.scratch, self.shared) for phase in phases]
 
     @classmethod
-    def joined(cls, tables: Sequence[Table]) -> Table:
+    def concat(cls, lists: Sequence[TaskList]) -> TaskList:
         """One task list that runs the given ones in order."""
-        stages = [stage for table in tables for stage in table._stages()]
-        scratch, shared = max(table.scratch for table in tables), max(table.shared for table in tables)
-        return cls._of(stages, [table.blocks for table in tables], scratch, shared)
+        phases = [phase for tasks in lists for phase in tasks._phases()]
+        scratch, shared = max(tasks.scratch for tasks in lists), max(tasks.shared for tasks in lists)
+        return cls._of(phases, [tasks.blocks for tasks in lists], scratch, shared)
 
 
 def _split_units(row: npt.NDArray[np.int64], n: int, n_threads: int) -> list[npt.NDArray[np.int64]]:
-    _, _, end, grain, chunks, streamed, nbytes, first = row[0].tolist()
+    _, _, end, grain, chunks, first_line, nbytes, first = row[0].tolist()
     parts = []
     for at, stop in itertools.pairwise([*range(0, chunks, -(-chunks // (n * n_threads)) * n_threads), chunks]):
         part = row.copy()
         part[0, 2], part[0, 4] = min(end, first + stop * grain), stop - at
-        part[0, 5], part[0, 7] = streamed and streamed + at * nbytes, first + at * grain
+        part[0, 5], part[0, 7] = first_line and first_line + at * nbytes, first + at * grain
         parts.append(part)
     return parts
 
 
-class Pool:
+class WorkerPool:
     """`n_threads` threads, the caller's included, that run one task list at a time.
 
     `run` is not re-entrant.
@@ -174,9 +174,9 @@ class Pool:
         self._counters = _aligned_words(8)
         self._scratch = self._shared = _aligned_words(8)
         self._pipes = [os.pipe() for _ in range(n_threads - 1)]
-        self._recent: list[Table | None] = [None]
+        self._retained: list[TaskList | None] = [None]
         self._write_ends = np.array([0] + [w for _, w in self._pipes], np.int64)
-        self._most_stages = self._most_scratch = self._most_shared = self._caller = 0
+        self._max_phases = self._max_scratch = self._max_shared = self._caller = 0
         self._ctl[41], self._ctl[42] = n_threads, cache_nbytes(2) // 2
         self._masks = _aligned_words(4 * 16)
         self._ctl[44] = self._masks.ctypes.data
@@ -191,69 +191,69 @@ class Pool:
         for t, thread in enumerate(self._threads):
             thread.start()
             self._ctl[64 + 8 * (t + 1) + 3] = thread.native_id
-        self._apart = Apart([thread.native_id for thread in self._threads if thread.native_id is not None])
+        self._affinity = WorkerAffinity([thread.native_id for thread in self._threads if thread.native_id is not None])
         _open_pools.add(self)
 
     def _serve(self, thread: int, pipe: int) -> None:
-        affinity.lengthen()
+        affinity.request_long_slice()
         out = np.zeros(8, np.int64)
         self._worker(out.ctypes.data, out.ctypes.data, self._ctl.ctypes.data, thread, pipe, SPINS)
 
-    def run(self, table: Table, n_threads: int = 0) -> None:
+    def run(self, tasks: TaskList, n_threads: int = 0) -> None:
         """Run every task on the first `n_threads` threads (0: all). The GIL is released meanwhile."""
         n_threads = n_threads or self.n_threads
-        if table.n:
-            self._ready(table, n_threads)
+        if tasks.n:
+            self._publish(tasks, n_threads)
             self._step(*self._arguments[n_threads])
 
-    def run_timed(self, table: Table) -> npt.NDArray[np.float64]:
+    def run_timed(self, tasks: TaskList) -> npt.NDArray[np.float64]:
         """Run every task and return the seconds of each phase."""
-        if table.n == 0:
+        if tasks.n == 0:
             return np.zeros(0)
         jit.load(["step:timed"])
-        self._ready(table, self.n_threads)
-        began = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self._publish(tasks, self.n_threads)
+        start = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         ENTRY(jit.address("step:timed"))(*self._arguments[-1])
-        ends = table.words[: table.n_stages, 6:] @ (10**9, 1)
-        seconds: npt.NDArray[np.float64] = np.diff(ends, prepend=began) / 1e9
+        ends = tasks.words[: tasks.n_phases, 6:] @ (10**9, 1)
+        seconds: npt.NDArray[np.float64] = np.diff(ends, prepend=start) / 1e9
         return seconds
 
-    def _ready(self, table: Table, n_threads: int) -> None:
+    def _publish(self, tasks: TaskList, n_threads: int) -> None:
         if self._caller != threading.get_ident():
             self._caller = threading.get_ident()
             self._ctl[64 + 3] = threading.get_native_id()
-            affinity.lengthen()
+            affinity.request_long_slice()
         if n_threads > 1:
-            self._apart()
-        most = self._most_stages, self._most_scratch, self._most_shared
-        if any(map(operator.gt, (table.n_stages, table.scratch, table.shared), most)):
-            self._grow(table)
-        if table is not self._recent[-1]:
-            self._remember(table)
-        self._ctl[9], self._ctl[17] = table.address, table.n_stages
+            self._affinity.avoid_caller()
+        most = self._max_phases, self._max_scratch, self._max_shared
+        if any(map(operator.gt, (tasks.n_phases, tasks.scratch, tasks.shared), most)):
+            self._grow(tasks)
+        if tasks is not self._retained[-1]:
+            self._retain(tasks)
+        self._ctl[9], self._ctl[17] = tasks.address, tasks.n_phases
 
-    def _grow(self, table: Table) -> None:
+    def _grow(self, tasks: TaskList) -> None:
         self.quiesce()
-        self._most_stages = max(table.n_stages, self._most_stages)
-        self._most_scratch = -(-max(table.scratch, self._most_scratch) // 64) * 64
-        self._counters = _aligned_words(8 * (self.n_threads + 1) * self._most_stages)
+        self._max_phases = max(tasks.n_phases, self._max_phases)
+        self._max_scratch = -(-max(tasks.scratch, self._max_scratch) // 64) * 64
+        self._counters = _aligned_words(8 * (self.n_threads + 1) * self._max_phases)
         # a cache line in front for the kernels' inputs, and one behind the last
-        each = self._most_scratch + 64
+        each = self._max_scratch + 64
         self._scratch = _aligned_words(each // 8 * self.n_threads + 8)
-        if table.shared > self._most_shared:
-            self._most_shared = table.shared
-            self._shared = _aligned_words(-(-table.shared // 8))
+        if tasks.shared > self._max_shared:
+            self._max_shared = tasks.shared
+            self._shared = _aligned_words(-(-tasks.shared // 8))
         self._scratch[8 - SHARED // 8 :: each // 8] = self._shared.ctypes.data
         self._ctl[40], self._ctl[24], self._ctl[32] = self._counters.ctypes.data, self._scratch.ctypes.data + 64, each
 
-    def _remember(self, table: Table) -> None:
+    def _retain(self, tasks: TaskList) -> None:
         """Keep a task list alive for a while, for workers that lost their core in the middle of a
         step.
         """
-        if len(self._recent) == MOST_RECENT:
+        if len(self._retained) == MAX_RETAINED:
             self.quiesce()
-            self._recent.clear()
-        self._recent.append(table)
+            self._retained.clear()
+        self._retained.append(tasks)
 
     def quiesce(self) -> None:
         """Return when no worker is inside a step. Call it between two steps."""
@@ -275,7 +275,7 @@ class Pool:
         _open_pools.discard(self)
 
 
-_open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_open_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 @atexit.register

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logitless.backends.cpu.isa import rounds_bf16
+from logitless.backends.cpu.isa import casts_to_bf16
 from logitless.graph.execution.cost import Cost, met_by_chance, multiplied
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _weights(engine: Engine) -> _Weights:
 
 def _met(t: TensorInfo, part: float = 1) -> Cost:
     """A row's multiply-adds with a matrix, or, less than 1, with a part of experts."""
-    return multiplied(math.prod(t.shape) * part, t.dtype, rounded=t.dtype == "bf16" and rounds_bf16())
+    return multiplied(math.prod(t.shape) * part, t.dtype, rounded=t.dtype == "bf16" and casts_to_bf16())
 
 
 def _of_experts(name: str, t: TensorInfo) -> bool:

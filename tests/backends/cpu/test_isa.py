@@ -16,9 +16,9 @@ from logitless.backends.cpu import isa
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Grows with each question, in a process and a folder that know nothing yet."""
-    calls, real = [], isa._asked
+    calls, real = [], isa._query_llvm
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
-    monkeypatch.setattr(isa, "_asked", lambda **more: calls.append(1) or real(**more))
+    monkeypatch.setattr(isa, "_query_llvm", lambda **more: calls.append(1) or real(**more))
     isa.host.cache_clear()
     yield calls
     isa.host.cache_clear()
@@ -96,7 +96,7 @@ def test_sizes_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         for name, text in (("level", str(level)), ("type", kind), ("size", size)):
             (folder / name).write_text(text + "\n")
 
-    monkeypatch.setattr(isa, "CACHES", tmp_path / "cache")
+    monkeypatch.setattr(isa, "CACHE_INFO", tmp_path / "cache")
     sizes = isa.cache_nbytes.__wrapped__
     assert [sizes(1), sizes(2), sizes(3)] == [32 << 10, 256 << 10, 64 << 20]
     for told in ((0, 1, "Instruction", "64K"), (1, 1, "Data", "48K"), (2, 2, "Unified", "2M"), (3, 3, "Unified", "")):
@@ -135,4 +135,4 @@ def test_apple_has_dots_that_llvm_does_not_see(
     monkeypatch.setattr(llvm, "get_host_cpu_features", llvm.FeatureMap)  # what it tells there: nothing
     monkeypatch.setattr(isa.sys, "platform", "darwin")
     monkeypatch.setattr(isa.platform, "machine", lambda: machine)
-    assert isa.offered()[0] == best
+    assert isa.available_isas()[0] == best

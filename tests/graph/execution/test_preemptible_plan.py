@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from logitless.graph.backend import Backend
 from logitless.graph.execution.preemptible_plan import SOON, Divided
 from logitless.graph.execution.session import Session
@@ -96,7 +96,7 @@ def test_parts_may_leave_a_processor_to_others(monkeypatch: pytest.MonkeyPatch) 
             plan = session.plan(chain, f"apart {spare}")
             assert isinstance(plan, Divided)
             plan.cuts, plan.spare = SOON, spare
-            with mock.patch.object(Pool, "run", autospec=True, side_effect=Pool.run) as run:
+            with mock.patch.object(WorkerPool, "run", autospec=True, side_effect=WorkerPool.run) as run:
                 for _ in range(6):
                     list(plan.parts({"x": x}))
             np.testing.assert_array_equal(plan.results()[0], expected)
@@ -140,8 +140,8 @@ def test_what_threads_share_is_not_left_in_the_middle() -> None:
     x = np.zeros((64, 32), np.float32)
     address = x.ctypes.data
 
-    def table(shared: int) -> Table:
-        return Table([Instruction("unary:silu", (address, address, 32), 64, 1, shared=shared)] * 3)
+    def table(shared: int) -> TaskList:
+        return TaskList([Task("unary:silu", (address, address, 32), 64, 1, shared=shared)] * 3)
 
     assert len(table(0).split(4, 2)) == 3
     whole = table(640)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.compiler import jit, kernel_source, linker
-from logitless.backends.cpu.compiler.workers import ROOT, Farm
+from logitless.backends.cpu.compiler.workers import ROOT, CompileWorkers
 from logitless.backends.cpu.threads.pool import ENTRY, bits
 
 NAMES = ("copy_pages", "rms_norm")  # quick to compile
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, and a process that has loaded nothing."""
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_addresses", {})
-    monkeypatch.setattr(jit, "_farm", Farm(lambda name, left: None, jit._store))
+    monkeypatch.setattr(jit, "_workers", CompileWorkers(lambda name, n_waiting: None, jit._store))
     jit._folder.cache_clear()
     yield tmp_path / "cache"
     jit._folder.cache_clear()
@@ -110,7 +110,7 @@ def test_a_cache_that_cannot_be_written(cache: Path, code: bytes, monkeypatch: p
     cache.write_text("a file where the folder should be")
     monkeypatch.setattr(jit, "compile_kernel", lambda name: code)
     works()
-    monkeypatch.setattr(jit, "MANY", 1)  # by another process, whose answer is all there is
+    monkeypatch.setattr(jit, "MIN_PARALLEL", 1)  # by another process, whose answer is all there is
     monkeypatch.setattr(jit, "compile_kernel", no_compiler)
     works()
 
@@ -168,39 +168,41 @@ def test_a_system_that_runs_no_code_made_here_is_told_in_one_line(cache: Path, c
     ],
 )
 def test_broken_processes_leave_the_kernels_to_the_caller(program: str) -> None:
-    farm = Farm(lambda name, left: None, lambda name, code: pytest.fail("nothing was compiled"))
-    farm.command = [sys.executable, "-c", program]
+    workers = CompileWorkers(lambda name, n_waiting: None, lambda name, code: pytest.fail("nothing was compiled"))
+    workers.command = [sys.executable, "-c", program]
     names = [f"k{i}" for i in range(5 if "cannot" in program else 2)]
-    farm.add(names)
-    assert [farm.take(name) for name in names] == [b""] * len(names)
+    workers.submit(names)
+    assert [workers.result(name) for name in names] == [b""] * len(names)
 
 
 def test_a_process_that_has_ended_before_it_is_asked() -> None:
     """Nothing is raised in the thread that feeds it: that would be a traceback on the terminal."""
-    farm = Farm(lambda name, left: os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT), lambda name, code: None)
-    farm.command = [sys.executable, "-c", ""]
+    workers = CompileWorkers(
+        lambda name, n_waiting: os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT), lambda name, code: None
+    )
+    workers.command = [sys.executable, "-c", ""]
     others = set(threading.enumerate())
-    farm.add(["a"])
+    workers.submit(["a"])
     feeding = set(threading.enumerate()) - others
-    assert farm.take("a") == b""
+    assert workers.result("a") == b""
     for thread in feeding:
         thread.join()
 
 
 def test_no_process_can_be_started() -> None:
-    farm = Farm(lambda name, left: None, lambda name, code: None)
-    farm.command = ["/no/such/program"]
-    farm.add(["a", "b", "c"])
-    assert [farm.take(name) for name in "abc"] == [b""] * 3
+    workers = CompileWorkers(lambda name, n_waiting: None, lambda name, code: None)
+    workers.command = ["/no/such/program"]
+    workers.submit(["a", "b", "c"])
+    assert [workers.result(name) for name in "abc"] == [b""] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_processes_end_with_their_parent() -> None:
     """Killed in whatever way, in the middle of a kernel, and without a word."""
     program = (
-        "from logitless.backends.cpu.compiler.workers import Farm; "
-        "farm = Farm(lambda *a: print('begun', flush=True), print);"
-        "farm.add(['log_probs']); farm.take('log_probs')"
+        "from logitless.backends.cpu.compiler.workers import CompileWorkers; "
+        "workers = CompileWorkers(lambda *a: print('begun', flush=True), print);"
+        "workers.submit(['log_probs']); workers.result('log_probs')"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     parent = subprocess.Popen(

@@ -13,8 +13,8 @@ import gguf
 import numpy as np
 import pytest
 
-from logitless.backends.cpu.fusion.packed_weights import pack_instructions, packed_nbytes
-from logitless.backends.cpu.isa import ISAS, isa, offered
+from logitless.backends.cpu.fusion.packed_weights import pack_tasks, packed_nbytes
+from logitless.backends.cpu.isa import ISAS, available_isas, isa
 from logitless.backends.cpu.kernels.matmul.layout import (
     ACT_BLOCK,
     ACT_HALF,
@@ -32,7 +32,7 @@ from logitless.backends.cpu.lowering import linear as lower_linear
 from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
 from logitless.backends.cpu.memory import aligned
 from logitless.backends.cpu.threads import peaks
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.fused import linear_glu_act
 from logitless.graph.ops.gather import get_rows
@@ -46,8 +46,8 @@ GUARD = 64
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool(2)
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(2)
     yield pool
     pool.close()
 
@@ -87,12 +87,12 @@ def values_of(raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
     return gguf.quants.dequantize(raw.reshape(n, -1), kind).astype(np.float64).reshape(n, k)
 
 
-def pack(pool: Pool, raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
+def pack(pool: WorkerPool, raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
     """The packed weight; the source lies at an odd address, as in a mapped file."""
     source = np.empty(len(raw) + 1, np.uint8)[1:]
     source[:] = raw
     out = guarded(packed_nbytes(dtype, n, k))
-    pool.run(Table(pack_instructions(dtype, source.ctypes.data, out.ctypes.data + GUARD, n, k)))
+    pool.run(TaskList(pack_tasks(dtype, source.ctypes.data, out.ctypes.data + GUARD, n, k)))
     assert intact(out)
     return out[GUARD:-GUARD]
 
@@ -122,30 +122,30 @@ def nodes(t: Tensor) -> list[Tensor]:
     return [t] if t.is_leaf else [n for s in t.src for n in nodes(s) if not n.is_leaf] + [t]
 
 
-def run(pool: Pool, t: Tensor, memory: Memory, grain: int = 0) -> np.ndarray:
+def run(pool: WorkerPool, t: Tensor, memory: Memory, grain: int = 0) -> np.ndarray:
     """Rewrite, lower, run: the f32 result."""
     t = REWRITES[t.op](t) if t.op in REWRITES else t
-    instructions: list[Instruction] = []
+    tasks: list[Task] = []
     for node in nodes(t):
-        instructions += LOWERINGS[node.op](node, memory)
+        tasks += LOWERINGS[node.op](node, memory)
     if grain:
-        instructions = [Instruction(i.kernel, i.args, i.n_units, grain, i.scratch) for i in instructions]
-    pool.run(Table(instructions))
+        tasks = [Task(i.kernel, i.args, i.n_units, grain, i.scratch) for i in tasks]
+    pool.run(TaskList(tasks))
     return memory.result(t).view(np.float32).reshape(t.shape).copy()
 
 
-def multiply(pool: Pool, x: np.ndarray, w: np.ndarray, dtype: str, n: int, grain: int = 0) -> np.ndarray:
+def multiply(pool: WorkerPool, x: np.ndarray, w: np.ndarray, dtype: str, n: int, grain: int = 0) -> np.ndarray:
     """linear(x, w) of a packed weight."""
     node = linear(feed("x", x.shape), state("w", (n, x.shape[1]), dtype, constant=True))
     return run(pool, node, Memory(x=x, w=w), grain)
 
 
-def rounded(pool: Pool, x: np.ndarray, group: int = 32) -> np.ndarray:
+def rounded(pool: WorkerPool, x: np.ndarray, group: int = 32) -> np.ndarray:
     """What `quantize_act` makes of x, read back by the layout's description."""
     m, k = x.shape
     node = quantize_act(feed("x", x.shape), group=group)
     memory = Memory(x=x)
-    pool.run(Table(LOWERINGS["quantize_act"](node, memory)))
+    pool.run(TaskList(LOWERINGS["quantize_act"](node, memory)))
     panel_rows, n_panels = act_panels(m, isa(), group)
     blocks = memory.result(node).reshape(-1, ACT_BLOCK)
     out = np.empty((m, k // 32, 32))
@@ -171,7 +171,7 @@ def worst(y: np.ndarray, reference: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
-def test_quantised_weights(pool: Pool, dtype: str) -> None:
+def test_quantised_weights(pool: WorkerPool, dtype: str) -> None:
     rng = np.random.default_rng(1)
     for n, k in ((37, 512), (5, 256), (64, 768)):
         raw = gguf_bytes(rng, dtype, n, k)
@@ -188,7 +188,7 @@ def test_quantised_weights(pool: Pool, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_float_weights(pool: Pool, dtype: str) -> None:
+def test_float_weights(pool: WorkerPool, dtype: str) -> None:
     rng = np.random.default_rng(2)
     for n, k in ((37, 101), (5, 3), (64, 256), (100, 1)):
         raw = gguf_bytes(rng, dtype, n, k)
@@ -198,7 +198,7 @@ def test_float_weights(pool: Pool, dtype: str) -> None:
             assert worst(multiply(pool, x, packed, dtype, n), x.astype(np.float64) @ w.T) < 2e-6
 
 
-def test_weights_that_are_not_constant(pool: Pool) -> None:
+def test_weights_that_are_not_constant(pool: WorkerPool) -> None:
     rng = np.random.default_rng(3)
     for m, n, k in ((1, 5, 7), (9, 33, 64), (3, 16, 100), (40, 20, 50)):
         x, w = (rng.normal(size=s).astype(np.float32) for s in ((m, k), (n, k)))
@@ -210,13 +210,13 @@ def test_weights_that_are_not_constant(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "q6_k", "f16", "bf16"])
-def test_a_row_has_the_same_bits_in_any_company(pool: Pool, dtype: str) -> None:
+def test_a_row_has_the_same_bits_in_any_company(pool: WorkerPool, dtype: str) -> None:
     rng = np.random.default_rng(4)
     n, k = 53, 1024
     packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
     x = rng.normal(size=(300, k)).astype(np.float32)
     alone = np.concatenate([multiply(pool, x[i : i + 1], packed, dtype, n) for i in range(300)])
-    lone = Pool(1)
+    lone = WorkerPool(1)
     for m in (2, 3, 4, 7, 8, 9, 12, 13, 16, 25, 31, 100, 119, 300):
         first = int(rng.integers(0, 301 - m))
         part = np.ascontiguousarray(x[first : first + m])
@@ -226,10 +226,10 @@ def test_a_row_has_the_same_bits_in_any_company(pool: Pool, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])
-def test_results_of_large_weights_are_held_back(pool: Pool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_large_weights_are_held_back(pool: WorkerPool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(12)
-    monkeypatch.setattr(lower_linear, "FEWEST_CHUNKS", 3)
-    monkeypatch.setattr(lower_linear, "LARGE_GROUP_BYTES", 0)
+    monkeypatch.setattr(lower_linear, "MIN_CHUNKS", 3)
+    monkeypatch.setattr(lower_linear, "BUFFERED_GROUP_BYTES", 0)
     for n in (16, 53, 320):  # rows that begin at multiples of 64 bytes or not, units that divide or not
         packed = pack(pool, gguf_bytes(rng, dtype, n, 512), dtype, n, 512)
         x = rng.normal(size=(19, 512)).astype(np.float32)
@@ -242,7 +242,7 @@ def test_results_of_large_weights_are_held_back(pool: Pool, dtype: str, monkeypa
 
 
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_k", "f32"])
-def test_every_tile_has_the_same_bits(pool: Pool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tile_has_the_same_bits(pool: WorkerPool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     n, k = 40, 512
     packed = pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k)
@@ -257,7 +257,7 @@ def test_every_tile_has_the_same_bits(pool: Pool, dtype: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("op", ["linear_q8", "linear_glu_act"])
-def test_weights_read_past_the_caches_give_the_same_bits(pool: Pool, op: str) -> None:
+def test_weights_read_past_the_caches_give_the_same_bits(pool: WorkerPool, op: str) -> None:
     n, k, dtype = 96, 256, "q4_0"
     rng = np.random.default_rng(3)
     weights = {name: pack(pool, gguf_bytes(rng, dtype, n, k), dtype, n, k) for name in "ab"}
@@ -265,12 +265,12 @@ def test_weights_read_past_the_caches_give_the_same_bits(pool: Pool, op: str) ->
     a, b = (state(name, (n, k), dtype, constant=True) for name in "ab")
     act = quantize_act(feed("x", (1, k)))
     t = linear_q8(act, a) if op == "linear_q8" else linear_glu_act(act, a, b, activation="silu")
-    pool.run(Table(LOWERINGS["quantize_act"](act, memory)))
+    pool.run(TaskList(LOWERINGS["quantize_act"](act, memory)))
     (plain,) = LOWERINGS[op](t, memory)
     seen = []
     for kernel in (plain.kernel, f"{plain.kernel}:past"):
         memory.result(t)[:] = 0xCB
-        pool.run(Table([replace(plain, kernel=kernel)]))
+        pool.run(TaskList([replace(plain, kernel=kernel)]))
         seen.append(memory.result(t).copy())
     assert (seen[0] != 0xCB).any()
     np.testing.assert_array_equal(seen[0], seen[1])
@@ -279,7 +279,7 @@ def test_weights_read_past_the_caches_give_the_same_bits(pool: Pool, op: str) ->
 def fingerprint() -> str:
     """Of results that every instruction set must agree on."""
     rng = np.random.default_rng(6)
-    pool, digest = Pool(1), hashlib.sha256()
+    pool, digest = WorkerPool(1), hashlib.sha256()
     for dtype in (*QUANTISED, "f16"):
         packed = pack(pool, gguf_bytes(rng, dtype, 20, 512), dtype, 20, 512)
         x = rng.normal(size=(39, 512)).astype(np.float32)
@@ -292,7 +292,7 @@ def fingerprint() -> str:
 
 @pytest.mark.parametrize("other", ISAS[1:])
 def test_every_instruction_set_has_the_same_bits(other: str) -> None:
-    if other not in offered()[1:]:
+    if other not in available_isas()[1:]:
         pytest.skip(f"this machine has no {other} beside its best")
     code = "from tests.backends.cpu.kernels.test_packed_matmul import fingerprint; print(fingerprint())"
     environment = {**os.environ, "LOGITLESS_ISA": other, "PYTHONPATH": str(ROOT)}
@@ -301,7 +301,7 @@ def test_every_instruction_set_has_the_same_bits(other: str) -> None:
     assert done.stdout.strip() == fingerprint()
 
 
-def test_extreme_quants(pool: Pool) -> None:
+def test_extreme_quants(pool: WorkerPool) -> None:
     """−128 and 127 in weights, ±127 in activations: the largest integer sums there are."""
     n, k = 16, 64
     blocks = np.zeros((n, k // 32), np.dtype([("d", "<f2"), ("q", "i1", 32)]))
@@ -315,7 +315,7 @@ def test_extreme_quants(pool: Pool) -> None:
     np.testing.assert_array_equal(multiply(pool, x, packed, "q8_0", n), expected)
 
 
-def test_zeros_denormals_and_not_numbers(pool: Pool) -> None:
+def test_zeros_denormals_and_not_numbers(pool: WorkerPool) -> None:
     rng = np.random.default_rng(7)
     n, k = 16, 96
     raw = gguf_bytes(rng, "q8_0", n, k)
@@ -334,18 +334,18 @@ def test_zeros_denormals_and_not_numbers(pool: Pool) -> None:
     assert np.isfinite(y[5]).any()
 
 
-def test_no_rows_of_padding_leak(pool: Pool) -> None:
+def test_no_rows_of_padding_leak(pool: WorkerPool) -> None:
     """Padding is zeros, whatever the memory held before."""
     raw = gguf_bytes(np.random.default_rng(8), "q5_0", 17, 64)
     out = np.full(packed_nbytes("q5_0", 17, 64), 0xFF, np.uint8)
-    pool.run(Table(pack_instructions("q5_0", raw.ctypes.data, out.ctypes.data, 17, 64)))
+    pool.run(TaskList(pack_tasks("q5_0", raw.ctypes.data, out.ctypes.data, 17, 64)))
     quants = out[len(out) // 2 :][-512:].reshape(2, 4, 16, 4)  # of the second group, at the end of its only bundle
     assert (quants[:, :, 1:] == 0).all()
     assert (quants[:, :, 0] != 0).any()
 
 
 @pytest.mark.parametrize("dtype", list(LAYOUTS))
-def test_rows_of_a_packed_table(pool: Pool, dtype: str) -> None:
+def test_rows_of_a_packed_table(pool: WorkerPool, dtype: str) -> None:
     rng = np.random.default_rng(9)
     n, k = 37, 512
     raw = gguf_bytes(rng, dtype, n, k)
@@ -355,7 +355,7 @@ def test_rows_of_a_packed_table(pool: Pool, dtype: str) -> None:
     np.testing.assert_array_equal(rows, values_of(raw, dtype, n, k)[ids].astype(np.float32))
 
 
-def test_rows_of_a_plain_table(pool: Pool) -> None:
+def test_rows_of_a_plain_table(pool: WorkerPool) -> None:
     table, ids = np.random.default_rng(10).normal(size=(7, 3)).astype(np.float32), np.array([6, 0, 6], np.int32)
     node = get_rows(feed("table", table.shape), feed("ids", ids.shape, "i32"))
     np.testing.assert_array_equal(run(pool, node, Memory(table=table, ids=ids)), table[ids])
@@ -373,7 +373,7 @@ def test_weights_that_read_the_same_activations_share_their_packed_form() -> Non
     assert (plain.op, plain.src[0].op) == ("linear_f32", "pack_act")
 
 
-def test_packed_form_keeps_the_size(pool: Pool) -> None:
+def test_packed_form_keeps_the_size(pool: WorkerPool) -> None:
     for dtype, layout in LAYOUTS.items():
         source = 64 * 2048 // layout.block * layout.source
         assert source <= packed_nbytes(dtype, 64, 2048) <= source * 1.03
@@ -422,7 +422,7 @@ def test_shape_rules() -> None:
             wrong()
 
 
-def test_peaks_are_measured(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_are_measured(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "READ_BYTES", 8 << 20)
     monkeypatch.setattr(peaks, "ITERATIONS", 1000)
     measured = peaks.Peaks(pool).measure()

@@ -24,7 +24,7 @@ from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.tensor import Tensor, feed, state
 
 BF16 = gguf.GGMLQuantizationType.BF16
-has_products = pytest.mark.skipif(not isa.has_bf16_products(), reason="this processor has no products of bf16")
+has_products = pytest.mark.skipif(not isa.has_bf16_dots(), reason="this processor has no products of bf16")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def session() -> Iterator[Session]:
 @pytest.fixture
 def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (packing, peaks):
-        monkeypatch.setattr(module, "rounds_bf16", lambda: True)
+        monkeypatch.setattr(module, "casts_to_bf16", lambda: True)
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -151,14 +151,14 @@ def test_wrong_settings(monkeypatch: pytest.MonkeyPatch, value: str, features: s
     monkeypatch.setenv("LOGITLESS_CPU_BF16", value)
     monkeypatch.setattr(isa, "host", lambda: isa.Host("some", features))
     with pytest.raises(ValueError, match=said):
-        isa.rounds_bf16.__wrapped__()
+        isa.casts_to_bf16.__wrapped__()
 
 
 @has_products
 def test_it_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, wanted in (("1", True), ("0", False)):
         monkeypatch.setenv("LOGITLESS_CPU_BF16", value)
-        assert isa.rounds_bf16.__wrapped__() is wanted
+        assert isa.casts_to_bf16.__wrapped__() is wanted
 
 
 @has_products

@@ -9,7 +9,7 @@ from logitless.backends.cpu.compiler import warmup
 from logitless.backends.cpu.isa import Host
 from logitless.backends.cpu.kernels.matmul import layout
 from logitless.backends.cpu.lowering import cache_bypass
-from logitless.backends.cpu.threads.pool import Instruction
+from logitless.backends.cpu.threads.pool import Task
 from logitless.graph.ops.linear import linear_q8, quantize_act
 from logitless.graph.tensor import Tensor, feed, state
 
@@ -37,9 +37,9 @@ def product(n: int) -> Tensor:
 
 def named(kernels: list[str], rows: int) -> list[str]:
     """What becomes of these, each with a weight of so many rows."""
-    instructions = [Instruction(k, (), 4) for k in kernels]
-    many = cache_bypass.too_many([product(rows) for _ in kernels])
-    return [i.kernel for i in (cache_bypass.past_caches(instructions) if many else instructions)]
+    tasks = [Task(k, (), 4) for k in kernels]
+    many = cache_bypass.exceed_l3([product(rows) for _ in kernels])
+    return [i.kernel for i in (cache_bypass.with_nontemporal(tasks) if many else tasks)]
 
 
 def test_a_zen_core_reads_past_the_caches_what_they_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:

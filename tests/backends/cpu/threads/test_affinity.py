@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from logitless.backends.cpu.threads import affinity
-from logitless.backends.cpu.threads.affinity import Apart
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.affinity import WorkerAffinity
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is Linux that is told")
 Masks = list[tuple[int, set[int]]]
@@ -25,10 +25,10 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
 
 
 def test_they_are_told_when_the_caller_has_moved(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = Apart([70, 71])
+    keep = WorkerAffinity([70, 71])
     for cpu in (1, 1, 1, 3, 3, 1):
-        monkeypatch.setattr(affinity, "current", lambda cpu=cpu: cpu)
-        keep()
+        monkeypatch.setattr(affinity, "current_cpu", lambda cpu=cpu: cpu)
+        keep.avoid_caller()
     assert masks == [
         *((thread, {0, 3}) for thread in (70, 71)),
         *((thread, {0, 1}) for thread in (70, 71)),
@@ -37,8 +37,8 @@ def test_they_are_told_when_the_caller_has_moved(masks: Masks, monkeypatch: pyte
 
 
 def test_more_threads_than_processors_stay_as_they_are(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "current", lambda: 1)
-    Apart([70, 71, 72])()
+    monkeypatch.setattr(affinity, "current_cpu", lambda: 1)
+    WorkerAffinity([70, 71, 72]).avoid_caller()
     assert not masks
 
 
@@ -48,17 +48,17 @@ def test_a_system_that_does_not_let_us_is_no_error(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    Apart([70])()
+    WorkerAffinity([70]).avoid_caller()
 
 
 @pytest.mark.skipif(sys.platform.startswith("linux") and len(os.sched_getaffinity(0)) < 2, reason="one processor")
 def test_a_pool_tells_its_threads_and_not_its_caller() -> None:
     mine = os.sched_getaffinity(0)
-    pool = Pool(2)
+    pool = WorkerPool(2)
     worker = pool._threads[0].native_id
     assert worker is not None
     assert os.sched_getaffinity(worker) == mine
-    table = Table([Instruction("peak_f32", (10,), 4, 1, scratch=64)])
+    table = TaskList([Task("peak_f32", (10,), 4, 1, scratch=64)])
     pool.run(table, 1)
     assert os.sched_getaffinity(worker) == mine  # it takes no part
     pool.run(table)

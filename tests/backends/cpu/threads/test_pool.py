@@ -11,44 +11,42 @@ import pytest
 from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.kernels.ir.registry import i64p
 from logitless.backends.cpu.kernels.runtime.step_loop import FOLLOWING, atomic_add, atomic_load, yield_cpu
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from tests.helpers.linked_kernel import linked
 
 
 @pytest.fixture(params=[1, 2, 5], ids="{} threads".format)
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    pool = Pool(request.param)
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    pool = WorkerPool(request.param)
     yield pool
     pool.close()
 
 
-def fibonacci(rng: np.random.Generator, rows: list[np.ndarray], n: int) -> tuple[list[Instruction], list[np.ndarray]]:
+def fibonacci(rng: np.random.Generator, rows: list[np.ndarray], n: int) -> tuple[list[Task], list[np.ndarray]]:
     """Instructions that each add two of three buffers into the third, and what the buffers hold after them."""
     want = [r.astype(np.float64) for r in rows]
-    instructions = []
+    tasks = []
     for i in range(n):
         a, b, y = ((i + j) % 3 for j in range(3))
         length, width = rows[0].shape
         grain = int(rng.choice([1, 2, 5, length, 3 * length]))  # the last two: a single chunk
         args = (rows[a].ctypes.data, rows[b].ctypes.data, rows[y].ctypes.data, width, 4 * width)
-        instructions.append(Instruction("binary:add", args, length, grain))
-        instructions.append(
-            Instruction("scale", (rows[y].ctypes.data, rows[y].ctypes.data, width, HALF), length, grain)
-        )
+        tasks.append(Task("binary:add", args, length, grain))
+        tasks.append(Task("scale", (rows[y].ctypes.data, rows[y].ctypes.data, width, HALF), length, grain))
         want[y] = (want[a] + want[b]) * 0.5
-    return instructions, want
+    return tasks, want
 
 
 HALF = int(np.float32(0.5).view(np.int32))
 
 
-def test_every_instruction_sees_what_came_before(pool: Pool) -> None:
+def test_every_instruction_sees_what_came_before(pool: WorkerPool) -> None:
     rng = np.random.default_rng(0)
     for size in (1, 7, 40):
         start = [rng.integers(-8, 8, (size, 33)).astype(np.float32) for _ in range(3)]
         rows = [r.copy() for r in start]
-        instructions, want = fibonacci(rng, rows, 12)  # 12 halvings of small integers stay exact in f32
-        table = Table(instructions)
+        tasks, want = fibonacci(rng, rows, 12)  # 12 halvings of small integers stay exact in f32
+        table = TaskList(tasks)
         for _ in range(200):
             for row, first in zip(rows, start, strict=True):
                 row[:] = first
@@ -57,21 +55,21 @@ def test_every_instruction_sees_what_came_before(pool: Pool) -> None:
                 assert np.array_equal(got, expected)
 
 
-def test_a_table_cut_into_small_ones_and_joined_again_does_the_same(pool: Pool) -> None:
+def test_a_table_cut_into_small_ones_and_joined_again_does_the_same(pool: WorkerPool) -> None:
     rng = np.random.default_rng(1)
     start = [rng.integers(-8, 8, (40, 33)).astype(np.float32) for _ in range(3)]
     rows = [r.copy() for r in start]
-    instructions, want = fibonacci(rng, rows, 12)
-    instructions[5:5] = [replace(instructions[4], beside=True)]  # the same rows once more: a stage of two
-    whole = Table(instructions)
+    tasks, want = fibonacci(rng, rows, 12)
+    tasks[5:5] = [replace(tasks[4], no_barrier=True)]  # the same rows once more: a stage of two
+    whole = TaskList(tasks)
     stages = whole.split(1, 1)
-    assert len(stages) == whole.n_stages < whole.n
+    assert len(stages) == whole.n_phases < whole.n
     single = [one for stage in stages for one in stage.split(1, 1)]
     units = [part for one in single for part in one.split(7, 2)]
     assert len(single) == whole.n
     assert len(units) > 2 * len(single)
     del whole, stages, single
-    again = Table.joined([Table.joined(units[:9]), *units[9:]])
+    again = TaskList.concat([TaskList.concat(units[:9]), *units[9:]])
     assert again.n == len(units)
     for tables in (units, [again], again.split(3, pool.n_threads)):
         for row, first in zip(rows, start, strict=True):
@@ -82,10 +80,10 @@ def test_a_table_cut_into_small_ones_and_joined_again_does_the_same(pool: Pool) 
             assert np.array_equal(got, expected)
 
 
-def test_tables_of_any_length_in_turn(pool: Pool) -> None:
+def test_tables_of_any_length_in_turn(pool: WorkerPool) -> None:
     x = np.ones(4, np.float32)
     double = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
-    tables = [Table([Instruction("scale", double, 1)] * n) for n in (0, 1, 20, 3, 90)]
+    tables = [TaskList([Task("scale", double, 1)] * n) for n in (0, 1, 20, 3, 90)]
     for _ in range(50):
         for table in tables:
             x[:] = 2.0**-60
@@ -93,18 +91,18 @@ def test_tables_of_any_length_in_turn(pool: Pool) -> None:
             assert (x == 2.0 ** (table.n - 60)).all()
 
 
-def test_an_instruction_without_units_is_nothing(pool: Pool) -> None:
+def test_an_instruction_without_units_is_nothing(pool: WorkerPool) -> None:
     x = np.ones(4, np.float32)
     args = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
-    pool.run(Table([Instruction("scale", args, 0), Instruction("scale", args, 1), Instruction("scale", args, 0)]))
+    pool.run(TaskList([Task("scale", args, 0), Task("scale", args, 1), Task("scale", args, 0)]))
     assert (x == 2).all()
 
 
-def test_a_pool_wakes_after_a_rest(pool: Pool) -> None:
+def test_a_pool_wakes_after_a_rest(pool: WorkerPool) -> None:
     """Workers sleep after a moment without work; `close` and the next table must reach them all the same."""
     x = np.zeros((64, 8), np.float32)
     one = np.ones(8, np.float32)
-    table = Table([Instruction("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 8, 0), 64, 1)])
+    table = TaskList([Task("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 8, 0), 64, 1)])
     for i in range(20):
         sum(range(200_000))  # long enough for them to fall asleep
         pool.run(table)
@@ -114,22 +112,22 @@ def test_a_pool_wakes_after_a_rest(pool: Pool) -> None:
 @pytest.mark.parametrize("n_threads", [0, -1, 1000])
 def test_numbers_of_threads_that_cannot_be(n_threads: int) -> None:
     with pytest.raises(ValueError, match="threads"):
-        Pool(n_threads)
+        WorkerPool(n_threads)
 
 
-def test_what_is_streamed_may_lie_anywhere(pool: Pool) -> None:
+def test_what_is_streamed_may_lie_anywhere(pool: WorkerPool) -> None:
     """A waiting thread asks for an instruction's constants early, and one with few chunks has none for some threads."""
     x = np.ones(64, np.float32)
     double = (x.ctypes.data, x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
     halve = (x.ctypes.data, x.ctypes.data, 1, HALF)
     nowhere = (1 << 46, 1 << 12)
-    table = Table([Instruction("scale", args, 64, streams=nowhere) for args in (double, halve, double)])
+    table = TaskList([Task("scale", args, 64, prefetch=nowhere) for args in (double, halve, double)])
     for i in range(20):
         pool.run(table)
         assert (x == 2.0 ** (i + 1)).all()
 
 
-def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_told_what_its_thread_streams_next(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a chunk comes what lies behind it (0), the next instruction of the stage, or, where a thread's stretch
     ends, its part of the next stage that streams; thieves have theirs."""
 
@@ -139,12 +137,12 @@ def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: 
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
     told = np.full((4, 20), -1, np.int64)
     both = [
-        Instruction("probe", (told[0].ctypes.data,), 20, streams=(10_000, 10)),
-        Instruction("probe", (told[1].ctypes.data,), 20, streams=(20_000, 10), beside=True),
+        Task("probe", (told[0].ctypes.data,), 20, prefetch=(10_000, 10)),
+        Task("probe", (told[1].ctypes.data,), 20, prefetch=(20_000, 10), no_barrier=True),
     ]
-    serial = Instruction("probe", (told[2].ctypes.data,), 1)
-    table = Table([*both, serial, Instruction("probe", (told[3].ctypes.data,), 20, streams=(30_000, 10))])
-    assert table.n_stages == 3
+    serial = Task("probe", (told[2].ctypes.data,), 1)
+    table = TaskList([*both, serial, Task("probe", (told[3].ctypes.data,), 20, prefetch=(30_000, 10))])
+    assert table.n_phases == 3
     starts = {30_000 + 10 * (20 * t // pool.n_threads) for t in range(pool.n_threads)}
     for _ in range(50):
         told[:] = -1
@@ -159,7 +157,7 @@ def test_a_kernel_is_told_what_its_thread_streams_next(pool: Pool, monkeypatch: 
         assert (told[3] == 0).all()  # nothing follows
 
 
-def test_as_many_threads_as_are_asked_for_do_all_of_it(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_threads_as_are_asked_for_do_all_of_it(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others sleep or look on, and are there again for the next table."""
 
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
@@ -173,13 +171,13 @@ def test_as_many_threads_as_are_asked_for_do_all_of_it(pool: Pool, monkeypatch: 
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
     for n_threads in [*range(1, pool.n_threads + 1), *range(pool.n_threads, 0, -1)] * 3:
         where, here = np.zeros(n_threads, np.int64), np.zeros(1, np.int64)
-        pool.run(Table([Instruction("probe", (where.ctypes.data, here.ctypes.data, n_threads), n_threads)]), n_threads)
+        pool.run(TaskList([Task("probe", (where.ctypes.data, here.ctypes.data, n_threads), n_threads)]), n_threads)
         threads = (where - int(pool._ctl[24])) // int(pool._ctl[32])
         assert sorted(threads) == list(range(n_threads))
 
 
 @pytest.mark.parametrize("grain", [1, 3, 20, 50])
-def test_a_kernel_gets_a_chunk_at_a_time(pool: Pool, monkeypatch: pytest.MonkeyPatch, grain: int) -> None:
+def test_a_kernel_gets_a_chunk_at_a_time(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, grain: int) -> None:
     """Of which its scratch may hold something for each unit."""
 
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
@@ -187,25 +185,25 @@ def test_a_kernel_gets_a_chunk_at_a_time(pool: Pool, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setitem(jit._addresses, "probe", linked(run))
     told = np.zeros(20, np.int64)
-    pool.run(Table([Instruction("probe", (told.ctypes.data,), 20, grain)]))
+    pool.run(TaskList([Task("probe", (told.ctypes.data,), 20, grain)]))
     assert told[::grain].tolist() == [min(grain, 20 - begin) for begin in range(0, 20, grain)]
     assert told.sum() == 20
 
 
 @pytest.mark.parametrize("grains", [(1, 1, 1), (64, 64, 64), (64, 5, 64), (7, 64, 1)], ids=str)
-def test_instructions_beside_each_other(pool: Pool, grains: tuple[int, ...]) -> None:
+def test_instructions_beside_each_other(pool: WorkerPool, grains: tuple[int, ...]) -> None:
     """They share a stage, whatever their chunks: it begins when what comes before is done, and ends before the next."""
     x, parts = np.zeros((64, 1), np.float32), np.zeros((3, 64, 1), np.float32)
     one = np.ones(1, np.float32)
-    add = Instruction("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 1, 0), 64, 64)
+    add = Task("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 1, 0), 64, 64)
     factors = [int(np.float32(f).view(np.int32)) for f in (1, 2, 3)]
     scales = [
-        Instruction("scale", (x.ctypes.data, part.ctypes.data, 1, f), 64, grain, beside=i > 0)
+        Task("scale", (x.ctypes.data, part.ctypes.data, 1, f), 64, grain, no_barrier=i > 0)
         for i, (part, f, grain) in enumerate(zip(parts, factors, grains, strict=True))
     ]
-    total = Instruction("binary:add", (parts[1].ctypes.data, parts[2].ctypes.data, x.ctypes.data, 1, 4), 64, 3)
-    table = Table([add, *scales, total])
-    assert table.n_stages == 3
+    total = Task("binary:add", (parts[1].ctypes.data, parts[2].ctypes.data, x.ctypes.data, 1, 4), 64, 3)
+    table = TaskList([add, *scales, total])
+    assert table.n_phases == 3
     want = np.float32(0)
     for _ in range(9):
         pool.run(table)

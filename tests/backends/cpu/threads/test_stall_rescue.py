@@ -15,7 +15,7 @@ from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.kernels.ir.registry import i64p
 from logitless.backends.cpu.kernels.runtime.stall_rescue import BROUGHT, HOLDS, LINES, NUMBER, get_cpu, stands_still
 from logitless.backends.cpu.kernels.runtime.step_loop import atomic_add, atomic_load, read_fd, yield_cpu
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from tests.helpers.linked_kernel import linked
 
 pytestmark = [
@@ -26,8 +26,8 @@ PATIENCE = 20  # seconds after which a test gives up
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    pool = Pool(2)
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(2)
     yield pool
     pool.close()
 
@@ -47,26 +47,26 @@ def two_chunks(a, begin, end, scratch):  # type: ignore[no-untyped-def]
 class Stall:
     """A step of two threads of a pool, of which one stands still until it was brought to the other's core."""
 
-    def __init__(self, pool: Pool, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, pool: WorkerPool, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(jit._addresses, "probe", linked(two_chunks))
         self.pool, self.sleeper = pool, sleeper
         self.x = np.ones(64, np.float32)
         args = (self.x.ctypes.data, self.x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
-        self.double = Instruction("scale", args, 64)
+        self.double = Task("scale", args, 64)
         self.line = LINES + 8 * sleeper + BROUGHT
         self.places: list[int] = []  # where it was brought
         self.told = np.full(2, -1, np.int64)
 
     def run(self) -> None:
         pool = self.pool
-        pool.run(Table([self.double, self.double]), 2)  # memory and threads are there
+        pool.run(TaskList([self.double, self.double]), 2)  # memory and threads are there
         self.generation = int(pool._ctl[0]) + 1
         here, (out, self.wake) = np.zeros(1, np.int64), os.pipe()
         scratch = int(pool._ctl[24]), int(pool._ctl[32])
         args = (here.ctypes.data, self.told.ctypes.data, out, self.sleeper, *scratch)
         other = threading.Thread(target=self._wake_it_up)
         other.start()
-        pool.run(Table([Instruction("probe", args, 2), self.double]), 2)
+        pool.run(TaskList([Task("probe", args, 2), self.double]), 2)
         other.join()
         for fd in (out, self.wake):
             os.close(fd)
@@ -87,7 +87,7 @@ class Stall:
 
 @pytest.mark.parametrize("sleeper", [0, 1], ids=["the caller", "a worker"])
 def test_who_stands_still_is_brought_to_the_core_of_who_waits(
-    pool: Pool, sleeper: int, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, worker = os.sched_getaffinity(0), pool._threads[0].native_id
     assert worker is not None
@@ -101,7 +101,7 @@ def test_who_stands_still_is_brought_to_the_core_of_who_waits(
     while os.sched_getaffinity(0) != mine and time.monotonic() < deadline:
         time.sleep(0)  # the worker may not have come to it
     assert os.sched_getaffinity(0) == mine
-    pool.run(Table([stall.double]))
+    pool.run(TaskList([stall.double]))
     assert (stall.x == 16).all()
     assert len(mine - os.sched_getaffinity(worker)) == 1
 
@@ -109,7 +109,7 @@ def test_who_stands_still_is_brought_to_the_core_of_who_waits(
 def test_of_more_threads_than_processors_each_may_run_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after thread 0 was brought elsewhere."""
     mine = os.sched_getaffinity(0)
-    pool = Pool(len(mine) + 1)
+    pool = WorkerPool(len(mine) + 1)
     stall = Stall(pool, 0, monkeypatch)
     stall.run()
     masks = [os.sched_getaffinity(thread.native_id) for thread in pool._threads if thread.native_id is not None]
@@ -118,7 +118,7 @@ def test_of_more_threads_than_processors_each_may_run_anywhere(monkeypatch: pyte
     assert masks == [mine] * len(mine)
 
 
-def test_time_stands_still_of_who_holds_a_chunk_and_sleeps(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_stands_still_of_who_holds_a_chunk_and_sleeps(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(a, begin, end, scratch):  # type: ignore[no-untyped-def]
         for look in range(2):
             i64p(a[0])[look] = stands_still(a[1])
@@ -128,7 +128,7 @@ def test_time_stands_still_of_who_holds_a_chunk_and_sleeps(pool: Pool, monkeypat
     def looks(number: int, *, holds: bool) -> list[int]:
         line, told = np.zeros(8, np.int64), np.full(2, -1, np.int64)
         line[HOLDS], line[NUMBER] = holds, number
-        pool.run(Table([Instruction("probe", (told.ctypes.data, line.ctypes.data), 1)]), 1)
+        pool.run(TaskList([Task("probe", (told.ctypes.data, line.ctypes.data), 1)]), 1)
         return told.tolist()
 
     sleeping = pool._threads[0].native_id

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.threads import affinity
-from logitless.backends.cpu.threads.pool import Instruction, Pool, Table, bits
+from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool, bits
 
 T = TypeVar("T")
-tells = pytest.mark.skipif(affinity.attributes() is None, reason="the system does not tell")
+tells = pytest.mark.skipif(affinity.sched_attributes() is None, reason="the system does not tell")
 
 
 def elsewhere(function: Callable[[], T]) -> T:
@@ -28,27 +28,27 @@ def elsewhere(function: Callable[[], T]) -> T:
 
 @tells
 def test_only_the_thread_that_asks_has_a_long_slice() -> None:
-    before, another = affinity.attributes(), elsewhere(affinity.attributes)
+    before, another = affinity.sched_attributes(), elsewhere(affinity.sched_attributes)
 
     def asks() -> list[list[int] | None]:
-        affinity.lengthen()
-        return [affinity.attributes(), elsewhere(affinity.attributes)]
+        affinity.request_long_slice()
+        return [affinity.sched_attributes(), elsewhere(affinity.sched_attributes)]
 
     its, its_child = elsewhere(asks)
     assert its is not None
     assert another is not None
     assert its[1:2] + its[3:5] == another[1:2] + another[3:5]  # policy, nice and priority
-    assert affinity.attributes() == before
+    assert affinity.sched_attributes() == before
     assert its_child == another
-    assert its[5] in (affinity.SLICE, 0)  # Linux before 6.12 has none
+    assert its[5] in (affinity.TIME_SLICE_NS, 0)  # Linux before 6.12 has none
 
 
 def test_who_computes_asks_workers_and_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(affinity, "lengthen", lambda: asked.append(threading.current_thread().name))
-    pool = Pool(3)
+    monkeypatch.setattr(affinity, "request_long_slice", lambda: asked.append(threading.current_thread().name))
+    pool = WorkerPool(3)
     row = np.ones(4, np.float32)
-    table = Table([Instruction("scale", (row.ctypes.data, row.ctypes.data, 4, bits(0.5)), 1)])
+    table = TaskList([Task("scale", (row.ctypes.data, row.ctypes.data, 4, bits(0.5)), 1)])
     for _ in range(5):
         pool.run(table)
     here = threading.current_thread().name
@@ -62,9 +62,9 @@ def test_where_the_system_knows_of_none_nothing_changes(monkeypatch: pytest.Monk
     if missing == "platform":
         monkeypatch.setattr(sys, "platform", "darwin")
     elif missing == "call":
-        monkeypatch.setattr(affinity, "GET", 0)
+        monkeypatch.setattr(affinity, "SCHED_GETATTR", 0)
     else:
-        monkeypatch.setattr(affinity, "ORDINARY", ())
-    before = affinity.attributes()
-    affinity.lengthen()
-    assert affinity.attributes() == before
+        monkeypatch.setattr(affinity, "NORMAL_POLICIES", ())
+    before = affinity.sched_attributes()
+    affinity.request_long_slice()
+    assert affinity.sched_attributes() == before
