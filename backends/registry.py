@@ -1,11 +1,16 @@
-"""Devices by their names."""
+"""Devices by name, and the few services of the CPU backend that need no open device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from logitless.backends.errors import DeviceError
 from logitless.graph.backend import Backend
+from logitless.graph.tensor import Tensor
+
+if TYPE_CHECKING:
+    from logitless.backends.cpu.threads.peaks import Peaks
 
 
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
@@ -42,3 +47,38 @@ def _open_backend(name: str, threads: int) -> Backend:
 
         return RemoteBackend(name)
     raise DeviceError(f"device {name!r} is not available: see `logitless devices`")
+
+
+def prefetch_kernels() -> None:
+    """Start to compile the CPU kernels that every model needs and that are not cached; returns at once."""
+    from logitless.backends.cpu.compiler import warmup
+
+    warmup.begin()
+
+
+def on_compile(report: Callable[[str, int], None] | None) -> None:
+    """Call `report` before each CPU kernel is compiled, with its name and how many kernels wait behind it."""
+    from logitless.backends.cpu.compiler import jit
+
+    jit.on_compile = report
+
+
+def has_cpu_kernel(t: Tensor) -> bool:
+    """Whether the CPU runs this node by a kernel, not by its numpy reference. Nothing is compiled."""
+    from logitless.backends.cpu.lowering.registry import LOWERINGS
+
+    rule = LOWERINGS.get(t.op)
+    return rule is not None and rule(t, lambda _: 0) is not None
+
+
+def cpu_peaks(backend: Backend) -> Peaks:
+    """A meter of the CPU's memory bandwidth and multiply-adds a second, on the threads of this backend.
+
+    TypeError for a backend of another device.
+    """
+    from logitless.backends.cpu.backend import CPUBackend
+    from logitless.backends.cpu.threads.peaks import Peaks
+
+    if not isinstance(backend, CPUBackend):
+        raise TypeError(f"{backend.name} is not the CPU")
+    return Peaks(backend.pool)

@@ -13,11 +13,10 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceLost
-from logitless.graph.backend import Backend
+from logitless.graph.backend import Backend, Kind
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
 from logitless.graph.order import toposort
@@ -26,44 +25,29 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, Problem, proble
 
 log = logging.getLogger("logitless.devices")
 SECONDS = 2.0
-Kind = tuple[str, tuple[str, ...]]  # op, and the types of its sources
-
-
-class Examined(Backend, Protocol):
-    """A device that can be told to refuse ops. `identity` names device and driver; empty: results are not kept."""
-
-    refused: set[str]
-    identity: str
-
-
-class Elsewhere(Protocol):
-    """A device of another machine, which has it examined there."""
-
-    def examine(self, kinds: Sequence[Kind]) -> dict[str, str]: ...
 
 
 def examine(backend: Backend, nodes: Iterable[Tensor], seconds: float = SECONDS) -> dict[str, str]:
     """Ops of these nodes that the device gets wrong, and how; from now on it refuses them."""
     computed = [t for t in nodes if not t.is_leaf and t.op not in ALIASES]
-    if hasattr(backend, "examine"):
-        elsewhere: Elsewhere = backend  # type: ignore[assignment]
-        return elsewhere.examine(sorted(set(map(_kind, computed))))
+    wrong = backend.self_test(sorted(set(map(_kind, computed))))
+    if wrong is not None:
+        return wrong
     return examine_kinds(backend, {_kind(t) for t in computed if backend.supports(t)}, seconds)
 
 
 def examine_kinds(backend: Backend, wanted: Iterable[Kind], seconds: float = SECONDS) -> dict[str, str]:
     """The same of kinds of nodes; those that the device does not have are not wrong."""
-    if not hasattr(backend, "refused"):
+    if not backend.self_tested:
         return {}
-    device: Examined = backend  # type: ignore[assignment]
     kinds = sorted(wanted)
-    path = disk_cache.cache_folder() / "trust" / _digest(device, kinds)
-    wrong = _kept(path) if device.identity else None
+    path = disk_cache.cache_folder() / "trust" / _digest(backend, kinds)
+    wrong = _kept(path) if backend.identity else None
     if wrong is None:
-        wrong, complete = _try(device, kinds, time.perf_counter() + seconds)
-        if device.identity and complete:
+        wrong, complete = _try(backend, kinds, time.perf_counter() + seconds)
+        if backend.identity and complete:
             disk_cache.write(path, json.dumps(wrong).encode())
-    device.refused |= wrong.keys()
+    backend.refuse(wrong)
     return wrong
 
 
@@ -91,14 +75,14 @@ def _kept(path: Path) -> dict[str, str] | None:
     return wrong
 
 
-def _digest(device: Examined, kinds: list[Kind]) -> str:
+def _digest(device: Backend, kinds: list[Kind]) -> str:
     digest = hashlib.sha256(f"{device.identity}\0{kinds}".encode())
     for source in sorted((Path(__file__).parent / "gpu").rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _try(device: Examined, kinds: list[Kind], end: float) -> tuple[dict[str, str], bool]:
+def _try(device: Backend, kinds: list[Kind], end: float) -> tuple[dict[str, str], bool]:
     """What is wrong, and whether there was time for everything: one case of each kind first, then the others."""
     register_all()
     wrong: dict[str, str] = {}

@@ -43,7 +43,7 @@ COMPILING = CompileProgress()
 
 def show_compiling() -> CompileProgress:
     """From now on, kernels that are compiled are shown."""
-    from logitless.backends.cpu.compiler import jit
+    from logitless.backends.registry import on_compile
 
-    jit.on_compile = COMPILING
+    on_compile(COMPILING)
     return COMPILING

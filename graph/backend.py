@@ -1,10 +1,10 @@
-"""What a device must offer: memory, a say in which ops it runs, and programs that run without Python in between."""
+"""The interface of a device: memory, supported ops, compiled programs, optional capabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,16 @@ import numpy.typing as npt
 from logitless.graph.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
-Rewrite = Callable[[Tensor], Tensor]  # from a node whose sources are rewritten already: it, or what stands in its place
+Rewrite = Callable[[Tensor], Tensor]  # (a node with rewritten sources) → that node, or its replacement
 Rule = TypeVar("Rule")
+Kind = tuple[str, tuple[str, ...]]  # of a node: its op and the types of its sources
 
 
 class Rules(dict[str, Rule]):
-    """What a backend does with each op, by the op's name."""
+    """A backend's table of functions, one an op, by the op's name."""
 
     def of(self, op_name: str) -> Callable[[Rule], Rule]:
-        """A decorator: the function is this op's rule."""
+        """Decorator that registers the function as this op's rule."""
 
         def register(rule: Rule) -> Rule:
             self[op_name] = rule
@@ -30,7 +31,7 @@ class Rules(dict[str, Rule]):
 
 
 class Buffer(Protocol):
-    """Memory of one backend. What is behind it (an address, a handle) is the backend's own business."""
+    """Memory of one backend; its handle (an address, an object of a driver) is private to it."""
 
     @property
     def nbytes(self) -> int: ...
@@ -38,83 +39,116 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor's bytes are."""
+    """The location of a tensor's bytes: a buffer and an offset in bytes."""
 
     buffer: Any
     offset: int = 0
 
 
 class Program(Protocol):
-    """A compiled run of nodes. Feeds are already in their places, results are left in theirs."""
+    """Compiled nodes. Its inputs are in device memory before `run`, its results after it."""
 
     def run(self) -> None: ...
 
 
-class Backend(Protocol):
-    name: str
-    alignment: int
-    memory_bytes: int  # of the device; 0: the host's
+class ProfiledProgram(Program, Protocol):
+    """Several programs run one after the other, each of them timed."""
 
-    def supports(self, t: Tensor) -> bool:
-        """Whether this node can run here, as it stands in the user's graph."""
-
-    def rewrite(self, t: Tensor) -> Tensor:
-        """What this backend runs in the node's place; its sources are rewritten already. Usually t itself."""
-
-    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        """The same values from fewer nodes: of those that are `mine` to run, some may become one. Usually as given."""
-
-    def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
-        """Zeroed memory; `feeds`: the host writes it before every run. MemoryError when there is not enough."""
-
-    def constant_nbytes(self, t: Tensor) -> int:
-        """Bytes that `load` will take for this constant state."""
-
-    def load(self, t: Tensor, raw: Bytes) -> Buffer:
-        """A constant state's GGUF bytes, laid out as this backend's ops read them."""
-
-    def upload(self, place: Place, data: Bytes) -> None: ...
-
-    def download(self, place: Place, nbytes: int) -> Bytes:
-        """A copy, or a view that is valid until the next run."""
-
-    def wait(self) -> None:
-        """Return when everything that was started has ended."""
-
-    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
-        """`place` gives the memory of any node, feed or state that the nodes touch."""
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class Visible(Protocol):
-    """A backend whose memory is the host's own."""
-
-    def seen(self, place: Place, nbytes: int) -> Bytes:
-        """The bytes themselves."""
-
-
-class TimedProgram(Program, Protocol):
     @property
     def seconds(self) -> Sequence[float]:
-        """What each program took in the last run."""
+        """Duration of each program in the last run."""
 
 
-@runtime_checkable
-class Times(Protocol):
-    """A backend that can look at a clock between programs without leaving the device."""
+class Backend(Protocol):
+    """A device. Backends inherit this class: members with a value or a body are optional capabilities
+    and default to a device without them.
+    """
 
-    def timed(self, programs: Sequence[Any]) -> TimedProgram:
-        """These programs of its own, one after the other."""
+    name: str
+    alignment: int  # of tensors in a buffer, in bytes
+    memory_bytes: int  # of the device; 0: it uses host memory
+    preemptible: bool = False  # whether `split` cuts programs
+    self_tested: bool = False  # whether its ops are tried at start; `refuse` is told of those that fail
+    identity: str = ""  # device and driver, under which self-test results are cached; "": they are not
 
+    # --- graph and programs --------------------------------------------------------------------------
 
-@runtime_checkable
-class Divides(Protocol):
-    """A backend whose programs can be cut anew, in the middle of a node, too."""
+    def supports(self, t: Tensor) -> bool:
+        """Whether this node, as it stands in the user's graph, can run here."""
 
-    def divide(
-        self, programs: Sequence[Any], seconds: Sequence[float], most: float, spare: bool = False
+    def refuse(self, ops: Iterable[str]) -> None:
+        """Exclude ops that failed the self-test: `supports` is False for them from now on."""
+        raise AssertionError(f"{self.name} is not self-tested and refuses no op ({ops})")
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        """Replace a node whose sources are rewritten already; most nodes are returned as they are."""
+
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        """Merge nodes of this backend (`mine`) into fewer that give the same values; the new fetches."""
+
+    def prepare(self, nodes: Iterable[Tensor]) -> None:
+        """Load the kernels that `compile` of these nodes needs; any thread may call.
+
+        Without this capability kernels are loaded by `compile`.
+        """
+        del nodes
+
+    def prefetch_training(self, weight_types: Iterable[str]) -> None:
+        """Start to compile kernels of a training step in the background; returns at once.
+
+        `weight_types`: types of frozen weights, whose products need kernels of their own.
+        """
+        del weight_types
+
+    def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Program:
+        """Compile nodes; `place` locates every node, input and state that they read or write."""
+
+    def profile(self, programs: Sequence[Any]) -> ProfiledProgram | None:
+        """Join programs of this backend with a clock between them; None: the host has to time them."""
+        del programs
+        return None
+
+    def split(
+        self, programs: Sequence[Any], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
     ) -> Sequence[Program]:
-        """Other programs for the same work, of at most about `most` seconds each; `programs` are its own, which
-        took `seconds`. `spare`: they leave a processor of the host's to others, where there are several."""
+        """Cut and join programs into ones of about `max_seconds` at most that do the same work.
+
+        `seconds`: duration of each program. `spare_core`: leave one CPU core free where there are
+        several. Only `preemptible` backends cut.
+        """
+        del seconds, max_seconds, spare_core
+        return programs
+
+    # --- memory --------------------------------------------------------------------------------------
+
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
+        """Zeroed memory; `feeds`: the host writes it before every run. Raises MemoryError."""
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        """Bytes that `load` takes for this constant state."""
+
+    def load(self, t: Tensor, raw: Bytes) -> Buffer:
+        """Upload a constant state's GGUF bytes in the layout that this backend's kernels read."""
+
+    def upload(self, place: Place, data: Bytes) -> None:
+        """Copy host bytes to the device."""
+
+    def download(self, place: Place, nbytes: int) -> Bytes:
+        """A copy of device bytes, or a view that is valid until the next run."""
+
+    def host_view(self, place: Place, nbytes: int) -> Bytes | None:
+        """The bytes themselves where device memory is the host's own; None: it is not."""
+        del place, nbytes
+        return None
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    def self_test(self, kinds: Sequence[Kind]) -> dict[str, str] | None:
+        """Self-test run by the device's own host: {op: reason of its failure}; None: test it here."""
+        del kinds
+        return None
+
+    def wait(self) -> None:
+        """Return when all work that was started has ended."""
+
+    def close(self) -> None: ...

@@ -41,7 +41,7 @@ class Pool:
         data, at = np.empty(self.nbytes, np.uint8), 0
         to = data.data
         for name, size in self._parts:
-            if (seen := session.seen(name)) is not None:
+            if (seen := session.host_view(name)) is not None:
                 to[at : at + size] = seen[i * size : (i + 1) * size]
             else:
                 session.read_bytes(name, i * size, size, data[at : at + size])
@@ -52,7 +52,7 @@ class Pool:
         """Overwrite number i with what `read` gave."""
         source, at = data.data, 0
         for name, size in self._parts:
-            if (seen := session.seen(name)) is not None:
+            if (seen := session.host_view(name)) is not None:
                 seen[i * size : (i + 1) * size] = source[at : at + size]
             else:
                 session.write(name, data[at : at + size], i * size)

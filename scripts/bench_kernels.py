@@ -55,8 +55,8 @@ def work(product: Product, threads: int) -> None:
     from logitless.backends.cpu import backend  # noqa: F401 — registers what lowers a product
     from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
     from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
-    from logitless.backends.cpu.memory import aligned
     from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
+    from logitless.backends.host_memory import aligned
     from logitless.graph.ops.linear import linear
     from logitless.graph.order import toposort
     from logitless.graph.tensor import feed, state

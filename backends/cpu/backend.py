@@ -6,13 +6,13 @@ An op without a native kernel runs as its numpy reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from logitless.backends.cpu.compiler import warmup
 from logitless.backends.cpu.fusion import packed_weights
 from logitless.backends.cpu.fusion.fuse_linear import fuse
 from logitless.backends.cpu.fusion.fuse_quantize import fuse_rounding
 from logitless.backends.cpu.fusion.packing import packed
-from logitless.backends.cpu.isa import casts_to_bf16, cores
 from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the rules of its ops)
     elementwise_attention,
     encoder,
@@ -24,21 +24,23 @@ from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the
     training,
 )
 from logitless.backends.cpu.lowering.registry import REWRITES
-from logitless.backends.cpu.memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
 from logitless.backends.cpu.program import CPUProgram, Part
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.backends.cpu.threads.stage_timer import Clock
-from logitless.graph.backend import Bytes, Place
+from logitless.backends.host import casts_to_bf16, cores
+from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, Memory, Slabs, aligned
+from logitless.graph.backend import Backend, Bytes, Place
 from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
 
 
-class CPUBackend:
+class CPUBackend(Backend):
     """Backend of the host processor. `n_threads` 0 uses every core the process may use."""
 
     name = "cpu"
     alignment = ALIGNMENT
     memory_bytes = 0
+    preemptible = True
 
     def __init__(self, n_threads: int = 0) -> None:
         casts_to_bf16()  # raises if the flag asks for instructions that the processor lacks
@@ -76,40 +78,46 @@ class CPUBackend:
     def upload(self, place: Place, data: Bytes) -> None:
         place.buffer.array[place.offset : place.offset + len(data)] = data
 
-    def seen(self, place: Place, nbytes: int) -> Bytes:
+    def host_view(self, place: Place, nbytes: int) -> Bytes:
         view: Bytes = place.buffer.array[place.offset : place.offset + nbytes]
         return view
 
-    download = seen
+    download = host_view
 
     def wait(self) -> None:
         """No-op: programs have ended when `run` returns."""
 
+    def prepare(self, nodes: Iterable[Tensor]) -> None:
+        warmup.prepare(nodes)
+
+    def prefetch_training(self, weight_types: Iterable[str]) -> None:
+        warmup.begin_training(weight_types)
+
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> CPUProgram:
         return CPUProgram(self.pool, nodes, place)
 
-    def divide(
-        self, programs: Sequence[CPUProgram], seconds: Sequence[float], most: float, spare: bool = False
+    def split(
+        self, programs: Sequence[CPUProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
     ) -> list[CPUProgram]:
-        """Programs of about `most` seconds each, out of programs that took `seconds`.
+        """Programs of about `max_seconds` each, out of programs that took `seconds`.
 
-        A program above `most` is split into phases, tasks or ranges of units. Neighbours that
-        together take less than a quarter of `most` are joined.
+        A longer program is split into phases, tasks or ranges of units. Neighbours that together
+        take less than a quarter of `max_seconds` are joined.
         """
-        n_threads = max(1, min(self.pool.n_threads, cores() - 1)) if spare else self.pool.n_threads
+        n_threads = max(1, min(self.pool.n_threads, cores() - 1)) if spare_core else self.pool.n_threads
         groups: list[list[tuple[Part, CPUProgram]]] = [[]]
         joined = 0.0
         for program, took in zip(programs, seconds, strict=True):
-            parts = program.split(math.ceil(2 * took / most), n_threads) if took > most else program.parts
+            parts = program.split(math.ceil(2 * took / max_seconds), n_threads) if took > max_seconds else program.parts
             for part in parts:
                 joined += took / len(parts)
-                if joined > most / 4 and groups[-1]:
+                if joined > max_seconds / 4 and groups[-1]:
                     groups.append([])
                     joined = took / len(parts)
                 groups[-1].append((part, program))
         return [CPUProgram.of(self.pool, group, n_threads) for group in groups]
 
-    def timed(self, programs: Sequence[CPUProgram]) -> Clock:
+    def profile(self, programs: Sequence[CPUProgram]) -> Clock:
         return Clock(self.pool, programs)
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ from logitless.backends.cpu.lowering import (  # noqa: F401  (each registers the
 )
 from logitless.backends.cpu.lowering.cache_bypass import exceed_l3, with_nontemporal
 from logitless.backends.cpu.lowering.registry import LOWERINGS
-from logitless.backends.cpu.memory import Memory
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
+from logitless.backends.host_memory import Memory
 from logitless.graph.backend import Bytes, Place
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination

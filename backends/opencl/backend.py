@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logitless.backends.cpu.memory import STATES_SLAB, Slabs
 from logitless.backends.errors import DeviceLost
 from logitless.backends.gpu import device as kernels
 from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
 from logitless.backends.gpu.lowering import At, Dispatch
 from logitless.backends.gpu.software.stages import Piece, table
+from logitless.backends.host_memory import STATES_SLAB, Slabs
 from logitless.backends.opencl.devices import Found, device_named
-from logitless.graph.backend import Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Place
 from logitless.graph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ class Memory:
         self.buffer, self.nbytes, self.address = buffer, nbytes, address
 
 
-class OpenCLBackend:
+class OpenCLBackend(Backend):
     """DeviceError when there is no such device. Used by one thread at a time."""
 
     alignment = ALIGNMENT
+    self_tested = True
 
     def __init__(self, name: str = "opencl:0") -> None:
         from logitless.backends.opencl.programs import Programs, use_cache_of_pocl
@@ -62,6 +63,9 @@ class OpenCLBackend:
 
     def supports(self, t: Tensor) -> bool:
         return t.op not in self.refused and kernels.supports(t, self.shape)
+
+    def refuse(self, ops: Iterable[str]) -> None:
+        self.refused.update(ops)
 
     def rewrite(self, t: Tensor) -> Tensor:
         return kernels.rewrite(t)

@@ -11,7 +11,7 @@ from typing import Any
 
 from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.backends.rpc.protocol import MAGIC, NODE, Header, Link, ProtocolError, attributes, encode, leaf, version
-from logitless.graph.backend import Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Kind, Place
 from logitless.graph.execution.partition import TRANSFER
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, with_sources
@@ -37,7 +37,7 @@ class Held:
         weakref.finalize(self, gone.append, id).atexit = False
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """`rpc:HOST:PORT`. DeviceError when nobody is there, or who is there is another version."""
 
     def __init__(self, name: str) -> None:
@@ -109,11 +109,11 @@ class RemoteBackend:
             self._supported[key] = bool(self._ask({"do": "supports", "graph": wire})[0]["supported"])
         return self._supported[key]
 
-    def examine(self, kinds: Sequence[tuple[str, tuple[str, ...]]]) -> dict[str, str]:
+    def self_test(self, kinds: Sequence[Kind]) -> dict[str, str]:
         """Have the server try ops on its device (backends/self_test.py): what is wrong, and how; it then refuses
         them.
         """
-        wrong: dict[str, str] = self._ask({"do": "examine", "kinds": kinds})[0]["wrong"]
+        wrong: dict[str, str] = self._ask({"do": "self_test", "kinds": kinds})[0]["wrong"]
         if wrong:
             self._supported.clear()
         return wrong

@@ -227,7 +227,7 @@ class Client:
     def _supports(self, header: Header) -> Answer:
         return {"supported": self.backend.supports(decode(header["graph"])[-1])}, None
 
-    def _examine(self, header: Header) -> Answer:
+    def _self_test(self, header: Header) -> Answer:
         kinds = {(str(op), tuple(map(str, dtypes))) for op, dtypes in header["kinds"]}
         return {"wrong": examine_kinds(self.backend, (kind for kind in kinds if kind[0] in OPS))}, None
 
@@ -260,10 +260,7 @@ class Client:
                 weight = s if s.op == "state" and s.attrs["constant"] else None
                 places[id(s)] = self._place(place, 0 if weight is not None else s.nbytes, weight)
             nodes.append(t)
-        if self.backend.name == "cpu":
-            from logitless.backends.cpu.compiler.warmup import prepare
-
-            prepare(nodes)  # in several processes
+        self.backend.prepare(nodes)
         if len(self._programs) >= MOST_PROGRAMS:
             raise MemoryError(f"there are {MOST_PROGRAMS} programs")
         self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: places[id(t)])
@@ -308,7 +305,7 @@ _COMMANDS: dict[str, Callable[[Client, Header], Answer]] = {
     "upload": Client._upload,
     "download": Client._download,
     "supports": Client._supports,
-    "examine": Client._examine,
+    "self_test": Client._self_test,
     "fuse": Client._fuse,
     "compile": Client._compile,
     "run": Client._run,

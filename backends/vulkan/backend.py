@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from logitless.backends.vulkan.device import Device, Memory
 from logitless.backends.vulkan.instance import all_devices
 from logitless.backends.vulkan.pipelines import Pipelines
 from logitless.backends.vulkan.record import Range, Recording
-from logitless.graph.backend import Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Place
 from logitless.graph.tensor import Tensor
 
 ALIGNMENT = 64
@@ -27,10 +27,11 @@ STAGING_NBYTES = 16 << 20
 RESULT_NBYTES = 1 << 16  # what is brought back by a copy that is submitted behind what runs
 
 
-class VulkanBackend:
+class VulkanBackend(Backend):
     """`vulkan` is the first device. `validation` and `mapped` are for tests: see Instance and Device."""
 
     alignment = ALIGNMENT
+    self_tested = True
 
     def __init__(self, name: str = "vulkan:0", *, validation: bool = False, mapped: bool = True) -> None:
         found, index = all_devices(validation), int(name.partition(":")[2] or 0)
@@ -58,6 +59,9 @@ class VulkanBackend:
         limit = self.device.info.max_invocations
         found = shared.dispatches(t, self.shape)
         return found is not None and all(KERNELS[d.kernel].threads(d.defines) <= limit for d in found)
+
+    def refuse(self, ops: Iterable[str]) -> None:
+        self.refused.update(ops)
 
     def rewrite(self, t: Tensor) -> Tensor:
         return shared.rewrite(t)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from logitless.backends import disk_cache
-from logitless.backends.cpu.isa import host
 from logitless.backends.errors import DeviceError
+from logitless.backends.host import host
 from logitless.backends.vulkan import coop_matrix as matrices
 from logitless.backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
 

@@ -21,7 +21,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def cpu() -> dict[str, Any]:
-    from logitless.backends.cpu.isa import casts_to_bf16, cores, isa
+    from logitless.backends.host import casts_to_bf16, cores, isa
 
     return {
         "name": "cpu",
@@ -120,7 +120,7 @@ def cpu_name() -> str:
 
 def rounding_as_text(d: dict[str, Any]) -> str:
     """Of products with bf16 weights what there is to choose."""
-    from logitless.backends.cpu.isa import BF16, has_bf16_dots
+    from logitless.backends.host import BF16, has_bf16_dots
 
     if d["rounds_bf16"]:
         return ", bf16 weights meet rows rounded to bf16"
@@ -129,7 +129,7 @@ def rounding_as_text(d: dict[str, Any]) -> str:
 
 def cpu_features() -> list[str]:
     """The extensions that matter to the kernels, by LLVM's names."""
-    from logitless.backends.cpu.isa import host
+    from logitless.backends.host import host
 
     wanted = ["avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm"]
     return [name for name in wanted if host().has(name)]

@@ -82,11 +82,11 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         store = Store(options.data_dir)
 
     def build() -> Served:
-        from logitless.backends.cpu.compiler import warmup
+        from logitless.backends.registry import prefetch_kernels
 
         show_compiling()
         if options.device == "cpu":  # other devices leave it little or nothing, which is known when the model is
-            warmup.begin()
+            prefetch_kernels()
         engine = load.make_engine(path, wanted)
         load.load_weights(engine)
         speculator = drafting.make_speculator(options, engine, vocabulary)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from logitless.backends.cpu.backend import CPUBackend
-from logitless.backends.cpu.lowering.registry import LOWERINGS
 from logitless.backends.gpu import device
 from logitless.backends.gpu.language.dialect import CPU, SIMT, SOFT, Shape
+from logitless.backends.registry import has_cpu_kernel, open_backends
+from logitless.graph.backend import Backend
 from logitless.graph.execution.partition import partition
 from logitless.graph.op import OPS
 from logitless.graph.order import toposort
@@ -42,7 +42,7 @@ SHAPES = {"opencl": (CPU, SIMT), "vulkan": (SIMT, SOFT)}  # the classes of devic
 def page() -> str:
     """The whole text."""
     register_all()
-    backend = CPUBackend(1)
+    (backend,) = open_backends(("cpu",), 1)
     rows = []
     for name in sorted(OPS):
         op, found = OPS[name], list(problems(name))
@@ -57,11 +57,11 @@ def page() -> str:
     return HEAD + "\n".join(rows) + "\n"
 
 
-def _references(problem: Problem, backend: CPUBackend) -> set[str]:
+def _references(problem: Problem, backend: Backend) -> set[str]:
     """The ops of a case that the CPU has no kernel for. Nothing is compiled."""
     order = partition(problem.roots, [backend]).order
     nodes = [t for t in order if not t.is_leaf and t.op not in ALIASES]
-    return {t.op for t in nodes if t.op not in LOWERINGS or LOWERINGS[t.op](t, lambda _: 0) is None}
+    return {t.op for t in nodes if not has_cpu_kernel(t)}
 
 
 def _runs(problem: Problem, shape: Shape) -> bool:

@@ -100,13 +100,13 @@ def data_options(o: SimpleNamespace) -> DataOptions:
 @contextmanager
 def open_session(o: SimpleNamespace) -> Iterator[Session]:
     """A session on the devices of --device, while the kernels of training are made ready."""
-    from logitless.backends.cpu.compiler import warmup
     from logitless.backends.registry import open_backends
     from logitless.graph.execution.session import Session
 
     show_compiling()
-    warmup.begin_training()
     session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
+    for backend in session.backends:
+        backend.prefetch_training(())
     try:
         yield session
     finally:

@@ -35,7 +35,6 @@ from logitless.engine.runner.preemptible_prefill import StepParts
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
-from logitless.graph.execution.partition import Placement
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measured, Session
 from logitless.graph.ops.attention.paged_attention import PAGE
@@ -171,12 +170,10 @@ class Engine:
 
     def load(self) -> None:
         """Bring the weights to the device, reserve the memory of the largest step and make the common plans."""
-        from logitless.backends.cpu.compiler.warmup import prepare
-
         self._place()
         self.rerouted = {}
         if self.options.embeddings or not self.hparams.causal:
-            prepare(self._on_cpu(self.session.placed(self.embedder.everything())))
+            self.session.prepare_kernels(self.embedder.everything())
         if not self.hparams.causal:
             self._examine(self.embedder.everything())
             self.embedder.load()
@@ -184,7 +181,7 @@ class Engine:
             return
         self._examine(*self._everything(), self.cells.copied())
         for graph in self._everything():
-            prepare(self._on_cpu(self.session.placed(graph)))
+            self.session.prepare_kernels(graph)
         self.session.reserve(self._reserved)
         for pages in self._pages:
             pages.write_table(self.options.n_slots, [pages.n] * self.table_pages)
@@ -222,19 +219,13 @@ class Engine:
 
     def prepare_training(self) -> None:
         """Have training's kernels compiled beside whatever runs; returns at once."""
-        from logitless.backends.cpu.compiler.warmup import begin_training
-
-        begin_training(sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2}))
-
-    def _on_cpu(self, placement: Placement) -> list[Tensor]:
-        """What of a graph needs kernels that may have to be compiled: the last backend is the CPU."""
-        return placement.nodes_of(len(self.session.backends) - 1)
+        types = sorted({t.dtype for t in self.model.weights.tensors.values() if len(t.shape) == 2})
+        for backend in self.session.backends:
+            backend.prefetch_training(types)
 
     def prepare_kernels(self, nodes: Sequence[Tensor]) -> None:
         """Load what these nodes need, compiled where that is not done yet. Any thread may call."""
-        from logitless.backends.cpu.compiler.warmup import prepare
-
-        prepare(nodes)
+        self.session.backends[-1].prepare(nodes)
 
     def _examine(self, *graphs: Sequence[Tensor]) -> None:
         """Test the devices on the ops of graphs; what one computes wrongly runs on the next."""
@@ -336,11 +327,9 @@ class Engine:
         What it takes of the process is in the process as long as the second result is: kernels, and the programs of
         the plans that requests of all slots ask for.
         """
-        from logitless.backends.cpu.compiler.warmup import prepare
-
         self._place()
         for graph in self._everything():
-            prepare(self._on_cpu(self.session.placed(graph)))
+            self.session.prepare_kernels(graph)
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
         return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], self.step_parts.builds)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from logitless.engine.batch import APART, StepFailed, UBatch
 from logitless.engine.runner.buckets import Shape
-from logitless.graph.backend import Divides
 from logitless.graph.execution.preemptible_plan import MOST, SOON, Divided
 from logitless.graph.execution.session import Build
 
@@ -36,7 +35,7 @@ class StepParts:
         self._next: Divided | None = None  # not ready
         self._alone: list[float] = []  # seconds that steps of one stream took
         able = engine.hparams.causal and engine.is_first and engine.hidden is None and engine.states is None
-        able = able and all(isinstance(backend, Divides) for backend in engine.session.backends)
+        able = able and all(backend.preemptible for backend in engine.session.backends)
         self._missing = [n for n in APART if n <= engine.options.n_ubatch] if able else []
 
     def clear(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program, Visible
+from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.memory import Layout
 from logitless.graph.execution.partition import TRANSFER, Placement
@@ -68,6 +68,7 @@ class _Places:
         self.feeds: dict[str, Tensor] = {}
         self.of_feeds: dict[str, dict[int, Place]] = {}  # by name and backend
         self._constants: dict[tuple[int, int], Place] = {}
+        self.staged: set[int] = set()  # backends whose inputs are uploaded from an image
         self.inputs = self._place_inputs(leaf_uses(placement, arenas))
 
     def _place_inputs(self, uses: Sequence[tuple[Tensor, int]]) -> dict[int, tuple[Place, Bytes]]:
@@ -79,9 +80,12 @@ class _Places:
         for b, (backend, size) in enumerate(zip(backends, sizes, strict=True)):
             if size:
                 place = Place(backend.alloc(size, feeds=True))
-                image = backend.seen(place, size) if isinstance(backend, Visible) else np.empty(size, np.uint8)
+                view = backend.host_view(place, size)
+                image = np.empty(size, np.uint8) if view is None else view
                 image.fill(0xFF)
                 inputs[b] = place, image
+                if view is None:
+                    self.staged.add(b)
         for (leaf, b), offset in zip(uses, offsets, strict=True):
             if leaf.op == "feed":
                 if self.feeds.setdefault(leaf.name, leaf) is not leaf:
@@ -123,8 +127,9 @@ class Fetch:
         self._backend, self._place, self._shape, self._dtype = backend, place, t.shape, t.dtype
         self._nbytes, self._label = t.nbytes, repr(t)
         self._seen: Array | None = None  # where the host can see it, and it has rows of numbers
-        if isinstance(backend, Visible) and t.nbytes and t.shape and DTYPES[t.dtype].numpy is not None:
-            self._seen = as_numbers(backend.seen(place, t.nbytes), t.dtype, t.shape)
+        if t.nbytes and t.shape and DTYPES[t.dtype].numpy is not None:
+            view = backend.host_view(place, t.nbytes)
+            self._seen = None if view is None else as_numbers(view, t.dtype, t.shape)
 
     def value(self, rows: int | None) -> Array:
         """A copy of the leading rows, or of all."""
@@ -184,8 +189,8 @@ class Plan:
         """`apart`: see Session.plan."""
         places = _Places(storage, placement, arenas, apart)
         self._backends = storage.backends
-        self._visible = [isinstance(backend, Visible) for backend in storage.backends]
-        self.feeds, self._feed_places, self._inputs = places.feeds, places.of_feeds, places.inputs
+        self.feeds, self._feed_places = places.feeds, places.of_feeds
+        self._inputs, self._staged = places.inputs, places.staged
         self.states = frozenset(t.name for t in placement.order if t.op == "state")
         self.late: set[str] = set()
         self._steps: list[tuple[int, Program] | None] = []  # a backend's (-1: a transfer); None: the late feeds
@@ -201,7 +206,7 @@ class Plan:
                     self._steps.append((b, self._program(storage.backends[b], nodes, partial(places.place, b=b))))
         self._feeds = {name: _Feed(leaf, self._images(leaf)) for name, leaf in self.feeds.items()}
         self._at_once = [(name, feed) for name, feed in self._feeds.items() if name not in self.late]
-        self._sent = [(b, *to) for b, to in self._inputs.items() if not self._visible[b]]
+        self._sent = [(b, *to) for b, to in self._inputs.items() if b in self._staged]
         self._in_several = [feed for _, feed in self._at_once if len(feed.places) > 1]
         # Where feeds may be written instead of giving them to a run; late ones have to be given.
         self.room: dict[str, Array] = {name: feed.places[0] for name, feed in self._at_once}
@@ -263,7 +268,7 @@ class Plan:
         for name in self.late:
             self._feeds[name].set(given.get(name))
             for b, place in self._feed_places[name].items():
-                if not self._visible[b]:
+                if b in self._staged:
                     image = self._inputs[b][1][place.offset : place.offset + self.feeds[name].nbytes]
                     self._backends[b].upload(place, image)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 
-from logitless.graph.backend import Backend, Divides, Place, Program
+from logitless.graph.backend import Backend, Place, Program
 from logitless.graph.execution.plan import Array, Fetch, Plan
 from logitless.graph.tensor import Tensor
 
@@ -55,10 +55,10 @@ class Divided(Plan):
     def _make(self, backend: Backend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Sequence[Program]:
         program = backend.compile(nodes, place)
         seconds = sum(t.nbytes + sum(s.nbytes for s in t.src) for t in nodes) / SLOW
-        return self._divided(backend, [program], [seconds]) if isinstance(backend, Divides) else [program]
+        return self._divided(backend, [program], [seconds])
 
-    def _divided(self, backend: Divides, programs: Sequence[Program], seconds: Sequence[float]) -> Sequence[Program]:
-        return backend.divide(programs, seconds, self.most or MOST, self.spare)
+    def _divided(self, backend: Backend, programs: Sequence[Program], seconds: Sequence[float]) -> Sequence[Program]:
+        return backend.split(programs, seconds, self.most or MOST, self.spare)
 
     def _find(self, fetches: Callable[[], list[Fetch]]) -> None:
         self._still_to_find = fetches
@@ -113,7 +113,7 @@ class Divided(Plan):
         for b, group in groupby(timed, lambda pair: -1 if pair[0] is None else pair[0][0]):
             held = list(group)
             backend = self._backends[b] if b >= 0 else None
-            if not isinstance(backend, Divides):
+            if backend is None or not backend.preemptible:
                 steps += [step for step, _ in held]
                 continue
             for some in (held[start : start + AT_ONCE] for start in range(0, len(held), AT_ONCE)):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from logitless.graph.backend import Backend, Program, TimedProgram, Times
+from logitless.graph.backend import Backend, ProfiledProgram, Program
 from logitless.graph.execution.memory import Layout
 from logitless.graph.execution.partition import Placement
 from logitless.graph.execution.plan import Array, Late, Plan, Storage
@@ -23,7 +23,7 @@ class Timed(Plan):
         super().__init__(storage, placement, arenas)
         self._observer = observer
         self._nodes = [t for segment in placement.segments for t in segment.nodes]  # of one program each
-        self._clocks: list[TimedProgram] = []
+        self._clocks: list[ProfiledProgram] = []
         steps: list[tuple[int, Program] | None] = []
         for b, group in groupby(self._steps, lambda step: None if step is None else step[0]):
             if b is None:
@@ -31,7 +31,7 @@ class Timed(Plan):
                 continue
             programs = [step[1] for step in group if step is not None]
             backend = storage.backends[b] if b >= 0 else None
-            clock = backend.timed(programs) if isinstance(backend, Times) else _Clock(programs, backend)
+            clock = (backend.profile(programs) if backend is not None else None) or _Clock(programs, backend)
             self._clocks.append(clock)
             steps.append((b, clock))
         self._steps = steps

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program, Visible
+from logitless.graph.backend import Backend, Buffer, Bytes, Place, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.memory import Layout, layout
 from logitless.graph.execution.partition import TRANSFER, Placement, Prefer, partition
@@ -82,7 +82,7 @@ class Session:
         self.prefer = prefer
         self._states: dict[str, _State] = {}
         self._homes: dict[str, int] = {}
-        self._seen: dict[str, memoryview] = {}  # see `seen`
+        self._host_views: dict[str, memoryview] = {}  # see `host_view`
         self._arenas: dict[tuple[str, int], Buffer] = {}  # by name and backend
         self._plans: dict[Hashable, Plan] = {}
         self._max_plans = max_plans
@@ -125,7 +125,7 @@ class Session:
         for name in gone:
             del self._states[name]
             self._homes.pop(name, None)
-            self._seen.pop(name, None)
+            self._host_views.pop(name, None)
         for held in [held for held in list(self._arenas) if apart and held[0] == apart]:
             del self._arenas[held]
 
@@ -236,15 +236,18 @@ class Session:
         into.data[:] = data.data  # numpy's own copy lets go of the GIL, and waits for it afterwards
         return into
 
-    def seen(self, name: str) -> memoryview | None:
-        """The bytes of a mutable state where it lives, if that is the host's own memory and it has some: for who copies
-        many pieces, between two runs."""
-        view = self._seen.get(name)
+    def host_view(self, name: str) -> memoryview | None:
+        """The bytes of a mutable state in place, to copy many pieces between two runs.
+
+        None where its device's memory is not the host's, or it has no memory yet.
+        """
+        view = self._host_views.get(name)
         if view is None and name in self._homes:
             held, b = self._held(name), self._homes[name]
-            backend, buffer = self.backends[b], held.buffers.get(b)
-            if isinstance(backend, Visible) and buffer is not None:
-                view = self._seen[name] = backend.seen(Place(buffer), held.tensor.nbytes).data
+            if (buffer := held.buffers.get(b)) is not None:
+                found = self.backends[b].host_view(Place(buffer), held.tensor.nbytes)
+                if found is not None:
+                    view = self._host_views[name] = found.data
         return view
 
     def touch(self, name: str, offset: int, nbytes: int) -> None:
@@ -252,13 +255,20 @@ class Session:
         device's memory is left alone, and a state that has none."""
         held = self._states.get(name)
         for b, buffer in held.buffers.items() if held is not None else ():
-            if isinstance(backend := self.backends[b], Visible):
-                seen = backend.seen(Place(buffer, offset), nbytes)[:: mmap.PAGESIZE]
-                np.bitwise_or(seen, 0, out=seen)
+            view = self.backends[b].host_view(Place(buffer, offset), nbytes)
+            if view is not None:
+                pages = view[:: mmap.PAGESIZE]
+                np.bitwise_or(pages, 0, out=pages)
 
     def placed(self, fetches: Iterable[Tensor]) -> Placement:
         """How a graph is placed where no state has a home yet."""
         return partition(fetches, self.backends, {}, self.prefer)
+
+    def prepare_kernels(self, fetches: Iterable[Tensor]) -> None:
+        """Load the kernels that a graph needs, compiled where they are not cached. Any thread may call."""
+        placement = self.placed(fetches)
+        for b, backend in enumerate(self.backends):
+            backend.prepare(placement.nodes_of(b))
 
     def measure(
         self,
@@ -400,7 +410,7 @@ class Session:
     def release(self) -> None:
         """Give up all memory; nothing can be run or read afterwards. The backends stay open."""
         self._plans.clear()
-        self._seen.clear()
+        self._host_views.clear()
         self._states.clear()
         self._arenas.clear()
 

@@ -57,8 +57,8 @@ class Problem:
 
 
 def register_all() -> None:
-    """Import every file of graph/ops, so that the registry is complete."""
-    for module in pkgutil.iter_modules(ops.__path__, "logitless.graph.ops."):
+    """Import every module below graph/ops, so that the registry of ops is complete."""
+    for module in pkgutil.walk_packages(ops.__path__, "logitless.graph.ops."):
         importlib.import_module(module.name)
 
 
@@ -231,7 +231,7 @@ class GuardedBuffer:
     nbytes: int
 
 
-class Guarded:
+class Guarded(Backend):
     """A backend whose memory starts as NaN and has guards. Stands for the backend in a session."""
 
     def __init__(self, inner: Backend) -> None:
@@ -253,9 +253,9 @@ class Guarded:
     def load(self, t: Tensor, raw: Bytes) -> Buffer:
         return self.inner.load(t, raw)
 
-    def alloc(self, n: int, *, feeds: bool = False) -> Buffer:
-        made = GuardedBuffer(self.inner.alloc(n + 2 * GUARD, feeds=feeds), n)
-        self.inner.upload(Place(made.inner), np.full(n + 2 * GUARD, FILL, np.uint8))
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> Buffer:
+        made = GuardedBuffer(self.inner.alloc(nbytes + 2 * GUARD, feeds=feeds), nbytes)
+        self.inner.upload(Place(made.inner), np.full(nbytes + 2 * GUARD, FILL, np.uint8))
         self._buffers.append(made)
         return made
 
@@ -271,8 +271,8 @@ class Guarded:
     def upload(self, place: Place, data: Bytes) -> None:
         self.inner.upload(_inside(place), data)
 
-    def download(self, place: Place, n: int) -> Bytes:
-        return self.inner.download(_inside(place), n)
+    def download(self, place: Place, nbytes: int) -> Bytes:
+        return self.inner.download(_inside(place), nbytes)
 
     def wait(self) -> None:
         self.inner.wait()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from logitless.backends.cpu.isa import available_isas, isa
+from logitless.backends.host import available_isas, isa
 
 PRODUCTS = ("linear", "matmul", "matmul_tn", "add_product", "accumulate_product")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.graph.backend import Bytes, Place
+from logitless.graph.backend import Backend, Bytes, Place
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS, destination
 from logitless.graph.tensor import Tensor
@@ -25,7 +25,7 @@ class Memory:
         return len(self.array)
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """`refuses`: names of ops, or a predicate on nodes."""
 
     alignment = 32

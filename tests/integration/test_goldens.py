@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from logitless.backends.cpu.isa import has_bf16_dots
+from logitless.backends.host import has_bf16_dots
 from tests.helpers.paths import DATA
 
 

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGUFReader
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.backends.cpu.memory import Memory
+from logitless.backends.host_memory import Memory
 from logitless.graph.backend import Bytes
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor

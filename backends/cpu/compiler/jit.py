@@ -21,8 +21,8 @@ from logitless.backends import disk_cache
 from logitless.backends.cpu.compiler import linker
 from logitless.backends.cpu.compiler.kernel_source import KernelError, _digest, _module_of, _symbol, compile_kernel
 from logitless.backends.cpu.compiler.workers import CompileWorkers
-from logitless.backends.cpu.isa import host, isa
 from logitless.backends.errors import DeviceError
+from logitless.backends.host import host, isa
 
 COMPILER_FILES = ("llvm.py", "numba_frontend.py", "linker.py")
 _lock = threading.RLock()

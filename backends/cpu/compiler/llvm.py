@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 
 from logitless.backends.cpu.compiler import linker
 from logitless.backends.cpu.compiler.numba_frontend import ir_of
-from logitless.backends.cpu.isa import compiled_for
+from logitless.backends.host import compiled_for
 
 FRAMED = r'\1 "frame-pointer"="all" {'
 

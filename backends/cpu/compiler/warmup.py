@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 
 from logitless.backends.cpu.compiler import jit
 from logitless.backends.cpu.fusion.packing import packed
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import tiles
 from logitless.backends.cpu.lowering.cache_bypass import exceed_l3, nontemporal_variant
 from logitless.backends.cpu.lowering.linear import PLAIN_TILE_ROWS
 from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.backends.host import isa
 from logitless.graph.ops.sampling.samplers import LAYOUT
 from logitless.graph.tensor import Tensor
 

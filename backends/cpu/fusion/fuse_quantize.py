@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from logitless.backends.cpu.fusion.packing import MANY_ROWS
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import LANES, expanded_tile, tile_for
+from logitless.backends.host import isa
 from logitless.graph.backend import Rules
 from logitless.graph.ops.fused import attention_act, glu_act, linear_glu_act, linear_q8_add, rms_norm_act
 from logitless.graph.order import toposort

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from logitless.backends.cpu.isa import casts_to_bf16
+from logitless.backends.host import casts_to_bf16
 from logitless.graph.op import Op
 from logitless.graph.tensor import Tensor
 

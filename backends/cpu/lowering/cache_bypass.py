@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
 from logitless.backends.cpu.fusion.packing import packed
-from logitless.backends.cpu.isa import cache_nbytes, compiled_for
 from logitless.backends.cpu.kernels.matmul.layout import asks_ahead
 from logitless.backends.cpu.threads.pool import Task
+from logitless.backends.host import cache_nbytes, compiled_for
 from logitless.graph.tensor import Tensor
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from logitless.backends.cpu.fusion.packing import MANY_ROWS
-from logitless.backends.cpu.isa import cores, isa
 from logitless.backends.cpu.kernels.matmul.layout import ATTENTION_SPAN, act_panels
 from logitless.backends.cpu.lowering.broadcast import broadcast
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
+from logitless.backends.host import cores, isa
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.elementwise import gated
 from logitless.graph.tensor import Tensor

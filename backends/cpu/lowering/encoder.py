@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import gemm_tile
 from logitless.backends.cpu.lowering.elementwise_attention import rows_of
 from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.lowering.training import ATTENTION_BLOCK
 from logitless.backends.cpu.threads.pool import Task, bits
+from logitless.backends.host import isa
 from logitless.graph.tensor import Tensor
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from logitless.backends.cpu.fusion.packing import packed, packed_act
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS, STRIPS, gemm_tile
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task
+from logitless.backends.host import isa
 from logitless.graph.op import Op
 from logitless.graph.ops.elementwise import sum_to
 from logitless.graph.ops.linear import accumulate_product, pack_tiles, product_parts, tiled_product

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
 from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed, packed_act, rounded
-from logitless.backends.cpu.isa import cache_nbytes, isa
 from logitless.backends.cpu.kernels.matmul.layout import (
     ACT_BLOCK,
     LANES,
@@ -30,6 +29,7 @@ from logitless.backends.cpu.lowering.elementwise_attention import rows_of
 from logitless.backends.cpu.lowering.gemm import bf16_gemm, tiled_linear
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
+from logitless.backends.host import cache_nbytes, isa
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.linear import linear_bf16, linear_f32, linear_q8, pack_act, quantize_act, round_act
 from logitless.graph.tensor import Tensor

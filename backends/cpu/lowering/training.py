@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.matmul.layout import gemm_tile
 from logitless.backends.cpu.lowering.broadcast import short_rows
 from logitless.backends.cpu.lowering.elementwise_attention import flat, rows_of
 from logitless.backends.cpu.lowering.gemm import fused_accumulate
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
+from logitless.backends.host import isa
 from logitless.graph.ops.gather import add_rows_to
 from logitless.graph.ops.linear import add_product
 from logitless.graph.tensor import Tensor

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from logitless.backends.cpu.isa import casts_to_bf16, isa
 from logitless.backends.cpu.kernels.matmul.layout import peak_chains
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
+from logitless.backends.host import casts_to_bf16, isa
 
 READ_BYTES = 512 << 20
 UNIT_BYTES = 1 << 20

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.backends.cpu.compiler import jit
-from logitless.backends.cpu.isa import cache_nbytes
 from logitless.backends.cpu.kernels.matmul.layout import SHARED
 from logitless.backends.cpu.threads import affinity
 from logitless.backends.cpu.threads.affinity import WorkerAffinity
+from logitless.backends.host import cache_nbytes
 
 MAX_THREADS = 256
 MAX_RETAINED = 64  # task lists that the pool keeps alive on its own

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.backends.cpu.isa import cores
 from logitless.backends.gpu.language.dialect import LANES
+from logitless.backends.host import cores
 from logitless.graph.backend import Bytes
 from logitless.graph.dtype import DTYPES
 from logitless.graph.tensor import Tensor

@@ -51,7 +51,7 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     path = engine.model_path(options, "bench")
     if not options.n_prompt and not options.n_gen:
         raise UsageError("bench: -p and -n are both 0")
-    from logitless.backends.cpu.isa import cores
+    from logitless.backends.host import cores
 
     rows: list[dict[str, Any]] = []
     machines: dict[int, Machine] = {}
@@ -112,7 +112,7 @@ class Bench:
     """One engine on some threads; each slot has pages of its own."""
 
     def __init__(self, path: str, options: SimpleNamespace, n_threads: int) -> None:
-        from logitless.backends.cpu.threads.peaks import Peaks
+        from logitless.backends.registry import cpu_peaks
         from logitless.engine.batch import PAGE
 
         n_slots = max(options.batch)
@@ -133,7 +133,7 @@ class Bench:
             self.profile = Profile()
             self.engine.session.observer = self.profile.add
         engine.load_weights(self.engine)
-        self.peaks = Peaks(self.engine.session.backends[-1].pool)  # type: ignore[attr-defined]
+        self.peaks = cpu_peaks(self.engine.session.backends[-1])
         self.seen: list[Machine] = []  # its limits, each time that they were measured
 
     @property

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logitless.backends.cpu.isa import casts_to_bf16
+from logitless.backends.host import casts_to_bf16
 from logitless.graph.execution.cost import Cost, met_by_chance, multiplied
 
 if TYPE_CHECKING:

@@ -137,8 +137,8 @@ def rehearse(
 
 
 def large_pages(device: str, weights: int, others: int) -> int:
-    """What the last large pages of the CPU's weights, and of all else, have beyond them (backends/cpu/memory.py)."""
-    from logitless.backends.cpu.memory import LARGE_PAGE
+    """What the last large pages of the CPU's weights, and of all else, have beyond them (backends/host_memory.py)."""
+    from logitless.backends.host_memory import LARGE_PAGE
 
     return -weights % LARGE_PAGE + -others % LARGE_PAGE if device == "cpu" else 0
 

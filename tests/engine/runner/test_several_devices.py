@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,12 +211,15 @@ def test_a_plan_tells_what_crosses_between_devices(fake: dict[str, Flaky], model
 class Wrong(NumpyBackend):
     """Computes one op wrongly, and cannot run another at all."""
 
-    identity = ""
+    self_tested = True
 
     def __init__(self, *wrong: str) -> None:
         super().__init__("wrong", refuses=lambda t: t.op in self.refused)
         self.refused: set[str] = set()
         self.wrong = wrong
+
+    def refuse(self, ops: Iterable[str]) -> None:
+        self.refused.update(ops)
 
     def compile(self, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> Any:
         program = super().compile(nodes, place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +12,20 @@ import numpy as np
 import pytest
 
 import logitless.graph.ops.elementwise  # noqa: F401  (declares add)
-from logitless.graph.backend import Place
+from logitless.graph.backend import Backend, Place
 from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
 from logitless.graph.testing.conformance import OK, UNSUPPORTED, WRONG, difference, problems, register_all, run
+from tests.helpers.paths import ROOT
 
 register_all()
 Fault = Callable[[np.ndarray, np.ndarray], None]  # the right result and the memory from there on, as f32
 
 
-class FaultyBackend:
+class FaultyBackend(Backend):
     """Runs references in numpy, then lets a fault spoil what it wrote."""
 
-    name, alignment = "faulty", 64
+    name, alignment, memory_bytes = "faulty", 64, 0
 
     def __init__(self, fault: Fault | None = None, refuses: str = "") -> None:
         self.fault, self.refuses = fault, refuses
@@ -137,3 +140,17 @@ def test_difference() -> None:
     assert difference(np.array([10.0, 1.0]), np.array([10.0, 2.0]))[0] == 0.1
     assert difference(np.array([1000, 1]), np.array([1000, 2]))[0] == 1.0
     assert difference(np.zeros(2), np.zeros(3))[0] == inf
+
+
+def test_every_module_of_ops_is_registered() -> None:
+    """In a process of its own: other tests have imported ops."""
+    script = """
+import sys
+from logitless.graph.testing.conformance import register_all
+register_all()
+print(*(name for name in sys.modules if name.startswith("logitless.graph.ops.")))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    files = [path for path in (ROOT / "graph" / "ops").rglob("*.py") if path.name != "__init__.py"]
+    names = {".".join(("logitless", *path.relative_to(ROOT).with_suffix("").parts)) for path in files}
+    assert names <= set(ran.stdout.split())

@@ -22,9 +22,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from logitless.backends.cpu.isa import compiled_for
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.math import STRICT, exp2, fill, fma, larger, tanh, tree, vector
+from logitless.backends.host import compiled_for
 
 PAGE = 16
 BLOCK = 32  # cells

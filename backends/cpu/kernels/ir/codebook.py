@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.ir.builder import I8, I32, call, each, joined, part
+from logitless.backends.host import isa
 
 
 def coded(b, places, codes):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.ir.builder import I8, I32, V16F, V16I, V16I16, call, each, fma, joined, part, splat
+from logitless.backends.host import isa
 
 DOT_FLOAT, DOT_ZERO = 1.5 * 2**23, 0x4B400000
 

@@ -11,11 +11,11 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.bf16 import pairs_added
 from logitless.backends.cpu.kernels.ir.mask import MASK, lanes_below, masked_load, masked_store
 from logitless.backends.cpu.kernels.matmul.layout import gemm_tile
+from logitless.backends.host import isa
 
 MT, NR, KC = gemm_tile(isa())
 VECTORS = NR // 16

@@ -11,7 +11,6 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.elementwise import ACTIVATIONS, joined
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.registry import i64p, kernel
@@ -20,6 +19,7 @@ from logitless.backends.cpu.kernels.matmul.packed_matmul import ask, share, tile
 from logitless.backends.cpu.kernels.matmul.packed_tile import quant_tile
 from logitless.backends.cpu.kernels.matmul.quantize_activations import panel_of, round_each, row_rounder
 from logitless.backends.cpu.kernels.matmul.unpack_blocks import Expanded, Expanding, Packed
+from logitless.backends.host import isa
 
 
 def gated(activation):

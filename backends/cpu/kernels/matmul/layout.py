@@ -50,7 +50,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from logitless.backends.cpu.isa import compiled_for
+from logitless.backends.host import compiled_for
 from logitless.graph.dtype import DTYPES
 
 LANES = 16

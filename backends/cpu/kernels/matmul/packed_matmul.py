@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from numba import njit
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.math import copied, past_caches
 from logitless.backends.cpu.kernels.ir.registry import f32p, i64p, kernel
 from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, FOLLOWING, LAYOUTS, expanded_nbytes, expanded_tile
 from logitless.backends.cpu.kernels.matmul.packed_tile import bf16_tile, float_tile, quant_tile
 from logitless.backends.cpu.kernels.matmul.unpack_blocks import Expanded, Expanding, Packed
+from logitless.backends.host import isa
 
 
 def put(mt, nt, *, adding=False):

@@ -13,7 +13,6 @@ from functools import partial
 from numba import types
 from numba.extending import intrinsic
 
-from logitless.backends.cpu.isa import compiled_for
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.bf16 import pairs_added
 from logitless.backends.cpu.kernels.ir.int_dot import Dot, added, late_shift, less_zeros, times
@@ -30,6 +29,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     asks_ahead,
 )
 from logitless.backends.cpu.kernels.matmul.unpack_blocks import Bundle, Expanded, Expanding, Packed
+from logitless.backends.host import compiled_for
 
 EARLY_BYTES = 2048  # of floats, in each stream
 

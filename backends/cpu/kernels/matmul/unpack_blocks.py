@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from numba import njit
 
-from logitless.backends.cpu.isa import compiled_for
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.codebook import coded
 from logitless.backends.cpu.kernels.ir.int_dot import of_signed
 from logitless.backends.cpu.kernels.matmul.layout import expanded_nbytes
+from logitless.backends.host import compiled_for
 
 NEAR = 4  # blocks
 EARLY = 24  # blocks: as far ahead as a Zen core reads while it waits for memory

@@ -5,12 +5,12 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.bf16 import pairs_added
 from logitless.backends.cpu.kernels.ir.int_dot import busiest_step
 from logitless.backends.cpu.kernels.ir.registry import kernel
 from logitless.backends.cpu.kernels.matmul.layout import peak_chains
+from logitless.backends.host import isa
 
 CHAINS = peak_chains(isa())
 

@@ -9,9 +9,9 @@ import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.compiler import warmup
-from logitless.backends.cpu.isa import isa
 from logitless.backends.cpu.lowering import elementwise_attention
 from logitless.backends.cpu.lowering.registry import LOWERINGS
+from logitless.backends.host import isa
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, attention
 from logitless.graph.ops.elementwise import add, gelu, mul, silu

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.fusion.packed_weights import pack_tasks, packed_nbytes
-from logitless.backends.cpu.isa import ISAS, available_isas, isa
 from logitless.backends.cpu.kernels.matmul.layout import (
     ACT_BLOCK,
     ACT_HALF,
@@ -30,9 +29,10 @@ from logitless.backends.cpu.kernels.matmul.layout import (
 )
 from logitless.backends.cpu.lowering import linear as lower_linear
 from logitless.backends.cpu.lowering.registry import LOWERINGS, REWRITES
-from logitless.backends.cpu.memory import aligned
 from logitless.backends.cpu.threads import peaks
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
+from logitless.backends.host import ISAS, available_isas, isa
+from logitless.backends.host_memory import aligned
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.fused import linear_glu_act
 from logitless.graph.ops.gather import get_rows

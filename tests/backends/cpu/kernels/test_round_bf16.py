@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from logitless.backends.cpu import isa
+from logitless.backends import host as isa
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.fusion import packing
 from logitless.backends.cpu.kernels.matmul.layout import gemm_tile

@@ -6,10 +6,10 @@ import pytest
 
 from logitless.backends.cpu import backend  # noqa: F401 — registers what lowers a node
 from logitless.backends.cpu.compiler import warmup
-from logitless.backends.cpu.isa import Host
 from logitless.backends.cpu.kernels.matmul import layout
 from logitless.backends.cpu.lowering import cache_bypass
 from logitless.backends.cpu.threads.pool import Task
+from logitless.backends.host import Host
 from logitless.graph.ops.linear import linear_q8, quantize_act
 from logitless.graph.tensor import Tensor, feed, state
 

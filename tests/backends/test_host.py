@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import pytest
 
-from logitless.backends.cpu import isa
+from logitless.backends import host as isa
 
 
 @pytest.fixture

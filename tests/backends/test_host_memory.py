@@ -4,7 +4,7 @@ import weakref
 
 import numpy as np
 
-from logitless.backends.cpu.memory import ALIGNMENT, STATES_SLAB, Slabs
+from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, Slabs
 
 MOST_SHARED = STATES_SLAB // 4
 
