@@ -19,6 +19,11 @@ from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.tensor import Tensor, feed
 
 Array = npt.NDArray[Any]
+SAMPLING = ("params", "chain", "draws", "list_ptr", "list_kind", "list_id", "list_value", "slot")
+INPUTS = frozenset(  # that `StepFeeds` fills, and `gates`
+    {"tokens", "pos", "slot", "cells", "near", "begin", "end", "out", "out.pos", "out.slot", "targets", "gates"}
+    | {"hidden.before", "hidden.to", *(f"sample.{name}" for name in SAMPLING)}
+)
 
 
 def sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0) -> list[Tensor]:
@@ -48,12 +53,22 @@ def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
 
 
 class StepFeeds:
-    """`room`: the plan's arrays by name. `spare_slot`, `spare_cell`, `spare_near` (a cell of layers with a window) and
-    `spare_hidden` (a row of logitless.engine.runner.hidden_rows) are whose the tokens are that fill it up."""
+    """Writes batches to the input arrays of one plan, `room`, by name. ValueError: the plan has an input that no step
+    fills.
+
+    Padding tokens belong to `spare_slot` and write to `spare_cell`, `spare_near` (a cell of layers with a window) and
+    `spare_hidden` (a row of logitless.engine.runner.hidden_rows).
+
+    Each array is written if the plan has it, whichever others it has: a plan holds only the inputs that its graph
+    reads.
+    """
 
     def __init__(
         self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0, spare_hidden: int = 0
     ) -> None:
+        unfilled = room.keys() - INPUTS
+        if unfilled:
+            raise ValueError(f"no step fills the inputs {', '.join(sorted(unfilled))}")
         self.nbytes = sum(array.nbytes for array in room.values())
         self._tokens, self._out = room["tokens"], room.get("out")
         self._pos, self._slot, self._cells = room.get("pos"), room.get("slot"), room.get("cells")
@@ -73,29 +88,30 @@ class StepFeeds:
         self._tokens[:n] = batch.tokens
         if n < len(self._tokens):
             self._tokens[n:] = 0
-        if self._pos is not None and self._slot is not None and self._cells is not None:  # some layer attends
-            self._pos[:n] = batch.pos
-            self._slot[:n] = slot
-            self._cells[:n] = batch.cells
-            if n < len(self._tokens):
-                self._pos[n:] = 0
-                self._slot[n:] = self._spare_slot
-                self._cells[n:] = self._spare_cell
+        if self._pos is not None:
+            self._pos[:n], self._pos[n:] = batch.pos, 0
+        if self._slot is not None:
+            self._slot[:n], self._slot[n:] = slot, self._spare_slot
+        if self._cells is not None:
+            self._cells[:n], self._cells[n:] = batch.cells, self._spare_cell
         if self._near is not None:
             self._near[:n], self._near[n:] = batch.near, self._spare_near
-        if self._begin is not None and self._end is not None:  # what fills it up begins with nothing, and keeps nothing
+        if self._begin is not None:  # padding begins with the zero state
             self._begin[:n], self._begin[n:] = batch.begin, 0
+        if self._end is not None:  # and keeps none
             self._end[:n], self._end[n:] = batch.end, -1
-        if self._before is not None and self._to is not None:
+        if self._before is not None:
             self._before[:n], self._before[n:] = batch.hidden_before, self._spare_hidden
+        if self._to is not None:
             self._to[:n], self._to[n:] = batch.hidden_to, self._spare_hidden
         if self._sampling is None:  # nobody wants logits
             return
         slots = [slot[i] for i in out]
         if self._out is not None:
             self._out[:n_out], self._out[n_out:] = out, 0
-        if self._out_pos is not None and self._out_slot is not None:  # of a last layer that attends
+        if self._out_pos is not None:
             self._out_pos[:n_out], self._out_pos[n_out:] = [batch.pos[i] for i in out], 0
+        if self._out_slot is not None:
             self._out_slot[:n_out], self._out_slot[n_out:] = slots, self._spare_slot
         if self._targets is not None:
             self._targets[:n_out], self._targets[n_out:] = batch.targets, 0

@@ -1,7 +1,7 @@
 """Layers with a state (graph/ops/linear_attention.py): short convolutions, linear attention.
 
 Which state row t begins with says `begin` (i32; -1: what is left of the row before), where it is kept `end` (address 0:
-nowhere).
+nowhere). A row of the states that there is not is never written.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
 
 @kernel("causal_conv")
 def causal_conv():
-    """a: x, w, states, begin, end, y, T, C, K. A unit is 64 columns. Scratch: their weights, by taps; rows that are not
-    side by side, and one of y."""
+    """a: x, w, states, begin, end, y, T, C, K, N. A unit is 64 columns. Scratch: their weights, by taps; rows that are
+    not side by side, and one of y."""
 
     def run(a, begin, end, scratch):
-        x, states, rows, columns, size = a[0], a[2], a[6], a[7], a[8]
+        x, states, rows, columns, size, n_states = a[0], a[2], a[6], a[7], a[8], a[9]
         begins, ends, taps = i32p(a[3]), i32p(a[4]), f32p(scratch)
         apart = scratch + size * COLUMNS * 4
         y_row = apart + size * COLUMNS * 4
@@ -117,7 +117,7 @@ def causal_conv():
                     copy_rows(y_row, 0, y, 0, 1, n)
                 if a[4] != 0:
                     for u in range(t, stop):
-                        for j in range(size - 1 if ends[u] >= 0 else 0):
+                        for j in range(size - 1 if 0 <= ends[u] < n_states else 0):
                             seen = seen_row(x, states, state, first, u - size + 2 + j, columns, size, c0)
                             kept = states + ((np.int64(ends[u]) * (size - 1) + j) * columns + c0) * 4
                             copy_rows(seen, 0, kept, 0, 1, n)
@@ -218,8 +218,8 @@ def key_head(h, heads, k_heads, grouped):
 
 @kernel("linear_attention")
 def linear_attention():
-    """a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits, delta, grouped. A unit is WIDTH
-    columns of a head.
+    """a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits, delta, grouped, N. A unit is
+    WIDTH columns of a head.
 
     Scratch: its state, and a row each of v, y and what is known of a key.
     """
@@ -254,7 +254,7 @@ def linear_attention():
                 else:
                     _advance(scratch, k, q, v_row, y_row, known, following, size, fades, learns, scale)
                 copy_rows(y_row, 0, a[8] + at * 4, 0, 1, n)
-                if a[7] != 0 and ends[t] >= 0:
+                if a[7] != 0 and 0 <= ends[t] < a[17]:
                     copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)
 
     return run

@@ -134,7 +134,7 @@ def _store(t: Tensor, at: At) -> list[Task] | None:
     cache, x, cells = t.src
     if cache.dtype not in ("f32", "f16", "q8_0"):
         return None
-    args = (at(cache), at(x), at(cells), x.shape[1], x.shape[2])
+    args = (at(cache), at(x), at(cells), x.shape[1], x.shape[2], cache.shape[0] * PAGE)
     # prefill: its tokens share a page, and neighbouring keys share cache lines
     grain = 4 if x.shape[0] < MANY_ROWS else 16
     return [Task(f"{t.op}:{cache.dtype}", args, x.shape[0], grain)]
@@ -148,7 +148,7 @@ def _load(t: Tensor, at: At) -> list[Task] | None:
     cache, cells = t.src
     if cache.dtype not in ("f32", "f16", "q8_0"):
         return None
-    args = (at(cache), at(t), at(cells), t.shape[1], t.shape[2])
+    args = (at(cache), at(t), at(cells), t.shape[1], t.shape[2], cache.shape[0] * PAGE)
     return [Task(f"{t.op}:{cache.dtype}", args, t.shape[0], 4)]
 
 
@@ -159,7 +159,7 @@ lower("load_v")(_load)
 @lower("copy_pages")
 def _(t: Tensor, at: At) -> list[Task]:
     cache, pairs = t.src
-    args = (at(cache), at(pairs), pairs.shape[0], cache.nbytes // cache.shape[0])
+    args = (at(cache), at(pairs), pairs.shape[0], cache.nbytes // cache.shape[0], cache.shape[0])
     return [Task("copy_pages", args, 1)]
 
 

@@ -27,7 +27,7 @@ def _forms(t: Tensor) -> tuple[int, ...]:
 
 def _conv(t: Tensor, at: At) -> list[Task]:
     rows, columns, size = *t.shape, t.src[1].shape[2]
-    args = (*_sources(t, 5, at), at(t), rows, columns, size)
+    args = (*_sources(t, 5, at), at(t), rows, columns, size, t.src[2].shape[0])
     return [Task("causal_conv", args, -(-columns // COLUMNS), 1, 4 * (2 * size + 1) * COLUMNS)]
 
 
@@ -35,7 +35,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
     (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
     if size % UNROLL:
         return None
-    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, *_forms(t))
+    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, *_forms(t), t.src[5].shape[0])
     return [Task("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (size + 3) * WIDTH)]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from logitless.engine.batch import UBatch
-from logitless.engine.runner.step_inputs import SamplingFeeds, StepFeeds, room_of, sampling_feeds
+from logitless.engine.runner.step_inputs import INPUTS, SAMPLING, SamplingFeeds, StepFeeds, room_of, sampling_feeds
 from logitless.engine.sampling.penalties import Vocabulary
 from logitless.engine.sampling.sampler import RowSampler, SamplingParams
 from logitless.graph.ops.sampling import samplers as s
@@ -80,3 +82,33 @@ def test_tokens_that_fill_a_step_up_are_nobodys() -> None:
     assert room["sample.slot"].tolist() == [1, -1]
     assert room["sample.chain"][1, 0] == s.END
     assert feeds.nbytes == sum(array.nbytes for array in room.values())
+
+
+def test_a_plan_that_only_writes_the_cache_gets_its_positions_and_cells() -> None:
+    """A prefill of a one-layer model has no attention, and so no `slot`."""
+    room = room_of(feed(name, (4,), "i32") for name in ("tokens", "pos", "cells"))
+    for array in room.values():
+        array.fill(-1)
+    feeds = StepFeeds(room, 9, 160)
+    feeds.write(UBatch([5, 6, 7], [1, 2, 3], [0, 0, 1], [17, 18, 35]))
+    assert room["pos"].tolist() == [1, 2, 3, 0]
+    assert room["cells"].tolist() == [17, 18, 35, 160]
+
+
+def test_each_array_is_filled_whichever_others_there_are() -> None:
+    for name in sorted(INPUTS - {"gates"} - {f"sample.{name}" for name in SAMPLING}):
+        inputs = [feed("tokens", (4,), "i32"), *([] if name == "tokens" else [feed(name, (4,), "i32")])]
+        room = room_of([*inputs, *sampling_feeds(4, 16)])
+        for array in room.values():
+            array.fill(113)
+        row = RowSampler(SamplingParams(seed=1), VOCAB, 64).feeds()
+        batch = UBatch([5, 6], [1, 2], [0, 1], [17, 18], [0, 1], [row, row], [-1, -1])
+        batch.begin, batch.end, batch.near, batch.hidden_before, batch.hidden_to = ([3, 4] for _ in range(5))
+        StepFeeds(room, 9, 160, 33, 7).write(batch)
+        assert 113 not in room[name], name
+
+
+def test_an_input_that_no_step_fills_is_an_error_before_the_step() -> None:
+    room = room_of([feed("tokens", (4,), "i32"), feed("unheard", (4,), "i32")])
+    with pytest.raises(ValueError, match="no step fills the inputs unheard"):
+        StepFeeds(room, 9, 160)

@@ -31,7 +31,8 @@ def _block_scale(x, j):
 
 
 def _moved(dtype, cells_last, *, back):
-    """a: cache, rows, cells, H_kv, D: rows into the cache, or (`back`) out of it as f32. A unit is a token.
+    """a: cache, rows, cells, H_kv, D, n_cells: rows into the cache, or (`back`) out of it as f32. A unit is a token;
+    rows whose cell the cache does not have are left out.
 
     `cells_last`: keys; else values.
     """
@@ -40,9 +41,11 @@ def _moved(dtype, cells_last, *, back):
     held, as_held, as_f32 = (u16p, f32_to_f16, f16_to_f32) if dtype == "f16" else (f32p, np.float32, np.float32)
 
     def run(a, begin, end, scratch):
-        cells, heads, size = i32p(a[2]), a[3], a[4]
+        cells, heads, size, n_cells = i32p(a[2]), a[3], a[4], a[5]
         page = size * block_nbytes // 32
         for t in range(begin, end):
+            if cells[t] < 0 or cells[t] >= n_cells:
+                continue
             cell = cells[t] % 16
             first = cell if cells_last else cell * size
             for h in range(heads):
@@ -95,12 +98,14 @@ def load_v(dtype):
 
 @kernel("copy_pages")
 def copy_pages():
-    """a: cache, pairs, n pairs, bytes of a page. One unit: the pairs are copied in order."""
+    """a: cache, pairs, n pairs, bytes of a page, n pages. One unit: the pairs are copied in order; one that names a
+    page that the cache does not have is left out."""
 
     def run(a, begin, end, scratch):
-        pairs, size = i32p(a[1]), a[3]
+        pairs, size, n = i32p(a[1]), a[3], a[4]
         for i in range(a[2]):
-            if pairs[2 * i] != pairs[2 * i + 1]:
+            least, most = min(pairs[2 * i], pairs[2 * i + 1]), max(pairs[2 * i], pairs[2 * i + 1])
+            if 0 <= least < most < n:
                 source = u8p(a[0] + np.int64(pairs[2 * i]) * size)
                 destination = u8p(a[0] + np.int64(pairs[2 * i + 1]) * size)
                 for j in range(size):
