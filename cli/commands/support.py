@@ -1,4 +1,4 @@
-"""Writes docs/SUPPORT.md from the registries: every op, and how each backend runs its cases."""
+"""Writes docs/ops.md from the registries: every op, and how each backend runs its cases."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES
 from logitless.graph.testing.conformance import Problem, problems, register_all
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "SUPPORT.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ops.md"
 HEAD = """# Ops and backends
 
-Made by `scripts/support` from the registries; a test compares. In the column of a backend, `kernel` runs natively,
-`reference` runs the declaration in numpy (complete but slow, never part of a decode step), `–` runs on the next device,
-and `no bytes` is a name for memory of the source. OpenCL and Vulkan share their kernels. `logitless selftest` checks
-every case against the float64 reference.
+Written by `scripts/support` from the registries; a test compares. OpenCL and Vulkan share their
+kernels. `logitless selftest` checks every case against the float64 reference.
 
-Products with quantised weights use integer dot products where a Vulkan device reports that it accelerates them
-(`LOGITLESS_VULKAN_DOT=1`: wherever it has them, `0`: nowhere). For many rows cooperative matrices of bytes give the
-same bits; where a device has both, the faster is found by a short trial when it is first opened
-(`LOGITLESS_VULKAN_MATRICES=1`: always matrices, `0`: never). `logitless devices` tells what is used.
+| entry | meaning |
+|---|---|
+| `kernel` | the backend has a kernel |
+| `reference` | the op's numpy reference: complete but slow, never part of a decode step |
+| `–` | the next device runs it |
+| `no bytes` | an alias of its source |
+| `within others` | part of fused kernels only |
 
-Products with BF16 weights are done in f32 on the CPU. A processor with AVX512-BF16 does them at twice the speed if it
-may round the rows that meet these weights to bf16 as well (`LOGITLESS_CPU_BF16=1`).
+Products with quantized weights use integer dot products where a Vulkan device accelerates them, and
+cooperative matrices of bytes for many rows; both give the same bits and the faster is found by a
+trial. [Devices](devices.md) has the variables that decide instead.
 
 | op | cases | gradient | writes | cpu | opencl | vulkan |
 |---|---|---|---|---|---|---|
@@ -82,5 +84,5 @@ def _how(name: str, native: int, total: int, otherwise: str) -> str:
 if __name__ == "__main__":
     text = page()
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text(encoding="utf-8") == text else "docs/SUPPORT.md is old: run scripts/support")
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == text else "docs/ops.md is old: run scripts/support")
     PAGE.write_text(text, encoding="utf-8")

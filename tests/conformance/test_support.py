@@ -1,4 +1,4 @@
-"""docs/SUPPORT.md says what the registries say."""
+"""docs/ops.md says what the registries say."""
 
 from logitless.cli.commands import support
 

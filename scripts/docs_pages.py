@@ -1,0 +1,266 @@
+"""Generated parts of the documentation: a hook of mkdocs that fills in what the code itself says.
+
+A line `<!-- generated: NAME [ARGUMENT] -->` of a page is replaced by the output of the function that `GENERATORS` has
+under NAME: the command line's flags, the HTTP endpoints, the table of models, the modules of a package, or a file of
+the repository. Nothing generated is committed, so nothing can be out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.MULTILINE)
+EXAMPLES = {  # architecture → models that have it
+    "afmoe": "Trinity",
+    "apertus": "Apertus",
+    "arcee": "Arcee AFM",
+    "bailingmoe": "Ling 1",
+    "bailingmoe2": "Ling 2",
+    "bert": "BGE, bge-m3, E5, MiniLM, rerankers of BERT and XLM-RoBERTa",
+    "chatglm": "ChatGLM 3, GLM 4 9B",
+    "codeshell": "CodeShell",
+    "cohere2": "Command R7B, Command A",
+    "cohere2moe": "Command A with experts",
+    "command-r": "Command R, Command R+",
+    "deci": "Llama Nemotron Super and Ultra",
+    "deepseek": "DeepSeek MoE",
+    "deepseek2": "DeepSeek V2, V3 and R1, Kimi K2, Moonlight, GLM 4.7 Flash, Mistral Large 3",
+    "dots1": "dots.llm1",
+    "ernie4_5": "Ernie 4.5",
+    "ernie4_5-moe": "Ernie 4.5 MoE",
+    "eurobert": "EuroBERT",
+    "exaone": "EXAONE 3",
+    "exaone-moe": "K-EXAONE",
+    "exaone4": "EXAONE 4",
+    "falcon": "Falcon 1",
+    "falcon-h1": "Falcon H1",
+    "gemma": "Gemma 1",
+    "gemma-embedding": "EmbeddingGemma",
+    "gemma2": "Gemma 2",
+    "gemma3": "Gemma 3",
+    "gemma3n": "Gemma 3n",
+    "gemma4": "Gemma 4",
+    "glm4": "GLM 4",
+    "glm4moe": "GLM 4.5",
+    "gpt-oss": "gpt-oss",
+    "gpt2": "GPT-2",
+    "gptneox": "GPT-NeoX, Pythia",
+    "granite": "Granite 3",
+    "granitehybrid": "Granite 4 H",
+    "granitemoe": "Granite 3 MoE",
+    "hunyuan-dense": "Hunyuan",
+    "hunyuan-moe": "Hunyuan A13B",
+    "hunyuan_vl": "Hunyuan VL",
+    "hy_v3": "Hunyuan 3",
+    "internlm2": "InternLM 2",
+    "jais2": "Jais 2",
+    "jina-bert-v3": "Jina Embeddings 3",
+    "lfm2": "LFM 2",
+    "lfm2moe": "LFM 2 MoE",
+    "llama": "Llama 1 to 3, Mistral, Mixtral, SmolLM 1 and 2, TinyLlama",
+    "llama-embed": "Llama-Embed-Nemotron",
+    "maincoder": "Maincoder",
+    "mamba2": "Mamba 2",
+    "mellum": "Mellum",
+    "minicpm": "MiniCPM",
+    "minicpm3": "MiniCPM 3",
+    "minimax-m2": "MiniMax M2",
+    "mistral3": "Ministral 3",
+    "mistral4": "Mistral Small 4",
+    "modern-bert": "ModernBERT",
+    "nemotron": "Nemotron 4, Minitron",
+    "nemotron_h": "Nemotron H, Nemotron Nano 2",
+    "nemotron_h_moe": "Nemotron 3",
+    "nomic-bert": "Nomic Embed",
+    "nomic-bert-moe": "Nomic Embed 2",
+    "olmo2": "OLMo 2 and 3",
+    "olmoe": "OLMoE",
+    "orion": "Orion",
+    "paddleocr": "PaddleOCR",
+    "pangu-embedded": "Pangu Embedded",
+    "phi2": "Phi 1.5 and 2",
+    "phi3": "Phi 3 and 4",
+    "plm": "PLM",
+    "qwen2": "Qwen 1.5 to 2.5",
+    "qwen2moe": "Qwen 1.5 and 2 MoE",
+    "qwen2vl": "Qwen 2 and 2.5 VL",
+    "qwen3": "Qwen 3, its embedders and rerankers",
+    "qwen35": "Qwen 3.5 and 3.6",
+    "qwen35moe": "Qwen 3.5 and 3.6 MoE",
+    "qwen3moe": "Qwen 3 MoE",
+    "qwen3next": "Qwen 3 Next",
+    "qwen3vl": "Qwen 3 VL",
+    "qwen3vlmoe": "Qwen 3 VL MoE",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM 3",
+    "stablelm": "StableLM 1 and 2",
+    "starcoder": "StarCoder 1",
+    "starcoder2": "StarCoder 2",
+    "xverse": "XVERSE",
+}
+TEXT_OF_VISION = {"gemma3n", "gemma4", "hunyuan_vl", "paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe"}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The page with its generated parts (mkdocs calls this for each page)."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        return MARK.sub(lambda found: GENERATORS[found[1]](*([found[2]] if found[2] else [])), markdown)
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+@cache
+def cli() -> str:
+    """Every command with its flags: names, meaning, default and environment variable."""
+    from logitless.cli.flags.flags import IGNORED, LATER, WORKS
+    from logitless.cli.main import COMMANDS
+
+    parts = [table(("command", ""), [(f"[`{c.name}`](#{c.name.replace(' ', '-')})", c.summary) for c in COMMANDS])]
+    for command in COMMANDS:
+        parts.append(
+            f"## {command.name}\n\n{command.summary}\n\n```sh\nlogitless {command.name} {command.usage}\n```\n"
+        )
+        flags = [(group.title, flag) for group in command.groups for flag in group.flags]
+        for title in dict.fromkeys(title for title, _ in flags):
+            rows = [_flag(flag) for of, flag in flags if of == title and flag.status == WORKS]
+            if rows:
+                parts.append(f"**{title}**\n\n" + table(("flag", "meaning", "default", "variable"), rows))
+        for status, title in ((IGNORED, "Accepted without effect"), (LATER, "Refused: not supported")):
+            names = [f"`{name}`" for _, f in flags if f.status == status for name in (*f.all_names, *f.off_names)]
+            if names:
+                parts.append(f"**{title}**\n\n{' '.join(names)}\n")
+    return "\n".join(parts)
+
+
+def _flag(flag: Any) -> tuple[str, str, str, str]:
+    names = ", ".join(f"`{name}`" for name in (*flag.all_names, *flag.off_names))
+    default = ""
+    if flag.off_names:
+        default = "on" if flag.default else "off"
+    elif flag.takes_value and flag.default not in (None, "", []):
+        shown = flag.default if isinstance(flag.default, (list, tuple)) else [flag.default]
+        default = f"`{','.join(map(str, shown))}`"
+    value = f" {flag.metavar}" if flag.takes_value else ""
+    return names + value, _plain(flag.help), default, " ".join(f"`{name}`" for name in flag.env.split())
+
+
+def _plain(text: str) -> str:
+    """Text in which nothing is markup."""
+    return re.sub(r"([*_<\[])", r"\\\1", text)
+
+
+@cache
+def http() -> str:
+    """Every endpoint by its tag, with its aliases and the fields of its body."""
+    from logitless.server.openapi import document
+
+    parts, fields_at = [], {}
+    for tag in dict.fromkeys(row[3] for row in document._OPERATIONS):
+        parts.append(f"## {tag}\n")
+        for method, path, aliases, of, summary, body, streams in document._OPERATIONS:
+            if of != tag:
+                continue
+            parts.append(f"### {method.upper()} {path}\n\n{_plain(summary)}.\n")
+            if aliases:
+                parts.append("Also " + ", ".join(f"`{name}`" for name in aliases) + ".\n")
+            if streams:
+                parts.append("The answer may be a stream of server-sent events.\n")
+            properties = (body or {}).get("properties", {})
+            if properties and id(body) in fields_at:
+                parts.append(f"Fields: those of [{fields_at[id(body)]}](#{_anchor(fields_at[id(body)])}).\n")
+            elif properties:
+                fields_at[id(body)] = f"{method.upper()} {path}"
+                needed = body.get("required", ())
+                rows = [
+                    (f"`{name}`" + (" (required)" if name in needed else ""), _type(schema), _limits(schema))
+                    for name, schema in properties.items()
+                ]
+                parts.append(table(("field", "type", "limits"), rows))
+    return "\n".join(parts)
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """The JSON types that a schema allows, in words."""
+    if "anyOf" in schema or "oneOf" in schema:
+        return " or ".join(dict.fromkeys(_type(part) for part in schema.get("anyOf", schema.get("oneOf"))))
+    kinds = schema.get("type", "any")
+    kinds = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if kind != "null"]
+    words = " or ".join(kinds)
+    if "items" in schema:
+        words = words.replace("array", f"array of {_type(schema['items'])}")
+    return words or "null"
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    parts = [", ".join(f"`{value}`" for value in schema.get("enum", ()) if value is not None)]
+    if "minimum" in schema:
+        parts.append(f"≥ {schema['minimum']}")
+    if "maximum" in schema:
+        parts.append(f"≤ {schema['maximum']}")
+    return ", ".join(part for part in parts if part)
+
+
+@cache
+def models() -> str:
+    """The table of architectures: example models, what they are served for, attention, training."""
+    from logitless.models.architectures.registry import ARCHITECTURES
+
+    missing = sorted(set(ARCHITECTURES) ^ set(EXAMPLES))
+    if missing:
+        raise ValueError(f"scripts/docs_pages.py: EXAMPLES and the registry of architectures differ in {missing}")
+    rows = []
+    for name in sorted(ARCHITECTURES):
+        use = "text" if ARCHITECTURES[name].causal else "embeddings, reranking"
+        if name in TEXT_OF_VISION:
+            use = "text (the text part of a vision model)"
+        rows.append((f"`{name}`", EXAMPLES[name], use, "yes" if ARCHITECTURES[name].causal else "no"))
+    return f"{len(rows)} architectures.\n\n" + table(("architecture", "example models", "served for", "training"), rows)
+
+
+@cache
+def modules(package: str) -> str:
+    """The modules of a package, each with the first sentence of its docstring."""
+    rows = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if doc and path.name != "__init__.py":
+            rows.append((f"`{path.relative_to(ROOT / package)}`", _plain(" ".join(doc.split("\n\n")[0].split()))))
+    if not rows:
+        raise ValueError(f"a page names the package {package}, which has no modules")
+    return table((f"`{package}/`", ""), rows)
+
+
+@cache
+def file(path: str) -> str:
+    """A file of the repository, with its links as the site has them."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    text = text.replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+    text = text.replace("](CONTRIBUTING.md)", "](contributing.md)").replace("](README.md", "](index.md")
+    return re.sub(r"\[([^\]]+)\]\((?:LICENSE|scripts/[^)]*|[a-z]+/)\)", r"\1", text)
+
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "cli": cli,
+    "http": http,
+    "models": models,
+    "modules": modules,
+    "file": file,
+}

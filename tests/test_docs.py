@@ -1,0 +1,93 @@
+"""The documents: what they name exists, and the commands that they show parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from logitless.cli.flags.flags import parse
+from logitless.cli.main import COMMANDS
+from scripts import docs_pages
+from tests.helpers.paths import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GUIDES = [page for page in PAGES if page.parent.name != "experiments" and page.name not in ("CHANGELOG.md", "LOG.md")]
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return [text for of, text in BLOCK.findall(page.read_text(encoding="utf-8")) if of == language]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every line of a page's shell blocks that calls `logitless`."""
+    lines = [line for text in blocks(page, "sh") for line in text.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("logitless ")]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_paths_in_backticks_exist(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for path in re.findall(r"`([\w.]+/[\w./-]*[\w/])`", text):
+        if path.split("/")[0] in FOLDERS and "…" not in path:
+            assert (ROOT / path).exists(), f"{name(page)} names {path}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_prose_has_at_most_100_columns(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    long = [line for line in text.splitlines() if len(line) > 100 and not line.startswith(("|", "![", "#", "["))]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if commands(page)], ids=name)
+def test_commands_parse(page: Path) -> None:
+    by_name = {command.name: command for command in COMMANDS}
+    for words in commands(page):
+        if words[0] == "--version":
+            continue
+        command = by_name.get(" ".join(words[:2])) or by_name[words[0]]
+        arguments = words[len(command.name.split()) :]
+        flags = [flag for group in command.groups for flag in group.flags]
+        if "<" in arguments:
+            arguments = arguments[: arguments.index("<")]
+        parse(flags, [word for word in arguments if word != "…"], {})
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert len(text.split()) <= 1000
+
+
+def test_the_glossary_has_at_most_60_terms_and_their_equivalents() -> None:
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)[1:]
+    terms = [row.split(" | ") for row in rows]
+    assert 0 < len(terms) <= 60
+    assert all(len(term) == 4 and all(term) for term in terms)
+    assert terms == sorted(terms, key=lambda term: term[0].lower())
+
+
+def test_generated_pages_name_every_command_endpoint_and_architecture() -> None:
+    cli, http, models = docs_pages.cli(), docs_pages.http(), docs_pages.models()
+    assert all(f"## {command.name}\n" in cli for command in COMMANDS)
+    assert "`--ctx-size`" in cli
+    assert "### POST /v1/chat/completions\n" in http
+    assert "`temperature`" in http
+    assert "| `llama` |" in models
+
+
+@pytest.mark.parametrize("package", ["graph", "backends", "models", "training", "engine", "server", "router", "cli"])
+def test_each_package_has_a_page_that_lists_its_modules(package: str) -> None:
+    page = (ROOT / "docs" / "internals" / f"{package}.md").read_text(encoding="utf-8")
+    assert f"<!-- generated: modules {package} -->" in page
+    assert docs_pages.on_page_markdown(page).count("\n| `") >= len(list((ROOT / package).rglob("[a-z]*.py"))) - 1
