@@ -25,6 +25,21 @@ class LogFile(logging.FileHandler):
                 print(f"logitless: --log-file {self.baseFilename}: {error.strerror}", file=sys.stderr, flush=True)
 
 
+class _Line(logging.Handler):
+    """Warnings as lines on stderr, as the command line's own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            print(f"logitless: warning: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def say_warnings() -> None:
+    """Show warnings of a command that keeps no log."""
+    logger = logging.getLogger("logitless")
+    if not logger.handlers:
+        logger.addHandler(_Line(logging.WARNING))
+
+
 def start_log(options: SimpleNamespace) -> None:
     """Say things from now on, as the flags want it."""
     handlers: list[logging.Handler] = [logging.StreamHandler()]
@@ -33,6 +48,7 @@ def start_log(options: SimpleNamespace) -> None:
             handlers.append(LogFile(options.log_file, encoding="utf-8"))
         except OSError as error:
             raise CliError(f"--log-file {options.log_file}: {error.strerror}") from None
+    logging.getLogger("logitless").handlers.clear()
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, format=layout, handlers=handlers)
     logging.getLogger("logitless").setLevel(logging.DEBUG if options.verbose else logging.INFO)

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from logitless.cli.flags.flags import CliError, Group, UsageError, parse, unknown
+from logitless.cli.log import say_warnings
+from logitless.engine.loading.options import OptionConflict, OptionError
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except CliError as error:
         return _fail(str(error), error.code)
+    except OptionError as error:
+        return _fail(str(error), CliError.code if isinstance(error, OptionConflict) else UsageError.code)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -153,6 +157,7 @@ def _dispatch(words: list[str]) -> int:
     if getattr(options, "verbose", False):
         for notice in options.notices:
             print(f"logitless: {notice}", file=sys.stderr)
+    say_warnings()
     code: int = importlib.import_module(f"logitless.cli.commands.{command.module}").run(options)
     sys.stdout.flush()
     return code

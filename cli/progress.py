@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Iterator
 
 
 class CompileProgress:
@@ -47,3 +48,13 @@ def show_compiling() -> CompileProgress:
 
     on_compile(COMPILING)
     return COMPILING
+
+
+@contextlib.contextmanager
+def compile_progress() -> Iterator[None]:
+    """Kernels that are compiled meanwhile are shown."""
+    show_compiling()
+    try:
+        yield
+    finally:
+        COMPILING.end()

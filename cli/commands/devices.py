@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ def devices() -> list[dict[str, Any]]:
 
 def cpu() -> dict[str, Any]:
     from logitless.backends.host import casts_to_bf16, cores, isa
+    from logitless.engine.loading.memory import total_memory
 
     return {
         "name": "cpu",
@@ -133,17 +133,6 @@ def cpu_features() -> list[str]:
 
     wanted = ["avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm"]
     return [name for name in wanted if host().has(name)]
-
-
-def total_memory() -> int:
-    """Bytes that this process may use at most: the machine's, or less where a control group says so."""
-    pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as f:
-            limit = f.read().strip()
-    except OSError:
-        return pages
-    return min(pages, int(limit)) if limit.isdigit() else pages
 
 
 def _cpuinfo() -> list[str]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from logitless.cli.flags import speculation
 from logitless.cli.flags.flags import CliError, UsageError
-from logitless.cli.setup import adapters as lora
-from logitless.cli.setup import engine as load
-from logitless.cli.setup.speculation import check_draft_model, find_draft_model, make_speculator
+from logitless.cli.progress import compile_progress
+from logitless.cli.setup.model import find_draft_model, model_options, model_path
+from logitless.cli.setup.sampling import sampling_defaults
+from logitless.engine.loading.options import text_file
 
 if TYPE_CHECKING:
     from logitless.engine.requests import CompletionRequest, Timings
@@ -21,25 +20,19 @@ if TYPE_CHECKING:
 
 
 def run(options: SimpleNamespace) -> int:
-    path = Path(load.model_path(options, "generate"))
+    path = model_path(options, "generate")
     if (options.prompt is None) == (options.file is None):
         raise UsageError("generate: one of -p TEXT and -f FILE is required")
-    prompt = options.prompt if options.file is None else load.text_file(options.file)
+    prompt = options.prompt if options.file is None else text_file(options.file)
+    from logitless.engine.loading.open_model import open_model
     from logitless.engine.requests import CompletionRequest
-    from logitless.models import tokenizer
 
     find_draft_model(options, path)
-    drafting = speculation.defaults(options)
-    engine = load.open_engine(path, options)
-    check_draft_model(options, engine.gguf)
-    adapters = lora.given(options, engine.gguf, engine.hparams)
-    vocabulary = tokenizer.from_metadata(engine.gguf.metadata, path=path)
-    sampling = load.sampling_defaults(options, vocabulary)
-    ids = prompt_ids(vocabulary, prompt)
-    load.load_weights(engine)
-    speculator = make_speculator(options, engine, vocabulary)
-    scheduler = load.make_scheduler(engine, vocabulary, options, speculator)
-    lora.connect(engine, scheduler, adapters)
+    model = open_model(path, model_options(options, parallel=1, swa_full=True, cache_ram=0), generates=True)
+    sampling = sampling_defaults(options, model.tokenizer)
+    ids = prompt_ids(model.tokenizer, prompt)
+    with compile_progress():
+        scheduler = model.load().scheduler
     request = CompletionRequest(
         tuple(ids),
         sampling,
@@ -47,7 +40,7 @@ def run(options: SimpleNamespace) -> int:
         stop=tuple(options.reverse_prompt),
         ignore_eos=options.ignore_eos,
         special=options.special,
-        speculation=drafting,
+        speculation=model.speculation,
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from logitless.cli.flags.flags import FALSE, TRUE, CliError, Flag, UsageError, parse
-from logitless.cli.flags.flags import words as split
 from logitless.cli.flags.model_options import Repo
+from logitless.engine.loading.values import words as split
 
 if TYPE_CHECKING:
     from logitless.router.catalog import Meant

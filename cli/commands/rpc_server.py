@@ -6,8 +6,9 @@ import logging
 import socket
 from types import SimpleNamespace
 
-from logitless.cli.flags.flags import CliError, Flag, Group, address, device_list, whole
+from logitless.cli.flags.flags import CliError, Flag, Group
 from logitless.cli.flags.options import HELP, THREADS
+from logitless.engine.loading.values import address, device_list, whole
 
 log = logging.getLogger("logitless.rpc")
 HOST_SHARE = 0.9  # of the host's memory, where the device has none of its own
@@ -35,7 +36,7 @@ RPC_SERVER = (
 def run(options: SimpleNamespace) -> int:
     from logitless.backends.registry import open_backends
     from logitless.backends.rpc.server import Budget, listen
-    from logitless.cli.commands.devices import total_memory
+    from logitless.engine.loading.memory import total_memory
     from logitless.graph.backend import Backend
 
     name = options.device

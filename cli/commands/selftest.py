@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from logitless.cli.flags.flags import UsageError, parse
-from logitless.cli.flags.placement import PLACEMENT
+from logitless.cli.flags.flags import UsageError
 from logitless.cli.progress import COMPILING, show_compiling
-from logitless.cli.setup import engine as load
+from logitless.cli.setup.model import model_options
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import Engine
@@ -19,15 +18,7 @@ if TYPE_CHECKING:
     from logitless.graph.tensor import Tensor
     from logitless.graph.testing.conformance import Outcome
 
-DEFAULTS = {
-    "ctx_size": 128,
-    "parallel": 2,
-    "batch_size": 64,
-    "ubatch_size": 64,
-    "threads_batch": None,
-    "cache_type_k": "f16",
-    "cache_type_v": "f16",
-}
+SIZES = {"ctx_size": 128, "parallel": 2, "batch_size": 64, "ubatch_size": 64, "swa_full": True}
 
 
 def run(options: SimpleNamespace) -> int:
@@ -69,12 +60,13 @@ def of_registry(options: SimpleNamespace) -> Iterator[Outcome]:
 
 def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     """Each kind of node of the model's graph once, for steps of one token and of many."""
+    from logitless.engine.loading.open_model import open_model
     from logitless.graph.testing.conformance import run
     from logitless.graph.testing.graph_cases import graph_problems
     from logitless.models.quantization.requantize import held
 
-    placed = vars(parse(PLACEMENT, [], {}))  # no layer is anywhere else than usual
-    engine = load.open_engine(options.model, SimpleNamespace(**(placed | DEFAULTS | vars(options))))
+    show_compiling()
+    engine = open_model(options.model, model_options(options, **SIZES), generates=True).engine()
     done: set[tuple[str, str]] = set()
 
     def weight(name: str) -> Bytes | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from logitless.cli.flags.flags import IGNORED, LATER, Flag, Group, text
+from logitless.cli.flags.flags import IGNORED, LATER, Flag, Group
+from logitless.engine.loading.values import text
 
 
 def _ignored(names: str, env: str = "", *, value: str = "", off: str = "", optional: tuple[str, ...] = ()) -> Flag:

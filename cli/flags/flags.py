@@ -8,13 +8,11 @@ A flag of llama-server that does nothing here is either ignored (it only tunes w
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 TRUE = frozenset({"1", "true", "on", "yes", "enabled"})
 FALSE = frozenset({"0", "false", "off", "no", "disabled"})
 WORKS, IGNORED, LATER = "works", "ignored", "later"
@@ -186,133 +184,3 @@ def _apply(
 
 
 # What a value must be. Each returns a function from text to value whose ValueError completes "--flag: 'text' ...".
-
-
-def whole(low: int, high: int = 2**31 - 1, *, or_minus_one: str = "") -> Callable[[str], int]:
-    """A whole number in the closed range, or -1 where `or_minus_one` says what that means."""
-
-    def convert(text: str) -> int:
-        try:
-            n = int(text)
-        except ValueError:
-            n = None
-        if n is None or not (low <= n <= high or (n == -1 and or_minus_one)):
-            extra = f", or -1 ({or_minus_one})" if or_minus_one else ""
-            raise ValueError(f"is not a whole number from {low} to {high}{extra}")
-        return n
-
-    return convert
-
-
-def number(low: float = -3.4e38, high: float = 3.4e38) -> Callable[[str], float]:
-    """A finite decimal number in the closed range."""
-
-    def convert(text: str) -> float:
-        try:
-            x = float(text)
-        except ValueError:
-            x = float("nan")
-        if not low <= x <= high:
-            if low > -1e38 and (high < 1e38 or x > high):
-                raise ValueError(f"is not a number from {low:g} to {high:g}")
-            raise ValueError(f"is not a number of at least {low:g}" if low > -1e38 else "is not a number")
-        return x
-
-    return convert
-
-
-def choice(*allowed: str) -> Callable[[str], str]:
-    """One of these words, in any case."""
-
-    def convert(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError(f"is not one of {', '.join(allowed)}")
-        return text.lower()
-
-    return convert
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """The members of a JSON object."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ValueError("is not a JSON object")
-    return value
-
-
-def device_list(text: str) -> str:
-    """Devices in order of preference, as `logitless devices` names them: `vulkan:0,cpu`; `rpc:HOST:PORT` is one of
-    another machine."""
-    names = [name.strip().lower() for name in text.split(",")]
-    for name in names:
-        kind, _, index = name.partition(":")
-        numbered = kind in ("opencl", "vulkan") and (name == kind or index.isdecimal())
-        if not (name == "cpu" or numbered or (kind == "rpc" and _is_address(index))):
-            raise ValueError("is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT")
-    return ",".join(name if ":" in name or name == "cpu" else f"{name}:0" for name in names)
-
-
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
-
-
-def addresses(value: str) -> list[str]:
-    """Servers as `HOST:PORT,...`."""
-    found = [part.strip().lower() for part in value.split(",")]
-    if not all(map(_is_address, found)):
-        raise ValueError("is not a list of HOST:PORT")
-    return found
-
-
-def text(value: str) -> str:
-    """Anything."""
-    return value
-
-
-def words(value: str) -> list[str]:
-    """A list separated by commas; empty items are dropped."""
-    return [w.strip() for w in value.split(",") if w.strip()]
-
-
-def _not_blank(value: str) -> str:
-    """Anything; nothing where it is blanks only."""
-    return value if value.strip() else ""
-
-
-def given(convert: Callable[[str], T], reason: str) -> Callable[[str], T]:
-    """As `convert` has it; ValueError where that is nothing, as it is of a variable of the shell that is not set."""
-
-    def check(value: str) -> T:
-        found = convert(value)
-        if not found:
-            raise ValueError(reason)
-        return found
-
-    return check
-
-
-not_empty = given(text, "must not be empty")
-file_name = given(text, "names no file")
-file_names = given(words, "names no file")  # separated by commas
-folder_name = given(text, "names no folder")
-address = given(_not_blank, "names no address")  # to listen on; an empty one would be all networks of the machine
-keys = given(words, "must have a key")  # a server whose key went missing must not be open to all
-key = given(_not_blank, "must have a key")  # which may have commas in it
-
-
-def wholes(low: int, high: int) -> Callable[[str], list[int]]:
-    """Whole numbers separated by commas."""
-    one = whole(low, high)
-
-    def convert(value: str) -> list[int]:
-        try:
-            found = [one(part.strip()) for part in value.split(",")]
-        except ValueError:
-            raise ValueError(f"is not a list of whole numbers from {low} to {high} separated by commas") from None
-        return found
-
-    return convert

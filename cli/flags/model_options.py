@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from logitless.cli.flags.flags import Flag, Group, file_name, folder_name, text, whole
+from logitless.cli.flags.flags import Flag, Group
+from logitless.engine.loading.values import file_name, folder_name, text, whole
 
 _REPO = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.-]+))?", re.ASCII)
 

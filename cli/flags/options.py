@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from logitless.cli.flags.cache_options import CACHE, CONTEXT, KV_TYPES, QUEUE
 from logitless.cli.flags.compatible import COMPATIBLE
-from logitless.cli.flags.flags import (
-    Flag,
-    Group,
+from logitless.cli.flags.flags import Flag, Group
+from logitless.cli.flags.model_options import DOWNLOADS, MODEL, ROUTER, Repo
+from logitless.engine.loading.options import OPTIONS
+from logitless.engine.loading.values import (
     address,
     choice,
-    device_list,
     file_name,
-    file_names,
     folder_name,
     json_object,
     key,
@@ -23,48 +21,78 @@ from logitless.cli.flags.flags import (
     wholes,
     words,
 )
-from logitless.cli.flags.model_keys import MODEL_KEYS
-from logitless.cli.flags.model_options import DOWNLOADS, MODEL, ROUTER
-from logitless.cli.flags.placement import PLACEMENT
-from logitless.cli.flags.speculation import speculation_group
 
 INT_MAX = 2**31 - 1
 
 HELP = Flag("-h --help", "show this and leave")
 JSON = Flag("--json", "print JSON instead of text")
 VERBOSE = Flag("-v --verbose --log-verbose", "say what happens", env="LLAMA_ARG_LOG_VERBOSE")
-DEVICE = Flag(
-    "--device -dev",
-    "what computes, in order of preference; see `logitless devices`",
-    device_list,
-    "cpu",
-    "NAME,...",
-    env="LLAMA_ARG_DEVICE",
-)
-THREADS = Flag(
-    "-t --threads",
-    "CPU threads; -1: as many as there are cores",
-    whole(1, 256, or_minus_one="all cores"),
-    -1,
-    env="LLAMA_ARG_THREADS",
-)
 
-PLACE = Group(
-    "Device",
-    (
-        DEVICE,
-        THREADS,
+
+def model_flags(names: str) -> tuple[Flag, ...]:
+    """The flags of model options (engine/loading/options.py)."""
+    return tuple(
         Flag(
-            "-tb --threads-batch",
-            "llama-server's threads for prompts; one pool runs both here, so the larger of -t and -tb counts",
-            whole(1, 256, or_minus_one="all cores"),
-            None,
-            env="LLAMA_ARG_THREADS_BATCH",
-        ),
-        *PLACEMENT,
+            o.names,
+            o.help,
+            o.kind,
+            o.default,
+            o.metavar,
+            env=o.env,
+            off=o.off,
+            many=o.many,
+            then_number=o.then_number,
+        )
+        for o in (OPTIONS[name] for name in names.split())
+    )
+
+
+DEVICE, THREADS = model_flags("device threads")
+PLACEMENT = model_flags("rpc gpu_layers split_mode tensor_split main_gpu override_tensor cpu_moe n_cpu_moe")
+PLACE = Group("Device", (DEVICE, THREADS, *model_flags("threads_batch"), *PLACEMENT))
+CONTEXT = Group(
+    "Context and batches",
+    model_flags(
+        "ctx_size parallel kv_unified kv_unified_per_slot batch_size ubatch_size cache_type_k cache_type_v",
     ),
 )
-
+CACHE = Group(
+    "Cache",
+    (
+        *model_flags("cache_ram ctx_checkpoints swa_full cache_idle_slots context_shift cache_reuse"),
+        Flag(
+            "--slot-save-path",
+            "the folder that POST /slots/{id}?action=save and restore use",
+            folder_name,
+            "",
+            "FOLDER",
+            env="LLAMA_ARG_SLOT_SAVE_PATH",
+        ),
+    ),
+)
+MODEL_KEYS = Group(
+    "In the place of what the model's file says (0: as it says)",
+    model_flags("override_kv rope_scaling rope_scale rope_freq_scale rope_freq_base yarn_orig_ctx"),
+)
+SPECULATION = Group(
+    "Speculative decoding (same texts, fewer steps; a request may choose with speculative.type)",
+    (
+        *model_flags("spec_type spec_default model_draft"),
+        Flag(
+            "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
+            "a draft model of Hugging Face's hub: USER/REPO:QUANT",
+            Repo.parse,
+            metavar="REPO",
+            env="LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+        ),
+        *model_flags("device_draft spec_draft_n_max spec_draft_adapt spec_draft_n_min spec_draft_p_min"),
+        *model_flags("cache_type_k_draft cache_type_v_draft gpu_layers_draft"),
+        *model_flags("spec_ngram_simple_size_n spec_ngram_simple_size_m spec_ngram_simple_min_hits"),
+        *model_flags("spec_ngram_map_k_size_n spec_ngram_map_k_size_m spec_ngram_map_k_min_hits"),
+        *model_flags("spec_ngram_map_k4v_size_n spec_ngram_map_k4v_size_m spec_ngram_map_k4v_min_hits"),
+        *model_flags("spec_ngram_mod_n_match spec_ngram_mod_n_min spec_ngram_mod_n_max"),
+    ),
+)
 SAMPLING = Group(
     "Sampling defaults (a request's own fields come first)",
     (
@@ -163,13 +191,7 @@ SERVING = Group(
             env="LLAMA_ARG_CORS_ORIGINS",
         ),
         Flag("-to --timeout", "seconds to wait for a client", whole(1), 3600, env="LLAMA_ARG_TIMEOUT"),
-        Flag(
-            "--sleep-idle-seconds",
-            "seconds without work after which the model leaves memory; the next request loads it again; -1: never",
-            whole(1, or_minus_one="never"),
-            -1,
-            env="LLAMA_ARG_SLEEP_IDLE_SECONDS",
-        ),
+        *model_flags("sleep_idle_seconds"),
         Flag(
             "-a --alias",
             "names of the model, separated by commas",
@@ -217,20 +239,9 @@ REQUESTS = Group(
             env="LLAMA_ARG_CACHE_PROMPT",
             off="--no-cache-prompt",
         ),
-        *QUEUE,
-        Flag("-sps --slot-prompt-similarity", "prefer a slot with this much of the prompt", number(0, 1), 0.1, "X"),
+        *model_flags("queue_requests queue_tokens slot_prompt_similarity"),
         Flag("-r --reverse-prompt", "a text that ends an answer; may be given again", text, None, "TEXT", many=True),
-        Flag(
-            "--chat-template",
-            "a Jinja template to use instead of the model's",
-            text,
-            None,
-            "TEMPLATE",
-            env="LLAMA_ARG_CHAT_TEMPLATE",
-        ),
-        Flag(
-            "--chat-template-file", "the same from a file", file_name, None, "FILE", env="LLAMA_ARG_CHAT_TEMPLATE_FILE"
-        ),
+        *model_flags("chat_template chat_template_file"),
         Flag(
             "--chat-template-kwargs",
             "variables of the template, a JSON object",
@@ -262,20 +273,7 @@ REQUESTS = Group(
             "MODE",
             env="LLAMA_ARG_REASONING",
         ),
-        Flag(
-            "--embedding --embeddings",
-            "make ready for embeddings at start; they work without it, the first one may be slow",
-            env="LLAMA_ARG_EMBEDDINGS",
-        ),
-        Flag(
-            "--pooling",
-            "how a text's vectors become one: none, mean, cls, last, rank (default: what the model says)",
-            choice("none", "mean", "cls", "last", "rank"),
-            None,
-            "TYPE",
-            env="LLAMA_ARG_POOLING",
-        ),
-        Flag("--rerank --reranking", "serve /rerank: pooling is rank", env="LLAMA_ARG_RERANKING"),
+        *model_flags("embedding pooling rerank"),
         Flag(
             "--prefill-assistant",
             "go on with a last message of the assistant",
@@ -305,34 +303,7 @@ TUNING = Group(
     ),
 )
 
-LORA = Group(
-    "Adapters",
-    (
-        Flag(
-            "--lora",
-            "a LoRA adapter; may be given again, or several separated by commas",
-            file_names,
-            None,
-            "FILE",
-            many=True,
-        ),
-        Flag(
-            "--lora-scaled",
-            "the same with a scale, or FILE SCALE; may be given again, or several separated by commas",
-            file_names,
-            None,
-            "FILE:SCALE",
-            many=True,
-            then_number=True,
-        ),
-        Flag(
-            "--lora-init-without-apply",
-            "requests that do not say get no adapter; POST /lora-adapters changes that",
-        ),
-    ),
-)
-
-SPECULATION = speculation_group(KV_TYPES)
+LORA = Group("Adapters", model_flags("lora lora_scaled lora_init_without_apply"))
 GENERAL = (HELP, Flag("--version", "show the version and leave"))
 SERVE = (
     Group(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from logitless.cli.flags.flags import (
-    IGNORED,
-    Flag,
-    Group,
+from logitless.cli.flags.flags import IGNORED, Flag, Group
+from logitless.cli.flags.model_options import MODEL
+from logitless.cli.flags.options import DEVICE, HELP, JSON, THREADS, VERBOSE
+from logitless.engine.loading.values import (
     choice,
     file_name,
     file_names,
@@ -16,8 +16,6 @@ from logitless.cli.flags.flags import (
     whole,
     words,
 )
-from logitless.cli.flags.model_options import MODEL
-from logitless.cli.flags.options import DEVICE, HELP, JSON, THREADS, VERBOSE
 
 _RANKS = {
     "tok_embd": "token embedding",

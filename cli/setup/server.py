@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from logitless.cli.flags import speculation, tls
+from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError
-from logitless.cli.setup import engine as load
+from logitless.cli.setup.sampling import sampling_defaults
 
 if TYPE_CHECKING:
-    from logitless.engine.model_info import ModelInfo
-    from logitless.engine.runner.model_runner import Engine
-    from logitless.models.chat.template import ChatTemplate
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.tokenizer import Tokenizer
+    from logitless.engine.loading.open_model import OpenModel
     from logitless.server.config import ServerConfig
 
 
@@ -38,51 +33,18 @@ def import_http() -> Any:
         ssl.create_default_context = whole
 
 
-def chat_template(options: SimpleNamespace, gguf: GGUFFile, vocabulary: Tokenizer) -> ChatTemplate:
-    from logitless.models.chat.template import ChatTemplateError, from_metadata
-
-    source, flag = options.chat_template, "--chat-template"
-    if options.chat_template_file:
-        source, flag = load.text_file(options.chat_template_file), "--chat-template-file"
-    try:
-        return from_metadata(gguf.metadata, vocabulary, source)
-    except ChatTemplateError as error:
-        if source is not None:
-            raise CliError(f"{flag}: {error}") from None
-        print(f"logitless: the model's chat template is not usable, ChatML stands in: {error}", file=sys.stderr)
-        return from_metadata({}, vocabulary)
-
-
-def model_info(engine: Engine, vocabulary: Tokenizer) -> ModelInfo:
-    from logitless.engine.model_info import ModelInfo
-    from logitless.models.gguf.types import FILE_TYPES
-
-    h, gguf = engine.hparams, engine.gguf
-    file_type = gguf.metadata.get("general.file_type")
-    return ModelInfo(
-        n_ctx=engine.n_ctx_slot,
-        n_ctx_train=h.n_ctx_train,
-        n_vocab=vocabulary.n_vocab,
-        n_embd=h.n_embd,
-        n_params=gguf.n_params,
-        nbytes=sum(t.nbytes for t in gguf.tensors.values()),
-        vocab_type=int(vocabulary.vocab_type),
-        ftype=FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
-        generates=h.causal,
-    )
-
-
-def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -> ServerConfig:
-    from logitless.cli.flags.cache_options import slot_folder
+def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
+    """The server's settings for this model."""
+    from logitless.engine.loading.drafting import model_kinds
     from logitless.server.config import ServerConfig
 
     return ServerConfig(
         **listening(options),
-        model_path=str(path),
+        model_path=str(model.path),
         alias=options.alias[0] if options.alias else "",
         aliases=tuple(options.alias),
         tags=tuple(options.tags),
-        n_parallel=load.n_slots(options),
+        n_parallel=model.options.n_slots,
         n_predict=options.predict,
         n_keep=options.keep,
         cache_prompt=options.cache_prompt,
@@ -92,9 +54,9 @@ def server_config(options: SimpleNamespace, path: Path, vocabulary: Tokenizer) -
         spm_infill=options.spm_infill,
         static=static_folder(options.path),
         reverse_prompts=tuple(options.reverse_prompt),
-        defaults=load.sampling_defaults(options, vocabulary),
-        speculation=speculation.defaults(options),
-        models_that_draft=speculation.models(options),
+        defaults=sampling_defaults(options, model.tokenizer),
+        speculation=model.speculation,
+        models_that_draft=model_kinds(model.options),
         metrics=options.metrics,
         slots=options.slots,
         slot_save_path=slot_folder(options.slot_save_path),
@@ -159,6 +121,15 @@ def api_prefix(prefix: str) -> str:
     if not re.fullmatch(r"[\w.~/-]*", prefix, re.ASCII):
         raise CliError(f"--api-prefix: {prefix!r} must be letters, digits, '-', '_', '.', '~' and '/'")
     return prefix if not prefix or prefix.startswith("/") else f"/{prefix}"
+
+
+def slot_folder(path: str) -> str:
+    """--slot-save-path, if it is a folder that files can be made in."""
+    if path and not os.path.isdir(path):
+        raise CliError(f"--slot-save-path: {path} is not a folder")
+    if path and not os.access(path, os.W_OK | os.X_OK):
+        raise CliError(f"--slot-save-path: {path} cannot be written to")
+    return path
 
 
 def reuse_port(options: SimpleNamespace) -> bool:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
 from logitless.cli.progress import COMPILING, show_compiling
-from logitless.cli.setup import engine
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
@@ -117,6 +116,7 @@ def open_session(o: SimpleNamespace) -> Iterator[Session]:
 def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resumed: Checkpoint | None) -> int:
     """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end."""
     from logitless.backends import self_test
+    from logitless.engine.loading.open_model import generating_hparams
     from logitless.models import tokenizer
     from logitless.models.chat.template import from_metadata
     from logitless.models.gguf.file import GGUFFile
@@ -129,7 +129,7 @@ def run(o: SimpleNamespace, model: Path, make: MakeTrainable, output: str, resum
     check_outputs(o, output)
     began = time.monotonic()
     with GGUFFile.open(model) as gguf, open_session(o) as session:
-        h = engine.hparams_of_writer(gguf, model)
+        h = generating_hparams(gguf, model)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=model)
         template = from_metadata(gguf.metadata, vocabulary)
         trainer_settings, dataset, indices = prepare(o, vocabulary, template)

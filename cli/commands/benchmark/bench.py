@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ import numpy as np
 from logitless.cli.commands.benchmark.limits import decode_work, prompt_work
 from logitless.cli.commands.benchmark.ops import Ops, Profile, profiled, table_of
 from logitless.cli.flags.flags import UsageError
-from logitless.cli.setup import engine
+from logitless.cli.progress import compile_progress
+from logitless.cli.setup.model import model_options, model_path
 
 if TYPE_CHECKING:
     from logitless.engine.batch import UBatch
@@ -48,7 +50,7 @@ def run(options: SimpleNamespace) -> int:
 
 def measure(options: SimpleNamespace) -> dict[str, Any]:
     """The machine's limits on the most threads, and a row for each test, batch and number of threads."""
-    path = engine.model_path(options, "bench")
+    path = model_path(options, "bench")
     if not options.n_prompt and not options.n_gen:
         raise UsageError("bench: -p and -n are both 0")
     from logitless.backends.host import cores
@@ -111,9 +113,10 @@ class Measured:
 class Bench:
     """One engine on some threads; each slot has pages of its own."""
 
-    def __init__(self, path: str, options: SimpleNamespace, n_threads: int) -> None:
+    def __init__(self, path: Path, options: SimpleNamespace, n_threads: int) -> None:
         from logitless.backends.registry import cpu_peaks
         from logitless.engine.batch import PAGE
+        from logitless.engine.loading.open_model import load_weights, open_model
 
         n_slots = max(options.batch)
         self.depth: int = options.n_depth
@@ -125,14 +128,16 @@ class Bench:
             "threads": n_threads,
             "threads_batch": None,
             "batch_size": options.ubatch_size,
+            "swa_full": True,
         }
         self.row: Row | None = greedy()
-        self.engine: Engine = engine.open_engine(path, SimpleNamespace(**(vars(options) | settings)))
+        self.engine: Engine = open_model(path, model_options(options, **settings), generates=True).engine()
         self.profile: Profile | None = None
         if options.ops:
             self.profile = Profile()
             self.engine.session.observer = self.profile.add
-        engine.load_weights(self.engine)
+        with compile_progress():
+            load_weights(self.engine)
         self.peaks = cpu_peaks(self.engine.session.backends[-1])
         self.seen: list[Machine] = []  # its limits, each time that they were measured
 

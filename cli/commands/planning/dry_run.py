@@ -6,15 +6,13 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from logitless.engine.async_engine import Service
     from logitless.engine.batch import StepResult, UBatch
+    from logitless.engine.loading.open_model import OpenModel
     from logitless.engine.runner.model_runner import Engine
-    from logitless.engine.scheduler.scheduler import Scheduler
-    from logitless.models.chat.template import ChatTemplate
-    from logitless.models.tokenizer import Tokenizer
 
 T = TypeVar("T")
 LONGEST = 4096  # tokens of a request's prompt
@@ -39,18 +37,17 @@ class Understudy:
 
 
 async def rehearse(
+    model: OpenModel,
     engine: Engine,
-    words: Tokenizer,
-    template: ChatTemplate | None,
-    make_scheduler: Callable[[Any], Scheduler],
     load: Callable[[], T],
     measure: Callable[[], int],
 ) -> tuple[T, int]:
     """What `load` returned on the engine's thread, and what `measure` did after a prompt for each slot that is as long
     as one may be, and after requests that have all slots at once."""
-    from logitless.cli.setup.server import import_http, model_info
+    from logitless.cli.setup.server import import_http
     from logitless.engine.async_engine import Served, Service
     from logitless.engine.batch import PAGE
+    from logitless.engine.loading.open_model import model_info
     from logitless.server.config import ServerConfig
 
     loop = asyncio.get_running_loop()
@@ -59,7 +56,8 @@ async def rehearse(
 
     def build() -> Served:
         held.append(load())
-        return Served(make_scheduler(Understudy(engine)), words, template, model_info(engine, words), engine=None)
+        scheduler = model.scheduler(cast("Engine", Understudy(engine)))
+        return Served(scheduler, model.tokenizer, model.template, model_info(engine, model.tokenizer))
 
     service = Service()
     service.start(build)

@@ -11,17 +11,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from logitless.cli.flags import speculation
-from logitless.cli.progress import COMPILING
-from logitless.cli.setup import engine as load
-from logitless.cli.setup import speculation as drafting
+from logitless.cli.progress import COMPILING, show_compiling
+from logitless.cli.setup.model import model_options, model_path
 
 if TYPE_CHECKING:
+    from logitless.engine.loading.open_model import OpenModel
     from logitless.engine.runner.model_runner import Engine
     from logitless.graph.execution.partition import Placement
     from logitless.graph.execution.session import DeviceBytes
@@ -52,19 +50,19 @@ def measured(make: Callable[[T], Report], options: T) -> Report:
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device, and the ops that each runs in the largest ordinary step."""
-    from logitless.cli.commands.devices import total_memory
-    from logitless.cli.flags.cache_options import cache_ram_bytes
+    from logitless.engine.loading.memory import cache_ram_bytes
+    from logitless.engine.loading.open_model import open_model
     from logitless.graph.execution.describe import describe
 
-    path = load.model_path(options, "plan")
-    speculation.defaults(options)
-    engine = load.open_engine(path, options)
-    drafting.check_draft_model(options, engine.gguf)
-    draft = drafting.draft_engine(options, engine)
+    path = model_path(options, "plan")
+    show_compiling()
+    model = open_model(path, model_options(options), generates=True)
+    engine = model.engine()
+    draft = model.draft_engine(engine)
     for one in (engine, draft):
         if one is not None:
             one.session.eval_order = options.eval_order
-    sizes, sizes_of_draft, process = rehearse(options, engine, path, draft)
+    sizes, sizes_of_draft, process = rehearse(model, engine, draft)
     placement, arenas = engine.measure()  # afterwards: a server keeps no graph
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -86,7 +84,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
         "process": process,
         "total": process + sum(d.total for d in sizes + sizes_of_draft),
-        "prompts": cache_ram_bytes(options.cache_ram, total_memory()),
+        "prompts": cache_ram_bytes(options.cache_ram),
         "segments": len(placement.segments),
         "seams": len(placement.seams),
         "crossings": crossings(placement, names),
@@ -109,28 +107,21 @@ def memory_of(d: DeviceBytes) -> dict[str, Any]:
 
 
 def rehearse(
-    options: SimpleNamespace, engine: Engine, path: str, draft: Engine | None
+    model: OpenModel, engine: Engine, draft: Engine | None
 ) -> tuple[list[DeviceBytes], list[DeviceBytes], int]:
     """Bytes of each device, those of a model that drafts, and of the process of a server whose slots are all busy."""
     import asyncio
 
     from logitless.cli.commands.planning import dry_run
-    from logitless.models import tokenizer
-    from logitless.models.chat.template import from_metadata
     from logitless.models.grammar import vocabulary
-
-    metadata = engine.gguf.metadata
-    words = tokenizer.from_metadata(metadata, path=path)
 
     def make_all() -> tuple[list[DeviceBytes], list[DeviceBytes], object]:
         sizes, programs = engine.rehearse()
         of_draft, others = draft.rehearse() if draft is not None else ([], None)
-        vocabulary.prepare_ahead(words)
+        vocabulary.prepare_ahead(model.tokenizer)
         return sizes, of_draft, (programs, others)
 
-    template = from_metadata(metadata, words)
-    make_scheduler = partial(load.make_scheduler, tokenizer=words, options=options)
-    serving = dry_run.rehearse(engine, words, template, make_scheduler, make_all, own_bytes)
+    serving = dry_run.rehearse(model, engine, make_all, own_bytes)
     (sizes, of_draft, _), process = asyncio.run(serving)
     ends = sum(large_pages(d.device, d.weights, d.states + d.arena) for d in sizes + of_draft)
     return sizes, of_draft, process + ends

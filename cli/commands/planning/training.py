@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from logitless.cli.commands.planning.plan import large_pages, measured, mib, own_bytes
 from logitless.cli.commands.training import finetune
 from logitless.cli.flags.flags import CliError, UsageError
-from logitless.cli.setup import engine, training_run
+from logitless.cli.setup import training_run
+from logitless.cli.setup.model import model_path
 
 if TYPE_CHECKING:
     from logitless.training.step import Footprint
@@ -43,11 +44,12 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
             return _report(options, start, options.shape, full=True)
     if options.lora_out and (options.full or options.output):
         raise UsageError("plan finetune: --lora-out is an adapter, -o and --full are the whole model: give one of them")
-    path = Path(engine.model_path(options, "plan finetune"))
+    path = model_path(options, "plan finetune")
     return _report(options, path, str(path), full=bool(options.full or options.output))
 
 
 def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
+    from logitless.engine.loading.open_model import generating_hparams
     from logitless.models import tokenizer
     from logitless.models.chat.template import from_metadata
     from logitless.models.gguf.file import GGUFFile
@@ -57,7 +59,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
 
     wanted = training_run.settings(o)
     with GGUFFile.open(path) as gguf, training_run.open_session(o) as session:
-        h = engine.hparams_of_writer(gguf, path)
+        h = generating_hparams(gguf, path)
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         template = from_metadata(gguf.metadata, vocabulary)
         data = training_run.prepare(o, vocabulary, template) if o.file else None

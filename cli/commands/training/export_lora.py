@@ -10,7 +10,7 @@ from logitless.cli.flags.flags import UsageError
 
 def run(options: SimpleNamespace) -> int:
     from logitless.cli.outputs import check_output
-    from logitless.cli.setup.adapters import scaled
+    from logitless.engine.loading.adapters import scaled
     from logitless.models.adapters.lora import read_adapter
     from logitless.models.adapters.merge import merge
     from logitless.models.gguf.file import GGUFFile

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from logitless.cli.flags.flags import CliError, UsageError
-from logitless.cli.setup import engine, training_run
+from logitless.cli.setup import training_run
+from logitless.cli.setup.model import model_path
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
@@ -21,7 +22,7 @@ def run(options: SimpleNamespace) -> int:
     from logitless.training.errors import TrainingError
     from logitless.training.trainable import FULL, LORA
 
-    path = Path(engine.model_path(options, "finetune"))
+    path = model_path(options, "finetune")
     if bool(options.lora_out) == bool(options.output):
         raise UsageError("finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model")
     kind = LORA if options.lora_out else FULL

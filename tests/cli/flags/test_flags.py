@@ -5,22 +5,19 @@ from __future__ import annotations
 import pytest
 
 from logitless.cli.flags import help
-from logitless.cli.flags.flags import (
-    CliError,
-    Flag,
-    UsageError,
+from logitless.cli.flags.flags import CliError, Flag, UsageError, parse
+from logitless.cli.main import COMMANDS
+from logitless.engine.loading.values import (
     address,
     choice,
     json_object,
+    metadata_rules,
     number,
-    parse,
     text,
     whole,
     wholes,
     words,
 )
-from logitless.cli.flags.model_keys import rules
-from logitless.cli.main import COMMANDS
 
 FLAGS = (
     Flag("-m --model", "", text, None, env="LLAMA_ARG_MODEL"),
@@ -80,10 +77,10 @@ def test_switches(environ: dict[str, str], argv: list[str], expected: bool) -> N
 
 def test_rules_for_keys() -> None:
     text = "a.b=int:-7,tokenizer.x=bool:false,name=str:a,b=c:1,x=float:1e-3"
-    assert rules(text) == [("a.b", -7), ("tokenizer.x", False), ("name", "a,b=c:1"), ("x", 0.001)]
+    assert metadata_rules(text) == [("a.b", -7), ("tokenizer.x", False), ("name", "a,b=c:1"), ("x", 0.001)]
     for wrong in ("", "a", "a=1", "a=int:", "a=int:1.5", "a=bool:1", "a=float:nan", "=str:x", f"a=int:{9**99}"):
         with pytest.raises(ValueError, match=r"is not|has a"):
-            rules(wrong)
+            metadata_rules(wrong)
 
 
 @pytest.mark.parametrize(

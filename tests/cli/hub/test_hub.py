@@ -22,7 +22,7 @@ from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import download, model_source
 from logitless.cli.hub.hub import Hub
 from logitless.cli.hub.repository import choose, choose_block
-from logitless.cli.setup.speculation import find_draft_model
+from logitless.cli.setup.model import find_draft_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONTENT = bytes(range(256)) * 40
@@ -415,7 +415,7 @@ def test_draft_mtp_looks_for_one(
 ) -> None:
     """Not where the model has a block itself, unless another repository is named."""
     monkeypatch.setattr("logitless.cli.hub.hub.cache_folder", lambda: tmp_path)
-    monkeypatch.setattr("logitless.cli.setup.speculation._has_block", lambda _: has_block)
+    monkeypatch.setattr("logitless.cli.setup.model._has_mtp_head", lambda _: has_block)
     hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT, "mtp-m-Q8_0.gguf": CONTENT[::-1]}
     given = {"hf_repo": None, "hf_repo_draft": None} | {flag: Repo("u/r")}
     options = SimpleNamespace(**given, model_draft=None, spec_type="draft-mtp", hf_token=None, offline=False)

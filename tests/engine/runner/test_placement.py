@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from logitless.cli.flags.flags import CliError, UsageError, parse
+from logitless.cli.flags.flags import UsageError, parse
 from logitless.cli.flags.options import PLACE
-from logitless.cli.flags.placement import placement
+from logitless.cli.setup.model import model_options
+from logitless.engine.loading.options import OptionError
+from logitless.engine.loading.placement import placement
 from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
@@ -135,7 +137,7 @@ def test_an_override_moves_weights_and_not_their_layer() -> None:
 
 
 def flags(*words: str) -> tuple[tuple[str, ...], PlacementOptions]:
-    return placement(parse(PLACE.flags, words, {}))
+    return placement(model_options(parse(PLACE.flags, words, {})))
 
 
 def test_flags() -> None:
@@ -169,10 +171,10 @@ def test_experts_on_the_cpu(words: str, on_cpu: set[int]) -> None:
             assert not any(re.search(p, f"blk.{layer}.ffn_{name}.weight") for p, _ in rules)
 
 
-def test_layers_for_devices_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_for_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
     """llama-server without a GPU says so and goes on."""
     assert flags("-ngl", "99", "-ts", "1", "-mg", "0")[0] == ("cpu",)
-    assert "--gpu-layers: --device names the CPU only" in capsys.readouterr().err
+    assert "--gpu-layers: --device names the CPU only" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_layers_for_devices_that_are_not_there(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_wrong_flags(words: str, line: str) -> None:
-    with pytest.raises((UsageError, CliError), match="^" + re.escape(line)):
+    with pytest.raises((UsageError, OptionError), match="^" + re.escape(line)):
         flags("--device", "opencl:0,vulkan:0", *words.split())
 
 

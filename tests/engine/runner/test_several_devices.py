@@ -16,10 +16,10 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.cli.commands.planning import plan
-from logitless.cli.flags.flags import CliError
 from logitless.cli.progress import CompileProgress
-from logitless.cli.setup.engine import load_weights
 from logitless.engine.batch import DeviceFailed, UBatch
+from logitless.engine.loading.open_model import load_weights
+from logitless.engine.loading.options import OptionConflict
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.engine.runner.placement import PlacementOptions
@@ -173,7 +173,7 @@ def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, mon
     monkeypatch.setattr(Flaky, "load", full)
     engine = Engine(model, EngineOptions(64, 1, 8, devices=("opencl:0",)))
     with pytest.raises(
-        CliError, match=r"^out of memory \(opencl:0: no room\); --gpu-layers N leaves layers to the CPU$"
+        OptionConflict, match=r"^out of memory \(opencl:0: no room\); --gpu-layers N leaves layers to the CPU$"
     ):
         load_weights(engine)
     engine.close()

@@ -13,7 +13,9 @@ import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.flags.flags import parse
-from logitless.cli.flags.model_keys import MODEL_KEYS, overrides
+from logitless.cli.flags.options import MODEL_KEYS
+from logitless.cli.setup.model import model_options
+from logitless.engine.loading.open_model import metadata_overrides
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.graph.execution.session import Session
 from logitless.models.batch import Batch, PagedMemory
@@ -152,12 +154,12 @@ def test_what_stands_in_for_the_files_keys(tmp_path: Path, in_file: dict[str, An
     words = ["--rope-scaling", "yarn", "--rope-freq-scale", "0.25", "--yarn-orig-ctx", "64"]
     flags = parse(MODEL_KEYS.flags, [*words, "--override-kv", "qwen2.rope.scaling.attn_factor=float:1.25"], {})
     want = reference(s, t, tokens(s), yarn(s, 4.0, 64, 1.25), no_window, s.d**-0.5, (0, 0))
-    assert error(compute(path, s, tokens(s), overrides=overrides(flags)), want) < 1e-4
+    assert error(compute(path, s, tokens(s), overrides=metadata_overrides(model_options(flags))), want) < 1e-4
     assert error(compute(path, s, tokens(s)), want) > 1e-2
     for key, kind in (("general.architecture", "a string"), ("qwen2.block_count", "a number")):
         flags = parse(MODEL_KEYS.flags, ["--override-kv", f"{key}=bool:true"], {})
         with pytest.raises(ModelFileError, match=f"m.gguf: key '{key}' is {kind}, and a boolean is to stand in for it"):
-            GGUFFile.open(path, overrides(flags))
+            GGUFFile.open(path, metadata_overrides(model_options(flags)))
 
 
 def test_rope_factors_of_llama_3(tmp_path: Path) -> None:

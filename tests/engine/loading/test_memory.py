@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from logitless.cli.setup.cache_bytes import cache_bytes
 from logitless.engine.kv_cache.host_cache import HostCache
 from logitless.engine.kv_cache.manager import KvCache
+from logitless.engine.loading.memory import cache_bytes
 from logitless.engine.runner.model_runner import Engine, EngineOptions
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of

@@ -1,0 +1,67 @@
+"""The model that the flags name: its file, downloaded where need be, and its options."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from logitless.cli.flags.flags import UsageError
+from logitless.engine.loading.options import ModelOptions
+
+
+def model_options(options: SimpleNamespace, **settings: Any) -> ModelOptions:
+    """The model options of a command's flags; `settings` come first."""
+    names = {f.name for f in fields(ModelOptions)}
+    return ModelOptions(**({k: v for k, v in vars(options).items() if k in names} | settings))
+
+
+def model_path(options: SimpleNamespace, command: str) -> Path:
+    """The model's file. UsageError: no flag names one."""
+    path = named_model(options)
+    if path is None:
+        raise UsageError(f"{command}: -m FILE is required")
+    return path
+
+
+def named_model(options: SimpleNamespace) -> Path | None:
+    """The model's file, downloaded if need be; None: no flag names one."""
+    if any(getattr(options, flag, None) for flag in ("hf_repo", "hf_file", "model_url")):
+        from logitless.cli.hub import model_source
+
+        return model_source.find(options)
+    return Path(options.model) if options.model else None
+
+
+def find_draft_model(options: SimpleNamespace, path: Path) -> None:
+    """Set `model_draft` to the draft model, or the MTP head, of the hub, downloaded if need be.
+
+    `path`: the model's file.
+    """
+    from logitless.engine.speculation.settings import MODEL, NEXTN
+
+    if options.hf_repo_draft is not None and options.model_draft:
+        raise UsageError("--hf-repo-draft and --model-draft: give one of them")
+    kinds = [kind.strip() for kind in options.spec_type.split(",")]
+    repo, wants_head = options.hf_repo_draft, NEXTN in kinds and MODEL not in kinds
+    if repo is None and wants_head and not options.model_draft and not _has_mtp_head(path):
+        repo = options.hf_repo
+    if repo is None:
+        return
+    from logitless.cli.hub.hub import Hub
+
+    hub = Hub(options.hf_token, offline=options.offline)
+    file = hub.block(repo, path) if wants_head else None
+    if file is None and options.hf_repo_draft is not None:
+        file = hub.model(repo)
+    options.model_draft = None if file is None else str(file)
+
+
+def _has_mtp_head(path: Path) -> bool:
+    from logitless.models.architectures.mtp import can_guess
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.model import hparams_of
+
+    with GGUFFile.open(path) as gguf:
+        return can_guess(gguf, hparams_of(gguf))

@@ -1,0 +1,95 @@
+"""Sampling flags: the sampling parameters of requests that say nothing about them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from logitless.cli.flags.flags import UsageError
+from logitless.cli.flags.options import SAMPLING
+from logitless.engine.loading.options import text_file
+
+if TYPE_CHECKING:
+    from logitless.engine.sampling.grammar_mask import Constraint
+    from logitless.engine.sampling.sampler import SamplingParams
+    from logitless.models.tokenizer import Tokenizer
+
+# flag → field of a request, where the names differ
+_FIELDS = {
+    "temp": "temperature",
+    "dynatemp_exp": "dynatemp_exponent",
+    "typical": "typical_p",
+    "mirostat_lr": "mirostat_eta",
+    "mirostat_ent": "mirostat_tau",
+}
+_GRAMMARS = {  # flag → kind of grammar
+    "grammar": "gbnf",
+    "grammar_file": "gbnf",
+    "json_schema": "json_schema",
+    "json_schema_file": "json_schema",
+}
+_APART = {"samplers", "sampler_seq", "dry_sequence_breaker", "logit_bias", "ignore_eos", "backend_sampling", *_GRAMMARS}
+_BIAS = re.compile(r"(\d+)([+-].+)")
+
+
+def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer) -> SamplingParams:
+    """The sampling flags, read by the very parser that reads a request's fields."""
+    from logitless.engine.errors import InvalidRequest
+    from logitless.engine.sampling.sampler import SamplingParams, chain_from_names
+    from logitless.server.protocol.fields import Fields
+    from logitless.server.protocol.sampling import parse_sampling
+
+    flags = [f.dest for f in SAMPLING.flags if f.dest not in _APART]
+    body = {_FIELDS.get(flag, flag): getattr(options, flag) for flag in flags}
+    body["samplers"] = options.sampler_seq or [name for name in re.split("[;,]", options.samplers) if name]
+    if options.dry_sequence_breaker:
+        body["dry_sequence_breakers"] = options.dry_sequence_breaker
+    body["ignore_eos"] = options.ignore_eos
+    flag = "--sampler-seq" if options.sampler_seq else "--samplers"
+    try:
+        _, unknown = chain_from_names(body["samplers"])
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if unknown:
+        raise UsageError(f"{flag}: unknown sampler {unknown[0][:32]!r}")
+    try:
+        params = parse_sampling(Fields(body), SamplingParams(), tokenizer, 0)
+    except InvalidRequest as error:
+        raise UsageError(error.message.replace("field '", "flag '")) from None
+    if options.dry_sequence_breaker == ["none"]:
+        params = replace(params, dry_sequence_breakers=())
+    bias = tuple(_bias(text, tokenizer.n_vocab) for text in options.logit_bias)
+    return replace(params, logit_bias=(*bias, *params.logit_bias), grammar=_constraint(options, tokenizer))
+
+
+def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> Constraint | None:
+    """The grammar of the flags, if any."""
+    given = [flag for flag in _GRAMMARS if getattr(options, flag)]
+    if not given:
+        return None
+    from logitless.engine.sampling.grammar_mask import Constraint
+    from logitless.models.grammar import Grammar, GrammarError
+
+    names = [f"--{flag.replace('_', '-')}" for flag in given]
+    if len(given) > 1:
+        raise UsageError(f"{names[1]}: cannot be given together with {names[0]}")
+    value, kind = getattr(options, given[0]), _GRAMMARS[given[0]]
+    source = text_file(value) if given[0].endswith("_file") else value
+    try:
+        return Constraint(Grammar.compile(kind, source, tokenizer), source if kind == "gbnf" else "")
+    except GrammarError as error:
+        raise UsageError(f"{names[0]}: {error}") from None
+
+
+def _bias(text: str, n_vocab: int) -> tuple[int, float]:
+    found = _BIAS.fullmatch(text)
+    try:
+        token, value = int(found[1]), float(found[2])  # type: ignore[index]
+    except (TypeError, ValueError):
+        raise UsageError(f"--logit-bias: {text!r} is not a token id and a number, such as 15043+1") from None
+    if token >= n_vocab or math.isnan(value) or value == math.inf:
+        raise UsageError(f"--logit-bias: {text!r}: ids end at {n_vocab - 1}, and the bias is a number or -inf")
+    return token, value

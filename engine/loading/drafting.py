@@ -1,0 +1,166 @@
+"""Speculative decoding from the options: kinds of drafters, the draft model, the MTP head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from logitless.engine.loading.options import ModelOptions, OptionConflict, OptionError
+from logitless.engine.loading.placement import n_layers
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.runner.placement import PlacementOptions
+from logitless.engine.speculation.draft_length import Worth
+from logitless.engine.speculation.draft_model import ModelDrafter
+from logitless.engine.speculation.mtp import NextnDrafter
+from logitless.engine.speculation.settings import (
+    KINDS,
+    MODEL,
+    MODEL_ONLY,
+    NEXTN,
+    NgramSizes,
+    SpeculationParams,
+    SpeculationSettings,
+)
+from logitless.engine.speculation.speculator import BatchDrafter, Speculator
+from logitless.engine.speculation.state_rows import N_ROWS
+from logitless.models.architectures.mtp import can_guess
+from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.overrides import Overrides
+from logitless.models.model import hparams_of
+from logitless.models.tokenizer import Tokenizer
+from logitless.models.weights.weights import check_weights
+
+MAX_VOCAB_DIFFERENCE = 128  # tokens; like the next, llama.cpp's rule
+FIRST_COMMON = 5  # the token id from which on both vocabularies must agree
+
+
+def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
+    """The kinds of `spec_type`, each once."""
+    kinds = [kind for kind in (part.strip() for part in options.spec_type.split(",")) if kind not in ("", "none")]
+    for kind in kinds:
+        if kind in MODEL_ONLY:
+            raise OptionError(f"--spec-type: {kind} is not supported; this server has {', '.join(KINDS)}")
+        if kind not in KINDS:
+            raise OptionError(f"--spec-type: {kind[:32]!r} is not one of none, {', '.join(KINDS)}")
+    return tuple(dict.fromkeys(kinds))
+
+
+def mtp_file(options: ModelOptions) -> str:
+    """The file of the MTP head: `model_draft`, where draft-mtp and no draft model is wanted; "": none."""
+    kinds = spec_kinds(options)
+    return options.model_draft or "" if NEXTN in kinds and MODEL not in kinds else ""
+
+
+def model_kinds(options: ModelOptions) -> tuple[str, ...]:
+    """The kinds of drafters that have weights: a draft model, the MTP head."""
+    with_model = bool(options.model_draft) and not mtp_file(options)
+    return ((MODEL,) if with_model else ()) + ((NEXTN,) if NEXTN in spec_kinds(options) else ())
+
+
+def default_speculation(options: ModelOptions) -> SpeculationParams:
+    """Speculation of a request that says nothing about it."""
+    kinds = spec_kinds(options)
+    if MODEL in kinds and MODEL not in model_kinds(options):
+        raise OptionConflict(f"--spec-type {MODEL} needs --model-draft FILE")
+    if options.spec_default and "ngram-mod" not in kinds:
+        kinds = (*kinds, "ngram-mod")
+    return SpeculationParams(kinds, n_min=options.spec_draft_n_min, p_min=options.spec_draft_p_min)
+
+
+def speculation_settings(options: ModelOptions) -> SpeculationSettings:
+    """Lengths of keys and drafts of each kind."""
+
+    def sizes(kind: str) -> NgramSizes:
+        return NgramSizes(*(getattr(options, f"spec_{kind}_{name}") for name in ("size_n", "size_m", "min_hits")))
+
+    return SpeculationSettings(
+        draft_n_max=options.spec_draft_n_max,
+        simple=sizes("ngram_simple"),
+        map_k=sizes("ngram_map_k"),
+        map_k4v=sizes("ngram_map_k4v"),
+        mod_n_match=options.spec_ngram_mod_n_match,
+        mod_n_min=options.spec_ngram_mod_n_min,
+        mod_n_max=options.spec_ngram_mod_n_max,
+    )
+
+
+def n_guesses(options: ModelOptions) -> int:
+    """Draft tokens that recurrent states need rows for; 0: the MTP head is not loaded."""
+    return max(1, options.spec_draft_n_max) if NEXTN in model_kinds(options) else 0
+
+
+def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> None:
+    """OptionConflict: draft-mtp is wanted, and the file has no MTP head."""
+    if NEXTN not in model_kinds(options):
+        return
+    if not can_guess(gguf, hparams):
+        known = ", ".join(name for name, kind in ARCHITECTURES.items() if kind.nextn)
+        raise OptionConflict(
+            f"--spec-type {NEXTN}: the model has no block that predicts one token more (files of {known} may)"
+        )
+    check_weights(gguf, hparams, nextn=True)
+
+
+def check_draft_model(options: ModelOptions, overrides: Overrides, target: GGUFFile) -> None:
+    """OptionConflict: the draft model has another vocabulary. ModelFileError: it cannot be read."""
+    if options.model_draft is None or mtp_file(options):
+        return
+    with GGUFFile.open(options.model_draft, overrides) as draft:
+        if any(".nextn." in name for name in draft.tensors) and not any(n.startswith("blk.0.") for n in draft.tensors):
+            raise OptionConflict(
+                f"--model-draft {options.model_draft}: has a block that predicts one token more, and no layers before "
+                f"it: give --spec-type {NEXTN}"
+            )
+        hparams_of(draft)
+        if reason := _vocabulary_difference(target, draft):
+            raise OptionConflict(f"--model-draft {options.model_draft}: {reason[:300]}")
+
+
+def _vocabulary_difference(target: GGUFFile, draft: GGUFFile) -> str:
+    """The reason why draft tokens would mean something else to the model; "": they do not."""
+    both = target.metadata, draft.metadata
+    kinds, texts = ([m.get(f"tokenizer.ggml.{key}") for m in both] for key in ("model", "tokens"))
+    if kinds[0] != kinds[1]:
+        return f"its vocabulary is of kind {kinds[1]}, the model's of kind {kinds[0]}"
+    if not isinstance(texts[0], list) or not isinstance(texts[1], list):
+        return "one of the two files has no vocabulary"
+    if abs(len(texts[0]) - len(texts[1])) > MAX_VOCAB_DIFFERENCE:
+        return f"its vocabulary has {len(texts[1])} tokens, the model's has {len(texts[0])}"
+    pairs = enumerate(zip(*texts, strict=False))
+    wrong = next((id for id, (a, b) in pairs if a != b and id >= FIRST_COMMON), None)
+    return "" if wrong is None else f"token {wrong} is {texts[1][wrong]!r}, the model's is {texts[0][wrong]!r}"
+
+
+def draft_engine_options(options: ModelOptions, engine: Engine) -> EngineOptions:
+    """Engine options of the draft model beside the model's engine."""
+    return replace(
+        engine.options,
+        n_ctx=engine.n_ctx,
+        type_k=options.cache_type_k_draft,
+        type_v=options.cache_type_v_draft,
+        devices=tuple(options.device_draft.split(",")) if options.device_draft else engine.options.devices,
+        placement=PlacementOptions(n_layers(options.gpu_layers_draft)),
+        swa_full=True,  # rejected drafts go back to any place
+        n_checkpoints=N_ROWS - 2,
+        n_guesses=0,
+        block="",
+    )
+
+
+def make_speculator(options: ModelOptions, engine: Engine, draft: Engine | None, tokenizer: Tokenizer) -> Speculator:
+    """The drafters of a model; `draft`: the loaded engine of the draft model."""
+    drafters: dict[str, BatchDrafter] = {}
+    if engine.hidden is not None:
+        drafters[NEXTN] = NextnDrafter(engine, engine.hidden, engine.hparams.n_vocab, tokenizer.eog_ids)
+    if draft is not None:
+        drafters[MODEL] = ModelDrafter(
+            draft,
+            n_pages=draft.n_pages,
+            n_vocab=min(draft.hparams.n_vocab, engine.hparams.n_vocab),
+            n_ubatch=draft.options.n_ubatch,
+            eog_ids=tokenizer.eog_ids,
+            has_states=draft.states is not None,
+        )
+    worth = Worth() if drafters and options.spec_draft_adapt else None
+    return Speculator(speculation_settings(options), drafters, worth)

@@ -1,0 +1,139 @@
+"""Context size that fits into memory: bytes of the KV cache, from a model's header, against the machine's."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from logitless.engine.batch import PAGE
+from logitless.engine.kv_cache.block_pool import near_pool_size
+from logitless.engine.kv_cache.recurrent_state import n_state_rows
+from logitless.engine.loading.options import ModelOptions, OptionConflict
+from logitless.engine.speculation.settings import NEXTN
+from logitless.graph.dtype import nbytes
+from logitless.models.batch import cache_types
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.quantization.requantize import held_nbytes
+
+log = logging.getLogger("logitless.loading")
+USABLE = 0.9  # of the machine's memory: weights and KV cache together
+MIN_CTX = 4096  # tokens: a context up to here is tried whatever the memory is
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of the KV cache as a function of its token slots.
+
+    With sliding windows that have a block pool of their own, `windows` is that pool's size and
+    `far` the bytes of a token slot in the other layers.
+    """
+
+    cell: int  # of a token slot in all layers
+    windows: int = 0
+    far: int = 0
+
+    def of(self, n_ctx: int) -> int:
+        """Bytes of n_ctx token slots."""
+        apart = self.windows + n_ctx * self.far
+        return min(n_ctx * self.cell, apart) if self.windows else n_ctx * self.cell
+
+    def most(self, room: int) -> int:
+        """The most token slots that fit into `room` bytes."""
+        together = room // max(1, self.cell)  # 0 bytes a token slot: all layers are recurrent
+        return max(together, (room - self.windows) // self.far) if self.windows else together
+
+
+def cache_bytes(
+    h: Hparams,
+    type_k: str,
+    type_v: str,
+    *,
+    n_slots: int,
+    n_ubatch: int,
+    n_kept: int,
+    swa_full: bool,
+    nextn: bool = False,
+) -> CacheBytes:
+    """Bytes of a KV cache of these number types.
+
+    `n_kept`: sliding windows that are kept beside those of the slots
+    (engine/kv_cache/block_pool.py); `nextn`: the MTP head's cache counts too.
+    """
+    types = cache_types(h, type_k, type_v)
+    layers = (*range(h.n_kept), *((h.n_layer,) if nextn else ()))
+
+    def of_cell(layers: Iterable[int]) -> int:
+        rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
+        return sum(nbytes(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
+
+    cell = of_cell(layers)
+    if swa_full or not h.has_windows:
+        return CacheBytes(cell)
+    far = of_cell(i for i in layers if not h.is_local(i))
+    return CacheBytes(cell, near_pool_size(h.window, n_slots, n_ubatch, n_kept) * PAGE * (cell - far), far)
+
+
+def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_guesses: int, swa_full: bool) -> int:
+    """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights` bytes.
+
+    OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there is.
+    """
+    room = int(USABLE * total_memory()) - weights
+    if h.recurrent:
+        states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_guesses) * h.recurrent.nbytes
+        if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_guesses):
+            needed, free = states / 2**30, max(room, 0) / 2**30
+            checkpoints = f"--ctx-checkpoints {options.ctx_checkpoints}"
+            flag = checkpoints if options.ctx_checkpoints > 2 else f"--spec-type {NEXTN}"
+            raise OptionConflict(f"{flag}: would need {needed:.1f} GiB, there is room for {free:.1f}")
+        room -= states
+    cache = cache_bytes(
+        h,
+        options.cache_type_k,
+        options.cache_type_v,
+        n_slots=options.n_slots,
+        n_ubatch=min(options.ubatch_size, options.batch_size),
+        n_kept=options.ctx_checkpoints,
+        swa_full=swa_full,
+        nextn=n_guesses > 0,
+    )
+    n_ctx = options.ctx_size
+    if cache.of(n_ctx) > max(room, 0) and n_ctx > MIN_CTX:
+        needed, free = cache.of(n_ctx) / 2**30, max(room, 0) / 2**30
+        raise OptionConflict(
+            f"--ctx-size {n_ctx}: the KV cache would need {needed:.1f} GiB, and there is room for {free:.1f}"
+        )
+    if n_ctx:
+        return n_ctx
+    per_slot = options.kv_unified_per_slot
+    wanted = (per_slot or h.n_ctx_train) * (1 if options.kv_unified and not per_slot else options.n_slots)
+    n_ctx = min(wanted, max(cache.most(room // 2) // 256 * 256, MIN_CTX))
+    if n_ctx < wanted:
+        log.warning("context reduced from %d to %d tokens to fit into memory", wanted, n_ctx)
+    return n_ctx
+
+
+def weights_nbytes(gguf: GGUFFile) -> int:
+    """Bytes of the weights in memory; the mapped file's own pages do not count, the system takes them back."""
+    return sum(held_nbytes(t.dtype, t.nbytes) for t in gguf.tensors.values())
+
+
+def cache_ram_bytes(mib: int | None) -> int | None:
+    """Bytes of host memory for offloaded KV blocks (`cache_ram` MiB); None: no limit."""
+    if mib is None:
+        return min(8192 << 20, total_memory() // 4)
+    return None if mib < 0 else mib << 20
+
+
+def total_memory() -> int:
+    """Bytes that this process may use: the machine's memory, or less where a control group limits it."""
+    pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as f:
+            limit = f.read().strip()
+    except OSError:
+        return pages
+    return min(pages, int(limit)) if limit.isdigit() else pages

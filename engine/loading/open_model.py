@@ -1,0 +1,253 @@
+"""Opening a model: the one way from a GGUF file and options to an engine that serves requests.
+
+`open_model` reads the header and checks every option against it, which takes milliseconds and no
+device memory. `OpenModel.load` then reads the weights and makes the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from logitless.engine.async_engine import Served
+from logitless.engine.finetuning.store import Store
+from logitless.engine.loading.adapters import ScaledAdapters, read_adapters, register_adapters
+from logitless.engine.loading.drafting import (
+    check_draft_model,
+    check_mtp_head,
+    default_speculation,
+    draft_engine_options,
+    make_speculator,
+    mtp_file,
+    n_guesses,
+)
+from logitless.engine.loading.memory import cache_ram_bytes, fitting_context, weights_nbytes
+from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
+from logitless.engine.loading.placement import placement
+from logitless.engine.model_info import ModelInfo
+from logitless.engine.runner.model_runner import Engine, EngineOptions
+from logitless.engine.scheduler.scheduler import Scheduler
+from logitless.engine.sleep import Sleep, Sleeper
+from logitless.engine.speculation.settings import SpeculationParams
+from logitless.engine.speculation.speculator import Speculator
+from logitless.models import tokenizer
+from logitless.models.chat.template import ChatTemplate, ChatTemplateError, from_metadata
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.types import FILE_TYPES
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.overrides import Overrides, Value
+from logitless.models.model import hparams_of
+from logitless.models.tokenizer import Tokenizer
+
+log = logging.getLogger("logitless.loading")
+
+
+def open_model(path: str | Path, options: ModelOptions | None = None, *, generates: bool = False) -> OpenModel:
+    """Read a model's header and check the options against it; nothing is allocated.
+
+    `generates`: refuse models that make embeddings only. OptionError names the option and
+    ModelFileError the part of a file that cannot be used.
+    """
+    options = options or ModelOptions()
+    overrides = metadata_overrides(options)
+    with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
+        h = generating_hparams(gguf, path) if generates else hparams_of(gguf)
+        speculation = default_speculation(options)
+        check_mtp_head(options, gguf, h)
+        words = tokenizer.from_metadata(gguf.metadata, path=path)
+        template = _chat_template(options, gguf, words)
+        engine_options = _engine_options(options, overrides, gguf, h)
+        adapters = read_adapters(options, gguf, h)
+        check_draft_model(options, overrides, gguf)
+    return OpenModel(Path(path), options, h, words, template, engine_options, speculation, adapters)
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model whose file and options are known to fit together, with nothing allocated yet."""
+
+    path: Path
+    options: ModelOptions
+    hparams: Hparams
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    engine_options: EngineOptions
+    speculation: SpeculationParams  # of requests that say nothing about it
+    adapters: ScaledAdapters
+
+    def engine(self) -> Engine:
+        """The engine, without weights. OptionConflict, ModelFileError, DeviceError: it cannot run here."""
+        return _engine(self.path, self.engine_options)
+
+    def draft_engine(self, engine: Engine) -> Engine | None:
+        """The draft model's engine beside the model's, without weights; None: no model drafts."""
+        if self.options.model_draft is None or mtp_file(self.options):
+            return None
+        wanted = draft_engine_options(self.options, engine)
+        shares = wanted.devices == engine.options.devices
+        return _engine(self.options.model_draft, wanted, beside=engine if shares else None)
+
+    def scheduler(self, engine: Engine, speculator: Speculator | None = None) -> Scheduler:
+        """The scheduler of requests on this engine."""
+        o = self.options
+        if o.ctx_size and engine.n_ctx_slot > self.hparams.n_ctx_train:
+            n, trained = engine.n_ctx_slot, self.hparams.n_ctx_train
+            log.warning("a sequence may have %d tokens, the model was trained on %d", n, trained)
+        return Scheduler(
+            engine,
+            self.tokenizer,
+            n_slots=engine.options.n_slots,
+            n_ctx=engine.n_ctx,
+            n_ubatch=engine.options.n_ubatch,
+            n_batch=o.batch_size,
+            unified=engine.options.unified,
+            n_ctx_slot=engine.n_ctx_slot,
+            slot_prompt_similarity=o.slot_prompt_similarity,
+            cache_ram=cache_ram_bytes(o.cache_ram),
+            context_shift=o.context_shift,
+            cache_idle_slots=o.cache_idle_slots,
+            queue_requests=o.queue_requests,
+            queue_tokens=o.queue_tokens,
+            speculator=speculator,
+        )
+
+    def load(self, store: Store | None = None, *, name: str = "", names: Collection[str] | None = None) -> Served:
+        """Bring the weights to the devices and make all that requests need.
+
+        `store`: files and fine-tuning jobs, of the model called `name`; with `names`, only jobs
+        of these names. MemoryError and DeviceError say why it cannot be loaded.
+        """
+        from logitless.backends.registry import prefetch_kernels
+
+        if self.options.device == "cpu":  # compile ahead; what other devices leave to the CPU is not known yet
+            prefetch_kernels()
+        engine = self.engine()
+        load_weights(engine)
+        draft = self.draft_engine(engine)
+        if draft is not None:
+            load_weights(draft)
+        speculator = make_speculator(self.options, engine, draft, self.tokenizer)
+        scheduler = self.scheduler(engine, speculator)
+        apply = not self.options.lora_init_without_apply
+        adapters = register_adapters(engine, scheduler, self.adapters, apply=apply)
+        sleep = None
+        if self.options.sleep_idle_seconds > 0:
+            parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
+            sleep = Sleep(self.options.sleep_idle_seconds, parts, scheduler.stats)
+        tuning = None
+        if store is not None:
+            from logitless.engine.finetuning.worker import Tuning
+
+            tuning = Tuning(store, engine, self.tokenizer, self.template, adapters, name, names=names)
+        return Served(
+            scheduler,
+            self.tokenizer,
+            self.template,
+            model_info(engine, self.tokenizer),
+            adapters,
+            engine,
+            tuning,
+            embedder=engine.embedder,
+            sleep=sleep,
+        )
+
+
+def load_weights(engine: Engine) -> None:
+    """Bring the weights to the devices. MemoryError, or OptionConflict with a hint: they have no room."""
+    try:
+        engine.load()
+    except MemoryError as error:
+        if engine.devices == ("cpu",):
+            raise
+        raise OptionConflict(f"out of memory ({error}); --gpu-layers N leaves layers to the CPU") from None
+
+
+def model_info(engine: Engine, words: Tokenizer) -> ModelInfo:
+    """Facts of a loaded model."""
+    h, gguf = engine.hparams, engine.gguf
+    file_type = gguf.metadata.get("general.file_type")
+    return ModelInfo(
+        n_ctx=engine.n_ctx_slot,
+        n_ctx_train=h.n_ctx_train,
+        n_vocab=words.n_vocab,
+        n_embd=h.n_embd,
+        n_params=gguf.n_params,
+        nbytes=sum(t.nbytes for t in gguf.tensors.values()),
+        vocab_type=int(words.vocab_type),
+        ftype=FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
+        generates=h.causal,
+    )
+
+
+def generating_hparams(gguf: GGUFFile, path: str | Path) -> Hparams:
+    """Hyper-parameters of a model that generates text. OptionConflict: it makes embeddings only."""
+    h = hparams_of(gguf)
+    if not h.causal:
+        raise OptionConflict(f"{path}: makes vectors of texts, it does not write: only `logitless serve` can run it")
+    return h
+
+
+def metadata_overrides(options: ModelOptions) -> Overrides:
+    """Values that stand in for those of the file: `override_kv` and the RoPE options."""
+    own: dict[str, Value] = {}
+    if options.rope_scaling:
+        own["rope.scaling.type"] = options.rope_scaling
+    if options.rope_scale:
+        own["rope.scaling.factor"] = options.rope_scale
+    if options.rope_freq_scale:
+        own["rope.scaling.factor"] = 1 / options.rope_freq_scale
+    if options.rope_freq_base:
+        own["rope.freq_base"] = options.rope_freq_base
+    if options.yarn_orig_ctx:
+        own["rope.scaling.original_context_length"] = options.yarn_orig_ctx
+    return Overrides(tuple(options.override_kv), tuple(own.items()))
+
+
+def _chat_template(options: ModelOptions, gguf: GGUFFile, words: Tokenizer) -> ChatTemplate:
+    source, flag = options.chat_template, "--chat-template"
+    if options.chat_template_file:
+        source, flag = text_file(options.chat_template_file), "--chat-template-file"
+    try:
+        return from_metadata(gguf.metadata, words, source)
+    except ChatTemplateError as error:
+        if source is not None:
+            raise OptionConflict(f"{flag}: {error}") from None
+        log.warning("the model's chat template is not usable, ChatML stands in: %s", error)
+        return from_metadata({}, words)
+
+
+def _engine_options(options: ModelOptions, overrides: Overrides, gguf: GGUFFile, h: Hparams) -> EngineOptions:
+    devices, places = placement(options)
+    guesses = n_guesses(options)
+    swa_full = options.swa_full or bool(options.moves_flag)
+    return EngineOptions(
+        n_ctx=fitting_context(options, h, weights_nbytes(gguf), n_guesses=guesses, swa_full=swa_full),
+        n_slots=options.n_slots,
+        n_ubatch=min(options.ubatch_size, options.batch_size),
+        unified=options.kv_unified,
+        n_ctx_slot=options.kv_unified_per_slot,
+        type_k=options.cache_type_k,
+        type_v=options.cache_type_v,
+        threads=options.n_threads,
+        devices=devices,
+        placement=places,
+        embeddings=options.embedding or options.rerank,
+        overrides=overrides,
+        n_checkpoints=options.ctx_checkpoints,
+        moves=options.moves_flag,
+        swa_full=swa_full,
+        n_guesses=guesses,
+        block=mtp_file(options),
+    )
+
+
+def _engine(path: str | Path, wanted: EngineOptions, *, beside: Engine | None = None) -> Engine:
+    try:
+        return Engine(path, wanted, beside=beside)
+    except ModelFileError:
+        raise
+    except ValueError as error:
+        raise OptionConflict(str(error)) from None

@@ -1,0 +1,543 @@
+"""Model options: how a model is opened (context size, slots, KV cache, devices, adapters, drafts).
+
+`ModelOptions` is the one declaration of each: its type, default and check, its documentation, and
+the flag and environment variable by which the command line sets it. Names are llama-server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from logitless.engine.loading.values import (
+    addresses,
+    choice,
+    device_list,
+    file_name,
+    file_names,
+    layers,
+    metadata_rules,
+    number,
+    proportions,
+    split_mode,
+    tensor_rules,
+    text,
+    whole,
+)
+
+KV_TYPES = ("f32", "f16", "q8_0")
+DRAFT_KINDS = "draft-simple, draft-mtp, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
+
+
+class OptionError(ValueError):
+    """An option has a value that nobody can use. The line names it as the command line does: `--ctx-size`."""
+
+
+class OptionConflict(OptionError):
+    """An option's value does not fit the model, the machine, or another option."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Declaration of one option; `kind` checks its text, an option without `kind` is a switch."""
+
+    names: str  # "-c --ctx-size"
+    default: Any
+    help: str
+    kind: Callable[[str], Any] | None = None
+    metavar: str = "N"
+    env: str = ""  # the variable, or several, of which the first that is set counts
+    off: str = ""  # names that turn a switch off
+    many: bool = False  # a list; the flag may be given again
+    then_number: bool = False  # an item may be (FILE, NUMBER)
+
+    @property
+    def flag(self) -> str:
+        return next(name for name in self.names.split() if name.startswith("--"))
+
+    def check(self, value: Any) -> Any:
+        """The value in its own type, from that type or from the flag's text. OptionError: it has neither."""
+        if value is None or value is self.default:
+            return self.default
+        try:
+            if self.kind is None:
+                if not isinstance(value, bool):
+                    raise ValueError("is not True or False")
+                return value
+            if self.many:
+                return tuple(item for given in _items(value) for item in self._item(given))
+            if isinstance(value, list | tuple):
+                value = ",".join(map(str, value))
+            elif isinstance(value, bool) or not isinstance(value, str | int | float | Path):
+                raise ValueError("is not text or a number")
+            return self.kind(str(value))
+        except ValueError as error:
+            raise OptionError(f"{self.flag}: {value!r} {error}") from None
+
+    def _item(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, Path):
+            return (str(value),)
+        if isinstance(value, tuple) and self.then_number:
+            value = ":".join(map(str, value))
+        if not isinstance(value, str):
+            if isinstance(value, tuple) and len(value) == 2 and self.kind in (tensor_rules, metadata_rules):
+                return (value,)
+            raise ValueError("is not text")
+        assert self.kind is not None
+        parsed = self.kind(value)
+        return parsed if isinstance(parsed, list) else (parsed,)
+
+
+def _items(value: Any) -> Sequence[Any]:
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _option(
+    names: str, default: Any, help: str, kind: Callable[[str], Any] | None = None, metavar: str = "N", **more: Any
+) -> Any:
+    option = Option(names, () if more.get("many") else default, help, kind, metavar, **more)
+    return field(default=option.default, metadata={"option": option})
+
+
+def _layers_option(names: str, help: str, env: str) -> Any:
+    return _option(names, "auto", help, layers, env=env)
+
+
+def _kv_type(names: str, values: str, env: str) -> Any:
+    return _option(names, "f16", values, choice(*KV_TYPES), "TYPE", env=env)
+
+
+def _key_length(kind: str) -> Any:
+    return _option(f"--spec-{kind}-size-n", 12, f"{kind}: tokens of the n-gram to look up", whole(1, 1024))
+
+
+def _draft_length(kind: str) -> Any:
+    return _option(f"--spec-{kind}-size-m", 48, f"{kind}: most tokens to draft", whole(1, 1024))
+
+
+def _min_hits(kind: str) -> Any:
+    return _option(f"--spec-{kind}-min-hits", 1, f"{kind}: fewest occurrences of the n-gram", whole(1, 65535))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of one model, checked. A value may also be the text that the flag takes ("vulkan:0,cpu").
+
+    OptionError names the option whose value is wrong.
+    """
+
+    # Context and batches
+    ctx_size: int = _option(
+        "-c --ctx-size",
+        0,
+        "tokens of the KV cache that all slots share; 0: as many as the model was trained for",
+        whole(0, 2**30),
+        env="LLAMA_ARG_CTX_SIZE",
+    )
+    parallel: int = _option(
+        "-np --parallel",
+        4,
+        "slots: sequences that run at once; -1: automatic, 4",
+        whole(1, 256, or_minus_one="automatic"),
+        env="LLAMA_ARG_N_PARALLEL",
+    )
+    kv_unified: bool = _option(
+        "-kvu --kv-unified",
+        True,
+        "share the KV cache between slots, so that one sequence may use all of it; off: each slot has an equal part",
+        env="LLAMA_ARG_KV_UNIFIED",
+        off="-no-kvu --no-kv-unified",
+    )
+    kv_unified_per_slot: int = _option(
+        "--kv-unified-per-slot",
+        0,
+        "most tokens of one slot; without --ctx-size the cache has room for as many in each; 0: all of its part",
+        whole(0, 2**30),
+        env="LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+    )
+    batch_size: int = _option(
+        "-b --batch-size",
+        2048,
+        "most prompt tokens that are scheduled at once",
+        whole(1, 2**20),
+        env="LLAMA_ARG_BATCH",
+    )
+    ubatch_size: int = _option(
+        "-ub --ubatch-size", 512, "most tokens of one step", whole(1, 2**16), env="LLAMA_ARG_UBATCH"
+    )
+    cache_type_k: str = _kv_type(
+        "-ctk --cache-type-k", f"number type of cached keys: {', '.join(KV_TYPES)}", "LLAMA_ARG_CACHE_TYPE_K"
+    )
+    cache_type_v: str = _kv_type(
+        "-ctv --cache-type-v", f"number type of cached values: {', '.join(KV_TYPES)}", "LLAMA_ARG_CACHE_TYPE_V"
+    )
+
+    # Cache
+    cache_ram: int | None = _option(
+        "-cram --cache-ram",
+        None,
+        "MiB of host memory for prompts that the KV cache has no room for; 0: none, -1: no limit "
+        "(by default 8192, but at most a quarter of the machine's memory)",
+        whole(0, 2**30, or_minus_one="no limit"),
+        env="LLAMA_ARG_CACHE_RAM",
+    )
+    ctx_checkpoints: int = _option(
+        "-ctxcp --ctx-checkpoints --swa-checkpoints",
+        2,
+        "places from which a cached prompt can be continued: recurrent states for each slot (Qwen 3.5, LFM 2), or "
+        "sliding windows in all (Gemma 3, gpt-oss)",
+        whole(0, 4096),
+        env="LLAMA_ARG_CTX_CHECKPOINTS",
+    )
+    swa_full: bool = _option(
+        "--swa-full",
+        False,
+        "keep the whole context in layers with a sliding window too: prompts can be continued from any place, for "
+        "more memory",
+        env="LLAMA_ARG_SWA_FULL",
+    )
+    cache_idle_slots: bool = _option(
+        "--cache-idle-slots",
+        True,
+        "keep prompts of idle slots in host memory too; off: only those of preempted requests",
+        env="LLAMA_ARG_CACHE_IDLE_SLOTS",
+        off="--no-cache-idle-slots",
+    )
+    context_shift: bool = _option(
+        "--context-shift",
+        False,
+        "when a sequence fills its context, drop tokens in the middle and go on; off: it ends there",
+        env="LLAMA_ARG_CONTEXT_SHIFT",
+        off="--no-context-shift",
+    )
+    cache_reuse: int = _option(
+        "--cache-reuse",
+        0,
+        "move runs of N or more cached tokens that a prompt has at another position, instead of computing them: "
+        "faster, and not quite the text that the prompt gets alone; 0: never",
+        whole(0),
+        env="LLAMA_ARG_CACHE_REUSE",
+    )
+    sleep_idle_seconds: int = _option(
+        "--sleep-idle-seconds",
+        -1,
+        "seconds without work after which the model leaves memory; the next request loads it again; -1: never",
+        whole(1, or_minus_one="never"),
+        env="LLAMA_ARG_SLEEP_IDLE_SECONDS",
+    )
+
+    # Requests
+    queue_requests: int = _option(
+        "--queue-requests",
+        -1,
+        "requests that may wait for a slot; more are refused with 429 or 503 and Retry-After; -1: any number",
+        whole(0, or_minus_one="any number"),
+        env="LLAMA_ARG_QUEUE_REQUESTS",
+    )
+    queue_tokens: int = _option(
+        "--queue-tokens",
+        -1,
+        "prompt tokens that may wait for a slot; -1: any number",
+        whole(0, or_minus_one="any number"),
+        env="LLAMA_ARG_QUEUE_TOKENS",
+    )
+    slot_prompt_similarity: float = _option(
+        "-sps --slot-prompt-similarity", 0.1, "prefer a slot that has this part of the prompt", number(0, 1), "X"
+    )
+    chat_template: str | None = _option(
+        "--chat-template",
+        None,
+        "a Jinja template to use instead of the model's",
+        text,
+        "TEMPLATE",
+        env="LLAMA_ARG_CHAT_TEMPLATE",
+    )
+    chat_template_file: str | None = _option(
+        "--chat-template-file",
+        None,
+        "a file with a Jinja template to use instead of the model's",
+        file_name,
+        "FILE",
+        env="LLAMA_ARG_CHAT_TEMPLATE_FILE",
+    )
+    embedding: bool = _option(
+        "--embedding --embeddings",
+        False,
+        "prepare embeddings at start; they work without it, the first one may be slow",
+        env="LLAMA_ARG_EMBEDDINGS",
+    )
+    pooling: str | None = _option(
+        "--pooling",
+        None,
+        "how a text's token embeddings become one: none, mean, cls, last, rank (default: as the model says)",
+        choice("none", "mean", "cls", "last", "rank"),
+        "TYPE",
+        env="LLAMA_ARG_POOLING",
+    )
+    rerank: bool = _option(
+        "--rerank --reranking", False, "rerank documents: pooling is rank", env="LLAMA_ARG_RERANKING"
+    )
+
+    # Devices
+    device: str = _option(
+        "--device -dev",
+        "cpu",
+        "devices in order of preference; see `logitless devices`",
+        device_list,
+        "NAME,...",
+        env="LLAMA_ARG_DEVICE",
+    )
+    threads: int = _option(
+        "-t --threads",
+        -1,
+        "CPU threads; -1: as many as there are cores",
+        whole(1, 256, or_minus_one="all cores"),
+        env="LLAMA_ARG_THREADS",
+    )
+    threads_batch: int | None = _option(
+        "-tb --threads-batch",
+        None,
+        "llama-server's threads for prefill; one pool runs all work here, so the larger of -t and -tb counts",
+        whole(1, 256, or_minus_one="all cores"),
+        env="LLAMA_ARG_THREADS_BATCH",
+    )
+    rpc: Sequence[str] = _option(
+        "--rpc",
+        (),
+        "devices of other machines that run `logitless rpc-server`; they come after --device's own, before the CPU",
+        addresses,
+        "HOST:PORT,...",
+        env="LLAMA_ARG_RPC",
+        many=True,
+    )
+    gpu_layers: int | str = _layers_option(
+        "-ngl --gpu-layers --n-gpu-layers",
+        "layers on the devices of --device, counted from the output, which is one; the rest is on the CPU; "
+        "auto: as many as fit into their memory; all",
+        "LLAMA_ARG_N_GPU_LAYERS",
+    )
+    split_mode: str | None = _option(
+        "-sm --split-mode",
+        None,
+        "none: the model is on one device; layer: its layers are divided between all of --device; without it the "
+        "first has as many as fit, then the second",
+        split_mode,
+        "MODE",
+        env="LLAMA_ARG_SPLIT_MODE",
+    )
+    tensor_split: Sequence[float] | None = _option(
+        "-ts --tensor-split",
+        None,
+        "divide the layers between the devices in this proportion, such as 3,1 (by default: their memory's)",
+        proportions,
+        "LIST",
+        env="LLAMA_ARG_TENSOR_SPLIT",
+    )
+    main_gpu: int = _option(
+        "-mg --main-gpu",
+        0,
+        "index of the first of --device, from 0; with --split-mode layer it changes nothing",
+        whole(0, 255),
+        env="LLAMA_ARG_MAIN_GPU",
+    )
+    override_tensor: Sequence[tuple[str, str]] = _option(
+        "-ot --override-tensor",
+        (),
+        "put weights whose names match a pattern on its device, and run their ops there; may be given again",
+        tensor_rules,
+        "PATTERN=DEVICE,...",
+        env="LLAMA_ARG_OVERRIDE_TENSOR",
+        many=True,
+    )
+    cpu_moe: bool = _option(
+        "-cmoe --cpu-moe",
+        False,
+        "keep expert weights on the CPU: most of a mixture of experts, of which each token reads little",
+        env="LLAMA_ARG_CPU_MOE",
+    )
+    n_cpu_moe: int = _option(
+        "-ncmoe --n-cpu-moe",
+        0,
+        "keep the expert weights of the first N layers on the CPU",
+        whole(0),
+        env="LLAMA_ARG_N_CPU_MOE",
+    )
+
+    # In the place of the file's metadata
+    override_kv: Sequence[tuple[str, int | float | bool | str]] = _option(
+        "--override-kv",
+        (),
+        "values of the file's keys: KEY=TYPE:VALUE,... with a TYPE of int, float, bool or str; may be given again",
+        metadata_rules,
+        "RULES",
+        many=True,
+    )
+    rope_scaling: str | None = _option(
+        "--rope-scaling",
+        None,
+        "RoPE scaling beyond the training context: none, linear or yarn",
+        choice("none", "linear", "yarn"),
+        "TYPE",
+        env="LLAMA_ARG_ROPE_SCALING_TYPE",
+    )
+    rope_scale: float = _option(
+        "--rope-scale", 0.0, "RoPE scaling factor of the context", number(0), env="LLAMA_ARG_ROPE_SCALE"
+    )
+    rope_freq_scale: float = _option(
+        "--rope-freq-scale",
+        0.0,
+        "RoPE frequency scale, 1/N of --rope-scale",
+        number(0),
+        env="LLAMA_ARG_ROPE_FREQ_SCALE",
+    )
+    rope_freq_base: float = _option(
+        "--rope-freq-base", 0.0, "RoPE base frequency", number(0), env="LLAMA_ARG_ROPE_FREQ_BASE"
+    )
+    yarn_orig_ctx: int = _option(
+        "--yarn-orig-ctx", 0, "YaRN: training context of the model, in tokens", whole(0), env="LLAMA_ARG_YARN_ORIG_CTX"
+    )
+
+    # Adapters
+    lora: Sequence[str] = _option(
+        "--lora",
+        (),
+        "a LoRA adapter; may be given again, or several separated by commas",
+        file_names,
+        "FILE",
+        many=True,
+    )
+    lora_scaled: Sequence[str] = _option(
+        "--lora-scaled",
+        (),
+        "a LoRA adapter and its scale, or FILE SCALE; may be given again, or several separated by commas",
+        file_names,
+        "FILE:SCALE",
+        many=True,
+        then_number=True,
+    )
+    lora_init_without_apply: bool = _option(
+        "--lora-init-without-apply",
+        False,
+        "requests without a lora field get no adapter; POST /lora-adapters changes that",
+    )
+
+    # Speculative decoding
+    spec_type: str = _option(
+        "--spec-type",
+        "none",
+        f"drafters, separated by commas: none, {DRAFT_KINDS}",
+        text,
+        "KINDS",
+        env="LLAMA_ARG_SPEC_TYPE",
+    )
+    spec_default: bool = _option("--spec-default", False, "the same as --spec-type ngram-mod")
+    model_draft: str | None = _option(
+        "-md --model-draft --spec-draft-model",
+        None,
+        "a draft model with the same vocabulary, for draft-simple; or a file with the MTP head of draft-mtp",
+        file_name,
+        "FILE",
+        env="LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_MODEL_DRAFT",
+    )
+    device_draft: str | None = _option(
+        "-devd --device-draft --spec-draft-device",
+        None,
+        "devices of the draft model (default: those of the model)",
+        device_list,
+        "NAME,...",
+    )
+    spec_draft_n_max: int = _option(
+        "--spec-draft-n-max --draft --draft-n --draft-max",
+        3,
+        "draft-simple, draft-mtp: most tokens to draft",
+        whole(0, 1024),
+        env="LLAMA_ARG_SPEC_DRAFT_N_MAX LLAMA_ARG_DRAFT_MAX",
+    )
+    spec_draft_adapt: bool = _option(
+        "--spec-draft-adapt",
+        True,
+        "draft-simple, draft-mtp: adapt the draft length to the acceptance rate; off: always draft the most",
+        off="--no-spec-draft-adapt",
+    )
+    spec_draft_n_min: int = _option(
+        "--spec-draft-n-min --draft-min --draft-n-min",
+        0,
+        "shorter drafts are not verified",
+        whole(0, 1024),
+        env="LLAMA_ARG_SPEC_DRAFT_N_MIN LLAMA_ARG_DRAFT_MIN",
+    )
+    spec_draft_p_min: float = _option(
+        "--spec-draft-p-min --draft-p-min",
+        0.0,
+        "draft-simple, draft-mtp: stop drafting at a token with less probability",
+        number(0, 1),
+        "X",
+        env="LLAMA_ARG_SPEC_DRAFT_P_MIN LLAMA_ARG_DRAFT_P_MIN",
+    )
+    cache_type_k_draft: str = _kv_type(
+        "-ctkd --cache-type-k-draft --spec-draft-type-k",
+        "number type of the draft model's cached keys",
+        "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K LLAMA_ARG_CACHE_TYPE_K_DRAFT",
+    )
+    cache_type_v_draft: str = _kv_type(
+        "-ctvd --cache-type-v-draft --spec-draft-type-v",
+        "number type of the draft model's cached values",
+        "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V LLAMA_ARG_CACHE_TYPE_V_DRAFT",
+    )
+    gpu_layers_draft: int | str = _layers_option(
+        "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
+        "layers of the draft model on its devices: a number, auto or all",
+        "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
+    )
+    spec_ngram_simple_size_n: int = _key_length("ngram-simple")
+    spec_ngram_simple_size_m: int = _draft_length("ngram-simple")
+    spec_ngram_simple_min_hits: int = _min_hits("ngram-simple")
+    spec_ngram_map_k_size_n: int = _key_length("ngram-map-k")
+    spec_ngram_map_k_size_m: int = _draft_length("ngram-map-k")
+    spec_ngram_map_k_min_hits: int = _min_hits("ngram-map-k")
+    spec_ngram_map_k4v_size_n: int = _key_length("ngram-map-k4v")
+    spec_ngram_map_k4v_size_m: int = _draft_length("ngram-map-k4v")
+    spec_ngram_map_k4v_min_hits: int = _min_hits("ngram-map-k4v")
+    spec_ngram_mod_n_match: int = _option(
+        "--spec-ngram-mod-n-match", 24, "ngram-mod: tokens of the n-gram to look up", whole(1, 1024)
+    )
+    spec_ngram_mod_n_min: int = _option(
+        "--spec-ngram-mod-n-min", 48, "ngram-mod: shorter drafts are not verified", whole(0, 1024)
+    )
+    spec_ngram_mod_n_max: int = _option("--spec-ngram-mod-n-max", 64, "ngram-mod: most tokens to draft", whole(1, 1024))
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            object.__setattr__(self, name, option.check(getattr(self, name)))
+
+    @property
+    def n_slots(self) -> int:
+        return 4 if self.parallel == -1 else self.parallel
+
+    @property
+    def n_threads(self) -> int:
+        """CPU threads: the larger of `threads` and `threads_batch`; 0: one for each core."""
+        wanted = [n for n in (self.threads, self.threads_batch) if n is not None]
+        return 0 if -1 in wanted else max(wanted)
+
+    @property
+    def moves_flag(self) -> str:
+        """The flag that moves cached tokens to other positions; "": none does."""
+        if self.context_shift:
+            return "--context-shift"
+        return "--cache-reuse" if self.cache_reuse else ""
+
+
+OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(ModelOptions)}
+
+
+def text_file(path: str) -> str:
+    """The text of a UTF-8 file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionConflict(f"{path}: byte {error.start} is not UTF-8") from None

@@ -1,0 +1,234 @@
+"""Option values: converters from text (of a flag, a variable, a keyword) to a checked value.
+
+Each converter raises ValueError with the end of a sentence: "--flag: 'text' ...".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def whole(low: int, high: int = 2**31 - 1, *, or_minus_one: str = "") -> Callable[[str], int]:
+    """A whole number in the closed range, or -1 where `or_minus_one` says what that means."""
+
+    def convert(text: str) -> int:
+        try:
+            n = int(text)
+        except ValueError:
+            n = None
+        if n is None or not (low <= n <= high or (n == -1 and or_minus_one)):
+            extra = f", or -1 ({or_minus_one})" if or_minus_one else ""
+            raise ValueError(f"is not a whole number from {low} to {high}{extra}")
+        return n
+
+    return convert
+
+
+def number(low: float = -3.4e38, high: float = 3.4e38) -> Callable[[str], float]:
+    """A finite decimal number in the closed range."""
+
+    def convert(text: str) -> float:
+        try:
+            x = float(text)
+        except ValueError:
+            x = float("nan")
+        if not low <= x <= high:
+            if low > -1e38 and (high < 1e38 or x > high):
+                raise ValueError(f"is not a number from {low:g} to {high:g}")
+            raise ValueError(f"is not a number of at least {low:g}" if low > -1e38 else "is not a number")
+        return x
+
+    return convert
+
+
+def choice(*allowed: str) -> Callable[[str], str]:
+    """One of these words, in any case."""
+
+    def convert(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"is not one of {', '.join(allowed)}")
+        return text.lower()
+
+    return convert
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The members of a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("is not a JSON object")
+    return value
+
+
+def device_list(text: str) -> str:
+    """Devices in order of preference, named as `logitless devices` does: `vulkan:0,cpu`.
+
+    `rpc:HOST:PORT` is a device of another machine.
+    """
+    names = [name.strip().lower() for name in text.split(",")]
+    for name in names:
+        kind, _, index = name.partition(":")
+        numbered = kind in ("opencl", "vulkan") and (name == kind or index.isdecimal())
+        if not (name == "cpu" or numbered or (kind == "rpc" and _is_address(index))):
+            raise ValueError("is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT")
+    return ",".join(name if ":" in name or name == "cpu" else f"{name}:0" for name in names)
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
+
+
+def addresses(value: str) -> list[str]:
+    """Servers as `HOST:PORT,...`."""
+    servers = [part.strip().lower() for part in value.split(",")]
+    if not all(map(_is_address, servers)):
+        raise ValueError("is not a list of HOST:PORT")
+    return servers
+
+
+def text(value: str) -> str:
+    """Any text."""
+    return value
+
+
+def words(value: str) -> list[str]:
+    """A list separated by commas; empty items are dropped."""
+    return [w.strip() for w in value.split(",") if w.strip()]
+
+
+def _not_blank(value: str) -> str:
+    """The text, or "" if it is all blanks."""
+    return value if value.strip() else ""
+
+
+def required(convert: Callable[[str], T], reason: str) -> Callable[[str], T]:
+    """A value that is not empty, as that of an unset shell variable would be."""
+
+    def check(value: str) -> T:
+        converted = convert(value)
+        if not converted:
+            raise ValueError(reason)
+        return converted
+
+    return check
+
+
+not_empty = required(text, "must not be empty")
+
+
+file_name = required(text, "names no file")
+
+
+file_names = required(words, "names no file")  # separated by commas
+
+
+folder_name = required(text, "names no folder")
+
+
+address = required(_not_blank, "names no address")  # an empty one would listen on all networks
+
+
+keys = required(words, "must have a key")  # a server whose key is missing must not be open to all
+
+
+key = required(_not_blank, "must have a key")  # one key, which may have commas in it
+
+
+def wholes(low: int, high: int) -> Callable[[str], list[int]]:
+    """Whole numbers separated by commas."""
+    one = whole(low, high)
+
+    def convert(value: str) -> list[int]:
+        try:
+            return [one(part.strip()) for part in value.split(",")]
+        except ValueError:
+            raise ValueError(f"is not a list of whole numbers from {low} to {high} separated by commas") from None
+
+    return convert
+
+
+ALL_LAYERS = 2**31 - 1
+
+
+def layers(value: str) -> int | str:
+    """A number of layers, "auto", or "all" (ALL_LAYERS)."""
+    if value.lower() in ("auto", "-1"):
+        return "auto"
+    if value.lower() in ("all", "-2"):
+        return ALL_LAYERS
+    try:
+        return whole(0)(value)
+    except ValueError:
+        raise ValueError("is not a number of layers, auto or all") from None
+
+
+def proportions(value: str) -> tuple[float, ...]:
+    """Numbers separated by `,` or `/`, at least one of them above 0."""
+    try:
+        numbers = tuple(float(part) for part in re.split("[,/]", value))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 <= x < 1e30 for x in numbers) or not sum(numbers):
+        raise ValueError("is not a list of numbers of at least 0, such as 3,1, that has one above 0")
+    return numbers
+
+
+def split_mode(value: str) -> str:
+    """How layers are divided between devices: "none" or "layer"."""
+    if value.lower() in ("row", "tensor"):
+        raise ValueError("is not supported: a layer is on one device; none and layer are")
+    if value.lower() not in ("none", "layer"):
+        raise ValueError("is not one of none, layer")
+    return value.lower()
+
+
+def tensor_rules(value: str) -> list[tuple[str, str]]:
+    """`PATTERN=DEVICE,...` as (pattern of tensor names, device) pairs."""
+    pairs = []
+    for rule in value.split(","):
+        pattern, _, device = rule.partition("=")
+        if not pattern or not device:
+            raise ValueError(f"is not a list of PATTERN=DEVICE: {rule!r}")
+        try:
+            re.compile(pattern)
+            pairs.append((pattern, device_list(device)))
+        except re.error as error:
+            raise ValueError(f"has a pattern that is none, {pattern!r}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"is not a list of PATTERN=DEVICE: {device!r} {error}") from None
+    return pairs
+
+
+_TYPES = "int|float|bool|str"
+_NEXT_RULE = re.compile(rf",(?=[^=,]+=(?:{_TYPES}):)")
+_RULE = re.compile(rf"([^=]+)=({_TYPES}):(.*)", re.DOTALL)
+
+
+def metadata_rules(value: str) -> list[tuple[str, int | float | bool | str]]:
+    """`KEY=TYPE:VALUE,...` as (GGUF metadata key, value) pairs."""
+    return [_metadata_rule(part) for part in _NEXT_RULE.split(value)]
+
+
+def _metadata_rule(rule: str) -> tuple[str, int | float | bool | str]:
+    parts = _RULE.fullmatch(rule)
+    if parts is None:
+        raise ValueError(f"is not KEY=TYPE:VALUE with a type of {_TYPES.replace('|', ', ')}")
+    key, kind, value = parts.groups()
+    if kind == "bool":
+        if value not in ("true", "false"):
+            raise ValueError(f"has a bool {value!r} that is not true or false")
+        return key, value == "true"
+    if kind == "int":
+        if not re.fullmatch(r"[+-]?\d{1,18}", value, re.ASCII):
+            raise ValueError(f"has an int {value!r} that is not a whole number")
+        return key, int(value)
+    return key, value if kind == "str" else number()(value)
