@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,12 +34,16 @@ from logitless.training.schedule import OptimizerSettings
 from logitless.training.trainable import Trainable
 
 Feeds = dict[str, npt.NDArray[Any]]
+# Gets the gradients of a step, f32 arrays by parameter name; returns those that it changed, or
+# None.
+GradientHook = Callable[[dict[str, npt.NDArray[np.float32]]], Mapping[str, npt.NDArray[np.float32]] | None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of some device run is done: the device is free for other things, such as another model's step.
+    """A part of some device run is done: the device is free for other things, such as another
+    model's step.
 
     `following`: seconds that the next part will take, 0 where that is not known."""
 
@@ -76,9 +80,9 @@ class BatchResult:
 class Footprint:
     """Bytes that a run takes on a device.
 
-    `weights`: what is read and not trained, as the device keeps it. `gradients`: sums over the device runs of a step;
-    those of one run are in the `arena`, with everything else that lives within it.
-    """
+    `weights`: what is read and not trained, as the device keeps it. `gradients`: sums over the
+    device runs of a step; those of one run are in the `arena`, with everything else that lives
+    within it."""
 
     device: str
     weights: int
@@ -94,7 +98,8 @@ class Footprint:
 
 
 class Steps:
-    """The plans of one run, with the states of its optimizer. `prefix` keeps runs of one session apart."""
+    """The plans of one run, with the states of its optimizer. `prefix` keeps runs of one session
+    apart."""
 
     def __init__(
         self,
@@ -107,14 +112,20 @@ class Steps:
         segment: int = 0,
         prefix: str = "train",
         apart: bool = False,
+        on_gradients: GradientHook | None = None,
     ) -> None:
-        """`apart`: plans in memory of their own, so that others can run between a run's parts."""
+        """`apart`: plans in memory of their own, so that others can run between a run's parts.
+
+        `on_gradients`: called with the gradients of each step before the optimizer uses them; they
+        take memory as large as the parameters, and a trip to the host."""
         if n_batch < 1 or n_ctx < 1:
             raise TrainingError(f"a batch of {n_batch} windows of {n_ctx} tokens cannot be trained on")
         self.trainable, self.optimizer = trainable, optimizer
         self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
         self._apart = prefix if apart else ""
-        # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as the formula has it
+        self.on_gradients = on_gradients
+        # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as
+        # the formula has it
         self.segment = segment if checkpointing else None
         session, params = trainable.session, trainable.params
         kinds = "mv" if optimizer.kind == "adamw" else ""
@@ -168,9 +179,8 @@ class Steps:
     def _update(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The optimizer's steps, and the norm of all gradients.
 
-        Clipping needs the norm first, so all gradients at once. Without it each is gone after its own step. SGD is the
-        plain formula, as llama.cpp's: no clipping, and all tensors decay.
-        """
+        Clipping needs the norm first, so all gradients at once. Without it each is gone after its
+        own step. SGD is the plain formula, as llama.cpp's: no clipping, and all tensors decay."""
         o = self.optimizer
         sums = [square_sums(g) for g in gradients]
         norm = norm_of_sums(*sums)
@@ -196,7 +206,8 @@ class Steps:
         return self._step()
 
     def footprint(self, n_runs: int = 1, *, validates: bool = True) -> list[Footprint]:
-        """What a run takes on each device when an optimizer step is so many device runs; nothing is allocated there.
+        """What a run takes on each device when an optimizer step is so many device runs; nothing is
+        allocated there.
 
         What it takes of the process besides is there afterwards, as long as this object is.
         """
@@ -223,15 +234,17 @@ class Steps:
         ]
 
     def _builds(self, n_runs: int, validates: bool) -> dict[str, Build]:
-        """The graphs of a run by the names of their plans, in the order in which they will be made."""
+        """The graphs of a run by the names of their plans, in the order in which they will be
+        made."""
         builds: dict[str, Build] = {"step": self._step}
-        if n_runs > 1:
+        if n_runs > 1 or self.on_gradients is not None:
             self._define_totals()
             builds = {"accumulate": self._accumulate, "update": self._step_of_totals}
         return {**builds, "evaluate": self._evaluate} if validates else builds
 
     def plan_ahead(self, n_runs: int, *, validates: bool) -> list[Tensor]:
-        """Do now, on any thread, what is most of the work of making the run's plans; the nodes of all of them."""
+        """Do now, on any thread, what is most of the work of making the run's plans; the nodes of
+        all of them."""
         session, builds = self.trainable.session, self._builds(n_runs, validates)
         self._ahead = dict(zip(builds, session.measured(builds.values()), strict=True))
         for p in self.trainable.params:
@@ -258,9 +271,10 @@ class Steps:
         return self._result(windows, told)
 
     def step(self, batches: Sequence[Sequence[Window]], n: int, rate: float) -> Parts[tuple[list[BatchResult], float]]:
-        """Optimizer step number n (from 1) on all micro-batches: their results, and the norm of the gradient."""
+        """Optimizer step number n (from 1) on all micro-batches: their results, and the norm of the
+        gradient."""
         total = sum(float(w.weights.sum()) for windows in batches for w in windows) or 1.0
-        if len(batches) == 1:
+        if len(batches) == 1 and self.on_gradients is None:
             feeds = {**self.feeds(batches[0], total), **self._optimizer_feeds(n, rate)}
             *told, norm = yield from self._run("step", self._step, feeds, self._n_told, norm=True)
             return [self._result(batches[0], told)], float(norm)
@@ -270,9 +284,25 @@ class Steps:
             told = yield from self._run("accumulate", self._accumulate, self.feeds(windows, total), self._n_told)
             results.append(self._result(windows, told))
             yield Part()
+        if self.on_gradients is not None:
+            self._call_hook(self.on_gradients)
         feeds = self._optimizer_feeds(n, rate)
         (norm,) = yield from self._run("update", self._step_of_totals, feeds, 0, norm=True)
         return results, float(norm)
+
+    def _call_hook(self, hook: GradientHook) -> None:
+        """Give the hook copies of the gradients, and write back those that it returns."""
+        session, names = self.trainable.session, self.trainable.names
+        totals = dict(zip(names, self._totals, strict=True))
+        changed = hook({name: session.read(t.name) for name, t in totals.items()})
+        for name, value in (changed or {}).items():
+            if name not in totals:
+                raise TrainingError(f"the gradient hook returned {name!r}, which is no parameter of this run")
+            array = np.asarray(value, np.float32)
+            if array.shape != totals[name].shape:
+                expected = totals[name].shape
+                raise TrainingError(f"the gradient hook returned {name!r} of shape {array.shape}, expected {expected}")
+            session.write(totals[name].name, array)
 
     @property
     def _n_told(self) -> int:
@@ -282,7 +312,8 @@ class Steps:
     def _run(
         self, key: str, build: Build, feeds: Feeds, n_told: int, *, norm: bool = False
     ) -> Parts[list[npt.NDArray[Any]]]:
-        """Run a plan and bring back what it tells first, and the norm: parameters and moments stay on the device."""
+        """Run a plan and bring back what it tells first, and the norm: parameters and moments stay
+        on the device."""
         plan = self.trainable.session.prepare((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
         wanted: list[int | None] = [None] * n_told
         if norm:

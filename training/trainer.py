@@ -1,8 +1,8 @@
-"""The training loop: optimizer steps over an order of windows, validation after each epoch, saving, stopping.
+"""The training loop: optimizer steps over an order of windows, validation after each epoch, saving,
+stopping.
 
-`Trainer.work` is a generator that makes one device run, or (`apart`) a part of one, at a time, so that whoever owns the
-device can do other things in between. `fit` runs it to the end.
-"""
+`Trainer.work` is a generator that makes one device run, or (`apart`) a part of one, at a time, so
+that whoever owns the device can do other things in between. `fit` runs it to the end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 from logitless.training.reporting.results import Result
 from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
-from logitless.training.step import Part, Steps
+from logitless.training.step import GradientHook, Part, Steps
 from logitless.training.trainable import Trainable
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one run. A logical batch is `n_batch` windows times `grad_acc` device runs. 0 or less means no limit."""
+    """Of one run. A logical batch is `n_batch` windows times `grad_acc` device runs. 0 or less
+    means no limit."""
 
     n_ctx: int = 128
     n_batch: int = 8
@@ -47,7 +48,14 @@ class Settings:
         return self.n_batch * self.grad_acc
 
 
-def steps_of(trainable: Trainable, s: Settings, prefix: str = "train", *, apart: bool = False) -> Steps:
+def steps_of(
+    trainable: Trainable,
+    s: Settings,
+    prefix: str = "train",
+    *,
+    apart: bool = False,
+    on_gradients: GradientHook | None = None,
+) -> Steps:
     """The graphs of a run with these settings."""
     return Steps(
         trainable,
@@ -57,6 +65,7 @@ def steps_of(trainable: Trainable, s: Settings, prefix: str = "train", *, apart:
         checkpointing=s.checkpointing,
         prefix=prefix,
         apart=apart,
+        on_gradients=on_gradients,
     )
 
 
@@ -72,7 +81,8 @@ class Counters:
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step is done. `result` adds up this epoch's steps so far, as measured before each of them."""
+    """An optimizer step is done. `result` adds up this epoch's steps so far, as measured before
+    each of them."""
 
     iteration: int
     n_steps: int  # of the whole run; 0: not known
@@ -114,7 +124,8 @@ class Save:
 
 @dataclass(frozen=True)
 class Settled:
-    """All that belongs to the steps so far is done, so `Trainer.state` says everything that the rest depends on."""
+    """All that belongs to the steps so far is done, so `Trainer.state` says everything that the
+    rest depends on."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,24 @@ class Control:
 
 
 class Trainer:
-    """One run. Everything that its future depends on is in `state()`."""
+    """One training run: optimizer steps, validation, events. Everything that its future depends on
+    is in `state()`.
+
+    Callbacks, all called on the thread that runs `work` or `fit`:
+
+    - `before_step(control)` before each optimizer step; it may change `control.rate` or set
+    `control.cancel`.
+    - `on_gradients(gradients)` after the backward pass of each step and before the optimizer: f32
+      arrays by parameter name (`trainable.names`), the gradient of the mean loss over the step's
+      labels, summed over its micro-batches and not clipped yet. It returns a mapping with the
+      arrays that it changed, or None to leave all as they are:
+
+          def average(gradients):  # data parallel: the mean over processes with equally many labels
+          a step
+              return {name: all_reduce(g) / n_processes for name, g in gradients.items()}
+
+      Without it nothing is copied: gradients stay on the device.
+    """
 
     def __init__(
         self,
@@ -148,6 +176,7 @@ class Trainer:
         *,
         stopping: Stopping | None = None,
         before_step: Callable[[Control], None] | None = None,
+        on_gradients: GradientHook | None = None,
         prefix: str = "train",
         apart: bool = False,
     ) -> None:
@@ -156,7 +185,7 @@ class Trainer:
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        self.steps = steps_of(trainable, settings, prefix, apart=apart)
+        self.steps = steps_of(trainable, settings, prefix, apart=apart, on_gradients=on_gradients)
         self.epoch_result = Result()
         self.just_initialized = True
 

@@ -1,8 +1,8 @@
 """A batch as the feeds of its plan, written where the plan wants them.
 
-A small model's step is short, and what Python touched before the last one has left the caches since. So little is
-touched: nothing is made for a step, and what a request's rows have in common is written once for each plan.
-"""
+A small model's step is short, and what Python touched before the last one has left the caches
+since. So little is touched: nothing is made for a step, and what a request's rows have in common is
+written once for each plan."""
 
 from __future__ import annotations
 
@@ -53,15 +53,14 @@ def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
 
 
 class StepFeeds:
-    """Writes batches to the input arrays of one plan, `room`, by name. ValueError: the plan has an input that no step
-    fills.
+    """Writes batches to the input arrays of one plan, `room`, by name. ValueError: the plan has an
+    input that no step fills.
 
-    Padding tokens belong to `spare_slot` and write to `spare_cell`, `spare_near` (a cell of layers with a window) and
-    `spare_hidden` (a row of logitless.engine.runner.hidden_rows).
+    Padding tokens belong to `spare_slot` and write to `spare_cell`, `spare_near` (a cell of layers
+    with a window) and `spare_hidden` (a row of logitless.engine.runner.hidden_rows).
 
-    Each array is written if the plan has it, whichever others it has: a plan holds only the inputs that its graph
-    reads.
-    """
+    Each array is written if the plan has it, whichever others it has: a plan holds only the inputs
+    that its graph reads."""
 
     def __init__(
         self, room: Mapping[str, Array], spare_slot: int, spare_cell: int, spare_near: int = 0, spare_hidden: int = 0
@@ -119,7 +118,8 @@ class StepFeeds:
 
 
 class SamplingFeeds:
-    """The sources of `sample` that are not late. The masks come separately; with them a row has two draws."""
+    """The sources of `sample` that are not late. The masks come separately; with them a row has two
+    draws."""
 
     def __init__(self, room: Mapping[str, Array]) -> None:
         """`room`: an array for each of `sampling_feeds`, by name."""

@@ -1,4 +1,5 @@
-"""Runs on a tiny model: what is trained and what is not, accumulation, checkpoints, resuming to the same bytes."""
+"""Runs on a tiny model: what is trained and what is not, accumulation, checkpoints, resuming to the
+same bytes."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from logitless.training.errors import TrainingError
 from logitless.training.save import save_result
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
+from logitless.training.step import GradientHook, outcome
 from logitless.training.trainable import LORA, LoraOptions, full, lora
 from logitless.training.trainer import Control, Settings, Step, Trainer, Validated
 
@@ -59,6 +61,7 @@ def start(model: Path) -> Iterator[Open]:
         sgd: bool = False,
         patterns: tuple[str, ...] = ("*",),
         ranks: dict[str, int] | None = None,
+        on_gradients: GradientHook | None = None,
         **changes: object,
     ) -> Trainer:
         gguf = GGUFFile.open(model)
@@ -75,7 +78,8 @@ def start(model: Path) -> Iterator[Open]:
         default = {"n_ctx": 16, "n_batch": 4, "max_steps": 6, "schedule": SCHEDULE, "optimizer": optimizer}
         settings = Settings(**(default | changes))  # type: ignore[arg-type]
         indices = np.arange(len(data), dtype=np.int32)
-        return Trainer(trainable, settings, Order(data, indices[:-4], "text", 5), indices[-4:])
+        order = Order(data, indices[:-4], "text", 5)
+        return Trainer(trainable, settings, order, indices[-4:], on_gradients=on_gradients)
 
     yield make
     for session in sessions:
@@ -83,6 +87,10 @@ def start(model: Path) -> Iterator[Open]:
     for gguf in files:
         gguf.close()
     backend.close()
+
+
+def parameters(trainer: Trainer) -> dict[str, bytes]:
+    return {name: values.tobytes() for name, values in trainer.trainable.read().items()}
 
 
 def losses(trainer: Trainer) -> list[float]:
@@ -244,7 +252,8 @@ def test_sgd_has_no_state_and_what_is_not_chosen_stays(start: Open, model: Path,
 
 
 def test_sgd_is_the_plain_formula(start: Open) -> None:
-    """CHECKLIST A5.6: w · (1 − α·wd) − α·g of every tensor, and the gradient as it is, however large."""
+    """CHECKLIST A5.6: w · (1 − α·wd) − α·g of every tensor, and the gradient as it is, however
+    large."""
     g = {}
     for decay in (0.0, 0.5):
         trainer = start("full", optimizer=OptimizerSettings(kind="sgd", decay=decay), max_steps=1)
@@ -421,3 +430,84 @@ def test_checkpointing_changes_memory_and_nothing_else(start: Open) -> None:
         sizes.append(arena.nbytes)
     assert found[0] == found[1]
     assert sizes[1] < sizes[0]
+
+
+Gradients = dict[str, np.ndarray]
+
+
+@pytest.mark.parametrize("kind", [LORA, "full"])
+@pytest.mark.parametrize("changes", [{}, {"grad_acc": 2}, {"sgd": True}], ids=["one run", "micro-batches", "sgd"])
+def test_a_hook_that_changes_nothing_leaves_the_runs_bits(start: Open, kind: str, changes: dict[str, object]) -> None:
+    seen: list[Gradients] = []
+    returning = iter([True, False] * 3)
+
+    def identity(gradients: Gradients) -> Gradients | None:
+        seen.append(gradients)
+        return gradients if next(returning) else None
+
+    plain, hooked = start(kind, **changes), start(kind, on_gradients=identity, **changes)
+    assert losses(hooked) == losses(plain)
+    assert parameters(hooked) == parameters(plain)
+    assert len(seen) == plain.counters.iterations == 6
+    shapes = dict(zip(plain.trainable.names, (p.shape for p in plain.trainable.params), strict=True))
+    assert all({name: g.shape for name, g in gradients.items()} == shapes for gradients in seen)
+    assert len({g.tobytes() for g in (gradients[plain.trainable.names[-1]] for gradients in seen)}) == 6
+
+
+def test_a_hook_gets_the_gradient_whose_norm_the_step_reports(start: Open) -> None:
+    norms: list[float] = []
+
+    def measure(gradients: Gradients) -> None:
+        norms.append(float(np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients.values()))))
+
+    reported: list[float] = []
+    start("full", on_gradients=measure).fit(lambda e: reported.append(e.norm) if isinstance(e, Step) else None)
+    np.testing.assert_allclose(reported, norms, rtol=1e-5)
+
+
+def test_the_optimizer_uses_what_a_hook_returns(start: Open) -> None:
+    """Gradients of zero leave plain SGD where it is; those of one tensor move that tensor alone."""
+    optimizer = OptimizerSettings(kind="sgd", decay=0)
+    still = start("full", optimizer=optimizer, on_gradients=lambda g: {name: 0 * x for name, x in g.items()})
+    first = parameters(still)
+    losses(still)
+    assert parameters(still) == first
+    alone = "blk.1.ffn_up.weight"
+    moved = start(
+        "full", optimizer=optimizer, on_gradients=lambda g: {name: 0 * x for name, x in g.items() if name != alone}
+    )
+    losses(moved)
+    assert [name for name, value in parameters(moved).items() if value != first[name]] == [alone]
+
+
+def test_two_processes_that_average_their_gradients_train_as_one(start: Open) -> None:
+    """Data parallel: each has half of the batch; the mean of their gradients is the gradient of the
+    whole batch."""
+    whole = start("full", n_batch=4, max_steps=1)
+    batch = whole.order.take(4)
+    gradients: list[Gradients] = []
+    for half in (batch[:2], batch[2:]):
+        part = start("full", n_batch=2, on_gradients=gradients.append)
+        outcome(part.steps.step([half], 1, 1e-2))
+    mean = {name: (gradients[0][name] + gradients[1][name]) / 2 for name in gradients[0]}
+    together: list[Gradients] = []
+    outcome(start("full", n_batch=4, on_gradients=together.append).steps.step([batch], 1, 1e-2))
+    for name, g in together[0].items():
+        np.testing.assert_allclose(mean[name], g, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"nothing": np.zeros(3)}, "the gradient hook returned 'nothing', which is no parameter of this run"),
+        ({"output_norm.weight": np.zeros(3)}, r"'output_norm.weight' of shape \(3,\), expected \(32,\)"),
+    ],
+)
+def test_what_a_hook_may_not_return_is_named(start: Open, returned: Gradients, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        start("full", on_gradients=lambda _: returned).fit()
+
+
+def test_the_footprint_of_a_run_with_a_hook_counts_its_gradients(start: Open) -> None:
+    (planned,) = start("full", on_gradients=lambda _: None).steps.footprint()
+    assert planned.gradients == planned.parameters

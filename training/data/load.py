@@ -1,15 +1,18 @@
-"""Training files to datasets: a text, or JSONL rows, by the model's own vocabulary and chat template."""
+"""Training files to datasets: a text, or JSONL rows, by the model's own vocabulary and chat
+template."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import read_records
+from logitless.training.data.dataset_rows import Record, parse_row, read_records
 from logitless.training.data.packing import (
     Dataset,
     PackedExamples,
@@ -24,7 +27,8 @@ from logitless.training.errors import TrainingError
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How a file becomes windows of `n_ctx` tokens. `sample_start` None: windows every `stride` tokens (0: n_ctx/2)."""
+    """How a file becomes windows of `n_ctx` tokens. `sample_start` None: windows every `stride`
+    tokens (0: n_ctx/2)."""
 
     n_ctx: int = 128
     stride: int = 0
@@ -36,7 +40,8 @@ class DataOptions:
 
 
 def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions) -> Dataset:
-    """The windows of a file; `.jsonl` files are rows, all others one text. TrainingError says what is wrong with it."""
+    """The windows of a file; `.jsonl` files are rows, all others one text. TrainingError says what
+    is wrong with it."""
     path = Path(path)
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return jsonl_dataset(path, str(path), tokenizer, template, o)
@@ -50,10 +55,26 @@ def load_dataset(path: str | Path, tokenizer: Tokenizer, template: ChatTemplate 
 def jsonl_dataset(
     path: Path, name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
 ) -> PackedExamples:
-    """`name`: what messages call the file. It is read line by line; the tokens are what is kept of it."""
+    """`name`: what messages call the file. It is read line by line; the tokens are what is kept of
+    it."""
     with path.open("rb") as file:
-        examples = examples_of(read_records(file, name), tokenizer, template, name)
-        return PackedExamples(examples, o.n_ctx, pack=o.pack, name=name)
+        return packed_rows(read_records(file, name), name, tokenizer, template, o)
+
+
+def rows_dataset(
+    rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
+) -> PackedExamples:
+    """The same rows as objects, numbered from 1 in messages."""
+    name = "rows"
+    records = (parse_row(row, i, f"{name}: line {i}") for i, row in enumerate(rows, 1))
+    return packed_rows(records, name, tokenizer, template, o)
+
+
+def packed_rows(
+    records: Iterable[Record], name: str, tokenizer: Tokenizer, template: ChatTemplate | None, o: DataOptions
+) -> PackedExamples:
+    """Rows, tokenized and packed into samples of `o.n_ctx` tokens."""
+    return PackedExamples(examples_of(records, tokenizer, template, name), o.n_ctx, pack=o.pack, name=name)
 
 
 def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> Dataset:

@@ -1,0 +1,128 @@
+"""Fine-tuning of a model file without a server or flags: data, method, callbacks, result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from logitless.graph.execution.session import Session
+from logitless.models import tokenizer
+from logitless.models.chat.template import from_metadata
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.training.checkpoint import read_checkpoint, save_checkpoint
+from logitless.training.data.load import DataOptions, load_dataset, rows_dataset
+from logitless.training.data.sampler import Order, split_windows
+from logitless.training.errors import TrainingError
+from logitless.training.save import save_result
+from logitless.training.schedule import Stopping
+from logitless.training.step import GradientHook
+from logitless.training.trainable import LoraOptions, full, lora
+from logitless.training.trainer import Control, Event, Finished, Settings, Trainer
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+class FineTuning:
+    """Fine-tunes one GGUF model on a session of devices.
+
+        with FineTuning(session, "model.gguf", "rows.jsonl", settings=Settings(max_steps=100)) as
+        run:
+            run.fit(lambda event: print(event))
+            run.save("adapter.gguf")
+
+    `trainer` is the run itself (logitless.training.trainer.Trainer): its state, its counters, its
+    steps. The session is the caller's, who closes it after the run; it holds this model alone."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: str | Path,
+        data: str | Path | Rows,
+        *,
+        method: LoraOptions | Sequence[str] | None = None,
+        settings: Settings | None = None,
+        data_options: DataOptions | None = None,
+        validation: float = 0.0,
+        seed: int = 0,
+        stopping: Stopping | None = None,
+        before_step: Callable[[Control], None] | None = None,
+        on_gradients: GradientHook | None = None,
+    ) -> None:
+        """Open the model and prepare the data; nothing is trained yet.
+
+        `data`: a text file, a .jsonl file, or rows as objects: `{"messages": [...]}`, `{"prompt":
+        ..., "completion": ...}` or `{"text": ...}`. `method`: LoRA with these options (None: the
+        default ones), or patterns of the weights to train in full, `["*"]` for all. `data_options`
+        says how data become samples; their length is `settings.n_ctx`. `validation`: the share of
+        samples that are not learned but measured. `before_step` and `on_gradients`: see Trainer.
+
+        ModelFileError and TrainingError say in one line what is wrong; OSError: a file cannot be
+        read."""
+        settings = settings or Settings()
+        options = replace(data_options or DataOptions(), n_ctx=settings.n_ctx)
+        self.gguf = GGUFFile.open(model)
+        try:
+            self.hparams = h = hparams_of(self.gguf)
+            if not h.causal:
+                raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
+            if settings.n_ctx > h.n_ctx_train:
+                raise TrainingError(f"n_ctx {settings.n_ctx} is more than the model's {h.n_ctx_train}")
+            self.tokenizer = tokenizer.from_metadata(self.gguf.metadata, path=self.gguf.path)
+            template = from_metadata(self.gguf.metadata, self.tokenizer)
+            if isinstance(data, str | Path):
+                name, dataset = Path(data).name, load_dataset(data, self.tokenizer, template, options)
+            else:
+                name, dataset = "rows", rows_dataset(data, self.tokenizer, template, options)
+            training, held_out = split_windows(dataset, validation, seed)
+            base = define_model(session, self.gguf, h, settings.n_ctx)
+            if method is None or isinstance(method, LoraOptions):
+                trainable = lora(session, base, method or LoraOptions(seed=seed))
+            else:
+                trainable = full(session, base, self.gguf, h, method)
+            self.trainer = Trainer(
+                trainable,
+                settings,
+                Order(dataset, training, name, seed),
+                held_out,
+                stopping=stopping,
+                before_step=before_step,
+                on_gradients=on_gradients,
+            )
+        except BaseException:
+            self.gguf.close()
+            raise
+
+    def fit(self, on_event: Callable[[Event], None] | None = None) -> Finished:
+        """Train to the end; `on_event` gets each event (Step, Validated, Save, …). The result has
+        the reason."""
+        return self.trainer.fit(on_event)
+
+    def save(self, path: str | Path, dtype: str = "f32") -> None:
+        """Write the adapter, or the whole model with its trained matrices in `dtype`, as a GGUF
+        file."""
+        save_result(path, self.trainer.trainable, self.gguf, self.hparams, dtype)
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write everything that the rest of the run depends on."""
+        save_checkpoint(path, self.trainer, self.hparams.arch)
+
+    def resume(self, path: str | Path) -> bool:
+        """Go on from a checkpoint. False: its data are not these, whose order begins anew."""
+        return read_checkpoint(path).restore(self.trainer)
+
+    def close(self) -> None:
+        """Close the model's file. Nothing can be run or saved afterwards."""
+        self.gguf.close()
+
+    def __enter__(self) -> FineTuning:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
