@@ -27,24 +27,24 @@ def backward(
             raise ValueError(f"the loss must be a scalar, not {loss!r}")
         loss = {loss: const(1.0)}
     order = toposort(loss)
-    wanted = {id(p) for p in params}
+    wanted = set(params)
     depends = set(wanted)  # on a parameter
-    ends = {id(t) for t in given}
+    ends = set(given)
     for t in order:
-        if id(t) not in ends and any(id(s) in depends for s in t.src):
-            depends.add(id(t))
-    gradient: dict[int, Tensor] = {id(t): g for t, g in loss.items()}
+        if t not in ends and any(s in depends for s in t.src):
+            depends.add(t)
+    gradient = dict(loss)
     for t in reversed(order):
-        if id(t) not in gradient or id(t) in ends or not any(id(s) in depends for s in t.src):
+        if t not in gradient or t in ends or not any(s in depends for s in t.src):
             continue
         rule = OPS[t.op].vjp_rule
         if rule is None:
             raise ValueError(f"{t!r} has no gradient rule")
-        g = gradient[id(t)] if id(t) in wanted else gradient.pop(id(t))
+        g = gradient[t] if t in wanted else gradient.pop(t)
         for s, part in zip(t.src, rule(g, t, *t.src, **t.attrs), strict=True):
-            if part is None or id(s) not in depends:
+            if part is None or s not in depends:
                 continue
             if part.shape != s.shape:
                 raise ValueError(f"the gradient of {t.op} for its source {s!r} has shape {part.shape}")
-            gradient[id(s)] = add(gradient[id(s)], part) if id(s) in gradient else part
-    return {p: gradient[id(p)] for p in params if id(p) in gradient}
+            gradient[s] = add(gradient[s], part) if s in gradient else part
+    return {p: gradient[p] for p in params if p in gradient}

@@ -49,8 +49,8 @@ def choose(
     segment = segment or max(1, round(n / a))
     ends = [*range(segment, n, segment)]
     if beside is None:
-        below = {id(t) for t in toposort([layers[-1]])}
-        beside = max((t.nbytes for t in toposort([loss]) if id(t) not in below and not t.is_leaf), default=0)
+        below = set(toposort([layers[-1]]))
+        beside = max((t.nbytes for t in toposort([loss]) if t not in below and not t.is_leaf), default=0)
     if beside > v:
         ends.append(n)
     return Choice(tuple(layers[i - 1] for i in ends), u, v, a)
@@ -58,17 +58,17 @@ def choose(
 
 def saved_bytes(loss: Tensor, gradients: Mapping[Tensor, Tensor]) -> int:
     """Bytes of what the forward graph computes and the gradients read."""
-    forward = {id(t) for t in toposort([loss])}
-    read: dict[int, Tensor] = {}
+    forward = set(toposort([loss]))
+    read: set[Tensor] = set()
     for t in toposort(gradients.values()):
-        if id(t) in forward:
+        if t in forward:
             continue
         for s in t.src:
             while s.op in ALIASES:
                 s = s.src[0]
-            if id(s) in forward and not s.is_leaf:
-                read[id(s)] = s
-    return sum(s.nbytes for s in read.values())
+            if s in forward and not s.is_leaf:
+                read.add(s)
+    return sum(s.nbytes for s in read)
 
 
 def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Sequence[Tensor]) -> dict[Tensor, Tensor]:
@@ -78,18 +78,18 @@ def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Seq
     " (clone)". ValueError names a node that writes: it cannot run twice.
     """
     forward = toposort([loss])
-    in_forward = {id(t) for t in forward}
-    kept = {id(t) for t in checkpoints}
-    repeated = [t for t in toposort(checkpoints) if id(t) not in kept and not t.is_leaf]
-    now: dict[int, Tensor] = {}  # what stands for a node in the new graph
+    in_forward = set(forward)
+    kept = set(checkpoints)
+    repeated = [t for t in toposort(checkpoints) if t not in kept and not t.is_leaf]
+    now: dict[Tensor, Tensor] = {}  # what stands for a node in the new graph
     for t in repeated:
         if writes_of(t):
             raise ValueError(f"{t!r} writes, so it cannot be computed again from a checkpoint")
-        now[id(t)] = replace(t, src=tuple(now.get(id(s), s) for s in t.src), name=(t.name or t.op) + SUFFIX)
+        now[t] = replace(t, src=tuple(now.get(s, s) for s in t.src), name=(t.name or t.op) + SUFFIX)
     for t in toposort(gradients.values()):
-        if id(t) not in in_forward:
-            now[id(t)] = with_sources(t, tuple(now.get(id(s), s) for s in t.src))
-    return {p: now.get(id(g), g) for p, g in gradients.items()}
+        if t not in in_forward:
+            now[t] = with_sources(t, tuple(now.get(s, s) for s in t.src))
+    return {p: now.get(g, g) for p, g in gradients.items()}
 
 
 def layers_of(loss: Tensor) -> list[Tensor]:

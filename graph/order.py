@@ -84,11 +84,11 @@ def _unaliased(t: Tensor) -> Tensor:
 
 def dump(roots: Iterable[Tensor]) -> str:
     """The graph as text, one node a line: `%3 = add f32[4, 6] (%1, %2)`."""
-    names: dict[int, str] = {}
+    names: dict[Tensor, str] = {}
     lines = []
     for i, t in enumerate(toposort(roots)):
-        names[id(t)] = f"%{i}"
-        args = ", ".join(names[id(s)] for s in t.src)
+        names[t] = f"%{i}"
+        args = ", ".join(names[s] for s in t.src)
         attrs = "".join(f" {k}={v}" for k, v in t.attrs.items())
         lines.append(f"%{i} = {t.op}{' ' + repr(t.name) if t.name else ''} {t.dtype}{list(t.shape)} ({args}){attrs}")
     return "\n".join(lines)

@@ -30,50 +30,50 @@ TURNING = {"attention": attention_rope, "attention_sinks": attention_sinks_rope}
 def fuse(fetches: Sequence[Tensor], mine: Mine, refused: set[str]) -> tuple[Tensor, ...]:
     """The same values from fewer nodes. `mine`: whether a node runs on this device; `refused`: ops that must not."""
     order = toposort(fetches)
-    readers = Counter(id(s) for t in order for s in t.src)
-    readers.update(id(f) for f in fetches)
+    readers = Counter(s for t in order for s in t.src)
+    readers.update(f for f in fetches)
 
     def alone(t: Tensor, op: str) -> bool:
         """Whether a source is such a node of this device, and nobody else reads it."""
-        return t.op == op and mine(t) and readers[id(t)] == 1
+        return t.op == op and mine(t) and readers[t] == 1
 
     def product_alone(t: Tensor) -> bool:
         return alone(t, "linear") and is_packed(t.src[1]) and layout.packs(t.src[1])
 
-    made: dict[int, Tensor] = {}  # by the old node
-    inside: set[int] = set()  # products that another node contains
+    made: dict[Tensor, Tensor] = {}  # by the old node
+    inside: set[Tensor] = set()  # products that another node contains
 
     def now(t: Tensor) -> Tensor:
-        return made.get(id(t), t)
+        return made.get(t, t)
 
     for t in order:  # first what takes a product in, because a product that stays is a part of its siblings' launch
         if not mine(t):
             continue
         if t.op == "glu" and "linear_glu" not in refused and all(map(product_alone, t.src)) and _alike(*t.src):
-            inside.update(map(id, t.src))
+            inside.update(t.src)
         elif t.op == "add" and "linear_add" not in refused and (taken := _added(t, product_alone)) is not None:
-            inside.add(id(taken))
+            inside.add(taken)
     siblings = _siblings(order, mine, inside, refused)
     for t in order:
         src = tuple(map(now, t.src))
         node = with_sources(t, src)
-        if not mine(t) or id(t) in inside:
+        if not mine(t) or t in inside:
             pass
-        elif t.op == "glu" and id(t.src[0]) in inside:
+        elif t.op == "glu" and t.src[0] in inside:
             x, gate, up = (*src[0].src, src[1].src[1])
             node = linear_glu(x, gate, up, activation=t.attrs["activation"], name=t.name)
-        elif t.op == "add" and (taken := next((s for s in t.src if id(s) in inside), None)) is not None:
+        elif t.op == "add" and (taken := next((s for s in t.src if s in inside), None)) is not None:
             other = now(next(s for s in t.src if s is not taken))
             node = linear_add(*now(taken).src, other, name=t.name)
-        elif id(t) in siblings:
-            node = _part(t, siblings[id(t)], now, made)
+        elif t in siblings:
+            node = _part(t, siblings[t], now, made)
         elif t.op == "store_k" and alone(t.src[1], "rope") and "store_k_rope" not in refused and t.dtype != "q8_0":
             turned = src[1]
             node = store_k_rope(src[0], turned.src[0], src[2], turned.src[1], **turned.attrs)
         elif t.op in TURNING and alone(t.src[0], "rope") and TURNING[t.op].name not in refused:
             x, angles = src[0].src
             node = TURNING[t.op](x, *src[1:], angles, **src[0].attrs, **t.attrs, name=t.name)
-        made[id(t)] = node
+        made[t] = node
     return tuple(map(now, fetches))
 
 
@@ -91,23 +91,25 @@ def _added(t: Tensor, product_alone: Callable[[Tensor], bool]) -> Tensor | None:
     return None
 
 
-def _siblings(order: Sequence[Tensor], mine: Mine, inside: set[int], refused: set[str]) -> dict[int, list[Tensor]]:
+def _siblings(
+    order: Sequence[Tensor], mine: Mine, inside: set[Tensor], refused: set[str]
+) -> dict[Tensor, list[Tensor]]:
     """Products of the same activations by weights of one type, as many as a launch can have.
 
     Those of experts are worth it alone, too: the launch brings the rows together by expert itself.
     """
-    families: dict[tuple[str, int, str], list[Tensor]] = defaultdict(list)
+    families: dict[tuple[str, Tensor, str], list[Tensor]] = defaultdict(list)
     for t in order:
         whole = "linear_parts" if t.op == "linear" else "expert_parts"
         fits = t.op == "linear" and is_packed(t.src[1]) and layout.packs(t.src[1])
-        if mine(t) and id(t) not in inside and whole not in refused and (fits or _gathers(t, mine)):
-            families[whole, id(t.src[0]), t.src[1].dtype].append(t)
-    found: dict[int, list[Tensor]] = {}
+        if mine(t) and t not in inside and whole not in refused and (fits or _gathers(t, mine)):
+            families[whole, t.src[0], t.src[1].dtype].append(t)
+    found: dict[Tensor, list[Tensor]] = {}
     for (whole, _, dtype), members in families.items():
         n = launch.n_parts(dtype) if whole == "linear_parts" else moe_linear.PARTS
         for i in range(0, len(members), n):
             if len(group := members[i : i + n]) > 1 or whole == "expert_parts":
-                found.update((id(t), group) for t in group)
+                found.update((t, group) for t in group)
     return found
 
 
@@ -118,11 +120,11 @@ def _gathers(t: Tensor, mine: Mine) -> bool:
     return mine(t.src[0]) and t.src[0].src[1] is t.src[2]
 
 
-def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made: dict[int, Tensor]) -> Tensor:
+def _part(t: Tensor, group: list[Tensor], now: Callable[[Tensor], Tensor], made: dict[Tensor, Tensor]) -> Tensor:
     """A product as a slice of all its siblings' results."""
     first = group[0]
     if t is not first:
-        whole = made[id(first)].src[0].src[0]
+        whole = made[first].src[0].src[0]
     elif t.op == "linear":
         whole = linear_parts(now(t.src[0]), *(s.src[1] for s in group))
     else:

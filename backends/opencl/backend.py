@@ -181,16 +181,16 @@ class OpenCLProgram:
         self._keep: dict[int, Memory] = {}
         scratch = max((d.scratch for d in dispatches), default=0)
         held = Place(backend.shared("scratch", scratch)) if scratch else None
-        places: dict[int, Place] = {}  # by tensor
+        places: dict[Tensor | None, Place] = {}
 
         def at(buffer: At) -> Place:
             tensor, offset = buffer
-            if id(tensor) not in places:
+            if tensor not in places:
                 found = held if tensor is None else place(tensor)
                 assert found is not None
-                places[id(tensor)] = found
+                places[tensor] = found
                 self._keep[id(found.buffer)] = found.buffer
-            begin = places[id(tensor)]
+            begin = places[tensor]
             return Place(begin.buffer, begin.offset + offset)
 
         for pieces, part in backend.chains.parts(dispatches) if backend.chains else [((), dispatches)]:

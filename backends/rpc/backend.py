@@ -100,7 +100,7 @@ class RemoteBackend(Backend):
 
     def supports(self, t: Tensor) -> bool:
         nodes = [*map(leaf, t.src), t]
-        index = {id(s): i for i, s in enumerate((*t.src, t))}
+        index = {s: i for i, s in enumerate((*t.src, t))}
         wire = [*encode(nodes[:-1], {}), *encode([t], index)]
         for entry in wire:
             entry[-1] = ""  # names make no difference
@@ -124,19 +124,19 @@ class RemoteBackend(Backend):
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
         """The server's nodes in the place of these: rewritten and fused as its device wants them."""
         order = toposort(fetches)
-        own = {id(t) for t in order if not t.is_leaf and t.op != TRANSFER and mine(t)}
+        own = {t for t in order if not t.is_leaf and t.op != TRANSFER and mine(t)}
         if not own:
             return fetches
-        read = {id(s) for t in order if id(t) not in own for s in t.src} | {id(f) for f in fetches}
-        near = own | {id(s) for t in order if id(t) in own for s in t.src}
-        sent = [t for t in order if id(t) in near]
-        index = {id(t): i for i, t in enumerate(sent)}
-        results = [i for i, t in enumerate(sent) if id(t) in own & read]
-        wire = encode([t if id(t) in own else leaf(t) for t in sent], index)
+        read = {s for t in order if t not in own for s in t.src} | set(fetches)
+        near = own | {s for t in order if t in own for s in t.src}
+        sent = [t for t in order if t in near]
+        index = {t: i for i, t in enumerate(sent)}
+        results = [i for i, t in enumerate(sent) if t in own & read]
+        wire = encode([t if t in own else leaf(t) for t in sent], index)
         answer, _ = self._ask({"do": "fuse", "graph": wire, "results": results})
         graph, nodes, made_of = answer["id"], answer["nodes"], dict(zip(results, answer["results"], strict=True))
         # By what was before. A node in the place of several may read the weights of all where the first of them stood.
-        made: dict[int, Tensor] = {id(t): t for t in order if t.is_leaf}
+        made: dict[Tensor, Tensor] = {t: t for t in order if t.is_leaf}
         new: dict[int, Tensor] = {}  # by the server's number
 
         def build(last: int) -> Tensor:
@@ -148,7 +148,7 @@ class RemoteBackend(Backend):
                 if n in new:  # two nodes read it, and the first to be made had it made
                     pass
                 elif op == "given":
-                    new[n] = made[id(sent[attrs["index"]])]
+                    new[n] = made[sent[attrs["index"]]]
                 elif missing:
                     stack += missing
                     continue
@@ -163,13 +163,13 @@ class RemoteBackend(Backend):
         for t in order:
             if t.is_leaf:
                 continue
-            if id(t) not in own:
-                made[id(t)] = with_sources(t, tuple(made[id(s)] for s in t.src))
-            elif (i := index[id(t)]) in made_of:
-                made[id(t)] = build(made_of[i])
-                if (made[id(t)].shape, made[id(t)].dtype) != (t.shape, t.dtype):
-                    raise DeviceLost(f"{self.name}: {made[id(t)]!r} came for {t!r}")
-        return tuple(made[id(f)] for f in fetches)
+            if t not in own:
+                made[t] = with_sources(t, tuple(made[s] for s in t.src))
+            elif (i := index[t]) in made_of:
+                made[t] = build(made_of[i])
+                if (made[t].shape, made[t].dtype) != (t.shape, t.dtype):
+                    raise DeviceLost(f"{self.name}: {made[t]!r} came for {t!r}")
+        return tuple(made[f] for f in fetches)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Held:
         held = Held(self._id(), self._gone, nbytes)

@@ -86,10 +86,10 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
-def encode(nodes: Sequence[Tensor], index: Mapping[int, int]) -> list[list[Any]]:
+def encode(nodes: Sequence[Tensor], index: Mapping[Tensor, int]) -> list[list[Any]]:
     """Each node as (op, indices of its sources, shape, type, attributes, name)."""
     return [
-        [t.op, [index[id(s)] for s in t.src], t.shape, t.dtype, {k: v for k, v in t.attrs.items() if k != NODE}, t.name]
+        [t.op, [index[s] for s in t.src], t.shape, t.dtype, {k: v for k, v in t.attrs.items() if k != NODE}, t.name]
         for t in nodes
     ]
 

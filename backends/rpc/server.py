@@ -233,37 +233,37 @@ class Client:
 
     def _fuse(self, header: Header) -> Answer:
         given = decode(header["graph"])
-        made: dict[int, Tensor] = {}
+        made: dict[Tensor, Tensor] = {}
         for t in given:
-            node = with_sources(t, tuple(made[id(s)] for s in t.src))
-            made[id(t)] = t if t.is_leaf else self.backend.rewrite(node)
-        results = [made[id(given[i])] for i in header["results"]]
+            node = with_sources(t, tuple(made[s] for s in t.src))
+            made[t] = t if t.is_leaf else self.backend.rewrite(node)
+        results = [made[given[i]] for i in header["results"]]
         results = list(self.backend.fuse(results, lambda t: not t.is_leaf))
         order = toposort(results)
-        index = {id(t): i for i, t in enumerate(order)}
+        index = {t: i for i, t in enumerate(order)}
         nodes = encode(order, index)
         for i, t in enumerate(given):
-            if t.is_leaf and id(t) in index:
-                nodes[index[id(t)]] = ["given", [], t.shape, t.dtype, {"index": i}, ""]
+            if t.is_leaf and t in index:
+                nodes[index[t]] = ["given", [], t.shape, t.dtype, {"index": i}, ""]
         self._n_graphs += 1
         self._graphs[self._n_graphs] = order
         self._graphs.pop(self._n_graphs - MOST_GRAPHS, None)
-        return {"id": self._n_graphs, "nodes": nodes, "results": [index[id(t)] for t in results]}, None
+        return {"id": self._n_graphs, "nodes": nodes, "results": [index[t] for t in results]}, None
 
     def _compile(self, header: Header) -> Answer:
-        order, nodes, places = self._graphs[header["graph"]], [], dict[int, Place]()
+        order, nodes, places = self._graphs[header["graph"]], [], dict[Tensor, Place]()
         for n, at, sources in header["nodes"]:
             t = order[_index(n, order)]
             if t.is_leaf:
                 raise ValueError("a leaf runs nowhere")
             for s, place in ((t, at), *zip(t.src, sources, strict=True)):
                 weight = s if s.op == "state" and s.attrs["constant"] else None
-                places[id(s)] = self._place(place, 0 if weight is not None else s.nbytes, weight)
+                places[s] = self._place(place, 0 if weight is not None else s.nbytes, weight)
             nodes.append(t)
         self.backend.prepare(nodes)
         if len(self._programs) >= MOST_PROGRAMS:
             raise MemoryError(f"there are {MOST_PROGRAMS} programs")
-        self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: places[id(t)])
+        self._programs[int(header["id"])] = self.backend.compile(nodes, lambda t: places[t])
         return {}, None
 
     def _run(self, header: Header) -> Answer:

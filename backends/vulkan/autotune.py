@@ -157,13 +157,13 @@ def _programs(backend: Tunable, m: int, n: int, k: int) -> tuple[dict[bool, Call
     x, w = feed("x", (m, k)), state("w", (n, k), "q8_0", constant=True)
     y = linear(x, w)
     places = {
-        id(x): Place(backend.alloc(x.nbytes)),
-        id(w): Place(backend.load(w, raw.reshape(-1))),
-        id(y): Place(backend.alloc(y.nbytes)),
+        x: Place(backend.alloc(x.nbytes)),
+        w: Place(backend.load(w, raw.reshape(-1))),
+        y: Place(backend.alloc(y.nbytes)),
     }
-    backend.upload(places[id(x)], draw.standard_normal((m, k), np.float32).reshape(-1).view(np.uint8))
+    backend.upload(places[x], draw.standard_normal((m, k), np.float32).reshape(-1).view(np.uint8))
     programs = {}
     for coop in (False, True):
         backend.shape = replace(backend.shape, coop=LEAST_ROWS if coop else 0)
-        programs[coop] = backend.compile([y], lambda t: places[id(t)]).run
-    return programs, lambda: backend.download(places[id(y)], y.nbytes)
+        programs[coop] = backend.compile([y], lambda t: places[t]).run
+    return programs, lambda: backend.download(places[y], y.nbytes)

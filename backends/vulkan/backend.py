@@ -177,7 +177,7 @@ class VulkanProgram:
         self.recording = Recording(backend.device)
         self.recording.begin()
         self._keep: dict[int, Memory] = {}  # what the recording refers to
-        self._places: dict[int, tuple[Place, Range | None]] = {}  # by tensor; and the range where order matters
+        self._places: dict[Tensor, tuple[Place, Range | None]] = {}  # and the range where order matters
         for together, part in chain.parts(work, backend.shape):
             if together:
                 self._chain(part)
@@ -195,9 +195,9 @@ class VulkanProgram:
                 assert self._scratch is not None
                 at, span = Place(self._hold(self._scratch)), (self._scratch.address, self._scratch.address + d.scratch)
             else:
-                if id(t) not in self._places:
-                    self._places[id(t)] = self._where(t, self._place(t))
-                at, span = self._places[id(t)]
+                if t not in self._places:
+                    self._places[t] = self._where(t, self._place(t))
+                at, span = self._places[t]
             arguments.append(_argument(self._backend.device, arg, at.buffer, at.offset + offset))
             if span is not None:
                 if arg.access != "w":

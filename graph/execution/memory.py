@@ -73,26 +73,29 @@ class Allocator:
         self.free_blocks.insert(i, (offset, size))
 
 
-Roots = Mapping[int, tuple[Tensor, int]]
+Roots = Mapping[Tensor, tuple[Tensor, int]]
 
 
 def roots_of(order: Sequence[Tensor]) -> Roots:
-    """By id of each tensor: the one that owns its bytes, and its offset there. Aliases and writes own none."""
-    roots: dict[int, tuple[Tensor, int]] = {}
+    """Each tensor's owner (the tensor whose bytes it shares) and its byte offset there.
+
+    Aliases and writes own no bytes.
+    """
+    roots: dict[Tensor, tuple[Tensor, int]] = {}
     for t in order:
         owner = t.src[0] if t.op in ALIASES else destination(t)
-        root, offset = (t, 0) if owner is None else roots[id(owner)]
+        root, offset = (t, 0) if owner is None else roots[owner]
         if t.op == "slice_rows":
             offset += t.attrs["start"] * (t.nbytes // t.shape[0])
-        roots[id(t)] = root, offset
+        roots[t] = root, offset
     return roots
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Arena offset of every owning node by id, the owner of every node's bytes, and each arena's size in bytes."""
+    """Arena offset of every owning node, the owner of every node's bytes, and each arena's size in bytes."""
 
-    offsets: Mapping[int, int]
+    offsets: Mapping[Tensor, int]
     roots: Roots
     sizes: Mapping[int, int]
 
@@ -112,35 +115,37 @@ def layout(
     """
     roots = roots_of(order)
     owner = {i: root for i, (root, _) in roots.items()}
-    readers = Counter([id(owner[id(s)]) for t in order if t.op not in ALIASES for s in t.src])
-    readers.update(id(owner[id(t)]) for t in pinned)
+    readers = Counter([owner[s] for t in order if t.op not in ALIASES for s in t.src])
+    readers.update(owner[t] for t in pinned)
     arenas = [Allocator(a) for a in alignments]
-    offsets: dict[int, int] = {}
-    owned: dict[int, Tensor] = {}  # alive in an arena, by id of the owner
+    offsets: dict[Tensor, int] = {}
+    live: set[Tensor] = set()  # owners that have bytes in an arena
 
     def take_over(t: Tensor) -> bool:
         for i in OPS[t.op].inplace if t.op in OPS else ():
-            parent, at = roots[id(t.src[i])]
+            parent, at = roots[t.src[i]]
             whole = at == 0 and parent.nbytes == t.src[i].nbytes == t.nbytes and parent.dtype == t.dtype
-            if whole and id(parent) in owned and readers[id(parent)] == 1 and arena_of(parent) == arena_of(t):
-                offsets[id(t)] = offsets[id(owned.pop(id(parent)))]
+            if whole and parent in live and readers[parent] == 1 and arena_of(parent) == arena_of(t):
+                live.remove(parent)
+                offsets[t] = offsets[parent]
                 return True
         return False
 
     def release_unread(t: Tensor) -> None:
-        if readers[id(t)] == 0 and owned.pop(id(t), None) is not None:
-            arenas[arena_of(t)].free(offsets[id(t)], t.nbytes)
+        if readers[t] == 0 and t in live:
+            live.remove(t)
+            arenas[arena_of(t)].free(offsets[t], t.nbytes)
 
     for t in order:
         if t.is_leaf or t.op in ALIASES:
             continue
-        if owner[id(t)] is t:
+        if owner[t] is t:
             if not (in_place and take_over(t)):
-                offsets[id(t)] = arenas[arena_of(t)].allocate(t.nbytes)
-            owned[id(t)] = t
+                offsets[t] = arenas[arena_of(t)].allocate(t.nbytes)
+            live.add(t)
         for s in t.src:
-            read = owner[id(s)]
-            readers[id(read)] -= 1
+            read = owner[s]
+            readers[read] -= 1
             release_unread(read)
         release_unread(t)
     return Layout(offsets, roots, {i: a.max_size for i, a in enumerate(arenas)})

@@ -35,31 +35,31 @@ class Segment:
 
 @dataclass(frozen=True)
 class Placement:
-    """The graph as it will run. `backend_of` tells the backend of every node that is not a leaf, by id."""
+    """The graph as it will run. `backend_of` tells the backend of every node that is not a leaf."""
 
     fetches: tuple[Tensor, ...]
     order: tuple[Tensor, ...]
-    backend_of: Mapping[int, int]
+    backend_of: Mapping[Tensor, int]
     homes: Mapping[str, int]  # mutable state → its backend
 
     def arena_of(self, t: Tensor) -> int:
-        return self.backend_of[id(t)]
+        return self.backend_of[t]
 
     def nodes_of(self, backend: int) -> list[Tensor]:
         """What runs there, in order."""
-        return [t for t in self.order if self.backend_of.get(id(t)) == backend]
+        return [t for t in self.order if self.backend_of.get(t) == backend]
 
     @property
     def segments(self) -> list[Segment]:
         """Runs of nodes on one backend; a transfer is a segment of its own, done by the session."""
         groups: list[tuple[int, list[Tensor], list[Tensor]]] = []
-        seen: set[int] = set()
+        seen: set[Tensor] = set()
         for t in self.order:
             if t.is_leaf or t.op in ALIASES:
                 continue
-            b = self.backend_of[id(t)]
-            late = [s for s in t.src if s.op == "feed" and s.attrs.get("late") and id(s) not in seen]
-            seen.update(map(id, late))
+            b = self.backend_of[t]
+            late = [s for s in t.src if s.op == "feed" and s.attrs.get("late") and s not in seen]
+            seen.update(late)
             if groups and not late and groups[-1][0] == b and TRANSFER not in (t.op, groups[-1][1][-1].op):
                 groups[-1][1].append(t)
             else:
@@ -85,12 +85,12 @@ def partition(
     home = dict(homes or {})
     pinned = _pin_states(order, roots, backends, home, prefer)
     for f in fetches:
-        if _is_mutable(roots[id(f)][0]):
-            home.setdefault(roots[id(f)][0].name, 0)  # a state that is fetched and nothing else
+        if _is_mutable(roots[f][0]):
+            home.setdefault(roots[f][0].name, 0)  # a state that is fetched and nothing else
     placing = _Placing(backends, roots, home, pinned, _Wanted(roots, prefer) if prefer is not None else None)
     placing.place(order)
     placed, final = _fuse(tuple(map(placing.chosen, fetches)), backends, placing.where)
-    return Placement(placed, tuple(final), {id(t): placing.where[id(t)] for t in final if not t.is_leaf}, home)
+    return Placement(placed, tuple(final), {t: placing.where[t] for t in final if not t.is_leaf}, home)
 
 
 class _Wanted:
@@ -98,20 +98,20 @@ class _Wanted:
 
     def __init__(self, roots: Roots, prefer: Prefer) -> None:
         self._roots, self._prefer = roots, prefer
-        self._depth: dict[int, int] = {}
-        self._layer: dict[int, int] = {}  # node → backend of its layer
+        self._depth: dict[Tensor, int] = {}
+        self._layer: dict[Tensor, int] = {}  # node → backend of its layer
 
-    def __call__(self, t: Tensor, produced: Mapping[int, int]) -> int | None:
+    def __call__(self, t: Tensor, produced: Mapping[Tensor, int]) -> int | None:
         depth, layer = self._depth, self._layer
-        depth[id(t)] = 1 + max((depth.get(id(s), 0) for s in t.src), default=0)
+        depth[t] = 1 + max((depth.get(s, 0) for s in t.src), default=0)
         wish = next(_wishes(t, self._roots, self._prefer), None)
         if wish is None:
-            made = [s for s in t.src if id(s) in layer]
+            made = [s for s in t.src if s in layer]
             if not made:
                 return None
-            own = layer[id(max(made, key=lambda s: depth[id(s)]))]
-            wish = (own if len({produced[id(s)] for s in made}) > 1 else produced[id(made[0])]), own
-        b, layer[id(t)] = wish
+            own = layer[max(made, key=lambda s: depth[s])]
+            wish = (own if len({produced[s] for s in made}) > 1 else produced[made[0]]), own
+        b, layer[t] = wish
         return b
 
 
@@ -123,79 +123,79 @@ class _Placing:
         backends: Sequence[Backend],
         roots: Roots,
         home: Mapping[str, int],
-        pinned: Mapping[int, int],
+        pinned: Mapping[Tensor, int],
         wanted: _Wanted | None,
     ) -> None:
         self._backends, self._roots, self._home, self._pinned, self._wanted = backends, roots, home, pinned, wanted
-        self._everywhere: set[int] = set()  # leaves are wherever they are read, and so are their aliases
-        self._produced: dict[int, int] = {}  # user's node → backend
-        self._variants: dict[tuple[int, int], Tensor] = {}  # user's node and a backend → what stands for it there
-        self.where: dict[int, int] = {}  # what stands for it → backend
+        self._everywhere: set[Tensor] = set()  # leaves are wherever they are read, and so are their aliases
+        self._produced: dict[Tensor, int] = {}  # user's node → backend
+        self._variants: dict[tuple[Tensor, int], Tensor] = {}  # user's node and a backend → what stands for it there
+        self.where: dict[Tensor, int] = {}  # what stands for it → backend
 
     def place(self, order: Sequence[Tensor]) -> None:
         everywhere, produced, variants, home = self._everywhere, self._produced, self._variants, self._home
         for t in order:
-            if t.is_leaf or (t.op in ALIASES and all(id(s) in everywhere for s in t.src)):
-                everywhere.add(id(t))
+            if t.is_leaf or (t.op in ALIASES and all(s in everywhere for s in t.src)):
+                everywhere.add(t)
                 if not t.is_leaf:
-                    self.where[id(t)] = home.get(self._roots[id(t)][0].name, 0)
+                    self.where[t] = home.get(self._roots[t][0].name, 0)
                 continue
             b = self._backend(t)
-            src = tuple([variants.get((id(s), b)) or self._on(s, b) for s in t.src])
+            src = tuple([variants.get((s, b)) or self._on(s, b) for s in t.src])
             node = t if src == t.src else Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
             node = self._backends[b].rewrite(node)
             self._belongs(node, b)
-            produced[id(t)] = b
-            variants[id(t), b] = node
+            produced[t] = b
+            variants[t, b] = node
 
     def chosen(self, t: Tensor) -> Tensor:
         """What stands for a node of the user's, where it was placed."""
-        return t if id(t) in self._everywhere else self._variants[id(t), self._produced[id(t)]]
+        return t if t in self._everywhere else self._variants[t, self._produced[t]]
 
     def _backend(self, t: Tensor) -> int:
         wish = self._wanted(t, self._produced) if self._wanted is not None else None
         if t.op in ALIASES:  # of what was made, or of a leaf but after what was made
-            b = next(self._produced[id(s)] for s in t.src if id(s) in self._produced)
-            return self._home.get(self._roots[id(t)][0].name, b)
-        pinned = self._pinned.get(id(t))
+            b = next(self._produced[s] for s in t.src if s in self._produced)
+            return self._home.get(self._roots[t][0].name, b)
+        pinned = self._pinned.get(t)
         return _first(t, self._backends, wish) if pinned is None else pinned
 
     def _on(self, t: Tensor, b: int) -> Tensor:
         """A node on backend b: a leaf as it is, what another backend makes as a transfer."""
-        if id(t) in self._everywhere:
+        if t in self._everywhere:
             return t
-        source = self._variants[id(t), self._produced[id(t)]]
+        source = self._variants[t, self._produced[t]]
         found = Tensor(TRANSFER, (source,), t.shape, t.dtype, {"to": b}, t.name)
-        self.where[id(found)] = b
-        self._variants[id(t), b] = found
+        self.where[found] = b
+        self._variants[t, b] = found
         return found
 
     def _belongs(self, node: Tensor, b: int) -> None:
-        """A rewrite may have made more than one node; `_variants` keeps them all alive, so ids stay theirs."""
+        """Note the backend of a node and of all that its rewrite made below it."""
         where, stack = self.where, [node]
         while stack:
             new = stack.pop()
-            if id(new) not in where and not new.is_leaf:
-                where[id(new)] = b
+            if new not in where and not new.is_leaf:
+                where[new] = b
                 stack += new.src
 
 
 def _fuse(
-    placed: tuple[Tensor, ...], backends: Sequence[Backend], where: dict[int, int]
+    placed: tuple[Tensor, ...], backends: Sequence[Backend], where: dict[Tensor, int]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """The fetches when every backend has fused its nodes, and the graph's order; `where` gets the new ones."""
-    alive: list[list[Tensor]] = []  # what is replaced, so that ids stay theirs
+    order: list[Tensor] = []
     for b, backend in enumerate(backends):
-        placed = tuple(backend.fuse(placed, lambda t, b=b: where.get(id(t)) == b))  # type: ignore[misc]
-        alive.append(toposort(placed))
+        placed = tuple(backend.fuse(placed, lambda t, b=b: where.get(t) == b))  # type: ignore[misc]
+        order = toposort(placed)
         before = set(where)
-        for t in alive[-1]:
-            if t.is_leaf or id(t) in before:
+        for t in order:
+            if t.is_leaf or t in before:
                 continue
             # made by the device, or another device's node again because it reads what was made: that is where it runs
-            made = next((s for s in t.src if not s.is_leaf and id(s) not in before), None)
-            where[id(t)] = t.attrs["to"] if t.op == TRANSFER else b if made is None else where[id(made)]
-    return placed, alive[-1]
+            made = next((s for s in t.src if not s.is_leaf and s not in before), None)
+            where[t] = t.attrs["to"] if t.op == TRANSFER else b if made is None else where[made]
+    return placed, order
 
 
 def _is_mutable(t: Tensor) -> bool:
@@ -206,18 +206,18 @@ def _check_bytes(order: Sequence[Tensor], fetches: Sequence[Tensor], roots: Root
     """Feeds, scalars and constants are never written, and how a backend keeps a constant is its own business."""
     for t in order:
         for i in writes_of(t):
-            root = roots[id(t.src[i])][0]
+            root = roots[t.src[i]][0]
             if root.is_leaf and not _is_mutable(root):
                 raise ValueError(f"{t!r} would overwrite {root!r}, which is not a mutable state")
     for t in (*(t for t in order if t.op in ALIASES), *fetches):
-        root = roots[id(t)][0]
+        root = roots[t][0]
         if root.op == "const" or (root.op == "state" and not _is_mutable(root)):
             raise ValueError(f"{root!r} is a constant: it can be neither fetched nor taken apart")
 
 
 def _wishes(t: Tensor, roots: Roots, prefer: Prefer) -> Iterator[Wish]:
     """Where a node is wanted because of the states that it reads itself."""
-    for root in (roots[id(s)][0] for s in t.src):
+    for root in (roots[s][0] for s in t.src):
         wish = prefer(t, root) if root.op == "state" else None
         if wish is not None:
             yield wish
@@ -236,7 +236,7 @@ def _pin_states(
     backends: Sequence[Backend],
     home: dict[str, int],
     prefer: Prefer | None,
-) -> dict[int, int]:
+) -> dict[Tensor, int]:
     """The backend of every node that touches a mutable state. States that meet in a node share a home."""
     leader: dict[str, str] = {}
 
@@ -247,7 +247,7 @@ def _pin_states(
 
     touching: list[tuple[Tensor, str]] = []
     for t in order:
-        names = [root.name for s in t.src if _is_mutable(root := roots[id(s)][0])] if t.op not in ALIASES else []
+        names = [root.name for s in t.src if _is_mutable(root := roots[s][0])] if t.op not in ALIASES else []
         for name in names:
             leader[find(name)] = find(names[0])
         if names:
@@ -263,7 +263,7 @@ def _pin_states(
         wishes = [b for t in nodes[group] for b, _ in _wishes(t, roots, prefer)] if prefer is not None else []
         b = _home_of(names, nodes[group], backends, home, wishes[:1])
         home.update(dict.fromkeys(names, b))
-    return {id(t): home[name] for t, name in touching}
+    return {t: home[name] for t, name in touching}
 
 
 def _home_of(

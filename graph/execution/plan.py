@@ -34,19 +34,19 @@ class Storage(Protocol):
 
 def leaf_uses(placement: Placement, arenas: Layout) -> list[tuple[Tensor, int]]:
     """Every leaf with each backend that needs it: those that read it, and one for a leaf that is only fetched."""
-    uses: dict[tuple[int, int], tuple[Tensor, int]] = {}
+    uses: dict[tuple[Tensor, int], None] = {}  # an ordered set
     for t in placement.order:
         for s in t.src if t.op not in ALIASES else ():
-            leaf, b = arenas.roots[id(s)][0], placement.backend_of[id(t)]
+            leaf, b = arenas.roots[s][0], placement.backend_of[t]
             if leaf.is_leaf:
-                uses[id(leaf), b] = leaf, b
-    read = {i for i, _ in uses}
+                uses[leaf, b] = None
+    read = {leaf for leaf, _ in uses}
     for f in placement.fetches:
-        leaf = arenas.roots[id(f)][0]
-        if leaf.is_leaf and id(leaf) not in read:
+        leaf = arenas.roots[f][0]
+        if leaf.is_leaf and leaf not in read:
             b = placement.homes[leaf.name] if leaf.op == "state" else 0
-            uses[id(leaf), b] = leaf, b
-    return list(uses.values())
+            uses[leaf, b] = None
+    return list(uses)
 
 
 def input_layout(uses: Sequence[tuple[Tensor, int]], alignments: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -67,7 +67,7 @@ class _Places:
         self._arena = [storage.arena(b, size, apart) for b, size in arenas.sizes.items()]
         self.feeds: dict[str, Tensor] = {}
         self.of_feeds: dict[str, dict[int, Place]] = {}  # by name and backend
-        self._constants: dict[tuple[int, int], Place] = {}
+        self._constants: dict[tuple[Tensor, int], Place] = {}
         self.staged: set[int] = set()  # backends whose inputs are uploaded from an image
         self.inputs = self._place_inputs(leaf_uses(placement, arenas))
 
@@ -93,31 +93,31 @@ class _Places:
                 self.of_feeds.setdefault(leaf.name, {})[b] = Place(inputs[b][0].buffer, offset)
             elif leaf.op == "const":
                 value = np.array([leaf.attrs["value"]], DTYPES[leaf.dtype].numpy)
-                self._constants[id(leaf), b] = Place(inputs[b][0].buffer, offset)
+                self._constants[leaf, b] = Place(inputs[b][0].buffer, offset)
                 inputs[b][1][offset : offset + value.nbytes] = value.view(np.uint8)
         return inputs
 
     def place(self, t: Tensor, b: int) -> Place:
         """Where t's bytes are, for a node that runs on backend b."""
-        root, offset = self._layout.roots[id(t)]
+        root, offset = self._layout.roots[t]
         if root.op == "feed":
             base = self.of_feeds[root.name][b]
         elif root.op == "const":
-            base = self._constants[id(root), b]
+            base = self._constants[root, b]
         elif root.op == "state":
             base = Place(self._storage.buffer(root, b))
         else:
-            base = Place(self._arena[self._placement.backend_of[id(root)]], self._layout.offsets[id(root)])
+            base = Place(self._arena[self._placement.backend_of[root]], self._layout.offsets[root])
         return Place(base.buffer, base.offset + offset) if offset else base
 
     def home(self, t: Tensor) -> int:
         """The backend that a fetch is brought back from."""
-        root = self._layout.roots[id(t)][0]
+        root = self._layout.roots[t][0]
         if root.op == "state":
             return self._placement.homes[root.name]
         if root.op == "feed":
             return next(iter(self.of_feeds[root.name]))
-        return self._placement.backend_of[id(t)]
+        return self._placement.backend_of[t]
 
 
 class Fetch:
@@ -277,7 +277,7 @@ class _Transfer:
     """Copies a node's bytes to another backend."""
 
     def __init__(self, backends: Sequence[Backend], placement: Placement, places: _Places, t: Tensor) -> None:
-        b, to = placement.backend_of[id(t.src[0])], t.attrs["to"]
+        b, to = placement.backend_of[t.src[0]], t.attrs["to"]
         self._source, self._start = backends[b], places.place(t.src[0], b)
         self._destination, self._end, self._nbytes = backends[to], places.place(t, to), t.nbytes
 

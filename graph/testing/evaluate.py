@@ -20,17 +20,17 @@ def evaluate(
 ) -> list[Any]:
     """Values of the roots. Arrays of `states` are written in place by ops that write."""
     roots = list(roots)
-    value: dict[int, Any] = {}
+    value: dict[Tensor, Any] = {}
     for t in toposort(roots):
         if t.op == "feed":
-            value[id(t)] = _floats(feeds[t.name], dtype)
+            value[t] = _floats(feeds[t.name], dtype)
         elif t.op == "state":
-            value[id(t)] = states[t.name]
+            value[t] = states[t.name]
         elif t.op == "const":
-            value[id(t)] = np.asarray(t.attrs["value"], dtype)
+            value[t] = np.asarray(t.attrs["value"], dtype)
         else:
-            value[id(t)] = OPS[t.op].reference(*(value[id(s)] for s in t.src), **t.attrs)
-    return [value[id(r)] for r in roots]
+            value[t] = OPS[t.op].reference(*(value[s] for s in t.src), **t.attrs)
+    return [value[r] for r in roots]
 
 
 def _floats(array: Any, dtype: type[np.floating[Any]]) -> Any:

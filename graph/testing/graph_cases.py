@@ -37,12 +37,12 @@ def graph_problems(
         quantised = any(DTYPES[s.dtype].quantised for s in node.src)
         tolerance = max(rule.tolerance, rule.tolerance_quantised) if quantised else rule.tolerance
         problem = Problem(node.op, describe(node), (), tolerance)
-        leaves: dict[int, Tensor] = {}
+        leaves: dict[Tensor, Tensor] = {}
         src = []
         for i, s in enumerate(node.src):
-            if id(s) not in leaves:
-                leaves[id(s)] = _leaf(problem, f"s{i}", s, feeds, constant, rng)
-            src.append(leaves[id(s)])
+            if s not in leaves:
+                leaves[s] = _leaf(problem, f"s{i}", s, feeds, constant, rng)
+            src.append(leaves[s])
         problem.roots = (rule(*src, **node.attrs),)
         yield problem
 

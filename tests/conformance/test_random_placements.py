@@ -44,7 +44,7 @@ class Part:
         self.inner, self._i, self._given = inner, i, given
 
     def supports(self, t: Tensor) -> bool:
-        return self._given[id(t)] == self._i
+        return self._given[t] == self._i
 
     def close(self) -> None:
         """The device belongs to all tests."""
@@ -58,7 +58,7 @@ class Placer:
 
     def __init__(self, devices: Sequence[Backend], seed: int) -> None:
         self._rng = np.random.default_rng([seed, 8])
-        self._given: dict[int, int] = {}
+        self._given: dict[Tensor, int] = {}
         self._homes: dict[str, int] = {}
         self._graphs: list[Sequence[Tensor]] = []  # ids are theirs for as long as they live
         self.parts: list[Any] = [Part(device, i, self._given) for i, device in enumerate(devices)]
@@ -71,11 +71,11 @@ class Placer:
         for t in order:
             if t.is_leaf or t.op in ALIASES:
                 continue
-            touched = [roots[id(s)][0] for s in t.src]
+            touched = [roots[s][0] for s in t.src]
             states = [s.name for s in touched if s.op == "state" and not s.attrs["constant"]]
             place = self._home(states[0]) if states else int(self._rng.integers(3))
             assert self.parts[place].inner.supports(t), t
-            self._given[id(t)] = place
+            self._given[t] = place
         placement, _ = session.measure(lambda: graph)
         ran = [s.backend for s in placement.segments if s.nodes[0].op != TRANSFER]
         assert set(ran) == {0, 1, 2}

@@ -155,13 +155,13 @@ class Trained:
                 values[name] *= -1
             session.write(name, values[name].astype(np.float32))
         rotary = model.rotary
-        frequencies: dict[int, Tensor] = {}
+        frequencies: dict[Tensor, Tensor] = {}
         for i, t in enumerate(f for f in (rotary.frequency, rotary.local_frequency) if f is not None):
-            frequencies[id(t)] = session.define(f"frequency.{i}", t.shape)
+            frequencies[t] = session.define(f"frequency.{i}", t.shape)
             values[f"frequency.{i}"] = 100.0 ** (-np.arange(t.shape[0]) / t.shape[0])
             session.write(f"frequency.{i}", values[f"frequency.{i}"].astype(np.float32))
-        local = frequencies[id(rotary.local_frequency)] if rotary.local_frequency is not None else None
-        rotary = replace(rotary, frequency=frequencies[id(rotary.frequency)], local_frequency=local)
+        local = frequencies[rotary.local_frequency] if rotary.local_frequency is not None else None
+        rotary = replace(rotary, frequency=frequencies[rotary.frequency], local_frequency=local)
         if rotary.temperature is not None:
             rotary = replace(rotary, temperature=session.define("temperature", rotary.temperature.shape))
             values["temperature"] = 1 + np.arange(rotary.temperature.shape[0], dtype=np.float32)[:, None]

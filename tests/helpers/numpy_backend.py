@@ -79,10 +79,10 @@ class NumpyBackend(Backend):
 class _Program:
     def __init__(self, backend: NumpyBackend, nodes: Sequence[Tensor], place: Callable[[Tensor], Place]) -> None:
         self.backend, self.nodes = backend, nodes
-        self.places = {id(t): place(t) for node in nodes for t in (node, *node.src)}
+        self.places = {t: place(t) for node in nodes for t in (node, *node.src)}
 
     def view(self, t: Tensor) -> Any:
-        at = self.places[id(t)]
+        at = self.places[t]
         raw = at.buffer.array[at.offset :][: t.nbytes]
         return raw.view(DTYPES[t.dtype].numpy).reshape(t.shape)
 

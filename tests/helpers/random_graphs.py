@@ -78,24 +78,24 @@ def run_in_arena(roots: Sequence[Tensor], feeds: Feeds, order: Sequence[Tensor],
     values = {t.name: feeds[t.name].astype(np.float32) for t in order if t.op == "feed"}
 
     def view(t: Tensor) -> Any:
-        root, offset = plan.roots[id(t)]
+        root, offset = plan.roots[t]
         if root.op == "const":
             return np.float32(root.attrs["value"])
-        raw = arena[plan.offsets[id(root)] :] if root.op != "feed" else values[root.name].reshape(-1).view(np.uint8)
+        raw = arena[plan.offsets[root] :] if root.op != "feed" else values[root.name].reshape(-1).view(np.uint8)
         return raw[offset : offset + t.nbytes].view(np.float32).reshape(t.shape)
 
-    unread = Counter(id(plan.roots[id(s)][0]) for t in order if t.op not in ALIASES for s in t.src)
-    unread.update(id(plan.roots[id(t)][0]) for t in roots)
+    unread = Counter(plan.roots[s][0] for t in order if t.op not in ALIASES for s in t.src)
+    unread.update(plan.roots[t][0] for t in roots)
     alive: list[Tensor] = []
     for t in order:
         if t.is_leaf or t.op in ALIASES:
             continue
         kept = np.zeros(len(arena), bool)
         for other in alive:
-            kept[plan.offsets[id(other)] : plan.offsets[id(other)] + other.nbytes] = True
+            kept[plan.offsets[other] : plan.offsets[other] + other.nbytes] = True
         arena[~kept] = 0xFF
         result = np.array(OPS[t.op].reference(*map(view, t.src), **t.attrs), np.float32)
         view(t)[...] = result
-        unread.subtract(id(plan.roots[id(s)][0]) for s in t.src)
-        alive = [other for other in (*alive, t) if unread[id(other)] > 0]
+        unread.subtract(plan.roots[s][0] for s in t.src)
+        alive = [other for other in (*alive, t) if unread[other] > 0]
     return [np.array(view(t)) for t in roots]

@@ -40,6 +40,6 @@ def run(op: str, arrays: Sequence[np.ndarray], n_threads: int = 1, **attrs: int)
     sources = [feed(str(i), a.shape, kind) for i, (a, kind) in enumerate(zip(arrays, DTYPES[op], strict=False))]
     t: Tensor = getattr(sample, op)(*sources, **attrs)
     out = np.zeros(t.shape, NUMPY[t.dtype])
-    at = {id(s): a.ctypes.data for s, a in zip(sources, arrays, strict=True)} | {id(t): out.ctypes.data}
-    pool(n_threads).run(TaskList(LOWERINGS[op](t, lambda s: at[id(s)])))
+    at = {s: a.ctypes.data for s, a in zip(sources, arrays, strict=True)} | {t: out.ctypes.data}
+    pool(n_threads).run(TaskList(LOWERINGS[op](t, lambda s: at[s])))
     return out

@@ -19,21 +19,21 @@ FUSED = ("linear_q8", "linear_f32", "linear_bf16")
 def fuse(fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> tuple[Tensor, ...]:
     """The same values, bit by bit. `mine`: whether a node runs on this backend."""
     order = toposort(fetches)
-    families: dict[int, list[Tensor]] = defaultdict(list)  # by their activations
+    families: dict[Tensor, list[Tensor]] = defaultdict(list)  # by their activations
     for t in order:
         if t.op in FUSED and packed(t.src[1]) and t.shape[0] < MANY_ROWS and mine(t):
-            families[id(t.src[0])].append(t)
-    family_of = {id(t): family for family in families.values() if len(family) > 1 for t in family}
+            families[t.src[0]].append(t)
+    family_of = {t: family for family in families.values() if len(family) > 1 for t in family}
     if not family_of:
         return tuple(fetches)
-    made: dict[int, Tensor] = {}  # by the old node
-    wholes: dict[int, Tensor] = {}  # by the old first of a family
+    made: dict[Tensor, Tensor] = {}  # by the old node
+    wholes: dict[Tensor, Tensor] = {}  # by the old first of a family
     for t in order:
-        node = with_sources(t, tuple([made[id(s)] for s in t.src]))
-        if (family := family_of.get(id(t))) is not None:
+        node = with_sources(t, tuple([made[s] for s in t.src]))
+        if (family := family_of.get(t)) is not None:
             if t is family[0]:
                 size = sum(s.shape[0] * s.shape[1] for s in family)
-                wholes[id(t)] = Tensor("linear_parts", (node.src[0], *(s.src[1] for s in family)), (size,), t.dtype)
-            node = part_of(wholes[id(family[0])], family, t)
-        made[id(t)] = node
-    return tuple(made[id(f)] for f in fetches)
+                wholes[t] = Tensor("linear_parts", (node.src[0], *(s.src[1] for s in family)), (size,), t.dtype)
+            node = part_of(wholes[family[0]], family, t)
+        made[t] = node
+    return tuple(made[f] for f in fetches)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from logitless.backends.cpu.fusion.packing import MANY_ROWS
+from logitless.backends.cpu.fusion.packing import MANY_ROWS, duplicates
 from logitless.backends.cpu.kernels.matmul.layout import LANES, expanded_tile, tile_for
 from logitless.backends.host import isa
 from logitless.graph.backend import Rules
@@ -75,22 +75,29 @@ def _tiles_of_two(product: Tensor) -> bool:
 def fuse_rounding(fetches: Sequence[Tensor], mine: Mine) -> tuple[Sequence[Tensor], Mine]:
     """The same values from fewer nodes, and which of these run on this backend."""
     order = toposort(fetches)
-    if not any(t.op == "quantize_act" for t in order):
+    repeated = duplicates(order, mine)
+    if not repeated and not any(t.op == "quantize_act" for t in order):
         return fetches, mine
-    readers = Counter(id(s) for t in order for s in t.src)
-    readers.update(id(f) for f in fetches)
-    made: dict[int, Tensor] = {}  # by the old node
-    old: dict[int, tuple[Tensor, Tensor]] = {}  # by what was made, which stays alive with it
+    readers = Counter([repeated.get(s, s) for t in order if t not in repeated for s in t.src])
+    readers.update([repeated.get(f, f) for f in fetches])
+    made: dict[Tensor, Tensor] = {}  # old node → new node
+    old: dict[Tensor, Tensor] = {}  # new node → old node
 
     def before(t: Tensor) -> Tensor:
-        return old[id(t)][0] if id(t) in old else t
+        return old.get(t, t)
 
     def alone(t: Tensor, op: str) -> bool:
-        return t.op == op and mine(before(t)) and readers[id(before(t))] == 1
+        return t.op == op and mine(before(t)) and readers[before(t)] == 1
 
     for t in order:
-        node = with_sources(t, tuple([made[id(s)] for s in t.src]))
-        rule = FUSIONS.get(t.op) if mine(t) else None
-        node = rule(node, alone) or node if rule else node
-        made[id(t)], old[id(node)] = node, (t, node)
-    return tuple(made[id(f)] for f in fetches), lambda t: mine(before(t))
+        if t in repeated:
+            made[t] = made[repeated[t]]
+            continue
+        node = with_sources(t, tuple([made[s] for s in t.src]))
+        rule = FUSIONS.get(t.op)
+        if rule is not None and mine(t):
+            node = rule(node, alone) or node
+        made[t] = node
+        if node is not t:
+            old[node] = t
+    return tuple(made[f] for f in fetches), lambda t: mine(before(t))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
 
 from logitless.backends.host import casts_to_bf16
-from logitless.graph.op import Op
 from logitless.graph.tensor import Tensor
 
-_packed_acts: OrderedDict[tuple[Any, ...], tuple[tuple[Tensor, ...], Tensor]] = OrderedDict()
+# Ops that bring activations into the form of a product's kernel: one node serves all products of them.
+PACKS = {"quantize_act", "pack_act", "round_act", "pack_tiles", "quantize_experts", "round_experts", "pack_experts"}
+RECENT = 8
 
 # Of activations: their work is handed out in larger parts, for fewer stay in the second-level cache, and they meet
 # packed weights of floats in the tiles of kernels/gemm.py, which have to pay for weights made f32 beforehand.
@@ -26,12 +26,19 @@ def rounded(t: Tensor) -> bool:
     return packed(t) and t.dtype == "bf16" and t.shape[1] % 2 == 0 and casts_to_bf16()
 
 
-def packed_act(*src: Tensor, how: Op, **attrs: Any) -> Tensor:
-    """how(*src), the same node for the same sources. The last few are remembered, with their sources, whose ids stay
-    their own."""
-    key = (*map(id, src), how.name, *attrs.values())
-    if key not in _packed_acts:
-        _packed_acts[key] = (src, how(*src, **attrs))
-        if len(_packed_acts) > 8:
-            _packed_acts.popitem(last=False)
-    return _packed_acts[key][1]
+def duplicates(order: Iterable[Tensor], mine: Callable[[Tensor], bool]) -> dict[Tensor, Tensor]:
+    """Nodes of PACKS with the sources and attributes of an earlier one on this backend: {node: that one}.
+
+    Only the last RECENT packed forms are shared: one that is kept from the forward to the backward
+    pass takes more memory than packing it again takes time.
+    """
+    first: dict[Hashable, Tensor] = {}
+    repeated: dict[Tensor, Tensor] = {}
+    for t in order:
+        if t.op in PACKS and mine(t):
+            original = first.setdefault((t.op, t.src, *t.attrs.values()), t)
+            if original is not t:
+                repeated[t] = original
+            elif len(first) > RECENT:
+                del first[next(iter(first))]
+    return repeated

@@ -21,7 +21,7 @@ from logitless.graph.tensor import Tensor
 
 def exceed_l3(nodes: Iterable[Tensor]) -> bool:
     """True when the weights of these nodes exceed the L3 cache."""
-    weights = {id(s): packed_nbytes(s.dtype, *s.shape) for t in nodes for s in t.src if packed(s)}
+    weights = {s: packed_nbytes(s.dtype, *s.shape) for t in nodes for s in t.src if packed(s)}
     return sum(weights.values()) > cache_nbytes(3)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.cpu.fusion.packing import packed, packed_act, rounded
+from logitless.backends.cpu.fusion.packing import packed, rounded
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS, expanded_tile, tiles
 from logitless.backends.cpu.lowering.linear import k_block_size
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
@@ -23,9 +23,9 @@ def _(t: Tensor) -> Tensor:
     gather = x.op == "expert_rows" and x.src[1] is order
     source = x.src[0] if gather else x
     if DTYPES[w.dtype].quantised:
-        act = packed_act(source, order, how=quantize_experts, gather=gather, group=DTYPES[w.dtype].block)
+        act = quantize_experts(source, order, gather=gather, group=DTYPES[w.dtype].block)
     else:
-        act = packed_act(source, order, how=round_experts if rounded(w) else pack_experts, gather=gather)
+        act = (round_experts if rounded(w) else pack_experts)(source, order, gather=gather)
     return expert_linear_act(act, w, order, n=t.attrs["n"], name=t.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.cpu.fusion.packing import packed, packed_act
+from logitless.backends.cpu.fusion.packing import packed
 from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS, STRIPS, gemm_tile
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task
@@ -30,7 +30,7 @@ def _with_packed_a(t: Tensor, transposed: bool) -> Tensor:
     a, b = t.src
     if a.shape[0] < gemm_tile(isa())[0] or a.nbytes > MAX_PACKED_NBYTES or _is_skinny(t):
         return t
-    tiles = packed_act(a, how=pack_tiles, rows=gemm_tile(isa())[0], transposed=False)
+    tiles = pack_tiles(a, rows=gemm_tile(isa())[0], transposed=False)
     return tiled_product(tiles, b, m=a.shape[0], transposed=transposed, name=t.name)
 
 
@@ -61,7 +61,7 @@ def _(t: Tensor) -> Tensor:
         return sum_to(parts, shape=(m, n)) if parts.shape[0] > 1 else reshape(parts, shape=(m, n))
     if a.nbytes > MAX_PACKED_NBYTES:
         return t
-    tiles = packed_act(a, how=pack_tiles, rows=gemm_tile(isa())[0], transposed=True)
+    tiles = pack_tiles(a, rows=gemm_tile(isa())[0], transposed=True)
     return tiled_product(tiles, b, m=m, transposed=False, name=t.name)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from logitless.backends.cpu.fusion.packed_weights import packed_nbytes
-from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed, packed_act, rounded
+from logitless.backends.cpu.fusion.packing import MANY_ROWS, packed, rounded
 from logitless.backends.cpu.kernels.matmul.layout import (
     ACT_BLOCK,
     LANES,
@@ -50,14 +50,14 @@ PLAIN_TILE_ROWS = 8  # rows of a tile of unpacked weights
 def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
-        return linear_q8(packed_act(x, how=quantize_act, group=DTYPES[w.dtype].block), w, name=t.name)
+        return linear_q8(quantize_act(x, group=DTYPES[w.dtype].block), w, name=t.name)
     rows, _, _ = gemm_tile(isa())
     in_tiles = x.shape[0] >= (MANY_ROWS if packed(w) else rows)
     if rounded(w):
-        return linear_bf16(packed_act(x, how=round_act, rows=rows if in_tiles else 1), w, m=x.shape[0], name=t.name)
+        return linear_bf16(round_act(x, rows=rows if in_tiles else 1), w, m=x.shape[0], name=t.name)
     if in_tiles:
         return tiled_linear(t)
-    return linear_f32(packed_act(x, how=pack_act), w, name=t.name)
+    return linear_f32(pack_act(x), w, name=t.name)
 
 
 @rewrite("linear_parts")
@@ -69,9 +69,9 @@ def _(t: Tensor) -> Tensor:
     if len(groups) > 1 or (groups and not all(DTYPES[w.dtype].quantised for w in ws)):
         return t
     if groups:
-        act = packed_act(x, how=quantize_act, group=groups.pop())
+        act = quantize_act(x, group=groups.pop())
     else:
-        act = packed_act(x, how=round_act if all(map(rounded, ws)) else pack_act)
+        act = (round_act if all(map(rounded, ws)) else pack_act)(x)
     return replace(t, src=(act, *ws))
 
 

@@ -143,7 +143,7 @@ def parts(placement: Placement, n_devices: int) -> list[list[str]]:
             if leaf.op == "state" and leaf.attrs["constant"]:
                 found = re.match(r"blk\.(\d+)\.", leaf.name)
                 part = found[1] if found else leaf.name.removesuffix(".weight")
-                for owner in (whole, held[placement.backend_of[id(t)]]):
+                for owner in (whole, held[placement.backend_of[t]]):
                     owner.setdefault(part, set()).add(leaf.name)
     told = []
     for device in held:
@@ -172,7 +172,7 @@ def crossings(placement: Placement, names: Sequence[str]) -> list[dict[str, Any]
     found: dict[tuple[str, str, str], list[int]] = {}
     for seam in placement.seams:
         source = seam.src[0]
-        ends = names[placement.backend_of[id(source)]], names[seam.attrs["to"]]
+        ends = names[placement.backend_of[source]], names[seam.attrs["to"]]
         found.setdefault((*ends, source.op), []).append(seam.nbytes)
     return [
         {"from": start, "to": end, "op": op, "copies": len(sizes), "bytes": sum(sizes)}

@@ -153,7 +153,7 @@ def test_exactly_the_measured_bytes_are_enough_and_give_the_same_offsets(seed: i
 def test_a_graph_fits_its_measured_size(roots: list[Tensor]) -> None:
     """Also A1.5: the size is the highest end of any node."""
     order, plan = lay_out(roots)
-    ends = [plan.offsets[id(t)] + t.nbytes for t in order if id(t) in plan.offsets]
+    ends = [plan.offsets[t] + t.nbytes for t in order if t in plan.offsets]
     assert plan.sizes[0] == max((-(-end // 32) * 32 for end in ends), default=0)
 
 
@@ -193,7 +193,7 @@ def test_an_alias_keeps_its_source_alive() -> None:
     late = add(slice_rows(kept, start=3, stop=4), slice_rows(scale(other, factor=2.0), start=0, stop=1))
     order, plan = lay_out([late])
     a, b = (next(t for t in order if t.op == op) for op in ("silu", "scale"))
-    assert abs(plan.offsets[id(a)] - plan.offsets[id(b)]) >= 4 * ROW
+    assert abs(plan.offsets[a] - plan.offsets[b]) >= 4 * ROW
 
 
 def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
@@ -212,7 +212,7 @@ def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
 def shares(t: Tensor, source: Tensor, *others: Tensor) -> bool:
     """Whether t took over the memory of the source, where t and the others are fetched."""
     plan = lay_out([t, *others])[1]
-    return plan.offsets[id(t)] == plan.offsets[id(plan.roots[id(source)][0])]
+    return plan.offsets[t] == plan.offsets[plan.roots[source][0]]
 
 
 def produced(*shape: int) -> Tensor:
@@ -267,14 +267,14 @@ def test_feeds_and_states_have_no_place_in_an_arena() -> None:
     x, kv = feed("x", (4, 16)), state("kv", (4, 16))
     y = add(silu(x), copy_pages(kv, feed("pairs", (1, 2), "i32")))
     order, plan = lay_out([y])
-    assert {t.op for t in order if id(t) in plan.offsets} == {"silu", "add"}
+    assert {t.op for t in order if t in plan.offsets} == {"silu", "add"}
     assert plan.sizes[0] == 4 * ROW  # silu in its own memory, add in silu's
 
 
 def test_a_write_to_an_ordinary_node_stays_in_its_memory() -> None:
     p = produced(4, 16)
     y = silu(copy_pages(p, feed("pairs", (1, 2), "i32")))
-    assert lay_out([y])[1].offsets == {id(p): 0, id(y): 0}
+    assert lay_out([y])[1].offsets == {p: 0, y: 0}
 
 
 # --- A1.12 several arenas --------------------------------------------------------------------------------------------
@@ -285,10 +285,10 @@ def test_every_node_lands_in_its_own_arena() -> None:
     a = silu(x)
     b = scale(a, factor=2.0)
     c = silu(b)
-    home = {id(a): 0, id(b): 1, id(c): 1}
-    plan = layout(toposort([c]), lambda t: home[id(t)], [32, 1024], [c])
+    home = {a: 0, b: 1, c: 1}
+    plan = layout(toposort([c]), lambda t: home[t], [32, 1024], [c])
     assert plan.sizes == {0: 256, 1: 1024}  # b cannot take a's place, c takes b's
-    assert plan.offsets[id(c)] == plan.offsets[id(b)] == 0
+    assert plan.offsets[c] == plan.offsets[b] == 0
 
 
 # --- A1.14 order of evaluation ---------------------------------------------------------------------------------------
