@@ -1,7 +1,7 @@
 """What `scripts/bench-gaps` runs: one stream, and a long prompt that arrives when a quarter of it has come.
 
 Gaps are told as multiples of the stream's median before the prompt. What a client sees is not the server's alone: other
-processes, the kernel and a virtual machine's host add to it (docs/LOG.md, Slots, cache and scheduling). A gap beside a
+processes, the kernel and a virtual machine's host add to it (docs/experiments/scheduling.md). A gap beside a
 prompt is meant to last as long as two without one. So the same is told of two tokens of the same stream, before the
 prompt came and after its first token: what of these is beyond the bound is not the prompt's. With `--prompt 0` none
 comes.

@@ -14,7 +14,7 @@ from scripts import docs_pages
 from tests.helpers.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-GUIDES = [page for page in PAGES if page.parent.name != "experiments" and page.name not in ("CHANGELOG.md", "LOG.md")]
+GUIDES = [page for page in PAGES if page.parent.name != "experiments" and page.name != "CHANGELOG.md"]
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -75,6 +75,12 @@ def test_the_glossary_has_at_most_60_terms_and_their_equivalents() -> None:
     assert 0 < len(terms) <= 60
     assert all(len(term) == 4 and all(term) for term in terms)
     assert terms == sorted(terms, key=lambda term: term[0].lower())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "experiments"], ids=name)
+def test_experiments_say_what_was_tried_measured_and_kept(page: Path) -> None:
+    for entry in page.read_text(encoding="utf-8").split("\n### ")[1:]:
+        assert re.findall(r"^\* \*\*(\w+)\*\*", entry, re.MULTILINE) == ["Tried", "Measured", "Kept"], entry
 
 
 def test_generated_pages_name_every_command_endpoint_and_architecture() -> None:

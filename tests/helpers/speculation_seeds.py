@@ -1,6 +1,7 @@
 """Text with and without each kind of speculation, for many seeds at temperature 1; and what acceptance gives.
 
-python tests/helpers/speculation_seeds.py [SEEDS [MODEL]]: the check of 500 seeds, and the tables that docs/LOG.md has.
+python tests/helpers/speculation_seeds.py [SEEDS [MODEL]] checks 500 seeds and prints the table of
+docs/experiments/speculation.md.
 The models are those of ../shared; `same_texts` is also run by the tests, with fewer seeds.
 """
 

@@ -51,8 +51,8 @@ def compile_kernel(name: str, module: str, symbol: str) -> bytes:
 def object_code(source: str, entry: str, symbol: str) -> bytes:
     """Optimised machine code. All but the entry becomes private, so that callees are inlined or dropped.
 
-    Its frame pointer keeps rbp from being anything else: the Xeon in docs/LOG.md does little for a `prefetcht2` whose
-    address begins with that register, which LLVM picks now and then, and 8 rows took a fifth longer.
+    Functions keep a frame pointer, so LLVM never uses rbp in an address: some Xeons do little for a
+    `prefetcht2` whose address begins with rbp (docs/experiments/cpu-matmul.md).
     """
     module = llvm.parse_assembly(re.sub(rf'^(define .*{re.escape(entry)}"?\(.*\)) {{$', FRAMED, source, flags=re.M))
     for function in module.functions:
