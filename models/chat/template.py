@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from logitless.models.chat import tool_results
 from logitless.models.chat.builtins import BUILTINS, CHATML
 from logitless.models.chat.jinja import ChatTemplateError, Renderer
-from logitless.models.chat.tool_calls import family_of, generic, reasoning_tags
+from logitless.models.chat.tool_calls import GPT_OSS, family_of, generic, reasoning_tags
 from logitless.models.tokenizer import Tokenizer
 
 __all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata"]
 
 Message = dict[str, Any]
+
+REASONING_FORMS = ("reasoning_content", "thinking", "reasoning", "thought", "parts")
+"""Fields of a message in which templates read reasoning; "parts": typed parts of its content."""
 
 
 def builtin_names() -> list[str]:
@@ -31,10 +35,16 @@ def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str
     def text(id: int | None) -> str:
         return "" if id is None else tokenizer.text(id)
 
-    tool_use = None
+    def source_at(key: str) -> str:
+        value = metadata.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ChatTemplateError(f"{key} is of type {type(value).__name__}, not a text")
+        return value or ""
+
+    tool_use = ""
     if source is None:
-        tool_use = metadata.get("tokenizer.chat_template.tool_use")
-        source = metadata.get("tokenizer.chat_template") or CHATML
+        tool_use = source_at("tokenizer.chat_template.tool_use")
+        source = source_at("tokenizer.chat_template") or CHATML
     return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id), tool_use=tool_use)
 
 
@@ -46,7 +56,7 @@ class ChatTemplate:
     ChatTemplateError if a source is not valid Jinja.
     """
 
-    def __init__(self, source: str, *, bos_token: str, eos_token: str, tool_use: str | None = None) -> None:
+    def __init__(self, source: str, *, bos_token: str, eos_token: str, tool_use: str = "") -> None:
         self.source = BUILTINS.get(source, source)
         self.bos_token = bos_token
         self.eos_token = eos_token
@@ -54,7 +64,9 @@ class ChatTemplate:
         self._tool_renderer = Renderer(tool_use) if tool_use else self._renderer
         probe = _Probe(self._render)
         self.caps: dict[str, bool] = probe.caps()
-        self._results_within = tool_results.FIELD in (tool_use or self.source) and not probe.shows_results()
+        self._results_within = probe.reads_results_within_turns() and not probe.shows_results()
+        self._reasoning_form = probe.reasoning_form()
+        self._names_efforts = probe.names_efforts()
         self.calls = family_of(tool_use or self.source)
         self.reasoning = reasoning_tags(self.source)
 
@@ -74,7 +86,9 @@ class ChatTemplate:
         of typed parts. Raises ChatTemplateError, one line with the template's own words, when the template refuses the
         conversation, fails, or runs away.
         """
-        variables = {"enable_thinking": True} | kwargs | {"add_generation_prompt": add_generation_prompt}
+        variables = self._defaults(kwargs, tools) | kwargs | {"add_generation_prompt": add_generation_prompt}
+        if kwargs.get("reasoning_effort") == "none" and self._names_efforts:
+            variables["reasoning_effort"] = "low"  # the level that is least
         if tools and self.calls.instructs:
             messages = generic.instructed(messages, tools, required=tools_required, parallel=parallel_tool_calls)
         elif tools:  # else undefined: templates tell that from a list
@@ -84,6 +98,43 @@ class ChatTemplate:
         elif self._results_within:
             messages = tool_results.within_turns(messages)
         return self._render(self._adapt(messages), variables)
+
+    def _defaults(self, given: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """Variables that templates read and a request need not give, as llama.cpp has them."""
+        now = datetime.now()
+        values: dict[str, Any] = {
+            "enable_thinking": True,
+            "date_string": now.strftime("%d %b %Y"),
+            "datetime": now.strftime("%b %d %Y %H:%M:%S GMT"),
+        }
+        if given.get("reasoning_effort") == "none":
+            values |= {"enable_thinking": False, "thinking": False}
+        if tools and not self.calls.instructs:
+            values["functions"] = json.dumps(tools, ensure_ascii=False, indent=2)
+        return values
+
+    def continuation(self, text: str, thought: str, opened: bool) -> tuple[str, str]:
+        """(syntax, answer) that begin an answer with this text and reasoning, after the generation prompt.
+
+        `opened`: the generation prompt has opened the reasoning, which a text without reasoning
+        closes first, as in llama.cpp. The syntax is what the model would have written around the
+        text; the answer is the client's part.
+        """
+        opening, closing = self.reasoning or ("", "")
+        harmony = self.calls is GPT_OSS
+        gap = "" if harmony or opening.endswith("\n") else "\n"
+        frame = self.calls.around[0] if self.calls.around else ""
+        framed = frame + text if text and not text.startswith(("<|channel|>", frame) if frame else ()) else text
+        if thought and self.reasoning:
+            answer = f"{gap}{closing}{'<|start|>assistant' if harmony else gap * 2}{framed}" if text else ""
+            return "", ("" if opened else opening + gap) + thought + answer
+        begins = text.lstrip()
+        if opened and begins.startswith(opening):
+            return "", begins.removeprefix(opening).lstrip("\n")
+        syntax = framed[: len(framed) - len(text)]
+        if opened and text and closing not in text:
+            syntax = f"{closing}{gap * 2}{syntax}"
+        return syntax, text
 
     def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:
         tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token}
@@ -109,8 +160,12 @@ class ChatTemplate:
         if isinstance(content, list) and self.caps["supports_string_content"]:
             content = "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
         adapted["content"] = "" if content is None else content
+        thought = adapted.get("reasoning_content")
         if isinstance(content, str) and not self.caps["supports_string_content"]:
             adapted["content"] = [{"type": "text", "text": content}]
+        thought = adapted.get("reasoning_content")
+        if isinstance(thought, str) and thought:
+            adapted = _with_reasoning(adapted, self._reasoning_form, thought)
         calls = adapted.pop("tool_calls", None)
         if calls:
             adapted["tool_calls"] = [self._adapt_call(call) for call in calls]
@@ -160,6 +215,27 @@ class _Probe:
             "supports_preserve_reasoning": "MARK-A" in self._text([_user("a"), reasoned, _user("b")]),
         }
 
+    def reasoning_form(self) -> str:
+        """Where the template reads an assistant's reasoning: one of REASONING_FORMS; "": nowhere."""
+        for form in REASONING_FORMS:
+            called = _with_reasoning({"role": "assistant", "content": "", "tool_calls": [_CALL]}, form, "MARK-A")
+            said = _with_reasoning({"role": "assistant", "content": "a"}, form, "MARK-A")
+            for turns in ([called, _RESULT], [said]):
+                text = self._text([_user("a"), *turns], tools=[_TOOL])
+                if "MARK-A" in text and "'MARK-A'" not in text:
+                    return form
+        return ""
+
+    def names_efforts(self) -> bool:
+        """True if the template writes the reasoning effort into the prompt, as gpt-oss's does."""
+        return "MARK-A" in self._text([_user("a")], reasoning_effort="MARK-A")
+
+    def reads_results_within_turns(self) -> bool:
+        """True if the template reads the results of calls from the message that calls."""
+        called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+        turns = tool_results.within_turns([_user("a"), called, _RESULT])
+        return _RESULT["content"] in self._text(turns, tools=[_TOOL])
+
     def shows_results(self) -> bool:
         """Whether a call's result, in a message of its own, becomes more than a turn of a role that is none."""
         return "response:MARK-1" in self._calls({"MARK-P": "value"}, 1)
@@ -193,6 +269,21 @@ _TOOL = {
         },
     },
 }
+
+
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "MARK-T", "arguments": {"p": "v"}}}
+_RESULT = {"role": "tool", "name": "MARK-T", "tool_call_id": "call00001", "content": "MARK-R"}
+
+
+def _with_reasoning(message: Message, form: str, thought: str) -> Message:
+    """The message with its reasoning where the template reads it."""
+    content = message.get("content")
+    if form == "parts":
+        text = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+        return {**message, "content": [{"type": "thinking", "thinking": thought}, *text]}
+    if not form or (form == "thinking" and content and message.get("tool_calls")):
+        return message  # gpt-oss takes one of the two before a call
+    return {**message, form: thought}
 
 
 def _user(content: Any) -> Message:

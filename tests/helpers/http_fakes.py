@@ -27,7 +27,7 @@ from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, 
 from logitless.engine.sequence import Slot
 from logitless.engine.stats import SchedulerStats
 from logitless.models.adapters.adapter_bank import BASE, Choice
-from logitless.models.chat.template import ChatTemplateError
+from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.chat.tool_calls import GENERIC
 from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
@@ -78,6 +78,8 @@ class FakeTemplate:
     source = "{{ fake }}"
     caps: ClassVar = {"supports_tools": False}
     calls, reasoning = GENERIC, None
+
+    continuation = ChatTemplate.continuation
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any) -> str:
         if any(message["role"] == "villain" for message in messages):

@@ -77,8 +77,8 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
         raise NotSupported("this model has no chat template; give one with --chat-template")
     messages = parse_messages(fields)
     tools = parse_tools(fields, template)
-    add, prefill = _continued(fields, messages, parser, template)
-    if prefill is not None:
+    add, last = _continued(fields, messages, parser)
+    if last is not None:
         messages = messages[:-1]
     kwargs = _variables(fields, parser)
     if tools.tools:
@@ -92,7 +92,10 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     if tokenizer.add_bos and tokenizer.bos_id is not None:  # the tokenizer adds it again
         text = text.removeprefix(tokenizer.piece(tokenizer.bos_id).decode("utf-8", "replace"))
     begun = _begun(text, template) if add else ""
-    prefill = (prefill or "").removeprefix(begun) if begun else prefill or ""
+    prefill = ""
+    if last is not None:
+        syntax, prefill = template.continuation(*last, opened=bool(begun))
+        text, begun = text + syntax, begun + syntax
     if begun and not prefill and _budget(fields, parser) == 0 and template.reasoning is not None:
         ended = f"{template.reasoning[1]}\n\n"
         text, begun = text + ended, begun + ended
@@ -109,9 +112,9 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
 
 
 def _continued(
-    fields: Fields, messages: list[dict[str, Any]], parser: RequestParser, template: ChatTemplate
-) -> tuple[bool, str | None]:
-    """Whether the prompt ends with the assistant's turn, and the text of a last message that is to be continued."""
+    fields: Fields, messages: list[dict[str, Any]], parser: RequestParser
+) -> tuple[bool, tuple[str, str] | None]:
+    """(add a generation prompt, the (text, reasoning) of a last message that is to be continued)."""
     body = fields.body
     last = messages[-1]
     add = fields.boolean("add_generation_prompt", True)
@@ -127,11 +130,7 @@ def _continued(
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         refuse("messages", "must not end with two messages of the assistant")
     text = content_text(body["messages"][-1], len(messages) - 1, "\n\n") or ""
-    thought = last.get("reasoning_content")
-    if thought and template.reasoning is not None:
-        opening, closing = template.reasoning
-        text = f"{opening}\n{thought}" + (f"\n{closing}\n\n{text}" if text else "")
-    return True, text
+    return True, (text, last.get("reasoning_content") or "")
 
 
 def _variables(fields: Fields, parser: RequestParser) -> dict[str, Any]:

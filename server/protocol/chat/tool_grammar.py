@@ -12,7 +12,7 @@ from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls.grammar import CallGrammar, answer_grammar, call_grammar
 from logitless.models.grammar import json_rule
 from logitless.models.grammar.triggers import Pattern
-from logitless.server.protocol.chat.tools import Tools
+from logitless.server.protocol.chat.tools import NO_PARAMETERS, Tools
 from logitless.server.protocol.fields import refuse
 from logitless.server.protocol.grammar import Grammars
 
@@ -33,7 +33,7 @@ def chat_constraint(
     said = _said(given)
     if given is not None and not said:
         refuse("response_format", "only JSON can be combined with tools")
-    functions = [tool["function"] for tool in tools.tools]
+    functions = [{**f, "parameters": f.get("parameters") or NO_PARAMETERS} for f in tools.functions]
     made = call_grammar(
         template.calls,
         functions,

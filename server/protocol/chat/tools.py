@@ -13,13 +13,15 @@ from logitless.server.protocol.fields import Fields, article, refuse
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 MAX_TOOLS = 256
+NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
     """What the model may call."""
 
-    tools: tuple[dict[str, Any], ...] = ()  # OpenAI's shape, checked
+    tools: tuple[dict[str, Any], ...] = ()  # OpenAI's shape, checked, with what templates read
+    functions: tuple[dict[str, Any], ...] = ()  # as given, for the grammar
     choice: str = "none"  # none, auto, required
     parallel: bool = False  # several calls in one answer
     parse: bool = True  # false: calls stay in the text
@@ -41,7 +43,9 @@ class Tools:
 
 def parse_tools(fields: Fields, template: ChatTemplate) -> Tools:
     """The tools that may be called: none where tool_choice says none, one where it names one."""
-    tools = tuple(_tool(i, tool) for i, tool in enumerate(fields.array("tools") or ()))
+    given = fields.array("tools") or ()
+    tools = tuple(_tool(i, tool) for i, tool in enumerate(given))
+    functions = tuple(tool["function"] for tool in given)
     if len(tools) > MAX_TOOLS:
         refuse("tools", f"at most {MAX_TOOLS} are allowed, got {len(tools)}")
     parallel = fields.boolean("parallel_tool_calls", template.caps.get("supports_parallel_tool_calls", False))
@@ -52,6 +56,7 @@ def parse_tools(fields: Fields, template: ChatTemplate) -> Tools:
     if isinstance(choice, dict):
         name = _named(choice)
         tools = tuple(tool for tool in tools if tool["function"]["name"] == name)
+        functions = tuple(function for function in functions if function["name"] == name)
         if not tools:
             refuse("tool_choice", f"there is no tool {name[:64]!r} in tools")
         choice, parallel = "required", False
@@ -65,7 +70,7 @@ def parse_tools(fields: Fields, template: ChatTemplate) -> Tools:
         refuse("grammar", "cannot be combined with tools")
     if fields.boolean("stream") and fields.boolean("logprobs"):
         refuse("logprobs", "cannot be streamed together with tools")
-    return Tools(tools, choice, parallel, parse)
+    return Tools(tools, functions, choice, parallel, parse)
 
 
 def _tool(i: int, tool: object) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def _tool(i: int, tool: object) -> dict[str, Any]:
         if value is not None and not isinstance(value, kind):
             article_of = "a string" if kind is str else "an object"
             refuse(f"{name}.function.{key}", f"expected {article_of}, got {article(value)}")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters = function.get("parameters") or NO_PARAMETERS
     if "properties" not in parameters:
         parameters = {**parameters, "properties": {}}  # templates read it
     filled = {**function, "description": function.get("description") or "", "parameters": parameters}

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from logitless.models.chat.template import CHATML, ChatTemplate, ChatTemplateError, builtin_names, from_metadata
+from logitless.models.chat.template import (
+    CHATML,
+    ChatTemplate,
+    ChatTemplateError,
+    builtin_names,
+    from_metadata,
+)
 from logitless.models.tokenizer import from_metadata as tokenizer_from
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -380,3 +388,122 @@ def test_templates_that_do_not_parse(source: str, message: str) -> None:
     with pytest.raises(ChatTemplateError) as caught:
         template(source)
     assert str(caught.value).startswith(message)
+
+
+# -- variables, reasoning and continued answers
+
+
+def test_variables_of_older_templates_have_defaults() -> None:
+    source = "{{ date_string }}|{{ datetime }}|{{ functions is defined }}"
+    date, time, functions = template(source).render([USER]).split("|")
+    now = datetime.now()
+    assert datetime.strptime(date, "%d %b %Y").date() in (now.date(), (now - timedelta(minutes=1)).date())
+    assert abs(datetime.strptime(time, "%b %d %Y %H:%M:%S GMT") - now) < timedelta(minutes=1)
+    assert functions == "False"
+    assert template(source).render([USER], date_string="x", datetime="y") == "x|y|False"
+    listed = template("{{ tools | length }}{{ functions }}{# <tool_call> #}").render([USER], tools=[TOOL])
+    assert json.loads(listed[1:]) == [TOOL]
+
+
+def test_generators_become_json_lists() -> None:
+    source = "{{ messages | map(attribute='role') | tojson }}"
+    assert template(source).render([USER, ASSISTANT]) == '["user", "assistant"]'
+
+
+IN_FIELD = (
+    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<{{ m.FIELD }}>{% endif %}"
+    "{% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}{% endfor %}"
+)
+IN_PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{{ '<' + part.thinking + '>' if part.type == 'thinking' else part.text }}{% endfor %}{% endif %}"
+    "{% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        IN_PARTS,
+        *(IN_FIELD.replace("FIELD", name) for name in ("reasoning_content", "thinking", "reasoning", "thought")),
+    ],
+)
+def test_reasoning_stands_where_the_template_reads_it(source: str) -> None:
+    turns = [USER, {**CALLED, "reasoning_content": "Hm."}, ANSWER]
+    assert template(source).render(turns) == "Hi<Hm.>add2"
+
+
+def test_reasoning_is_left_out_where_the_template_reads_none() -> None:
+    turns = [USER, {**CALLED, "reasoning_content": "Hm."}, ANSWER]
+    assert template(IN_FIELD.replace("FIELD", "nothing")).render(turns) == "Hi<>add2"
+
+
+def test_a_template_that_takes_content_or_thinking_before_a_call_gets_content() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+        "{{ m.thinking }}{{ m.content }}{% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}{% endfor %}"
+    )
+    both = {**CALLED, "content": "Let me see.", "reasoning_content": "Hm."}
+    assert template(source).render([USER, both]) == "HiLet me see.add"
+    assert template(source).render([USER, {**both, "content": None}]) == "HiHm.add"
+
+
+RESULTS_WITHIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls %}!{{ call.function.name }}"
+    "{% endfor %}{% for r in m.tool_responses %}response:{{ r.name }}{{ r.response }}{% endfor %}{% endfor %}"
+)
+
+
+def test_results_stand_in_the_turn_that_calls_only_where_the_template_reads_them_there() -> None:
+    turns = [USER, CALLED, ANSWER]
+    assert template(RESULTS_WITHIN).render(turns) == "<user>Hi<assistant>!addresponse:add2"
+    word = RESULTS_WITHIN.replace("in m.tool_responses", "in []") + "{{ '<tool_responses>' }}"
+    assert template(word).render(turns) == "<user>Hi<assistant>!add<tool>2<tool_responses>"
+
+
+def test_no_reasoning_effort_is_what_the_template_has_for_it() -> None:
+    named = "{% for m in messages %}{{ m.content }}{% endfor %}Reasoning: {{ reasoning_effort or 'medium' }}"
+    assert template(named).render([USER], reasoning_effort="none") == "HiReasoning: low"
+    switch = "{{ enable_thinking }} {{ thinking }} {{ 'x' if reasoning_effort == 'none' }}"
+    assert template(switch).render([USER], reasoning_effort="none") == "False False x"
+    assert template(switch).render([USER], reasoning_effort="high") == "True  "
+
+
+HARMONY = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "thought", "opened", "expected"),
+    [
+        ("<think></think>", "It is", "", True, ("</think>\n\n", "It is")),
+        ("<think></think>", "It is", "", False, ("", "It is")),
+        ("<think></think>", "<think>\nSo", "", True, ("", "So")),
+        ("<think></think>", "So it is.</think>Two", "", True, ("", "So it is.</think>Two")),
+        ("<think></think>", "", "Hm", True, ("", "Hm")),
+        ("<think></think>", "", "Hm", False, ("", "<think>\nHm")),
+        ("<think></think>", "It is", "Hm", True, ("", "Hm\n</think>\n\nIt is")),
+        ("no reasoning", "It is", "Hm", False, ("", "It is")),
+        (HARMONY, "It is", "", False, ("<|channel|>final<|message|>", "It is")),
+        (HARMONY, "<|channel|>final<|message|>It", "", False, ("", "<|channel|>final<|message|>It")),
+        (HARMONY, "", "Hm", False, ("", "<|channel|>analysis<|message|>Hm")),
+        (
+            HARMONY,
+            "It is",
+            "Hm",
+            False,
+            ("", "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>It is"),
+        ),
+    ],
+)
+def test_a_continued_answer_begins_as_the_model_would(
+    source: str, text: str, thought: str, opened: bool, expected: tuple[str, str]
+) -> None:
+    assert template(source).continuation(text, thought, opened) == expected
+
+
+@pytest.mark.parametrize("key", ["tokenizer.chat_template", "tokenizer.chat_template.tool_use"])
+def test_a_template_that_is_no_text_is_named(key: str) -> None:
+    vocabulary = {"model": "llama", "tokens": [b"<unk>", b"<s>", b"</s>"], "token_type": [2, 3, 3]}
+    tokenizer = tokenizer_from({f"tokenizer.ggml.{name}": value for name, value in vocabulary.items()})
+    with pytest.raises(ChatTemplateError, match=f"^{key} is of type int, not a text$"):
+        from_metadata({key: 7}, tokenizer)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.chat_fakes import THOUGHT, chatting, prompt, says
+from tests.helpers.grammars import accepts
 from tests.helpers.http_fakes import Running
 from tests.server.api.test_completion import events
 from tests.server.test_refusals import refused
@@ -167,6 +168,36 @@ async def test_continuing_a_thought(server: Running):
     _, reply = await server.post("/v1/chat/completions", {"messages": messages, "verbose": True})
     assert reply["__verbose"]["prompt"].endswith("[assistant]<think>\nI should\n</think>\n\nIt is")
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": " two."}
+
+
+async def test_a_continued_answer_closes_reasoning_that_the_prompt_opened(server: Running):
+    says(server, " two.")
+    body = {
+        "messages": [*ASK, {"role": "assistant", "content": "It is"}],
+        "chat_template_kwargs": {"force_thinking": True},
+        "verbose": True,
+    }
+    _, reply = await server.post("/v1/chat/completions", body)
+    assert reply["__verbose"]["prompt"].endswith("[assistant]<think>\n</think>\n\nIt is")
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": " two."}
+
+
+async def test_a_tool_without_properties_takes_any_object_and_one_without_parameters_none(server: Running):
+    for function, arguments in (
+        ({"name": "any", "parameters": {"type": "object"}}, '{"x": 1}'),
+        ({"name": "any"}, "{}"),
+    ):
+        says(server, f'<tool_call>\n{{"name": "any", "arguments": {arguments}}}\n</tool_call>')
+        body = {
+            "messages": ASK,
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+        }
+        _, reply = await server.post("/v1/chat/completions", body)
+        assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+        grammar = server.scheduler.requests[-1].sampling.grammar.grammar
+        assert accepts(grammar, server.scheduler.answer)
+        assert accepts(grammar, server.scheduler.answer.replace(arguments, '{"y": [2]}')) == (arguments != "{}")
 
 
 async def test_reasoning_with_logprobs(server: Running):
