@@ -1,4 +1,4 @@
-"""What can go wrong with a request, as the HTTP API names it (API.md B6). Each is one line and names the field."""
+"""What can go wrong with a request, by the names of the HTTP API. Each is one line and names the field."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from tests.helpers.paths import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GUIDES = [page for page in PAGES if page.parent.name != "experiments" and page.name != "CHANGELOG.md"]
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+CODE = ("graph", "backends", "models", "training", "engine", "server", "router", "cli")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -63,6 +64,13 @@ def test_commands_parse(page: Path) -> None:
         parse(flags, [word for word in arguments if word != "…"], {})
 
 
+def test_no_file_cites_a_document_that_is_not_here() -> None:
+    cited = re.compile(r"CHECKLIST|\bDESIGN\b|API\.md|\bLOG\.md|HOUSE\.md|[Rr]ule 6")
+    sources = [path for folder in (*CODE, "tests", "scripts", "docs") for path in (ROOT / folder).rglob("*.*")]
+    texts = [path for path in sources if path.suffix in (".py", ".md", ".js", "") and path.name != "test_docs.py"]
+    assert [name(path) for path in texts if cited.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
@@ -92,7 +100,7 @@ def test_generated_pages_name_every_command_endpoint_and_architecture() -> None:
     assert "| `llama` |" in models
 
 
-@pytest.mark.parametrize("package", ["graph", "backends", "models", "training", "engine", "server", "router", "cli"])
+@pytest.mark.parametrize("package", CODE)
 def test_each_package_has_a_page_that_lists_its_modules(package: str) -> None:
     page = (ROOT / "docs" / "internals" / f"{package}.md").read_text(encoding="utf-8")
     assert f"<!-- generated: modules {package} -->" in page

@@ -11,7 +11,7 @@ from logitless.training.errors import TrainingError
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The rate at a step. Names and defaults are llama.cpp's (CHECKLIST A5.8 to A5.13).
+    """The rate at a step. Names and defaults are llama.cpp's.
 
     `cosine`: linear warm-up, then a cosine down to `cos_decay_min`. With restarts every period is `cos_decay_restart`
     times longer than the one before, counted from the end of the warm-up; without, the cosine is counted from step 0,
@@ -128,7 +128,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW or SGD, with the trainer's defaults of CHECKLIST A5.3 to A5.6. `decay` is multiplied by the rate; of the
+    """AdamW or SGD, with the defaults of llama.cpp's trainer. `decay` is multiplied by the rate; of the
     rest SGD has nothing."""
 
     kind: str = "adamw"  # "adamw" | "sgd"

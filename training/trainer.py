@@ -71,7 +71,7 @@ def steps_of(
 
 @dataclass
 class Counters:
-    """What has been done, exactly (CHECKLIST A6.17)."""
+    """Exact counts of steps, samples, tokens and epochs done."""
 
     iterations: int = 0  # optimizer steps
     samples: int = 0  # windows

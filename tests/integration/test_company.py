@@ -1,4 +1,4 @@
-"""A request's text and log-probabilities are the same bits whatever shares its batch (DESIGN rule 6)."""
+"""A request's text and log-probabilities are the same bits whatever shares its batch."""
 
 from __future__ import annotations
 

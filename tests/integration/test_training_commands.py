@@ -52,7 +52,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 def test_defaults_are_the_old_trainers() -> None:
-    """CHECKLIST A5.3, A5.8, A5.9, A5.10, A7.10; threads are all cores."""
+    """Defaults are those of llama.cpp's trainer, but for threads: all cores."""
     o = parse([flag for group in FINETUNE for flag in group.flags], [], {})
     wanted = training_run.settings(o)
     assert (wanted.n_ctx, wanted.n_batch, wanted.max_steps, wanted.n_epochs) == (128, 8, 256, 0)
@@ -98,7 +98,7 @@ def test_from_scratch_then_an_adapter_then_merged(
     assert "train: iter=4/4 sample=16/" in told
     assert "val: |████████|" in told
     minutes, seconds = map(int, re.findall(r"total training time (\d+):(\d\d)$", told, re.M)[0])
-    assert 3 * spent < 60 * minutes + seconds <= 60 * spent + 1  # CHECKLIST A6.18
+    assert 3 * spent < 60 * minutes + seconds <= 60 * spent + 1
     assert "<polyline" in (folder / "loss.svg").read_text()
     names = ("--lora-out", str(folder / "ad-ITERATION.gguf"), "--checkpoint-out", str(folder / "ck-ITERATION.gguf"))
     code, told = run(capsys, "finetune", "-m", model, *one, *names, "--iterations", "20", "--save-every", "10")
@@ -208,7 +208,7 @@ def test_on_a_device(
         assert code == 0, err
         told.append([float(n) for n in re.findall(r"training loss (\S+) → (\S+), validation loss (\d\.\d+)", err)[0]])
         assert "wrongly" not in err
-        assert f"2 steps on {'cpu' if name == 'cpu' else name.partition(',')[0] + ', then cpu'}\n" in err  # A9.5
+        assert f"2 steps on {'cpu' if name == 'cpu' else name.partition(',')[0] + ', then cpu'}\n" in err
     assert told[1] == pytest.approx(told[0], rel=1e-3)
     first = device.partition(",")[0]
     assert {(first, "causal_attention_back"), (first, "adamw_step"), (first, "cross_entropy_back")} <= tried

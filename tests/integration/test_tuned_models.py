@@ -102,7 +102,7 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     shared_data: Path,
     tmp_path: Path,
 ) -> None:
-    """CHECKLIST A9.6, too: two epochs of wikitext lower the perplexity of what they trained on."""
+    """Two epochs of wikitext lower the perplexity of what they trained on."""
     expected = json.loads((shared_data / "expected" / f"{name}.json").read_text())
     flags = (*FLAGS, "--data-dir", str(tmp_path), "--slot-save-path", str(tmp_path))
     server = serve(shared_data / "models" / name, *flags)

@@ -20,7 +20,6 @@ from logitless.training.lbfgs import minimize
 
 
 def test_lbfgs_finds_known_minima() -> None:
-    """CHECKLIST A5.7."""
 
     def rosenbrock(x: np.ndarray) -> tuple[float, np.ndarray]:
         a, b = x[:-1], x[1:]
@@ -49,7 +48,6 @@ def drawn_wrong(toy: Sine) -> float:
 
 
 def test_the_toy_learns_waves(session: Session, tmp_path: Path) -> None:
-    """CHECKLIST A9.1."""
     toy = Sine(session, tmp_path)
     assert drawn_wrong(toy) > 2
     losses = toy.train()
@@ -70,7 +68,7 @@ def test_the_command_draws_what_the_toy_has_learned(capsys: pytest.CaptureFixtur
 
 
 def test_lbfgs_beats_adamw_at_equal_evaluations(session: Session, tmp_path: Path) -> None:
-    """CHECKLIST A5.7, for one batch: AdamW without line search and curvature overtakes after some fifty evaluations."""
+    """For one batch: AdamW without line search and curvature overtakes after some fifty evaluations."""
     rng = np.random.default_rng(5)
     heights = np.stack([wave(rng.uniform(0, 6), 9) for _ in range(8)])
     tokens, labels = heights[:, :-1], heights[:, 1:]
@@ -93,7 +91,7 @@ def test_the_toy_learns_by_cross_entropy_too(session: Session, tmp_path: Path) -
 
 
 def test_products_of_thin_matrices_learn_too(session: Session, tmp_path: Path) -> None:
-    """CHECKLIST A9.2: every matrix but the embedding is B · A and nothing else."""
+    """Every matrix but the embedding is B · A and nothing else."""
     toy = Sine(session, tmp_path, rank=4)
     assert toy.trainable.n_params == 8 * 32 + 3 * 32 + 4 * (4 * 64 + 3 * 128)  # embedding, norms, r · (n_in + n_out)
     losses = toy.train(4)
@@ -128,7 +126,6 @@ def test_all_digits_are_learned(name: str, least: float, session: Session, share
 
 
 def test_one_logical_batch_is_its_physical_ones(session: Session, shared_data: Path) -> None:
-    """CHECKLIST A6.2."""
     x, y = digits(shared_data)["train"]
     found = []
     for physical in (100, 25):

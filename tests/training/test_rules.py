@@ -69,7 +69,6 @@ def test_disabled_rules_never_stop() -> None:
 
 
 def test_results_have_uncertainties() -> None:
-    """CHECKLIST A6.11."""
     r = Result()
     assert math.isnan(r.loss)
     r.add(2.0, 10, 5)
@@ -94,7 +93,6 @@ def test_settings_that_make_no_sense() -> None:
 
 
 def test_progress_fits_eighty_columns() -> None:
-    """CHECKLIST A6.12."""
     assert [bar(n, 64) for n in (0, 1, 13, 64)] == ["|        |", "|▏       |", "|█▋      |", "|████████|"]
     assert [clock(x) for x in (0, 59.6, 3723, math.nan)] == ["0:00", "1:00", "1:02:03", "-:--"]
     r = Result(10**9, 5 * 10**8, [123.456, 99.1], [1e9, 1e9])
@@ -132,7 +130,6 @@ def step(i: int) -> Step:
 
 
 def test_the_time_left_is_smoothed_and_leaves_saving_out() -> None:
-    """CHECKLIST A6.13."""
     now = [0.0]
     lines: list[str] = []
     report = Reporter(lambda text, final: lines.append(text), terminal=False, now=lambda: now[0])

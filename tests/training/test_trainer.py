@@ -216,7 +216,6 @@ def test_a_step_without_clipping_is_one_with_a_limit_that_nothing_reaches(start:
 
 
 def test_accumulation_is_one_big_batch(start: Open) -> None:
-    """CHECKLIST A6.1, A6.17."""
     big, small = start("full", n_batch=4), start("full", n_batch=1, grad_acc=4)
     assert losses(big) == pytest.approx(losses(small), rel=2e-4)
     assert big.counters == small.counters
@@ -227,7 +226,7 @@ def test_accumulation_is_one_big_batch(start: Open) -> None:
 
 
 def test_epochs_end_with_a_whole_iteration(start: Open) -> None:
-    """CHECKLIST A6.15; A6.16: in one go and event by event."""
+    """In one go and event by event."""
     whole, stepwise = (start(max_steps=0, n_epochs=2, n_batch=3, grad_acc=2) for _ in range(2))
     found, n_windows = losses(whole), len(whole.order)
     assert [event.loss for event in stepwise.work() if isinstance(event, Step)] == found
@@ -237,7 +236,6 @@ def test_epochs_end_with_a_whole_iteration(start: Open) -> None:
 
 
 def test_sgd_has_no_state_and_what_is_not_chosen_stays(start: Open, model: Path, tmp_path: Path) -> None:
-    """CHECKLIST A5.6, A8.6."""
     trainer = start("full", sgd=True, patterns=("blk.0.ffn_down.weight", "output_norm.weight"), max_steps=1)
     assert trainer.steps.optimizer_nbytes == 0
     before = trainer.trainable.read()
@@ -252,7 +250,7 @@ def test_sgd_has_no_state_and_what_is_not_chosen_stays(start: Open, model: Path,
 
 
 def test_sgd_is_the_plain_formula(start: Open) -> None:
-    """CHECKLIST A5.6: w · (1 − α·wd) − α·g of every tensor, and the gradient as it is, however
+    """w · (1 − α·wd) − α·g of every tensor, and the gradient as it is, however
     large."""
     g = {}
     for decay in (0.0, 0.5):
@@ -361,7 +359,6 @@ def test_a_packed_example_has_the_loss_that_it_has_alone(start: Open) -> None:
 
 
 def test_callbacks_change_the_rate_and_cancel(start: Open) -> None:
-    """CHECKLIST A6.14."""
     seen: list[float] = []
 
     def before(control: Control) -> None:
@@ -390,7 +387,7 @@ def test_validation_does_not_disturb_training(start: Open) -> None:
         if isinstance(event, Step):
             trained.append(event.loss)
     assert found == [1, 2, 3, 4, 5, 6]
-    assert often.trainable.session.n_plans_built == 2  # CHECKLIST A5.16
+    assert often.trainable.session.n_plans_built == 2  # one plan a kind of step for the whole run
     assert trained == losses(start())
 
 
@@ -420,7 +417,6 @@ def test_wrong_settings_are_told(start: Open) -> None:
 
 
 def test_checkpointing_changes_memory_and_nothing_else(start: Open) -> None:
-    """CHECKLIST A4.7."""
     sizes, found = [], []
     for on in (False, True):
         trainer = start("full", checkpointing=on, n_batch=8)

@@ -147,7 +147,7 @@ class PackedExamples:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """How samples of a text fill windows (CHECKLIST A6.3 to A6.5)."""
+    """How samples of a text fill windows."""
 
     fill_with_next: bool = False
     separate_with_eos: bool = False

@@ -22,7 +22,7 @@ def ir_of(function: Any) -> tuple[str, str]:
     signature = getattr(function, "signature", None) or types.void(
         types.CPointer(types.int64), types.int64, types.int64, types.int64
     )
-    # Sums may be re-associated into vector lanes: a fixed order per kernel, the same for every row (DESIGN rule 6).
+    # Sums may be re-associated into vector lanes: a fixed order per kernel, the same for every row (batch invariance).
     fastmath = getattr(function, "fastmath", {"reassoc", "contract", "nsz"})
     with global_compiler_lock, _without_machine_code():
         compiled = numba.njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)

@@ -2,7 +2,7 @@
 what lies between would go to memory and back; of one row, where each node is a stage that threads wait for.
 
 A rule is for the last of its nodes, as this backend's rewriting left them. What is fused gets the bits that it gets
-alone, for any number of rows (rule 6), so a rule is free to look at how many there are.
+alone, for any number of rows (batch invariance), so a rule is free to look at how many there are.
 
     @fusion("quantize_act")
     def _(t, alone): return the node in its place, or None; `alone(s, "glu")`: s is a glu that nobody else reads

@@ -1,5 +1,4 @@
-"""Checklist A1, row by row. A1.11 (barriers) and A1.16 (sources that only give a shape) have no counterpart here: a
-plan's nodes run in order, and no op takes a tensor for its shape alone. A1.13 is tested with the session."""
+"""Memory planning: best fit, alignment, merging, lifetimes, in-place ops and arenas, each by a case worked by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def holes(a: Allocator, *wanted: int) -> None:
         a.free(offset, size)
 
 
-# --- A1.1 best fit ---------------------------------------------------------------------------------------------------
+# --- best fit ------------------------------------------------------------------------------------------------------
 
 
 def test_a_trace_worked_by_hand() -> None:
@@ -82,7 +81,7 @@ def test_257_free_blocks_are_refused() -> None:
     assert len(a.free_blocks) == MAX_FREE_BLOCKS - 1
 
 
-# --- A1.2 alignment --------------------------------------------------------------------------------------------------
+# --- alignment -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alignment", [0, -64, 3, 48, 100])
@@ -101,7 +100,7 @@ def test_offsets_and_sizes_are_multiples_of_the_alignment(alignment: int, wanted
     assert len(set(offsets)) == len(offsets)  # nothing bytes long has a place of its own, too
 
 
-# --- A1.3 merging ----------------------------------------------------------------------------------------------------
+# --- merging -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["ACB", "ABC", "CBA", "BAC", "BCA", "CAB"])
@@ -122,7 +121,7 @@ def test_merging_with_the_open_end() -> None:
     assert a.free_blocks == [(0, 160)]
 
 
-# --- A1.4–A1.6 measure, then allocate that much ----------------------------------------------------------------------
+# --- measure, then allocate that much ------------------------------------------------------------------------------
 
 
 def play(a: Allocator, seed: int, n: int) -> list[int]:
@@ -151,13 +150,13 @@ def test_exactly_the_measured_bytes_are_enough_and_give_the_same_offsets(seed: i
 
 @given(roots=graphs())
 def test_a_graph_fits_its_measured_size(roots: list[Tensor]) -> None:
-    """Also A1.5: the size is the highest end of any node."""
+    """The size is the highest end of any node."""
     order, plan = lay_out(roots)
     ends = [plan.offsets[t] + t.nbytes for t in order if t in plan.offsets]
     assert plan.sizes[0] == max((-(-end // 32) * 32 for end in ends), default=0)
 
 
-# --- A1.7 lifetimes --------------------------------------------------------------------------------------------------
+# --- lifetimes -----------------------------------------------------------------------------------------------------
 
 
 @given(roots=graphs())
@@ -165,7 +164,7 @@ def test_a_graph_fits_its_measured_size(roots: list[Tensor]) -> None:
 def test_freed_memory_is_never_read(roots: list[Tensor]) -> None:
     feeds = feeds_of(roots)
     expected = evaluate(roots, feeds, {}, np.float32)
-    for in_place in (True, False):  # A1.8: the same bits either way
+    for in_place in (True, False):  # the same bits either way
         order, plan = lay_out(roots, in_place=in_place)
         for e, got in zip(expected, run_in_arena(roots, feeds, order, plan), strict=True):
             assert np.asarray(e, np.float32).tobytes() == got.tobytes()
@@ -206,7 +205,7 @@ def test_fetches_live_to_the_end_and_unread_results_do_not() -> None:
     assert layout(toposort([unread, after]), lambda t: 0, [32], [after]).sizes[0] == sizes(after)
 
 
-# --- A1.8, A1.9 in place ---------------------------------------------------------------------------------------------
+# --- in place ------------------------------------------------------------------------------------------------------
 
 
 def shares(t: Tensor, source: Tensor, *others: Tensor) -> bool:
@@ -260,7 +259,7 @@ def test_through_an_alias_only_from_its_first_byte_and_whole() -> None:
     assert not shares(silu(flat), p, silu(slice_rows(p, start=0, stop=1)))  # another alias
 
 
-# --- A1.10 what is not ours ------------------------------------------------------------------------------------------
+# --- what is not ours ----------------------------------------------------------------------------------------------
 
 
 def test_feeds_and_states_have_no_place_in_an_arena() -> None:
@@ -277,7 +276,7 @@ def test_a_write_to_an_ordinary_node_stays_in_its_memory() -> None:
     assert lay_out([y])[1].offsets == {p: 0, y: 0}
 
 
-# --- A1.12 several arenas --------------------------------------------------------------------------------------------
+# --- several arenas ------------------------------------------------------------------------------------------------
 
 
 def test_every_node_lands_in_its_own_arena() -> None:
@@ -291,7 +290,7 @@ def test_every_node_lands_in_its_own_arena() -> None:
     assert plan.offsets[c] == plan.offsets[b] == 0
 
 
-# --- A1.14 order of evaluation ---------------------------------------------------------------------------------------
+# --- order of evaluation -------------------------------------------------------------------------------------------
 
 
 def test_visiting_sources_from_the_other_side_can_need_less() -> None:
@@ -310,7 +309,7 @@ def test_visiting_sources_from_the_other_side_can_need_less() -> None:
     assert peaks[True] < peaks[False]
 
 
-# --- A1.15 the message -----------------------------------------------------------------------------------------------
+# --- the message ---------------------------------------------------------------------------------------------------
 
 
 def test_failure_names_both_sizes() -> None:

@@ -1,4 +1,4 @@
-"""Checklist A10: graphs on several backends give what one gives, and planning leaves the graph alone."""
+"""Graph partition: graphs on several backends give what one gives, and planning leaves the graph alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def values(session: Session, *roots: Tensor) -> list[Any]:
     return session.plan(lambda: roots).run(X)
 
 
-# --- A10.1, A10.2 fallback and splits --------------------------------------------------------------------------------
+# --- fallback and splits -------------------------------------------------------------------------------------------
 
 
 def test_an_op_that_is_refused_runs_on_the_next() -> None:
@@ -125,7 +125,7 @@ def test_a_leaf_after_a_node_waits_for_the_node_that_runs() -> None:
     np.testing.assert_allclose(first, 2 * X["x"] / (1 + np.exp(-X["x"])), rtol=1e-6)
 
 
-# --- A10.3, A10.9 planning and running change nothing ----------------------------------------------------------------
+# --- planning and running change nothing ---------------------------------------------------------------------------
 
 
 def test_a_second_evaluation_after_a_split_is_right() -> None:
@@ -216,7 +216,7 @@ def test_constants_are_on_every_backend_that_reads_them() -> None:
     assert session.plan(lambda: [add(silu(w), w)]).run({})[0].tobytes() == expected.tobytes()
 
 
-# --- A10.5, A10.6 measuring allocates nothing ------------------------------------------------------------------------
+# --- measuring allocates nothing -----------------------------------------------------------------------------------
 
 
 def test_measuring_reports_sizes_and_allocates_nothing() -> None:

@@ -37,7 +37,6 @@ def bytes_vocabulary() -> Tokenizer:
 
 
 def test_every_text_is_its_bytes() -> None:
-    """CHECKLIST A6.7."""
     v = bytes_vocabulary()
     text = " two  spaces, ümläute\n\tand 日本 "
     ids = v.encode(text, add_special=False)
@@ -46,7 +45,6 @@ def test_every_text_is_its_bytes() -> None:
 
 
 def test_windows_of_a_text() -> None:
-    """CHECKLIST A6.8, A6.10."""
     windows = TextWindows(np.arange(20, dtype=np.int32), 8)
     assert windows.begins.tolist() == [0, 4, 8]
     w = windows.window(1, RNG)
@@ -71,7 +69,7 @@ def filled(offset: int, **options: bool) -> str:
 
 
 def test_samples_fill_windows() -> None:
-    """CHECKLIST A6.4, A6.5, the example of llama.cpp's finetune: samples abcd, ABCD, 0123 and windows of 8."""
+    """The example of llama.cpp's finetune: samples abcd, ABCD, 0123 and windows of 8."""
     assert [filled(o) for o in range(3)] == ["abcd>>>>", "bcd>>>>>", "cd>>>>>>"]
     joined = [filled(o, fill_with_next=True, separate_with_bos=False) for o in range(4)]
     assert joined == ["abcdABCD", "bcdABCD0", "cdABCD01", "dABCD012"]
@@ -80,7 +78,6 @@ def test_samples_fill_windows() -> None:
 
 
 def test_where_samples_begin() -> None:
-    """CHECKLIST A6.3."""
     text = "x #a b #cd #e"
     assert [text[a:b] for a, b in find_samples(text, "#", 4)] == ["a b ", "cd ", "e"]
     assert [text[a:b] for a, b in find_samples(text, "#", 4, include_start=True)] == ["#a b ", "#cd ", "#e"]
@@ -89,7 +86,6 @@ def test_where_samples_begin() -> None:
 
 
 def test_every_token_begins_a_sample() -> None:
-    """CHECKLIST A6.3."""
     dataset = text_dataset("abcdef", "t", bytes_vocabulary(), DataOptions(n_ctx=4, sample_start=""))
     assert dataset.begins.tolist() == [0, 1, 2]
     assert [chr(t - 3) for t in dataset.window(1, RNG).labels] == ["b", "c", "d", "e"]
@@ -123,7 +119,6 @@ def test_packed_examples_do_not_see_each_other() -> None:
 
 
 def test_what_validates_is_never_learned() -> None:
-    """CHECKLIST A6.9."""
     text = np.arange(3, 203, dtype=np.int32)
     every = DataOptions(n_ctx=16, sample_start="")
     filled = DataOptions(n_ctx=16, sample_start="ab", samples=SampleOptions(fill_with_next=True))
@@ -150,7 +145,6 @@ def test_what_validates_is_never_learned() -> None:
 
 
 def test_order_is_resumed_exactly() -> None:
-    """CHECKLIST A6.6."""
     data = TextWindows(np.arange(400, dtype=np.int32), 8)
     train, val = split(len(data), 0.1, 7)
     assert not set(train.tolist()) & set(val.tolist())
