@@ -125,7 +125,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @cache
 def cli() -> str:
-    """Every command with its flags: names, meaning, default and environment variable."""
+    """Every command with its flags: names, meaning with environment variable, default."""
     from logitless.cli.flags.flags import IGNORED, LATER, WORKS
     from logitless.cli.main import COMMANDS
 
@@ -138,7 +138,7 @@ def cli() -> str:
         for title in dict.fromkeys(title for title, _ in flags):
             rows = [_flag(flag) for of, flag in flags if of == title and flag.status == WORKS]
             if rows:
-                parts.append(f"**{title}**\n\n" + table(("flag", "meaning", "default", "variable"), rows))
+                parts.append(f"**{title}**\n\n" + table(("flag", "meaning", "default"), rows))
         for status, title in ((IGNORED, "Accepted without effect"), (LATER, "Refused: not supported")):
             names = [f"`{name}`" for _, f in flags if f.status == status for name in (*f.all_names, *f.off_names)]
             if names:
@@ -146,16 +146,17 @@ def cli() -> str:
     return "\n".join(parts)
 
 
-def _flag(flag: Any) -> tuple[str, str, str, str]:
-    names = ", ".join(f"`{name}`" for name in (*flag.all_names, *flag.off_names))
+def _flag(flag: Any) -> tuple[str, str, str]:
+    names = " ".join(f"`{name}`" for name in (*flag.all_names, *flag.off_names))
     default = ""
     if flag.off_names:
         default = "on" if flag.default else "off"
-    elif flag.takes_value and flag.default not in (None, "", []):
+    elif flag.takes_value and flag.default not in (None, "", [], ()):
         shown = flag.default if isinstance(flag.default, (list, tuple)) else [flag.default]
         default = f"`{','.join(map(str, shown))}`"
     value = f" {flag.metavar}" if flag.takes_value else ""
-    return names + value, _plain(flag.help), default, " ".join(f"`{name}`" for name in flag.env.split())
+    variables = "".join(f" `{name}`" for name in flag.env.split())
+    return names + value, _plain(flag.help) + variables, default
 
 
 def _plain(text: str) -> str:
