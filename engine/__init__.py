@@ -1,0 +1,1 @@
+"""The headless engine: scheduler, KV cache, model runner, sampling, speculative decoding, fine-tuning jobs."""

@@ -1,0 +1,1 @@
+"""Models: GGUF files, architectures, weights, LoRA adapters, tokenizers, grammars, chat templates."""

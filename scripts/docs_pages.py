@@ -238,12 +238,13 @@ def models() -> str:
 
 @cache
 def modules(package: str) -> str:
-    """The modules of a package, each with the first sentence of its docstring."""
+    """The packages and modules below a package, each with the first paragraph of its docstring."""
     rows = []
     for path in sorted((ROOT / package).rglob("*.py")):
         doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if doc and path.name != "__init__.py":
-            rows.append((f"`{path.relative_to(ROOT / package)}`", _plain(" ".join(doc.split("\n\n")[0].split()))))
+        name = path.relative_to(ROOT / package).as_posix().removesuffix("__init__.py")
+        if doc and name:
+            rows.append((f"`{name}`", _plain(" ".join(doc.split("\n\n")[0].split()))))
     if not rows:
         raise ValueError(f"a page names the package {package}, which has no modules")
     return table((f"`{package}/`", ""), rows)

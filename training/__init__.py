@@ -1,0 +1,1 @@
+"""Training: data, training step, LoRA and full finetunes, optimizer schedule, trainer, checkpoints."""

@@ -1,0 +1,1 @@
+"""The commands of `logitless`: each module has `run(options)`."""

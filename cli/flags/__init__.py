@@ -1,0 +1,1 @@
+"""Flags of every command as declarations, their parser and the help text."""

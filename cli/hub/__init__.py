@@ -1,0 +1,1 @@
+"""Model downloads: Hugging Face's hub and URLs, resumed and checksummed."""

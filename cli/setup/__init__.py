@@ -1,0 +1,1 @@
+"""From parsed flags to an engine, a server or a training run."""

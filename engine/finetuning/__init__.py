@@ -1,0 +1,1 @@
+"""Fine-tuning jobs between the steps of requests: job store, worker, checkpoints."""

@@ -1,0 +1,1 @@
+"""Opening a model: options declared once, devices, adapters, draft model, tokenizer, engine."""

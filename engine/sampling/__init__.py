@@ -1,0 +1,1 @@
+"""Sampling parameters, random numbers, penalties, grammar mask, stop strings, reasoning budget."""

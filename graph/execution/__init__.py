@@ -1,0 +1,1 @@
+"""Running a graph: graph partition, memory planning, compiled plans, sessions, profiling."""

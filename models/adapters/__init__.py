@@ -1,0 +1,1 @@
+"""LoRA adapters and full finetunes: files, stacked adapters of a batch, merging."""

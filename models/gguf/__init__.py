@@ -1,0 +1,1 @@
+"""GGUF files: parsing, metadata, writing."""

@@ -1,0 +1,1 @@
+"""Hyper-parameters of a model, read and checked from GGUF metadata."""

@@ -1,0 +1,1 @@
+"""Synthetic models with random weights, for benchmarks and tests."""

@@ -1,0 +1,1 @@
+"""Weights: expected tensors, loading, placement on devices, fingerprint."""

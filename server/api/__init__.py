@@ -1,0 +1,1 @@
+"""Handlers of the HTTP endpoints, and how results become replies."""

@@ -1,0 +1,1 @@
+"""Request bodies: from JSON to typed requests; each refusal names its field."""

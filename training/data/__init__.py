@@ -1,0 +1,1 @@
+"""Training data: rows, tokens, packed windows, sampler."""

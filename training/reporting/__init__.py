@@ -1,0 +1,1 @@
+"""Progress, results with uncertainties, loss plots."""

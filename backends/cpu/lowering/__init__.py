@@ -1,0 +1,1 @@
+"""Lowering on the CPU: graph nodes become tasks of the worker threads."""

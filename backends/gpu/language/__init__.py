@@ -1,0 +1,1 @@
+"""The kernel language: a subset of C that is rendered to OpenCL C and GLSL."""

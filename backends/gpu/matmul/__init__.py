@@ -1,0 +1,1 @@
+"""GPU matmul: packed weights, integer dot products, cooperative matrices, split-K, experts."""

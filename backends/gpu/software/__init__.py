@@ -1,0 +1,1 @@
+"""Kernels for OpenCL and Vulkan devices that are CPUs (PoCL, lavapipe)."""

@@ -1,0 +1,1 @@
+"""GPU kernels of training: losses, optimizer step, convolution."""

@@ -1,0 +1,1 @@
+"""`logitless bench`: speed of prefill and decode against the machine's limits."""

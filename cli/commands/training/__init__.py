@@ -1,0 +1,1 @@
+"""`finetune`, `train`, `export-lora` and `example`."""

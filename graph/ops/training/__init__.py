@@ -1,0 +1,1 @@
+"""Losses and the optimizer step as ops."""

@@ -1,0 +1,1 @@
+"""llama-server's endpoints: completion, slots, LoRA, tokenize, resumable streams."""

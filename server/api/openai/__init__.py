@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: chat, completions, responses, embeddings, files, fine-tuning."""

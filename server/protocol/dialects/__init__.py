@@ -1,0 +1,1 @@
+"""Other dialects as chat requests: Responses, Anthropic's Messages, Ollama."""

@@ -1,0 +1,1 @@
+"""The step loop of the worker threads, and kernels that measure the machine's peaks."""

@@ -1,0 +1,1 @@
+"""The sampler chain on the CPU: candidates, samplers, log-probabilities."""

@@ -1,0 +1,1 @@
+"""CPU kernels of training: losses, optimizer step, convolution."""
