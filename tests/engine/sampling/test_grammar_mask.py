@@ -19,8 +19,8 @@ from logitless.engine.sampling.sampler import RowSampler, SamplingParams
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.grammar import GrammarError
 from logitless.models.grammar.triggers import Pattern
+from tests.helpers.grammars import TOKENS, compile_grammar, tokenizer
 from tests.helpers.scheduler_fakes import Bench, FakeEngine, FakeSampler, oracle
-from tests.models.grammar.test_matcher import TOKENS, compile_, tokenizer
 
 PROMPT = [1, 5, 3, 7]
 
@@ -38,7 +38,7 @@ def ids(text: str) -> list[int]:
 
 
 def lazy(source: str, **triggers: Any) -> Masks:
-    return Masks(Constraint(compile_(source), lazy=True, **triggers))
+    return Masks(Constraint(compile_grammar(source), lazy=True, **triggers))
 
 
 def follow(masks: Masks, tokens: list[int]) -> set[str] | None:
@@ -82,7 +82,7 @@ WORDS = st.lists(st.sampled_from(ids("abcxy")), max_size=6)
 )
 def test_drafts_get_the_masks_that_single_steps_get(before: list[int], draft: list[int], is_lazy: bool) -> None:
     source = "root ::= x*\nx ::= [ab]+ [xy]"
-    grammar = compile_(source)
+    grammar = compile_grammar(source)
 
     def start() -> Masks:
         words = {"lazy": True, "words": (b"a",)} if is_lazy else {}
@@ -127,7 +127,7 @@ def test_a_drafted_trigger_that_is_not_allowed_ends_nothing_unless_it_comes() ->
 
 @pytest.mark.parametrize("draft", ["", "x"])
 def test_a_forced_token_that_is_not_allowed_ends_it_with_any_draft(draft: str) -> None:
-    masks = Masks(Constraint(compile_('root ::= "x" "x" "x"')))
+    masks = Masks(Constraint(compile_grammar('root ::= "x" "x" "x"')))
     masks.force(ids("y")[0])
     for _ in range(2):
         with pytest.raises(GrammarError, match="a token came that the grammar does not allow"):
@@ -137,7 +137,7 @@ def test_a_forced_token_that_is_not_allowed_ends_it_with_any_draft(draft: str) -
 def test_draws_lie_where_the_op_looks_for_them() -> None:
     """Constrained or not, with drafts or not: a sequence's unused draws are in order from its first row on."""
     vocab = tokenizer()
-    bound = SamplingParams(seed=3, grammar=Constraint(compile_("root ::= .*")))
+    bound = SamplingParams(seed=3, grammar=Constraint(compile_grammar("root ::= .*")))
     words = RowSampler(SamplingParams(seed=3), vocab, 64)._dist
     assert words is not None
     want = np.array(words.peek(16), np.uint32).reshape(8, 2)
