@@ -1,4 +1,4 @@
-"""What a server says: on the terminal, and at the end of --log-file."""
+"""Log of the server: to the terminal and to --log-file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a command will write: whether it can is better known before hours of work than after."""
+"""Output files of commands: checked before hours of work, not after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first start shows while kernels are compiled for this machine."""
+"""Progress of the first start, while kernels are compiled for this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router's application: what it answers itself, and the model that a request is passed on to."""
+"""The router's HTTP application: its own endpoints, and requests passed on to a model's server."""
 
 from __future__ import annotations
 

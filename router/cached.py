@@ -1,4 +1,4 @@
-"""The models that a router has downloaded: new ones are brought, and old ones are taken away with their files."""
+"""Downloaded models of the router: adding one, and deleting one with its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models a router has: the GGUF files of a folder, and the sections of a preset file. llama-server's rules."""
+"""The router's catalog: GGUF files of a folder and sections of a preset file, by llama-server's rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Files and fine-tuning jobs of a router: one folder for all models. The router keeps the files and tells how the jobs
-are; the server of the model that a job names does its work."""
+"""Files and fine-tuning jobs of a router: one store for all models. The router keeps files and
+reports jobs; the server of a job's model does the work.
+"""
 
 from __future__ import annotations
 

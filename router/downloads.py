@@ -1,4 +1,4 @@
-"""Models that a router is downloading: what was asked for, how far it is, and what became of it. Knows no process."""
+"""Download states of the router: requested model, progress, result. Starts no process itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models run: started when they are asked for, ended when others need their place. Knows no process and no HTTP.
+"""The fleet: which models run, started on request, ended when others need their place. No processes, no HTTP.
 
 At most `limit` run at once. Who asks for one that does not run waits; the places go to the models in the order in which
 they were first asked for, and a place is taken from the model that was used longest ago. One that serves requests ends

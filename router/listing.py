@@ -1,4 +1,4 @@
-"""What a router tells about its models: the items of /models, and their changes as events. llama-server's shapes."""
+"""Model listings of the router: items of /models and their changes as events, in llama-server's shapes."""
 
 from __future__ import annotations
 

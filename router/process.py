@@ -1,4 +1,4 @@
-"""One child process: starting it, knowing when it is ready, and ending it."""
+"""Child process of the router: starting it, waiting until it is ready, ending it."""
 
 from __future__ import annotations
 

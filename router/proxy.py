@@ -1,4 +1,4 @@
-"""Passing a request on to a child and its answer back, as it comes."""
+"""Proxy of the router: passes a request to a child and streams its answer back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `scripts/bench-gaps` runs: one stream, and a long prompt that arrives when a quarter of it has come.
+"""`scripts/bench-gaps`: gaps between a stream's tokens while a long prompt arrives and is prefilled.
 
 Gaps are told as multiples of the stream's median before the prompt. What a client sees is not the server's alone: other
 processes, the kernel and a virtual machine's host add to it (docs/experiments/scheduling.md). A gap beside a

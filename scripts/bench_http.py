@@ -1,4 +1,4 @@
-"""What `scripts/bench-http` runs: streams that begin together, on one server after the other.
+"""`scripts/bench-http`: streams that begin together, on one server after the other.
 
 The client is one thread with one selector that parses only each stream's last event: it shares the machine with the
 servers, and what it takes they do not have.

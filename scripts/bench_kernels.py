@@ -1,4 +1,4 @@
-"""What `scripts/bench-kernels` runs: products of weights in several checkouts, by turns, each in a process that stays.
+"""`scripts/bench-kernels`: matmuls of several checkouts by turns, each in a process that stays.
 
 A machine with neighbours is now faster and now slower by a twentieth; turns of some milliseconds meet the same weather,
 so that medians of their ratios tell a hundredth.

@@ -1,4 +1,4 @@
-"""The runs of bench_llama.py in llama.cpp, through the C interface of its shared libraries (include/llama.h)."""
+"""llama.cpp's side of bench_llama.py, through the C interface of its shared libraries (include/llama.h)."""
 
 from __future__ import annotations
 

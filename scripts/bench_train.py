@@ -1,4 +1,4 @@
-"""What `scripts/bench-train` runs: training steps of synthetic shapes here and in torch, in turns, a process each."""
+"""`scripts/bench-train`: training steps of synthetic models here and in torch by turns, a process each."""
 
 from __future__ import annotations
 

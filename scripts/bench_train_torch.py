@@ -1,4 +1,4 @@
-"""The same steps as bench_train.py in torch, for its interpreter alone: a plain Llama, AdamW, cross entropy."""
+"""torch's side of bench_train.py, run by its own interpreter: a plain Llama, AdamW, cross entropy."""
 
 from __future__ import annotations
 

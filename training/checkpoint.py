@@ -1,4 +1,4 @@
-"""Checkpoints of a run as GGUF files, under llama.cpp's keys: the parameters, the optimizer, and where the data stand.
+"""Training checkpoints as GGUF files with llama.cpp's keys: parameters, optimizer state, position in the data.
 
 A run that is restored goes on to the same bytes. Version 0 files, which have no `training.epoch_count` and no
 optimizer version of their own, are still read.

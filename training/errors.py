@@ -1,4 +1,4 @@
-"""What can be wrong with a training run, as one exception."""
+"""TrainingError: a training run that cannot start or go on."""
 
 from __future__ import annotations
 

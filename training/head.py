@@ -1,5 +1,5 @@
-"""From the last hidden states to losses and gradients, some rows at a time: all logits at once would be the largest
-tensor of a step (a vocabulary wide), so each stretch of rows has its losses and gradients before the next has logits.
+"""Chunked loss of the LM head: logits, losses and gradients of some rows at a time, because all
+logits at once would be the largest tensor of a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the trained model, or the adapter."""
+"""Saving a run's result: the trained model, or the LoRA adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rates as factors of the peak rate, by optimizer step; and when to stop."""
+"""Learning rate schedules (warm-up, cosine, halving) and stopping rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model thinks of texts: every token's log-probability, the loss, and the norm of the loss's gradient.
+"""Scoring texts: log-probability of each token, loss, and norm of the loss's gradient.
 
 The numbers are those of a trainer's first evaluation, before anything has been learned.
 """

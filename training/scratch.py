@@ -1,4 +1,4 @@
-"""A new model: hyper-parameters, a vocabulary from another GGUF file, and weights drawn as for GPT-2."""
+"""New models: hyper-parameters, a vocabulary from another GGUF file, weights initialised as for GPT-2."""
 
 from __future__ import annotations
 

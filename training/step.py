@@ -1,4 +1,4 @@
-"""The graphs of a run: evaluation ⊂ gradient ⊂ optimizer step, built from one forward pass."""
+"""Training step graphs: evaluation ⊂ gradient ⊂ optimizer step, built from one forward pass."""
 
 from __future__ import annotations
 

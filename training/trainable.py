@@ -1,4 +1,4 @@
-"""What a run trains: all weights of a model, or low-rank adapters beside weights that stay as they are."""
+"""Trainable parameters of a run: all weights of a model, or LoRA adapters beside frozen weights."""
 
 from __future__ import annotations
 

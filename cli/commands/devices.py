@@ -1,4 +1,4 @@
-"""`logitless devices`: what can compute on this machine, and what this version was not built with."""
+"""`logitless devices`: devices that can compute here, and backends that are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logitless download`: bring a model into the cache, as `serve` would, and say where it is."""
+"""`logitless download`: download a model into the cache as `serve` would, and print its path."""
 
 from __future__ import annotations
 

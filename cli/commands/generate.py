@@ -1,4 +1,4 @@
-"""`logitless generate`: one text continued on the terminal, by the scheduler and the engine without HTTP between."""
+"""`logitless generate`: continue a text on the terminal, with the engine and without HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router's child: `logitless` as ever, that ends when the router does. `python -m
+"""Child of a router: `logitless` that ends when the router does. `python -m
 logitless.cli.commands.router_child serve ...`
 
 Its standard input is a pipe of which the router has the other end. However the router ends, the system closes it.

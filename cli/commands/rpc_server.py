@@ -1,4 +1,4 @@
-"""`logitless rpc-server`: a device of this machine for servers on others (`--rpc`)."""
+"""`logitless rpc-server`: lend a device of this machine to servers on others (`--rpc`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logitless selftest`: does a device compute what the ops' declarations say?"""
+"""`logitless selftest`: compare a device's ops with their float64 references."""
 
 from __future__ import annotations
 

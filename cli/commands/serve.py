@@ -1,4 +1,4 @@
-"""`logitless serve`: a model over HTTP."""
+"""`logitless serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 

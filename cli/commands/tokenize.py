@@ -1,4 +1,4 @@
-"""`logitless tokenize`: text on standard input to token ids, with the vocabulary of a GGUF file alone."""
+"""`logitless tokenize`: token ids of standard input, with the vocabulary of a GGUF file alone."""
 
 from __future__ import annotations
 

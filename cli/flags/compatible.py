@@ -1,4 +1,4 @@
-"""llama-server's flags that have no effect here, and those whose feature is not there yet."""
+"""llama-server's flags without effect here, and those of missing features, which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags by declaration: one `Flag` says its names, environment variable, type, default and help; `parse` does the rest.
+"""Flags by declaration: one `Flag` has its names, environment variable, type, default and help; `parse` reads them.
 
 Rules, the same for every command: `_` and `-` are equal inside a `--flag`; `--flag=value` and `--flag value` are equal;
 the command line beats the environment; `LLAMA_ARG_NO_X` is the negative of the switch whose variable is `LLAMA_ARG_X`.

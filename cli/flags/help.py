@@ -1,4 +1,4 @@
-"""Help texts made from the tables of flags: one column of names, one of explanations, 80 to 100 wide."""
+"""Help texts from the flag tables: a column of names, a column of explanations, 80 to 100 wide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags that say which model is meant. What they name is found by `model_source`, and imported only then."""
+"""Flags that name the model: file, repository, URL. `model_source` resolves them and is imported only then."""
 
 from __future__ import annotations
 

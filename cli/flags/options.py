@@ -1,4 +1,4 @@
-"""The flags of each command, as tables. Names, defaults and variables are llama-server's where the concept is."""
+"""Flag tables of each command. Names, defaults and variables are llama-server's where the concept is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of `finetune`, `train` and `export-lora`: those of llama.cpp's old and new finetune, where they mean it."""
+"""Flag tables of `finetune`, `train` and `export-lora`, with llama.cpp's names and defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate that the server shows: --ssl-key-file and --ssl-cert-file."""
+"""TLS flags: --ssl-key-file and --ssl-cert-file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that were downloaded to this machine, by the names under which a router serves them."""
+"""Downloaded models of this machine, by the names under which a router serves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file from the web: resumed where an earlier try ended, compared with its checksum, whole or not there at all."""
+"""Download of one file: resumed, checked by SHA-256, written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's hub: which file of a repository is meant, and that file in huggingface-hub's own cache.
+"""Hugging Face's hub: chooses a repository's file and fetches it into huggingface-hub's cache.
 
 huggingface-hub says what there is and keeps the cache; the bytes come by `download.fetch`, because the library begins
 an interrupted download anew and compares no checksum.

@@ -1,4 +1,4 @@
-"""Where the model comes from: a file, Hugging Face's hub, or a URL."""
+"""The model's source: a file, Hugging Face's hub, or a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repository of Hugging Face's hub: which of its files is meant, and where huggingface-hub's cache has them."""
+"""A hub repository: its model files, and where huggingface-hub's cache has them."""
 
 from __future__ import annotations
 

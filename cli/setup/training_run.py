@@ -1,4 +1,4 @@
-"""What `finetune`, `train` and `example` share: devices; and from flags to a run, its saves, progress and summary."""
+"""Shared by `finetune`, `train` and `example`: devices, the run, its saves, progress and summary."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Training files to datasets: a text, or JSONL rows, by the model's own vocabulary and chat
-template."""
+"""Loading training files: a text or JSONL rows become datasets by the model's vocabulary and chat template."""
 
 from __future__ import annotations
 

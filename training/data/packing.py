@@ -1,4 +1,4 @@
-"""What a training step sees: fixed-length windows of tokens with their labels, and which labels count."""
+"""Packing: fixed-length windows of tokens with labels, and which labels count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order windows are visited: shuffled anew each epoch, and resumed exactly from three numbers and a state."""
+"""Sampler: the order of windows, shuffled anew each epoch, resumed exactly from three numbers and a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records to token sequences in which every token says whether the model is to learn to predict it."""
+"""Tokenizing rows: token ids, each with a flag whether the model learns to predict it."""
 
 from __future__ import annotations
 

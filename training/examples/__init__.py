@@ -1,1 +1,1 @@
-"""Programs that train small things in seconds, on the same graph."""
+"""Example programs: small networks that train in seconds on the same graph."""

@@ -1,4 +1,4 @@
-"""A llama of one layer that learns to draw a sine: eight tokens are eight heights, and the next one is to be guessed.
+"""The sine toy: a one-layer llama that predicts the next of eight heights.
 
 After llama.cpp's "baby-llama": vocabulary 8, context 8, width 32, 8 heads, one layer; 256 examples, each a batch of 8
 waves with 16 iterations of L-BFGS; the targets are logits of −1, and +1 for the next token, and the loss their squared

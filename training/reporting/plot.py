@@ -1,4 +1,4 @@
-"""Loss curves as a picture: lines and words at places, written as SVG, or painted by Pillow as PNG."""
+"""Loss curves as pictures: SVG, or PNG painted by Pillow."""
 
 from __future__ import annotations
 

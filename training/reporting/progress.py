@@ -1,4 +1,4 @@
-"""Progress of a run as text: a bar of eighth blocks for terminals, one line a step for files. Clocks are injected."""
+"""Progress of a run as text: a bar on terminals, one line a step in files. Clocks are injected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logitless bench`: tokens per second of the engine alone, and what part of this machine's limit that is.
+"""`logitless bench`: tokens per second of the engine, and the fraction of this machine's limit.
 
 The limit of a run is the time that its bytes take at the machine's read bandwidth, or its multiply-adds at the peak,
 whichever is longer; bandwidth and peaks are measured in the same process, on the same threads, before and after each

@@ -1,4 +1,4 @@
-"""What a run must move and multiply at the least: the arithmetic behind `limit_fraction`."""
+"""Least bytes and multiply-adds of a run: the arithmetic behind `limit_fraction`."""
 
 from __future__ import annotations
 

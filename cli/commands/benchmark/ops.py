@@ -1,4 +1,4 @@
-"""`logitless bench --ops`: which ops a step's time goes to, and how far each is from the machine's limits."""
+"""`logitless bench --ops`: time of each kind of op in a step, and its distance from the machine's limits."""
 
 from __future__ import annotations
 

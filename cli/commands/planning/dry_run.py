@@ -1,4 +1,4 @@
-"""A server that answers as many requests as it has slots, in this process and without a device: what that takes."""
+"""Dry run of a server: one request a slot in this process, without a device, to measure its memory."""
 
 from __future__ import annotations
 

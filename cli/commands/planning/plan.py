@@ -1,4 +1,4 @@
-"""`logitless plan`: the memory that serving a model takes, and what runs where, with nothing allocated on a device.
+"""`logitless plan`: memory and placement of serving a model, with nothing allocated on a device.
 
 Of the process it is measured: this one gets all that a server's has (what it imports, the vocabulary, kernels, the
 programs of its plans), but no memory of devices.

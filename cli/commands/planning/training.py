@@ -1,4 +1,4 @@
-"""`logitless plan finetune` and `plan train`: the memory that these commands take with the same flags."""
+"""`logitless plan finetune` and `plan train`: memory that these commands need with the same flags."""
 
 from __future__ import annotations
 

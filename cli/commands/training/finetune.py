@@ -1,4 +1,4 @@
-"""`logitless finetune`: go on training a model on a text or on JSONL rows, all of it or a LoRA adapter."""
+"""`logitless finetune`: train a model further on a text or JSONL rows: all weights or a LoRA adapter."""
 
 from __future__ import annotations
 

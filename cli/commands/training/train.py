@@ -1,4 +1,4 @@
-"""`logitless train`: a new model from scratch."""
+"""`logitless train`: train a new model from scratch."""
 
 from __future__ import annotations
 
