@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("logitless.service")
 T = TypeVar("T")
-SWITCH = 0.0005  # seconds that one thread lets the other wait for Python's lock, which each write to a socket gives up
 PAUSE = 0.2  # seconds without work before each thing that is made ahead; before the first request none
 ALONE = 0.02  # seconds of training at a time while nobody else needs the device
 RETRY = 5.0  # seconds until training tries again to wake a model that could not be loaded
@@ -100,7 +98,6 @@ class Service:
 
     def start(self, build: Callable[[], Served]) -> None:
         """Load the model on the engine's thread; returns at once."""
-        sys.setswitchinterval(SWITCH)
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._loaded.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error counts as seen

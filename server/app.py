@@ -170,11 +170,11 @@ async def serve(service: Service, config: ServerConfig) -> None:
 
 @asynccontextmanager
 async def listening(service: Service, config: ServerConfig) -> AsyncIterator[int]:
-    """Answer requests of this machine while the block runs; the port is any that is free."""
+    """Answer requests while the block runs; gives the port, which is free to choose where it is 0."""
     runner = web.AppRunner(make_app(service, config), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, config.host, config.port, ssl_context=config.tls).start()
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -19,6 +18,8 @@ from logitless.cli.setup.server import import_http, server_config
 
 if TYPE_CHECKING:
     from logitless.engine.async_engine import Served
+
+SWITCH = 0.0005  # seconds that the engine and HTTP threads wait for the GIL, which each write to a socket releases
 
 
 def run(options: SimpleNamespace) -> int:
@@ -37,7 +38,10 @@ def run(options: SimpleNamespace) -> int:
         return router.run(options)
     path = named_model(options)
     if path is None:
+        from logitless.engine.loading.open_model import demo_model
+
         path = demo_model()
+        print("no -m: serving the demo, a model of 0.9 million parameters that read Shakespeare", file=sys.stderr)
         options.alias = options.alias or [path.stem]  # where the package lies tells a client nothing
     if options.hf_repo is not None and not options.alias:
         options.alias = [str(options.hf_repo)]
@@ -75,13 +79,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
             served = model.load(store, name=config.model, names=names)
         return replace(served, train_share=options.train_share / 100)
 
+    sys.setswitchinterval(SWITCH)
     service = Service()
     service.start(build)
     await (await http).serve(service, config)
-
-
-def demo_model() -> Path:
-    """The project's own small model, which comes with the package (scripts/demo-model trained it)."""
-    path = Path(str(files("logitless.models"))) / "demo" / "shakespeare.gguf"
-    print("no -m: serving the demo, a model of 0.9 million parameters that read Shakespeare", file=sys.stderr)
-    return path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from logitless.engine.async_engine import Served
@@ -153,6 +154,11 @@ class OpenModel:
             embedder=engine.embedder,
             sleep=sleep,
         )
+
+
+def demo_model() -> Path:
+    """The demo model that is shipped: 0.9 million parameters, trained on Shakespeare (scripts/demo-model)."""
+    return Path(str(files("logitless.models"))) / "demo" / "shakespeare.gguf"
 
 
 def load_weights(engine: Engine) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from logitless.engine.errors import ExceedsContext, NotSupported
 from logitless.engine.requests import Lora
-from logitless.engine.runner.embedder import Embedder
+from logitless.engine.runner.embedder import F32, Embedder
 from logitless.server.protocol.completions import MAX_RESULTS, RequestParser
 from logitless.server.protocol.fields import Fields, article, refuse
 from logitless.server.protocol.lora import parse_lora, tuned_name
@@ -126,3 +128,16 @@ def rank_or_refuse(embedder: Embedder, reranking: bool) -> None:
     if not reranking or not embedder.ranks:
         why = "start it with --reranking" if embedder.ranks else "its model has no head that ranks"
         raise NotSupported(f"this server does not support reranking: {why}")
+
+
+def normalized(x: F32, kind: int) -> F32:
+    """llama.cpp's `embd_normalize`: -1 as it is, 0 so that the largest is 32760, p so that the p-norm is 1."""
+    if kind < 0:
+        return x
+    wide = np.abs(x.astype(np.float64))
+    if kind == 0:
+        size = wide.max() / 32760.0
+    else:
+        top = wide.max() or 1.0  # so that no power overflows
+        size = top * float(((wide / top) ** kind).sum()) ** (1.0 / kind)
+    return (x * (1.0 / size if size > 0 else 0.0)).astype(np.float32)

@@ -64,7 +64,7 @@ async def rehearse(
     app = await http
     await service.loaded()
     try:
-        async with app.listening(service, ServerConfig(model_path="m")) as port:
+        async with app.listening(service, ServerConfig(port=0, model_path="m")) as port:
             if engine.hparams.causal:
                 share = max(2, engine.n_ctx // engine.options.n_slots // PAGE * PAGE - 1)
                 reply = min(REPLY, share // 2)

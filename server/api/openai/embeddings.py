@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from aiohttp import web
 
 from logitless.engine.batch import StepFailed
@@ -15,7 +14,13 @@ from logitless.engine.errors import InvalidRequest, NotSupported, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.server.api.context import CONTEXT, Context, beside, json_response
-from logitless.server.protocol.embeddings import EmbeddingJob, parse_embeddings, parse_rerank, rank_or_refuse
+from logitless.server.protocol.embeddings import (
+    EmbeddingJob,
+    normalized,
+    parse_embeddings,
+    parse_rerank,
+    rank_or_refuse,
+)
 
 if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
@@ -83,19 +88,6 @@ async def rerank(request: web.Request) -> web.Response:
     return json_response(
         {"model": job.model or context.config.model, "object": "list", "usage": usage, "results": results}
     )
-
-
-def normalized(x: F32, kind: int) -> F32:
-    """llama.cpp's `embd_normalize`: -1 as it is, 0 so that the largest is 32760, p so that the p-norm is 1."""
-    if kind < 0:
-        return x
-    wide = np.abs(x.astype(np.float64))
-    if kind == 0:
-        size = wide.max() / 32760.0
-    else:
-        top = wide.max() or 1.0  # so that no power overflows
-        size = top * float(((wide / top) ** kind).sum()) ** (1.0 / kind)
-    return (x * (1.0 / size if size > 0 else 0.0)).astype(np.float32)
 
 
 def _embedder(context: Context) -> tuple[Embedder, str]:

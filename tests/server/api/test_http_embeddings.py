@@ -19,7 +19,7 @@ from logitless.models import tokenizer
 from logitless.models.adapters.tuned_model import Tuned
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.server.api.openai.embeddings import normalized
+from logitless.server.protocol.embeddings import normalized
 from tests.helpers.bert_model import N_CTX, N_EMBD, TOKENS, forward, score, tensors, write
 from tests.helpers.http_fakes import Running, running
 

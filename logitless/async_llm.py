@@ -1,0 +1,462 @@
+"""AsyncLLM: a model for asyncio, with many requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.engine.async_engine import Served, Service
+from logitless.engine.finetuning.job import ENDED, RUNNING
+from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.loading.drafting import model_kinds
+from logitless.engine.loading.open_model import OpenModel, open_model
+from logitless.engine.requests import Event
+from logitless.errors import Error, RequestError, TrainingError, public_errors
+from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Ranking, Score
+from logitless.params import SamplingParams
+from logitless.requests import (
+    ChatResult,
+    CompletionResult,
+    Messages,
+    Prompt,
+    chat_job,
+    completion_job,
+)
+from logitless.server.config import ServerConfig
+from logitless.server.protocol.completions import Job, RequestParser
+from logitless.server.protocol.embeddings import normalized, parse_rerank
+from logitless.server.protocol.fine_tuning import new_job
+from logitless.server.protocol.score import parse_examples
+from logitless.source import find_model
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from logitless.engine.scheduler.scheduler import Scheduler
+    from logitless.options import Options
+
+F32 = npt.NDArray[np.float32]
+Rows = Iterable[Mapping[str, Any] | str]
+
+
+class AsyncLLM:
+    """A model that answers many requests at once, from the tasks of one event loop.
+
+    `model` is a GGUF file; without one the demo model runs. Options are the flags of
+    `logitless serve` by name: `ctx_size`, `parallel`, `device`, `lora`, … The header is read and
+    every option checked here; the weights are loaded by `start`, by `async with`, or by the first
+    request. Closing a generator (`aclosing`), or cancelling its task, cancels its request.
+
+    >>> import asyncio
+    >>> from logitless import AsyncLLM, SamplingParams
+    >>> async def main():
+    ...     async with AsyncLLM() as llm:
+    ...         async for chunk in llm.generate("JULIET:", SamplingParams(temperature=0, max_tokens=4)):
+    ...             reason = chunk.finish_reason
+    ...         return reason
+    >>> asyncio.run(main())
+    'length'
+
+    Raises OptionError, ModelError and DeviceError. Not for use after a fork: make it in the child.
+    """
+
+    def __init__(
+        self, model: str | Path | None = None, *, data_dir: str | Path | None = None, **options: Unpack[Options]
+    ) -> None:
+        """`data_dir`: the folder of fine-tuning jobs, which outlive the process (default: they do not)."""
+        with public_errors():
+            path, checked = find_model(model, dict(options))
+            self.model: OpenModel = open_model(path, checked)
+        self.service = Service()
+        self.config = ServerConfig(
+            model_path=str(path),
+            alias=path.stem,
+            n_parallel=checked.n_slots,
+            speculation=self.model.speculation,
+            models_that_draft=model_kinds(checked),
+            pooling="rank" if checked.rerank else checked.pooling or "",
+        )
+        self._stack = ExitStack()
+        self._data_dir = data_dir
+        self._loading: asyncio.Future[Served] | None = None
+        self._parser: RequestParser | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    # -- life
+
+    @property
+    def in_this_process(self) -> bool:
+        """Whether this process opened the model, and is no fork of the one that did."""
+        return os.getpid() == self._pid
+
+    async def start(self) -> None:
+        """Load the weights; returns when requests can be served."""
+        await self._ready()
+
+    async def close(self) -> None:
+        """Cancel what runs and give up the model's memory. Closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+            await self.service.stop()
+            if self.service.served is not None and self.service.served.engine is not None:
+                self.service.served.engine.close()
+        self._stack.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- text
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
+        """Continue a text, or token ids, as chunks; the last one has the `finish_reason`."""
+        served = await self._ready()
+        with public_errors():
+            job = completion_job(self._requests(served), prompt, params)
+        result = CompletionResult(job.requests[0], served.tokenizer)
+        async with aclosing(self._events(job)) as events:
+            async for _, event in events:
+                for chunk in result.chunks(event):
+                    yield chunk
+
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **fields: Any
+    ) -> AsyncGenerator[ChatChunk, None]:
+        """Answer a conversation as chunks of a message.
+
+        `messages` have OpenAI's shape. `fields` are others of POST /v1/chat/completions: `tools`,
+        `tool_choice`, `response_format`, `reasoning_effort`, `chat_template_kwargs`, ….
+        """
+        served = await self._ready()
+        with public_errors():
+            job = chat_job(self._requests(served), served, messages, params, fields)
+        result = ChatResult(job, served.tokenizer)
+        async with aclosing(self._events(job)) as events:
+            async for _, event in events:
+                for chunk in result.chat_chunks(event):
+                    yield chunk
+
+    async def complete(
+        self, prompts: Sequence[Prompt], params: Params = None, on_result: Callable[[], None] = lambda: None
+    ) -> list[Completion]:
+        """Continue several texts in one batch; `params`: for all of them, or one for each.
+
+        `on_result` is called as each of them is done.
+        """
+        served = await self._ready()
+        with public_errors():
+            parser = self._requests(served)
+            jobs = [completion_job(parser, prompt, one) for prompt, one in _paired(prompts, params)]
+        results = [CompletionResult(job.requests[0], served.tokenizer) for job in jobs]
+        if results:
+            async with aclosing(self._events(*jobs)) as events:
+                async for index, event in events:
+                    results[index].add(event)
+                    if results[index].finished is not None:
+                        on_result()
+        return [result.completion() for result in results]
+
+    async def answer(self, messages: Messages, params: SamplingParams | None = None, **fields: Any) -> ChatCompletion:
+        """Answer a conversation as a whole message; see `chat`."""
+        served = await self._ready()
+        with public_errors():
+            job = chat_job(self._requests(served), served, messages, params, fields)
+        result = ChatResult(job, served.tokenizer)
+        async with aclosing(self._events(job)) as events:
+            async for _, event in events:
+                result.add(event)
+        return result.chat_completion()
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, with the BOS and EOS that the model wants."""
+        return self.model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of token ids. RequestError: one is not in the vocabulary."""
+        ids = [int(id) for id in token_ids]
+        n_vocab = self.model.tokenizer.n_vocab
+        if wrong := [id for id in ids if not 0 <= id < n_vocab]:
+            raise RequestError(f"token_ids: {wrong[0]} is outside the vocabulary of {n_vocab}")
+        return self.model.tokenizer.pieces(ids).decode("utf-8", "replace")
+
+    # -- vectors and scores
+
+    async def embed(self, texts: Sequence[Prompt], *, pooling: str | None = None, normalize: bool = True) -> F32:
+        """Embeddings of texts, shape (n, n_embd); `normalize`: to length 1.
+
+        `pooling`: "mean", "cls", "last" (default: as the options or the model say).
+        """
+        served = await self._ready()
+        embedder = served.embedder
+        kind = pooling or self.config.pooling or (embedder.default if embedder is not None else "")
+        if embedder is None or kind not in ("mean", "cls", "last"):
+            raise RequestError(f"pooling: {kind!r} gives no embeddings; mean, cls and last do")
+        with public_errors():
+            parser = self._requests(served)
+            ids = [parser.tokens(text if isinstance(text, str) else [int(id) for id in text]) for text in texts]
+            for i, one in enumerate(ids):
+                if len(one) > embedder.n_ctx:
+                    raise RequestError(f"texts[{i}]: {len(one)} tokens exceed the context of {embedder.n_ctx}")
+        vectors = [normalized(v, 2 if normalize else -1) for v in await self._vectors(served, ids, kind)]
+        return np.stack(vectors) if vectors else np.zeros((0, self.model.hparams.n_embd), np.float32)
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranking]:
+        """The documents by relevance to the query, the best first, for models with a ranking head."""
+        served = await self._ready()
+        if served.embedder is None or not served.embedder.ranks:
+            raise RequestError("this model has no head that ranks documents", 501)
+        body = {"query": query, "documents": list(documents), **({"top_n": top_n} if top_n is not None else {})}
+        with public_errors():
+            job = parse_rerank(body, self._requests(served), served.embedder)
+        scores = [float(v[0]) for v in await self._vectors(served, job.pairs, "rank")]
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]
+        return [Ranking(i, scores[i], documents[i]) for i in order]
+
+    async def score(
+        self, texts: Sequence[str | Sequence[int] | Mapping[str, Any]], *, gradient_norm: bool = False
+    ) -> list[Score]:
+        """Log-probabilities and loss of given texts, token ids or training rows.
+
+        `gradient_norm`: the norm of the loss's gradient by all weights, too.
+        """
+        served = await self._ready()
+        items = [dict(t) if isinstance(t, Mapping) else t if isinstance(t, str) else [*map(int, t)] for t in texts]
+        if not items:
+            return []
+        n_ctx = served.info.n_ctx_train or served.info.n_ctx
+        scores = []
+        with public_errors():
+            examples = parse_examples({"input": items}, self._requests(served), served.template, n_ctx)
+
+            def ask(i: int, scheduler: Scheduler) -> Any:
+                from logitless.training.score import score
+
+                assert served.engine is not None
+                return score(served.engine.tuned(scheduler.resolve_lora(None)), examples[i], gradient=gradient_norm)
+
+            for i, example in enumerate(examples):
+                s = await self.service.ask(partial(ask, i))
+                ids = tuple(example.tokens.tolist())
+                scores.append(Score(ids, s.log_probs, s.loss, s.n_counted, s.gradient_norm))
+        return scores
+
+    # -- fine-tuning
+
+    async def finetune(
+        self,
+        data: str | Path | Rows,
+        *,
+        validation: str | Path | Rows | None = None,
+        suffix: str = "",
+        seed: int = 0,
+        **hyperparameters: Any,
+    ) -> AsyncFinetuneJob:
+        """Begin to fine-tune the model on its own devices, while it goes on answering requests.
+
+        `data`: a .jsonl file, or rows: `{"messages": […]}`, `{"prompt": …, "completion": …}`,
+        `{"text": …}` or a text. Hyperparameters: `n_epochs`, `batch_size`, `context_length`,
+        `learning_rate_multiplier`, `warmup_steps`, `lora_r`, `lora_alpha`, and `full=True` for all
+        weights instead of an adapter. Requests use the result by `SamplingParams(model=job.model)`.
+        """
+        served = await self._ready()
+        tuning = served.tuning
+        if tuning is None:
+            raise TrainingError("this model cannot be fine-tuned")
+        with public_errors():
+            files = {"training_file": await asyncio.to_thread(self._keep, tuning, data, "training.jsonl")}
+            if validation is not None:
+                files["validation_file"] = await asyncio.to_thread(self._keep, tuning, validation, "validation.jsonl")
+            body = {
+                **files,
+                "model": tuning.base,
+                "suffix": suffix,
+                "seed": seed,
+                "hyperparameters": hyperparameters,
+            }
+            row = new_job(body, tuning.store, tuning.base, {tuning.base}, self.model.hparams.n_ctx_train)
+        tuning.store.put("jobs", row)
+        tuning.created()
+        return AsyncFinetuneJob(self, row["id"])
+
+    async def stats(self) -> dict[str, float]:
+        """Counters and gauges of the scheduler: tokens, slots, KV blocks, preemptions, drafts."""
+        await self._ready()
+
+        def counters(scheduler: Scheduler) -> dict[str, float]:
+            scheduler.count()
+            return asdict(scheduler.stats)
+
+        with public_errors():
+            return await self.service.ask(counters, wakes=False)
+
+    # -- within
+
+    async def _ready(self) -> Served:
+        if self._closed:
+            raise Error("this model is closed")
+        if not self.in_this_process:
+            raise Error("this model belongs to the process that forked this one: open it again here")
+        if self._loading is None:
+            self.service.start(self._load)
+            self._loading = asyncio.ensure_future(self.service.loaded())
+        with public_errors():
+            return await asyncio.shield(self._loading)
+
+    def _load(self) -> Served:
+        """On the engine's thread."""
+        if not self.model.hparams.causal:
+            return self.model.load()
+        folder = self._data_dir or self._stack.enter_context(tempfile.TemporaryDirectory(prefix="logitless-"))
+        store = Store(folder)
+        self._stack.callback(store.close)
+        return self.model.load(store, name=self.config.model)
+
+    def _requests(self, served: Served) -> RequestParser:
+        if self._parser is None:
+            self._parser = RequestParser(served.tokenizer, self.config, served.info.n_ctx, served.adapters)
+        return self._parser
+
+    async def _events(self, *jobs: Job) -> AsyncGenerator[tuple[int, Event], None]:
+        """(index of the request, event) of all requests."""
+        requests = [request for job in jobs for request in job.requests]
+        with public_errors():
+            stream = await self.service.submit(requests)
+        async with stream:
+            async for index, event in stream:
+                yield index, event
+
+    async def _vectors(self, served: Served, texts: Sequence[Sequence[int]], pooling: str) -> list[F32]:
+        embedder = served.embedder
+        assert embedder is not None
+
+        def embed(group: Sequence[Sequence[int]], scheduler: Scheduler) -> list[F32]:
+            return embedder.embed(group, pooling, scheduler.resolve_lora(None))
+
+        vectors: dict[int, F32] = {}
+        with public_errors():
+            for group in embedder.groups(texts):
+                computed = await self.service.ask(partial(embed, [texts[i] for i in group]))
+                vectors |= dict(zip(group, computed, strict=True))
+        return [vectors[i] for i in range(len(texts))]
+
+    def _keep(self, tuning: Any, data: str | Path | Rows, name: str) -> str:
+        """The id of the data as a file of the store; its rows are checked first."""
+        with tuning.store.incoming() as part:
+            if isinstance(data, str | Path):
+                name = Path(data).name
+                part.write_bytes(Path(data).read_bytes())
+            else:
+                lines = (json.dumps({"text": row} if isinstance(row, str) else dict(row)) for row in data)
+                part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            tuning.check(part, name)
+            id: str = tuning.store.keep_file(part, name, "fine-tune")["id"]
+            return id
+
+
+Params = SamplingParams | Sequence[SamplingParams | None] | None
+
+
+def _paired(prompts: Sequence[Prompt], params: Params) -> list[tuple[Prompt, SamplingParams | None]]:
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params) for prompt in prompts]
+    if len(params) != len(prompts):
+        raise RequestError(f"params: {len(params)} of them for {len(prompts)} prompts")
+    return list(zip(prompts, params, strict=True))
+
+
+class AsyncFinetuneJob:
+    """A fine-tuning job that runs beside requests."""
+
+    def __init__(self, llm: AsyncLLM, id: str) -> None:
+        self._llm, self.id = llm, id
+
+    @property
+    def row(self) -> Row:
+        """The job as OpenAI's API shows it."""
+        row = self._store.get("jobs", self.id)
+        assert row is not None
+        return row
+
+    @property
+    def status(self) -> str:
+        """One of validating_files, queued, running, paused, succeeded, failed, cancelled."""
+        return str(self.row["status"])
+
+    @property
+    def model(self) -> str | None:
+        """The result's name for SamplingParams(model=…), once there is one."""
+        name = self.row["fine_tuned_model"]
+        return None if name is None else str(name)
+
+    async def events(self) -> AsyncGenerator[Row, None]:
+        """Messages and metrics as they come, until the job ends."""
+        changed, after = asyncio.Event(), 0
+        self._llm.service.listeners.add(changed)
+        try:
+            while True:
+                changed.clear()
+                ended = self.status in ENDED
+                for number, event in self._store.events(self.id, after):
+                    after = number
+                    yield event
+                if ended:
+                    return
+                await changed.wait()
+        finally:
+            self._llm.service.listeners.discard(changed)
+
+    async def wait(self) -> str:
+        """The result's name. TrainingError: the job has failed, or was cancelled."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+        row = self.row
+        if row["status"] != "succeeded":
+            reason = (row["error"] or {}).get("message") or f"the job was {row['status']}"
+            raise TrainingError(reason)
+        return str(row["fine_tuned_model"])
+
+    def cancel(self) -> None:
+        """End the job; one that has ended stays as it is."""
+        self._set((*RUNNING, "paused"), "cancelled")
+
+    def pause(self) -> None:
+        """Stop the job after its current step; `resume` goes on."""
+        self._set(RUNNING, "paused")
+
+    def resume(self) -> None:
+        self._set(("paused",), "queued")
+
+    def _set(self, allowed: tuple[str, ...], status: str) -> None:
+        served = self._llm.service.served
+        assert served is not None
+        assert served.tuning is not None
+        served.tuning.set_status(self.id, allowed, status)
+
+    @property
+    def _store(self) -> Store:
+        served = self._llm.service.served
+        if served is None or served.tuning is None:
+            raise Error("this model is closed")
+        return served.tuning.store

@@ -1,0 +1,287 @@
+"""LLM: a model for ordinary code, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, Params, Rows
+from logitless.engine.finetuning.store import Row
+from logitless.errors import Error
+from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Ranking, Score
+from logitless.params import SamplingParams
+from logitless.progress import Progress, compile_progress
+from logitless.requests import Messages, Prompt
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from logitless.options import Options
+
+T = TypeVar("T")
+F32 = npt.NDArray[np.float32]
+
+
+class LLM:
+    """A model that generates, chats, embeds, ranks, scores and learns, from any thread.
+
+    `model` is a GGUF file; without one the demo model runs. Options are the flags of
+    `logitless serve` by name: `ctx_size`, `parallel`, `device`, `lora`, …
+
+    >>> from logitless import LLM, SamplingParams
+    >>> llm = LLM()
+    >>> greedy = SamplingParams(temperature=0, max_tokens=6)
+    >>> one = llm.generate("ROMEO:", greedy)
+    >>> both = llm.generate(["ROMEO:", "JULIET:"], greedy)  # a batch: the same bits, less time
+    >>> both[0].text == one.text
+    True
+    >>> "".join(chunk.text for chunk in llm.stream("ROMEO:", greedy)) == one.text
+    True
+    >>> llm.chat([{"role": "user", "content": "Good night!"}], greedy).message.role
+    'assistant'
+    >>> llm.detokenize(llm.tokenize("Good night!", add_special=False))
+    'Good night!'
+    >>> llm.close()
+
+    Any thread may call, several at once, also inside a running event loop (Jupyter). The engine
+    has a thread of its own; signals, logging, environment and working directory of the process
+    stay as they are. `close`, or the end of the process, ends it. After `os.fork` the child cannot
+    use the model of its parent, and gets an Error: open it in the child, or use "spawn".
+
+    Raises OptionError, ModelError and DeviceError, each of one line.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        data_dir: str | Path | None = None,
+        progress: bool | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Open the model and load its weights.
+
+        `data_dir`: the folder of fine-tuning jobs, which outlive the process (default: they do
+        not). `progress`: show bars of compiled kernels and batches (default: on a terminal).
+        """
+        self._progress = sys.stderr.isatty() if progress is None else progress
+        self._llm = AsyncLLM(model, data_dir=data_dir, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="logitless", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, _end, self._llm, self._loop, self._thread)  # also at exit
+        try:
+            with compile_progress(self._progress):
+                self._run(self._llm.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def async_llm(self) -> AsyncLLM:
+        """The model below; its coroutines are for its own event loop only."""
+        return self._llm
+
+    def close(self) -> None:
+        """Cancel what runs and give up the model's memory. Closing twice is no error."""
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- text
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self, prompts: str, params: SamplingParams | None = None
+    ) -> Completion: ...
+    @overload
+    def generate(self, prompts: Sequence[Prompt], params: Params = None) -> list[Completion]: ...
+    def generate(self, prompts: str | Sequence[Prompt], params: Params = None) -> Completion | list[Completion]:
+        """Continue a text, or several in one batch. A prompt is a text, or a list of token ids.
+
+        `params`: for all prompts, or a list with one for each. Results are in the prompts' order,
+        and the same whatever shares the batch.
+        """
+        if isinstance(prompts, str):
+            (completion,) = self._run(self._llm.complete([prompts], params))
+            return completion
+        with Progress("generating", len(prompts), self._progress and len(prompts) > 1) as bar:
+            return self._run(self._llm.complete(prompts, params, bar.advance))
+
+    def chat(self, messages: Messages, params: SamplingParams | None = None, **fields: Any) -> ChatCompletion:
+        """Answer a conversation. `messages` have OpenAI's shape: `{"role": …, "content": …}`.
+
+        `fields` are others of POST /v1/chat/completions: `tools`, `tool_choice`,
+        `response_format`, `reasoning_effort`, `chat_template_kwargs`, ….
+        """
+        return self._run(self._llm.answer(messages, params, **fields))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Continue a text as chunks. Leaving the loop cancels the request."""
+        return self._iterate(lambda: self._llm.generate(prompt, params))
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **fields: Any
+    ) -> Iterator[ChatChunk]:
+        """Answer a conversation as chunks of a message; see `chat`."""
+        return self._iterate(lambda: self._llm.chat(messages, params, **fields))
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text, with the BOS and EOS that the model wants."""
+        return self._llm.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, token_ids: Iterable[int]) -> str:
+        """The text of token ids. RequestError: one is not in the vocabulary."""
+        return self._llm.detokenize(token_ids)
+
+    # -- vectors and scores
+
+    def embed(self, texts: str | Sequence[Prompt], *, pooling: str | None = None, normalize: bool = True) -> F32:
+        """Embeddings: shape (n_embd,) of one text, (n, n_embd) of several.
+
+        `pooling`: "mean", "cls" or "last" (default: as the options or the model say).
+        """
+        if isinstance(texts, str):
+            vector: F32 = self._run(self._llm.embed([texts], pooling=pooling, normalize=normalize))[0]
+            return vector
+        return self._run(self._llm.embed(texts, pooling=pooling, normalize=normalize))
+
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranking]:
+        """The documents by relevance to the query, the best first, for models with a ranking head."""
+        return self._run(self._llm.rerank(query, documents, top_n=top_n))
+
+    def score(
+        self, texts: Sequence[str | Sequence[int] | Mapping[str, Any]], *, gradient_norm: bool = False
+    ) -> list[Score]:
+        """Log-probabilities and loss of given texts, token ids or training rows."""
+        return self._run(self._llm.score(texts, gradient_norm=gradient_norm))
+
+    # -- fine-tuning
+
+    def finetune(
+        self,
+        data: str | Path | Rows,
+        *,
+        validation: str | Path | Rows | None = None,
+        suffix: str = "",
+        seed: int = 0,
+        **hyperparameters: Any,
+    ) -> FinetuneJob:
+        """Begin to fine-tune the model, while it goes on answering requests; see AsyncLLM.finetune.
+
+        >>> from logitless import LLM, SamplingParams
+        >>> rows = [{"prompt": "Who is there?", "completion": " Nay, answer me."}] * 4
+        >>> with LLM() as llm:
+        ...     name = llm.finetune(rows, n_epochs=1, batch_size=4, context_length=32).wait()
+        ...     answer = llm.generate("Who is there?", SamplingParams(model=name, max_tokens=4))
+        >>> name.startswith("ft:")
+        True
+        """
+        run = self._llm.finetune(data, validation=validation, suffix=suffix, seed=seed, **hyperparameters)
+        return FinetuneJob(self, self._run(run))
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges of the scheduler: tokens, slots, KV blocks, preemptions, drafts."""
+        return self._run(self._llm.stats())
+
+    # -- within
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine of the model's loop; an interrupt of this thread cancels it."""
+        problem = self._problem()
+        if problem:
+            work.close()
+            raise Error(problem)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _problem(self) -> str:
+        """The reason why this thread cannot use the model; "": it can."""
+        if not self._llm.in_this_process:
+            return "this model belongs to the process that forked this one: open it again here"
+        if not self._end.alive:
+            return "this model is closed"
+        if threading.current_thread() is self._thread:
+            return "this is the model's own event loop: use LLM.async_llm there"
+        return ""
+
+    def _iterate(self, make: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
+        stream = make()
+
+        async def following() -> T | None:
+            return await anext(stream, None)  # None: it has ended
+
+        try:
+            while (item := self._run(following())) is not None:
+                yield item
+        finally:
+            if not self._problem():
+                self._run(stream.aclose())
+
+
+def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Close the model and end its thread; in a fork there is neither."""
+    if not llm.in_this_process:
+        return
+    closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)
+    closing.add_done_callback(lambda _: loop.call_soon(loop.stop))
+    if threading.current_thread() is not thread:  # the garbage collector runs in any thread
+        closing.result()
+        thread.join()
+        loop.close()
+
+
+class FinetuneJob:
+    """A fine-tuning job that runs beside requests."""
+
+    def __init__(self, llm: LLM, job: AsyncFinetuneJob) -> None:
+        self._llm, self._job, self.id = llm, job, job.id
+
+    @property
+    def status(self) -> str:
+        """One of validating_files, queued, running, paused, succeeded, failed, cancelled."""
+        return self._job.status
+
+    @property
+    def model(self) -> str | None:
+        """The result's name for SamplingParams(model=…), once there is one."""
+        return self._job.model
+
+    def events(self) -> Iterator[Row]:
+        """Messages and metrics as they come, until the job ends."""
+        return self._llm._iterate(self._job.events)
+
+    def wait(self) -> str:
+        """The result's name. TrainingError: the job has failed, or was cancelled."""
+        return self._llm._run(self._job.wait())
+
+    def cancel(self) -> None:
+        """End the job; one that has ended stays as it is."""
+        self._job.cancel()
+
+    def pause(self) -> None:
+        """Stop the job after its current step; `resume` goes on."""
+        self._job.pause()
+
+    def resume(self) -> None:
+        """Go on with a paused job."""
+        self._job.resume()

@@ -1,0 +1,181 @@
+"""Requests and results: prompts and messages to the engine's requests, its events to outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from logitless.engine.async_engine import Served
+from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token, TokenProb
+from logitless.errors import RequestError
+from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Parser, Reasoning
+from logitless.models.chat.tool_calls import Message as ParsedMessage
+from logitless.models.tokenizer import Tokenizer
+from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Message, TokenLogprob, ToolCall
+from logitless.params import SamplingParams
+from logitless.server.protocol.chat.chat import parse_chat
+from logitless.server.protocol.completions import Job, RequestParser
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams | None) -> Job:
+    """The request of a text or token ids."""
+    body = _body(parser, params)
+    if (n := body.pop("logprobs", None)) is not None:
+        body["n_probs"] = max(1, n)
+    return parser.native({**body, "prompt": prompt if isinstance(prompt, str) else [int(id) for id in prompt]})
+
+
+def chat_job(
+    parser: RequestParser, served: Served, messages: Messages, params: SamplingParams | None, fields: Mapping[str, Any]
+) -> Job:
+    """The request of a conversation; `fields` are further ones of POST /v1/chat/completions."""
+    body = _body(parser, params)
+    if (n := body.pop("logprobs", None)) is not None:
+        body |= {"logprobs": True, "top_logprobs": max(1, n)}
+    plain = [dict(message) for message in messages]
+    return parse_chat({**body, **_plain(fields), "messages": _plain(plain)}, parser, served.template)
+
+
+def _body(parser: RequestParser, params: SamplingParams | None) -> dict[str, Any]:
+    """The fields of a request's body."""
+    body = params.fields() if params is not None else {}
+    if (scales := body.pop("adapters", None)) is not None:
+        body["lora"] = [{"id": _adapter_id(parser, name), "scale": scale} for name, scale in scales.items()]
+    if (bias := body.get("logit_bias")) is not None:
+        body["logit_bias"] = [[id, False if value == -math.inf else value] for id, value in bias.items()]
+    if (speculation := body.pop("speculation", None)) is not None:
+        body["speculative"] = speculation
+    plain: dict[str, Any] = _plain(body)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON would have it: lists for tuples, dicts for mappings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _adapter_id(parser: RequestParser, name: str) -> int:
+    entries = parser.adapters.entries if parser.adapters is not None else []
+    for entry in entries:
+        if name in (entry.path, entry.name) and not entry.whole:
+            return entry.id
+    known = ", ".join(repr(entry.path) for entry in entries if not entry.whole)
+    raise RequestError(f"adapters: there is no adapter {name!r}; loaded are {known or 'none'}")
+
+
+class CompletionResult:
+    """One generation: chunks as tokens come, a Completion at the end."""
+
+    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer) -> None:
+        self.request, self._tokenizer = request, tokenizer
+        self._tokens: list[Token] = []
+        self.finished: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        """Take in one event. RequestError: the request has failed."""
+        if isinstance(event, Failed):
+            raise RequestError(event.message, event.code)
+        if isinstance(event, Token):
+            self._tokens.append(event)
+        elif isinstance(event, Finished):
+            self.finished = event
+
+    def chunks(self, event: Event) -> list[Chunk]:
+        """What an event adds to a stream."""
+        self.add(event)
+        if isinstance(event, Token):
+            return [Chunk(event.text, (event.id,), None, self._logprobs([event]))]
+        return [Chunk(event.text, (), self.finish_reason)] if isinstance(event, Finished) else []
+
+    @property
+    def finish_reason(self) -> str:
+        return "length" if self.finished is None or self.finished.stop_type == "limit" else "stop"
+
+    @property
+    def text(self) -> str:
+        ended = self.finished.text if self.finished is not None else ""
+        return "".join([token.text for token in self._tokens]) + ended
+
+    @property
+    def texts(self) -> list[str]:
+        return [token.text for token in self._tokens]
+
+    def completion(self) -> Completion:
+        """The whole result."""
+        return Completion(self.text, finish_reason=self.finish_reason, **self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """The fields that completions and chat completions share."""
+        ended = self.finished or Finished("limit")
+        return {
+            "token_ids": tuple(token.id for token in self._tokens),
+            "prompt_tokens": ended.n_prompt,
+            "cached_tokens": ended.n_cached,
+            "seconds": (ended.timings.prompt_ms + ended.timings.predicted_ms) / 1000,
+            "seed": ended.seed,
+            "logprobs": self._logprobs(self._tokens),
+        }
+
+    def _logprobs(self, tokens: Sequence[Token]) -> tuple[TokenLogprob, ...]:
+        return tuple(self._logprob(token.prob) for token in tokens if token.prob is not None)
+
+    def _logprob(self, prob: TokenProb) -> TokenLogprob:
+        text = self._tokenizer.piece(prob.id).decode("utf-8", "replace")
+        return TokenLogprob(prob.id, text, prob.value, prob.top)
+
+
+class ChatResult(CompletionResult):
+    """One answer of a chat: parsed into reasoning, text and tool calls."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        super().__init__(job.requests[0], tokenizer)
+        self._parser = Parser(job.options.style)
+        self._message = ParsedMessage()
+
+    def chat_chunks(self, event: Event) -> list[ChatChunk]:
+        """What an event adds to a stream."""
+        self.add(event)
+        if isinstance(event, Token):
+            return [_chunk(delta) for delta in self._take(event.text)]
+        if isinstance(event, Finished):
+            ended = ChatChunk(finish_reason=self.chat_finish_reason)
+            return [*(_chunk(delta) for delta in self._take(event.text, last=True)), ended]
+        return []
+
+    def chat_completion(self) -> ChatCompletion:
+        """The whole answer."""
+        for text in self.texts:
+            self._take(text)
+        self._take(self.finished.text if self.finished is not None else "", last=True)
+        calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in self._message.calls)
+        message = Message(self._message.content, self._message.reasoning, calls)
+        return ChatCompletion(message, self.chat_finish_reason, **self.facts())
+
+    @property
+    def chat_finish_reason(self) -> str:
+        return "tool_calls" if self._parser.n_calls and self.finish_reason == "stop" else self.finish_reason
+
+    def _take(self, text: str, *, last: bool = False) -> list[Delta]:
+        deltas = self._parser.push(text)
+        if last:
+            deltas = deltas + self._parser.finish()
+        self._message.add(deltas)
+        return deltas
+
+
+def _chunk(delta: Delta) -> ChatChunk:
+    if isinstance(delta, Content):
+        return ChatChunk(text=delta.text)
+    if isinstance(delta, Reasoning):
+        return ChatChunk(reasoning=delta.text)
+    if isinstance(delta, CallBegin):
+        return ChatChunk(tool_index=delta.index, tool_id=delta.id, tool_name=delta.name)
+    return ChatChunk(tool_index=delta.index, tool_arguments=delta.text)

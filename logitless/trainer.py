@@ -1,0 +1,153 @@
+"""Trainer: fine-tuning of a model file in this process, with callbacks and access to gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from logitless.backends.registry import open_backends
+from logitless.engine.loading.open_model import demo_model
+from logitless.engine.loading.options import OPTIONS
+from logitless.errors import OptionError, public_errors
+from logitless.graph.execution.session import Session
+from logitless.training.finetune import FineTuning
+from logitless.training.schedule import OptimizerSettings, Schedule
+from logitless.training.step import GradientHook
+from logitless.training.trainable import LoraOptions
+from logitless.training.trainer import Control, Event, Finished, Save, Settings, Step, Validated
+
+__all__ = ["Control", "Event", "Finished", "Save", "Step", "Trainer", "Validated"]
+
+
+class Trainer:
+    """Fine-tunes a GGUF model: a LoRA adapter, or all weights.
+
+    `data`: a text file, a .jsonl file, or rows: `{"messages": […]}`, `{"prompt": …,
+    "completion": …}` or `{"text": …}`.
+
+    >>> from logitless import Trainer
+    >>> rows = [{"prompt": "Who is there?", "completion": " Nay, answer me."}] * 8
+    >>> losses = []
+    >>> with Trainer(None, rows, ctx_size=32, batch_size=4, iterations=2, callbacks=[losses.append]) as trainer:
+    ...     result = trainer.fit()
+    ...     trainer.save("adapter.gguf")
+    >>> result.reason
+    '2 iterations are done'
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None,
+        data: str | Path | Iterable[Mapping[str, Any]],
+        *,
+        method: str = "lora",
+        callbacks: Sequence[Callable[[Event], None]] = (),
+        before_step: Callable[[Control], None] | None = None,
+        on_gradients: GradientHook | None = None,
+        device: str = "cpu",
+        threads: int = -1,
+        ctx_size: int = 128,
+        batch_size: int = 8,
+        grad_acc: int = 1,
+        epochs: float = 0,
+        iterations: int = 256,
+        learning_rate: float = 1e-3,
+        warmup: int = 0,
+        optimizer: str = "adamw",
+        weight_decay: float = 0.0,
+        val_split: float = 0.0,
+        validate_every: int = 0,
+        save_every: int = 0,
+        use_checkpointing: bool = True,
+        lora_r: int = 4,
+        lora_alpha: float = 0.0,
+        train_tensors: Sequence[str] = ("*",),
+        seed: int = 0,
+    ) -> None:
+        """Open the model (None: the demo) and prepare the data; nothing is trained yet.
+
+        `method`: "lora" or "full". `ctx_size`: tokens of a sample; `batch_size`: samples of a
+        device run, of which a step takes `grad_acc`. `epochs` and `iterations` limit the run (0: no
+        limit). `callbacks` get each event: Step, Validated, Save, Finished. `before_step` may
+        change the learning rate or cancel. `on_gradients` gets a step's gradients as arrays by
+        parameter name, before the optimizer uses them, and returns those that it changed: for
+        clipping, noise, or an all-reduce between processes.
+
+        ModelError, TrainingError and OptionError say in one line what is wrong.
+        """
+        if method not in ("lora", "full"):
+            raise OptionError(f"method: {method!r} is not one of lora, full")
+        if optimizer not in ("adamw", "sgd"):
+            raise OptionError(f"optimizer: {optimizer!r} is not one of adamw, sgd")
+        self._callbacks = tuple(callbacks)
+        with public_errors():
+            names = OPTIONS["device"].check(device).split(",")
+            n_threads = max(0, OPTIONS["threads"].check(threads))
+            settings = Settings(
+                n_ctx=ctx_size,
+                n_batch=batch_size,
+                grad_acc=grad_acc,
+                n_epochs=epochs,
+                max_steps=iterations,
+                save_every=save_every,
+                checkpointing=use_checkpointing,
+                validate_every=validate_every,
+                schedule=Schedule(alpha=learning_rate, warmup=warmup, kind="constant"),
+                optimizer=OptimizerSettings(kind=optimizer, decay=weight_decay),
+            )
+            self._session = Session(open_backends(names, n_threads))
+            try:
+                self._run = FineTuning(
+                    self._session,
+                    demo_model() if model is None else model,
+                    data,
+                    method=LoraOptions(lora_r, lora_alpha, seed=seed) if method == "lora" else tuple(train_tensors),
+                    settings=settings,
+                    validation=val_split,
+                    seed=seed,
+                    before_step=before_step,
+                    on_gradients=on_gradients,
+                )
+            except BaseException:
+                self._session.close()
+                raise
+
+    def fit(self) -> Finished:
+        """Train to the end; the result has the reason why it ended."""
+
+        def tell(event: Event) -> None:
+            for callback in self._callbacks:
+                callback(event)
+
+        with public_errors():
+            return self._run.fit(tell)
+
+    def save(self, path: str | Path, output_type: str = "f32") -> None:
+        """Write the adapter, or the whole model with trained matrices of `output_type`, as GGUF."""
+        with public_errors():
+            self._run.save(path, output_type)
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write everything that the rest of the run depends on."""
+        with public_errors():
+            self._run.save_checkpoint(path)
+
+    def resume(self, path: str | Path) -> bool:
+        """Go on from a checkpoint, to the same bits. False: the data differ, so their order begins anew."""
+        with public_errors():
+            return self._run.resume(path)
+
+    def close(self) -> None:
+        """Give up the run's memory. Closing twice is no error."""
+        self._run.close()
+        self._session.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

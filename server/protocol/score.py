@@ -1,0 +1,69 @@
+"""Bodies of score requests → token ids and which of them count. Every 400 names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from logitless.engine.errors import ExceedsContext, InvalidRequest
+from logitless.models.chat.template import ChatTemplate
+from logitless.server.protocol.completions import RequestParser
+from logitless.server.protocol.fields import article, refuse
+
+if TYPE_CHECKING:
+    from logitless.training.data.tokenize_rows import Example
+
+MAX_TEXTS = 256
+
+
+def parse_examples(
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, n_ctx: int
+) -> list[Example]:
+    """The `input` of POST /v1/score: a text, token ids, a training row, or an array of these."""
+    value = body.get("input")
+    if value is None:
+        raise InvalidRequest("field 'input': is required")
+    is_ids = isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    items = value if isinstance(value, list) and not is_ids else [value]
+    if not 1 <= len(items) <= MAX_TEXTS:
+        refuse("input", f"must have from 1 to {MAX_TEXTS} texts, got {len(items)}")
+    examples = []
+    for i, item in enumerate(items):
+        example = _example(parser, template, item, f"input[{i}]")
+        if len(example.tokens) > n_ctx:
+            raise ExceedsContext(
+                f"field 'input[{i}]': {len(example.tokens)} tokens exceed the context of {n_ctx}",
+                n_prompt_tokens=len(example.tokens),
+                n_ctx=n_ctx,
+            )
+        if len(example.tokens) < 2:
+            refuse(f"input[{i}]", "needs at least two tokens")
+        examples.append(example)
+    return examples
+
+
+def _example(parser: RequestParser, template: ChatTemplate | None, item: object, name: str) -> Example:
+    from logitless.training.data.dataset_rows import parse_row
+    from logitless.training.data.tokenize_rows import Example, examples_of
+    from logitless.training.errors import TrainingError
+
+    if isinstance(item, dict):
+        try:
+            rows = [parse_row(item, 1, f"field '{name}'")]
+            examples = list(examples_of(rows, parser.tokenizer, template, name))
+        except TrainingError as error:
+            raise InvalidRequest(str(error)) from None
+        if len(examples) != 1:
+            refuse(name, "the chat template rewrites earlier turns: give one turn of the assistant a row")
+        return examples[0]
+    if isinstance(item, str):
+        ids = parser.tokenizer.encode(item)
+    elif isinstance(item, list):
+        ids = list(parser.tokens(item, name))
+    else:
+        refuse(name, f"expected a text, token ids or a row, got {article(item)}")
+    learn = np.ones(len(ids), np.bool_)
+    learn[:1] = False
+    return Example(np.array(ids, np.int32), learn)
