@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from logitless.engine.batch import PAGE
-from logitless.engine.kv_cache.host_cache import Bytes
-from logitless.engine.kv_cache.prefix_cache import INEXACT, Node, Tail
+from logitless.engine.kv_cache.block_table import BlockTable
+from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.requests import CompletionRequest, Timings, TokenProb
 from logitless.engine.sampling.reasoning_budget import Thoughts
 from logitless.engine.sampling.sampler import F32, Row, SamplingParams
@@ -53,58 +52,40 @@ class Sampler(Protocol):
 class Sequence:
     """One request on its way: it *owes* tokens that are not in the cache yet, and every step pays some.
 
-    `table` holds a reference to each of its pages. A sequence is started while it has a table: one that was preempted
-    has lost its pages and nothing else, and owes all of its tokens again.
+    A sequence is started while it has blocks: a preempted one has lost its blocks and nothing else, and all of its
+    tokens are uncomputed again.
     """
 
     __slots__ = (
         "choice",
         "client",
-        "copy",
         "decoder",
         "done",
-        "draft",
         "drafts",
-        "ends",
         "has_new_line",
-        "hidden",
         "id",
-        "inexact",
+        "kv",
         "late",
-        "marks",
-        "n_behind",
         "n_cached",
         "n_computed",
-        "n_dropped",
         "n_lost",
-        "n_parked",
         "n_probs",
         "n_prompt",
-        "near",
-        "near_copy",
-        "node",
         "paced",
-        "parked",
         "post_sampling_probs",
         "prompt_probs",
         "rank",
         "refused_at",
         "request",
         "resumed",
-        "root",
         "sampler",
         "samples",
-        "sealed",
         "served",
         "slot",
         "started",
-        "state",
-        "state_at",
         "t_first",
         "t_last",
         "t_start",
-        "table",
-        "table_sent",
         "thoughts",
         "tokens",
         "undivided",
@@ -133,32 +114,8 @@ class Sequence:
         self.thoughts: Thoughts | None = None  # where its reasoning may have to end
         # Speculation.
         self.drafts: Drafts | None = None  # its drafters, where it has some
-        self.draft: list[int] = []  # guesses of what follows its tokens, to be verified in this step
-        self.hidden: list[
-            tuple[int, range]
-        ] = []  # where what was said of its last tokens is (engine/runner/hidden_rows.py)
-        # The cache.
-        self.table: list[int] = []
-        self.table_sent = False  # the engine knows the table as it is
         self.choice = choice  # its weights and adapters
-        self.root = root  # where prefixes computed with them begin
-        self.node = root  # the last page of the table with known content
-        self.sealed = 0  # tokens in pages with known content
-        self.copy: tuple[int, int] | None = None  # pages (from, to), not yet done; holds a reference to `from`
-        self.inexact = False  # some of its cells came from other places (engine/kv_cache/cache_reuse.py)
-        # Where layers with a window have other pages (engine/kv_cache/sliding_window.py).
-        self.near: list[int] = []
-        self.n_behind = 0  # pages that its window has passed
-        self.near_copy: tuple[int, int] | None = None  # beside `copy`
-        # Where layers keep states (engine/kv_cache/recurrent_state.py).
-        self.state = 0  # the row that it goes on from
-        self.state_at = 0  # after so many tokens
-        self.ends: dict[int, int] = {}  # rows that this step writes, by how many tokens will be computed then
-        self.marks: set[int] = set()  # after how many others may go on: keep these, and what their windows see
-        # Context shift (engine/kv_cache/context_shift.py).
-        self.n_dropped = 0  # tokens that it has forgotten; then its cells after those it shares are nobody else's
-        self.parked: list[Bytes] = []  # its pages, while it is paused
-        self.n_parked = 0  # tokens in them
+        self.kv = BlockTable(root)
         # Scheduling.
         self.started = False
         self.late = False  # its mask did not come in time
@@ -179,7 +136,7 @@ class Sequence:
 
     @property
     def n_generated(self) -> int:
-        return len(self.tokens) + self.n_dropped - self.n_prompt
+        return len(self.tokens) + self.kv.n_dropped - self.n_prompt
 
     @property
     def flows(self) -> bool:
@@ -204,32 +161,13 @@ class Sequence:
     @property
     def takes_inexact(self) -> bool:
         """Whether its cells may be what is left of another text."""
-        return self.inexact if self.resumed else self.request.cache_prompt and self.request.n_cache_reuse > 0
+        return self.kv.shifted if self.resumed else self.request.cache_prompt and self.request.n_cache_reuse > 0
 
-    @property
-    def irreplaceable(self) -> bool:
-        """Whether nobody could compute its cells again to the same bits."""
-        return self.inexact or self.n_dropped > 0
-
-    def content(self, end: int) -> tuple[int, ...]:
-        """The tokens from the first unsealed one to `end`, as known prefixes name them."""
-        tokens = self.tokens[self.sealed : end]
-        return (INEXACT, *tokens) if self.inexact else tuple(tokens)
-
-    def mark(self, position: int) -> None:
-        """Others may go on after so many tokens, whole pages of them, if it is not beyond."""
-        position -= position % PAGE
-        if position > self.n_computed:
-            self.marks.add(position)
-
-    def tail(self) -> Tail | None:
-        """The page that it is writing, as a prefix that others may copy."""
-        if self.sealed == self.n_computed or self.copy is not None or self.n_dropped:
-            return None  # a copy that is still due has no content, and a shifted one's is its own
-        if self.n_computed - self.sealed >= PAGE:
-            return None  # inexact, and not under its name
-        i = self.sealed // PAGE
-        return Tail(self.node, self.content(self.n_computed), self.table[i], self.near[i] if self.near else None)
+    def discard(self, n_keep: int, n_discard: int) -> None:
+        """Remove n_discard computed tokens after the first n_keep: a context shift."""
+        del self.tokens[n_keep : n_keep + n_discard]
+        self.n_computed -= n_discard
+        self.n_lost = 0
 
     def timings(self) -> Timings:
         n_prompt = self.n_prompt

@@ -41,26 +41,28 @@ def chunks(old: list[int], new: list[int], old_at: int, new_at: int, n_least: in
         old_at += 1
 
 
-def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int) -> None:
-    """Move what the slot's last sequence has in common with the next tokens of this one, `limit` of them at most."""
+def reuse_chunks(cache: KvCache, move_cells: Callable[[Moves], None], seq: Sequence, slot: Slot, limit: int) -> int:
+    """Move what the slot's last sequence has in common with the next tokens of this one, `limit` of them at most.
+
+    Returns the number of tokens that are computed now.
+    """
     old = slot.cached
     if slot.choice != seq.choice:  # computed with other adapters
-        return
+        return 0
     start = common_prefix(old, seq.tokens)
     found = list(chunks(old, seq.tokens, start, seq.n_computed, seq.request.n_cache_reuse))
     if not found:
-        return
-    known = cache.prefixes.match(old, len(old), root=seq.root, inexact=True)
+        return 0
+    known = cache.prefixes.match(old, len(old), root=seq.kv.root, inexact=True)
     source = [node.page for node in known.path] + ([known.page] if known.n_more else [])
     n_known = len(known.path) * PAGE + known.n_more
     for page in source:
         cache.prefixes.acquire(page)  # room for the copies must not be made of what is copied
     try:
-        _move(cache, move_cells, seq, source, n_known, found, limit)
+        return _move(cache, move_cells, seq, source, n_known, found, limit)
     finally:
         for page in reversed(source):
             cache.prefixes.release(page)
-    cache.seal(seq, slot)
 
 
 def _move(
@@ -71,7 +73,7 @@ def _move(
     n_known: int,
     found: list[tuple[int, int]],
     limit: int,
-) -> None:
+) -> int:
     start = end = seq.n_computed
     places: list[int] = []  # in the old sequence, of the tokens from `start` on
     for at, n in found:
@@ -82,19 +84,19 @@ def _move(
             break
     places = places[: cache.grow(seq, len(places))]
     if not places:
-        return
+        return 0
     moves: Moves = []
-    if seq.copy is not None:  # its page is due to be copied whole in the next step, over what is moved now
-        first, to = seq.copy
+    if seq.kv.copy is not None:  # its page is due to be copied whole in the next step, over what is moved now
+        first, to = seq.kv.copy
         moves += [(first * PAGE + i, to * PAGE + i, 0) for i in range(start % PAGE)]
     for position, at in enumerate(places, start):
         cell = source[at // PAGE] * PAGE + at % PAGE
-        moves.append((cell, seq.table[position // PAGE] * PAGE + position % PAGE, position - at))
+        moves.append((cell, seq.kv.blocks[position // PAGE] * PAGE + position % PAGE, position - at))
     try:
         move_cells(moves)
     except Exception as error:  # then it computes them
         log.warning("cells could not be reused: %s", " ".join(str(error).split()) or type(error).__name__)
-        return
+        return 0
     cache.copied(seq)
-    seq.n_computed += len(places)
-    seq.inexact, seq.table_sent = True, False
+    seq.kv.shifted, seq.kv.uploaded = True, False
+    return len(places)

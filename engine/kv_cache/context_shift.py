@@ -49,19 +49,19 @@ class Shift:
     def n_missing(self) -> int:
         """Pages that it needs because others have a share in its own."""
         self._own = self._own_pages()
-        return sum(page not in self._own for page in self.seq.table[self.first : self.n_pages])
+        return sum(page not in self._own for page in self.seq.kv.blocks[self.first : self.n_pages])
 
     def forget_others(self) -> bool:
         """Forget known prefixes that go on from this sequence's pages and that no sequence needs: whether there were
         any. Without them these pages may be its own."""
-        table = set(self.seq.table[self.first :])
+        table = set(self.seq.kv.blocks[self.first :])
         return self.cache.prefixes.forget_after(table)
 
     def _own_pages(self) -> set[int]:
         """Pages that nobody needs but this sequence: unknown ones, and known ones with nothing known after them."""
         pages, prefixes = self.cache.pages, self.cache.prefixes
         own: set[int] = set()
-        for page in reversed(self.seq.table[self.first :]):
+        for page in reversed(self.seq.kv.blocks[self.first :]):
             node = prefixes.node_of(page)
             if node is None:
                 mine = pages.refs[page] == 1
@@ -72,21 +72,22 @@ class Shift:
         return own
 
     def apply(self) -> Moves:
-        """Bring the book-keeping up to date; returns what the device has to do at once, in this order."""
+        """Bring the book-keeping up to date; returns the device's moves, in order. The caller then discards the
+        tokens."""
         seq, prefixes = self.seq, self.cache.prefixes
         self._own = self._own_pages()
-        while seq.sealed > self.first * PAGE:
-            assert seq.node.parent is not None
-            seq.node = seq.node.parent
-            seq.sealed -= PAGE
-        source = list(seq.table)
-        if seq.copy is not None:  # not done yet: read where it would be copied from
-            source[source.index(seq.copy[1])] = seq.copy[0]
-        for page in reversed(seq.table):
+        while seq.kv.n_committed > self.first * PAGE:
+            assert seq.kv.node.parent is not None
+            seq.kv.node = seq.kv.node.parent
+            seq.kv.n_committed -= PAGE
+        source = list(seq.kv.blocks)
+        if seq.kv.copy is not None:  # not done yet: read where it would be copied from
+            source[source.index(seq.kv.copy[1])] = seq.kv.copy[0]
+        for page in reversed(seq.kv.blocks):
             if page in self._own:
                 prefixes.claim(page)
-        table = seq.table[: self.first]
-        for page in seq.table[self.first : self.n_pages]:
+        table = seq.kv.blocks[: self.first]
+        for page in seq.kv.blocks[self.first : self.n_pages]:
             table.append(page if page in self._own else prefixes.allocate())
         moves: Moves = []
         for p in range(self.first * PAGE, seq.n_computed):
@@ -98,36 +99,35 @@ class Shift:
             if at != to:
                 moves.append((at, to, -back))
         kept = set(table)
-        for page in reversed(seq.table):
+        for page in reversed(seq.kv.blocks):
             if page not in kept:
                 prefixes.release(page)
         self.cache.copied(seq)
-        seq.table, seq.table_sent = table, False
-        del seq.tokens[self.n_keep : self.n_keep + self.n_discard]
-        seq.n_computed -= self.n_discard
-        seq.n_dropped += self.n_discard
-        seq.n_lost = 0
+        seq.kv.blocks, seq.kv.uploaded = table, False
+        seq.kv.n_dropped += self.n_discard
         return moves
 
 
 def park(cache: KvCache, seq: Sequence) -> None:
     """Take a copy of the pages of a sequence that cannot compute them again. MemoryError, OSError: there is none."""
-    source = list(seq.table[: n_pages_for(seq.n_computed)])
-    if seq.copy is not None:  # not done yet
-        source[source.index(seq.copy[1])] = seq.copy[0]
+    source = list(seq.kv.blocks[: n_pages_for(seq.n_computed)])
+    if seq.kv.copy is not None:  # not done yet
+        source[source.index(seq.kv.copy[1])] = seq.kv.copy[0]
     pages: list[Bytes] = [cache.store.read(page) for page in source]
-    seq.parked, seq.n_parked = pages, seq.n_computed
+    seq.kv.swapped, seq.kv.n_swapped = pages, seq.n_computed
 
 
-def unpark(cache: KvCache, seq: Sequence, slot: Slot) -> None:
-    """Bring them back, where there is room. MemoryError, OSError: they are lost."""
+def unpark(cache: KvCache, seq: Sequence, slot: Slot) -> int:
+    """Bring them back, where there is room. MemoryError, OSError: they are lost.
+
+    Returns the number of computed tokens."""
     prefixes = cache.prefixes
     try:
-        for data in seq.parked:
-            seq.table.append(prefixes.allocate())
-            cache.store.write(seq.table[-1], data)
+        for data in seq.kv.swapped:
+            seq.kv.blocks.append(prefixes.allocate())
+            cache.store.write(seq.kv.blocks[-1], data)
     except (MemoryError, OSError):
         cache.release(seq, slot)
         raise
-    seq.n_computed, seq.parked = seq.n_parked, []
-    seq.table_sent = False
+    seq.kv.swapped, seq.kv.uploaded = [], False
+    return seq.kv.n_swapped

@@ -73,13 +73,13 @@ class KvCache:
         """Pages that can be had without taking any from a sequence."""
         return self.prefixes.n_available
 
-    def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> None:
-        """Start an empty table with what is known of the sequence's first `limit` tokens."""
+    def attach(self, seq: Sequence, slot: Slot, limit: int, tails: Iterable[Tail]) -> int:
+        """Start an empty table with the cached prefix of the sequence's first `limit` tokens; returns its length."""
         prefixes, tails = self.prefixes, list(tails)
         found = self._match(seq, limit, tails)
         if self.host is not None and len(self.host):
             n_found = len(found.path) * PAGE + found.n_more
-            if self.offload.restore(seq.root, seq.tokens, limit, n_found, 1 << slot.id, inexact=seq.takes_inexact):
+            if self.offload.restore(seq.kv.root, seq.tokens, limit, n_found, 1 << slot.id, inexact=seq.takes_inexact):
                 found = self._match(seq, limit, tails)
         path, n_more = found.path, found.n_more
         if self.states is not None:
@@ -89,30 +89,30 @@ class KvCache:
         for node in path:
             prefixes.acquire(node.page)
             node.owners |= 1 << slot.id
-            seq.table.append(node.page)
-        seq.node = path[-1] if path else seq.root
-        seq.sealed = len(path) * PAGE
+            seq.kv.blocks.append(node.page)
+        seq.kv.node = path[-1] if path else seq.kv.root
+        seq.kv.n_committed = len(path) * PAGE
         if n_more and not self._begin_page(seq, found.page, found.beside):
             self._let_go(seq)
-            self.attach(seq, slot, len(path) * PAGE, ())
-            return
-        seq.n_computed = seq.sealed + n_more
-        seq.inexact = seq.inexact or found.inexact
-        seq.table_sent = False
+            return self.attach(seq, slot, len(path) * PAGE, ())
+        n_computed = seq.kv.n_committed + n_more
+        seq.kv.shifted = seq.kv.shifted or found.inexact
+        seq.kv.uploaded = False
         if self.beside is not None:  # next time more can be gone on from: where what is known ended, and a prompt
-            seq.marks.clear()
-            seq.mark(found.n_known)
-            seq.mark(seq.n_prompt - NEAR_END)
+            seq.kv.marks.clear()
+            seq.kv.mark(found.n_known, n_computed)
+            seq.kv.mark(seq.n_prompt - NEAR_END, n_computed)
         if self.states is not None and self.host is not None and self.keep_idle:  # which takes those that give way
             for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
-                seq.mark(position)
+                seq.kv.mark(position, n_computed)
+        return n_computed
 
     def _match(self, seq: Sequence, limit: int, tails: list[Tail]) -> _Found:
         """What one can go on from of what is known."""
-        path, n_more, page, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.root, seq.takes_inexact)
+        path, n_more, page, inexact = self.prefixes.match(seq.tokens, limit, tails, seq.kv.root, seq.takes_inexact)
         n_known, beside = len(path) * PAGE, NOTHING
         if self.states is not None:
-            path, begun, n_more, beside = self.states.match(seq.tokens, limit, path, seq.root)
+            path, begun, n_more, beside = self.states.match(seq.tokens, limit, path, seq.kv.root)
             page = -1 if begun is None else begun.page
         if self.windows is not None:
             near = self._near_of(self.windows, page, tails) if n_more else None
@@ -134,15 +134,15 @@ class KvCache:
         if windows is not None:
             near = windows.acquire(node) if node is not None else windows.share(near)
         if prefixes.n_available:
-            seq.table.append(prefixes.allocate())
-            seq.copy = source, seq.table[-1]
+            seq.kv.blocks.append(prefixes.allocate())
+            seq.kv.copy = source, seq.kv.blocks[-1]
             if windows is not None:
-                seq.near.append(windows.take())
-                seq.near_copy = near, seq.near[-1]
+                seq.kv.window_blocks.append(windows.take())
+                seq.kv.window_copy = near, seq.kv.window_blocks[-1]
         elif prefixes.claim(source):  # nobody else needs it: write on where the match ends
-            seq.table.append(source)
+            seq.kv.blocks.append(source)
             if windows is not None:
-                seq.near.append(near)
+                seq.kv.window_blocks.append(near)
         else:
             prefixes.release(source)
             if windows is not None:
@@ -152,17 +152,17 @@ class KvCache:
 
     def grow(self, seq: Sequence, n: int) -> int:
         """Find cells for the next n tokens; returns for how many there are some."""
-        missing = n_pages_for(seq.n_computed + n) - len(seq.table)
+        missing = n_pages_for(seq.n_computed + n) - len(seq.kv.blocks)
         if missing > 0:
             for _ in range(min(missing, self.prefixes.n_available)):
-                seq.table.append(self.prefixes.allocate())
-            seq.table_sent = False
-        return min(n, len(seq.table) * PAGE - seq.n_computed)
+                seq.kv.blocks.append(self.prefixes.allocate())
+            seq.kv.uploaded = False
+        return min(n, len(seq.kv.blocks) * PAGE - seq.n_computed)
 
     def trim(self, seq: Sequence) -> None:
         """Give back the pages in which only rejected drafts were."""
-        while len(seq.table) > n_pages_for(len(seq.tokens)):
-            self.prefixes.release(seq.table.pop())
+        while len(seq.kv.blocks) > n_pages_for(len(seq.tokens)):
+            self.prefixes.release(seq.kv.blocks.pop())
 
     def pause(self, seq: Sequence, slot: Slot) -> None:
         """Let go of all pages of a sequence that will go on later."""
@@ -195,39 +195,45 @@ class KvCache:
     def wake(self) -> None:
         """Nothing to do: what host memory has comes back when it is asked for."""
 
+    def uploaded(self, seq: Sequence) -> None:
+        """The device has the sequence's block table and has done its copies."""
+        seq.kv.uploaded = True
+        self.copied(seq)
+
     def copied(self, seq: Sequence) -> None:
         """The device has done the sequence's copy."""
-        if seq.copy is not None:
-            self.prefixes.release(seq.copy[0])
-            seq.copy = None
-        if seq.near_copy is not None and self.windows is not None:
-            self.windows.release(seq.near_copy[0])
-            seq.near_copy = None
+        if seq.kv.copy is not None:
+            self.prefixes.release(seq.kv.copy[0])
+            seq.kv.copy = None
+        if seq.kv.window_copy is not None and self.windows is not None:
+            self.windows.release(seq.kv.window_copy[0])
+            seq.kv.window_copy = None
 
     def seal(self, seq: Sequence, slot: Slot) -> None:
         """Make the pages known that have become full."""
-        while seq.sealed + PAGE <= seq.n_computed and not seq.n_dropped:
-            i = seq.sealed // PAGE
-            tokens = seq.content(seq.sealed + PAGE)
-            if seq.inexact and tokens in seq.node.children:
+        kv = seq.kv
+        while kv.n_committed + PAGE <= seq.n_computed and not kv.n_dropped:
+            i = kv.n_committed // PAGE
+            tokens = kv.content(seq.tokens, kv.n_committed + PAGE)
+            if kv.shifted and tokens in kv.node.children:
                 break  # known already, but with other bits
-            seq.node = self.prefixes.seal(seq.node, tokens, seq.table[i], 1 << slot.id)
-            if seq.node.page != seq.table[i]:  # another sequence was faster: share its page, the bits are the same
-                seq.table[i] = seq.node.page
-                seq.table_sent = False
+            kv.node = self.prefixes.seal(kv.node, tokens, kv.blocks[i], 1 << slot.id)
+            if kv.node.page != kv.blocks[i]:  # another sequence was faster: share its block, the bits are the same
+                kv.blocks[i] = kv.node.page
+                kv.uploaded = False
             if self.windows is not None:
                 self.windows.seal(seq, i)
-            seq.sealed += PAGE
+            kv.n_committed += PAGE
 
     def release(self, seq: Sequence, slot: Slot) -> Node:
         """Let go of all pages. What they hold stays known until the pages are needed: up to this one."""
-        end = seq.node
-        known: Node | None = seq.node if seq.n_computed == seq.sealed else None
-        if seq.copy is not None:  # then the last page has no content yet
+        end = seq.kv.node
+        known: Node | None = seq.kv.node if seq.n_computed == seq.kv.n_committed else None
+        if seq.kv.copy is not None:  # then the last page has no content yet
             self.copied(seq)
-        elif seq.sealed < seq.n_computed < seq.sealed + PAGE and not seq.n_dropped:
-            page = seq.table[seq.sealed // PAGE]
-            known = self.prefixes.keep(seq.node, seq.content(seq.n_computed), page, 1 << slot.id)
+        elif seq.kv.n_committed < seq.n_computed < seq.kv.n_committed + PAGE and not seq.kv.n_dropped:
+            page = seq.kv.blocks[seq.kv.n_committed // PAGE]
+            known = self.prefixes.keep(seq.kv.node, seq.kv.content(seq.tokens, seq.n_computed), page, 1 << slot.id)
         self._let_go(seq, known)
         return known or end
 
@@ -235,8 +241,8 @@ class KvCache:
         """Of all pages; `known`: what they hold is, under this name."""
         if self.beside is not None:
             self.beside.leave(seq, known)
-        for page in reversed(seq.table):
+        for page in reversed(seq.kv.blocks):
             self.prefixes.release(page)
-        seq.table = []
-        seq.node = seq.root
-        seq.sealed = seq.n_computed = 0
+        seq.kv.blocks = []
+        seq.kv.node = seq.kv.root
+        seq.kv.n_committed = 0

@@ -86,7 +86,7 @@ class States:
     def hold(self, seq: Sequence, row: int, n: int) -> None:
         """The sequence goes on from this row, after its first n tokens."""
         self.release(seq)
-        seq.state, seq.state_at = self._share(row), n
+        seq.kv.state_row, seq.kv.state_at = self._share(row), n
 
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
         """Rows for what the next n tokens of each sequence leave: after those that it owes, after each that is only a
@@ -94,11 +94,11 @@ class States:
         for seq, n in plan:
             self._drop_ends(seq)
             n_sure = min(n, seq.owed)
-            seq.ends = {seq.n_computed + i: self._take() for i in range(n_sure, n + 1)}
+            seq.kv.state_writes = {seq.n_computed + i: self._take() for i in range(n_sure, n + 1)}
         for seq, n in plan:
-            for position in sorted(seq.marks):
+            for position in sorted(seq.kv.marks):
                 if seq.n_computed < position < seq.n_computed + min(n, seq.owed) and self._n_available:
-                    seq.ends[position] = self._take()
+                    seq.kv.state_writes[position] = self._take()
 
     def undo(self, plan: list[tuple[Sequence, int]]) -> None:
         """The step does not count."""
@@ -107,36 +107,36 @@ class States:
 
     def commit(self, seq: Sequence) -> None:
         """The step counts: the sequence is at n_computed, and its full pages are known."""
-        row = seq.ends.pop(seq.n_computed, None)
+        row = seq.kv.state_writes.pop(seq.n_computed, None)
         if row is not None:
-            self._drop(seq.state)
-            seq.state, seq.state_at = row, seq.n_computed
-        for position in [p for p in seq.marks if p <= seq.n_computed]:
-            seq.marks.discard(position)
-            marked = seq.state if position == seq.state_at else seq.ends.get(position)
-            if marked is not None and position <= seq.sealed:
+            self._drop(seq.kv.state_row)
+            seq.kv.state_row, seq.kv.state_at = row, seq.n_computed
+        for position in [p for p in seq.kv.marks if p <= seq.n_computed]:
+            seq.kv.marks.discard(position)
+            marked = seq.kv.state_row if position == seq.kv.state_at else seq.kv.state_writes.get(position)
+            if marked is not None and position <= seq.kv.n_committed:
                 self._keep(self._node_at(seq, position), marked)
         self._drop_ends(seq)
 
     @staticmethod
     def _node_at(seq: Sequence, position: int) -> Node:
-        node = seq.node
-        for _ in range((seq.sealed - position) // PAGE):
+        node = seq.kv.node
+        for _ in range((seq.kv.n_committed - position) // PAGE):
             assert node.parent is not None
             node = node.parent
         return node
 
     def leave(self, seq: Sequence, node: Node | None) -> None:
         """The sequence ends; what it has computed is known under this name, if at all."""
-        if node is not None and node.parent is not None and seq.state_at == seq.n_computed:
-            self._keep(node, seq.state)
+        if node is not None and node.parent is not None and seq.kv.state_at == seq.n_computed:
+            self._keep(node, seq.kv.state_row)
         self.release(seq)
 
     def release(self, seq: Sequence) -> None:
         """The sequence has no tokens any more."""
         self._drop_ends(seq)
-        self._drop(seq.state)
-        seq.state, seq.state_at = NOTHING, 0
+        self._drop(seq.kv.state_row)
+        seq.kv.state_row, seq.kv.state_at = NOTHING, 0
 
     def forget(self, node: Node) -> None:
         """Nothing is known of this content any more."""
@@ -162,9 +162,9 @@ class States:
             self._kept[node] = self._share(row)
 
     def _drop_ends(self, seq: Sequence) -> None:
-        for row in seq.ends.values():
+        for row in seq.kv.state_writes.values():
             self._drop(row)
-        seq.ends = {}
+        seq.kv.state_writes = {}
 
     def _take(self) -> int:
         """A row, with one reference; the one that was kept for longest gives way."""

@@ -55,9 +55,9 @@ class Windows:
     def attach(self, seq: Sequence, path: list[Node], n_more: int) -> None:
         """Start a sequence's table with a path that can be gone on from, n_more tokens behind it."""
         first = self.seen(len(path) * PAGE + n_more).start
-        seq.near, seq.n_behind = [self.store.n] * first, first
+        seq.kv.window_blocks, seq.kv.n_window_passed = [self.store.n] * first, first
         for node in path[first:]:
-            seq.near.append(self.acquire(node))
+            seq.kv.window_blocks.append(self.acquire(node))
 
     def acquire(self, node: Node) -> int:
         """A node's page, with one more owner."""
@@ -91,9 +91,9 @@ class Windows:
     def prepare(self, plan: list[tuple[Sequence, int]]) -> None:
         """Pages for the next n tokens of each sequence."""
         for seq, n in plan:
-            while len(seq.near) < n_pages_for(seq.n_computed + n):
-                seq.near.append(self.take())
-                seq.table_sent = False
+            while len(seq.kv.window_blocks) < n_pages_for(seq.n_computed + n):
+                seq.kv.window_blocks.append(self.take())
+                seq.kv.uploaded = False
 
     def undo(self, plan: list[tuple[Sequence, int]]) -> None:
         """The step does not count."""
@@ -101,14 +101,14 @@ class Windows:
             self._trim(seq)
 
     def seal(self, seq: Sequence, i: int) -> None:
-        """The sequence's page i has become known as seq.node."""
-        known = self._of.get(seq.node)
+        """The sequence's page i has become known as seq.kv.node."""
+        known = self._of.get(seq.kv.node)
         if known is None:
-            self.learn(seq.node, seq.near[i])
-        elif known != seq.near[i]:  # another sequence was faster: the bits are the same
-            self.release(seq.near[i])
-            seq.near[i] = self.acquire(seq.node)
-            seq.table_sent = False
+            self.learn(seq.kv.node, seq.kv.window_blocks[i])
+        elif known != seq.kv.window_blocks[i]:  # another sequence was faster: the bits are the same
+            self.release(seq.kv.window_blocks[i])
+            seq.kv.window_blocks[i] = self.acquire(seq.kv.node)
+            seq.kv.uploaded = False
 
     def learn(self, node: Node, page: int) -> None:
         """The caller's page is the node's, too."""
@@ -120,26 +120,26 @@ class Windows:
         """The step counts: the sequence is at n_computed, and its full pages are known."""
         self._trim(seq)
         first = self.seen(seq.n_computed).start
-        for i in range(seq.n_behind, first):
-            wanted = any(i in self.seen(mark) for mark in seq.marks)
-            self.release(seq.near[i], behind=not wanted)
-            seq.near[i] = self.store.n
-        if first > seq.n_behind:
-            seq.n_behind = first
-            seq.marks -= {mark for mark in seq.marks if mark <= first * PAGE}
+        for i in range(seq.kv.n_window_passed, first):
+            wanted = any(i in self.seen(mark) for mark in seq.kv.marks)
+            self.release(seq.kv.window_blocks[i], behind=not wanted)
+            seq.kv.window_blocks[i] = self.store.n
+        if first > seq.kv.n_window_passed:
+            seq.kv.n_window_passed = first
+            seq.kv.marks -= {mark for mark in seq.kv.marks if mark <= first * PAGE}
 
     def _trim(self, seq: Sequence) -> None:
         """Give back what was for tokens that do not count."""
-        while len(seq.near) > n_pages_for(seq.n_computed):
-            self.release(seq.near.pop())
+        while len(seq.kv.window_blocks) > n_pages_for(seq.n_computed):
+            self.release(seq.kv.window_blocks.pop())
 
     def leave(self, seq: Sequence, node: Node | None) -> None:
         """The sequence ends; what it has computed is known under this name, if at all."""
-        if node is not None and node.n_tokens and seq.n_computed > seq.sealed:
-            self.learn(node, seq.near[seq.sealed // PAGE])
-        for page in reversed(seq.near):
+        if node is not None and node.n_tokens and seq.n_computed > seq.kv.n_committed:
+            self.learn(node, seq.kv.window_blocks[seq.kv.n_committed // PAGE])
+        for page in reversed(seq.kv.window_blocks):
             self.release(page)
-        seq.near, seq.n_behind = [], 0
+        seq.kv.window_blocks, seq.kv.n_window_passed = [], 0
 
     def forget(self, node: Node) -> None:
         """Nothing is known of this content any more."""

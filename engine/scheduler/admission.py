@@ -54,7 +54,7 @@ def _seat(scheduler: Scheduler, seq: Sequence, slot: Slot, events: Events) -> No
     try:
         seq.sampler = scheduler.make_sampler(seq.request.sampling, slot.n_ctx)
         seq.sampler.begin(seq.request.prompt)
-        scheduler.speculator.begin(seq)
+        seq.drafts = scheduler.speculator.begin(seq)
     except Exception as error:  # whatever is wrong with one request ends that request
         seq.done = True
         events.append((seq, failure(error)))
@@ -73,11 +73,16 @@ def _follows(scheduler: Scheduler, seq: Sequence) -> bool:
     for other in scheduler.running:
         if other is seq:
             return False
-        if other.started and other.owed > 1 and other.root is seq.root and (seq.takes_inexact or not other.inexact):
+        if (
+            other.started
+            and other.owed > 1
+            and other.kv.root is seq.kv.root
+            and (seq.takes_inexact or not other.kv.shifted)
+        ):
             common = min(limit, common_prefix(seq.tokens, other.tokens))
             if common - other.n_computed >= PAGE:
                 if scheduler.cache.beside is not None:
-                    other.mark(common)
+                    other.kv.mark(common, other.n_computed)
                 return True
     return False
 
@@ -89,12 +94,13 @@ def _start(scheduler: Scheduler, seq: Sequence, older: bool, events: Events) -> 
     if older and seq.refused_at == scheduler.n_released:
         return False
     started = [other for other in scheduler.running if other.started]
-    if seq.parked:
+    if seq.kv.swapped:
         return _unpark(scheduler, seq, started)
-    tails = [tail for other in started if (tail := other.tail()) is not None]
-    cache.attach(seq, slot, _known_limit(seq, slot), tails)
+    tails = [tail for other in started if (tail := other.kv.tail(other.tokens, other.n_computed)) is not None]
+    seq.n_computed = cache.attach(seq, slot, _known_limit(seq, slot), tails)
     if older and cache.n_available < sum(_missing(other) for other in (*started, seq)):
         cache.release(seq, slot)
+        seq.n_computed = 0
         seq.refused_at = scheduler.n_released
         return False
     seq.started = True
@@ -103,8 +109,9 @@ def _start(scheduler: Scheduler, seq: Sequence, older: bool, events: Events) -> 
     if seq.resumed:
         scheduler.stats.recomputed_tokens += max(0, seq.n_lost - seq.n_computed)
         return True
-    if seq.takes_inexact:
-        reuse_chunks(cache, scheduler.engine.move_cells, seq, slot, _limit(seq))
+    if seq.takes_inexact and (n := reuse_chunks(cache, scheduler.engine.move_cells, seq, slot, _limit(seq))):
+        seq.n_computed += n
+        cache.seal(seq, slot)
     seq.t_start = seq.t_first = seq.t_last = scheduler.clock()
     seq.n_cached = seq.n_computed
     scheduler.stats.prompt_tokens_cached += seq.n_cached
@@ -116,11 +123,11 @@ def _start(scheduler: Scheduler, seq: Sequence, older: bool, events: Events) -> 
 def _unpark(scheduler: Scheduler, seq: Sequence, started: list[Sequence]) -> bool:
     """Start a sequence again whose cells nobody could compute again, from its own copy of its pages."""
     assert seq.slot is not None
-    if started and scheduler.cache.n_available < len(seq.parked) + sum(map(_missing, started)):
+    if started and scheduler.cache.n_available < len(seq.kv.swapped) + sum(map(_missing, started)):
         seq.refused_at = scheduler.n_released
         return False
     try:
-        unpark(scheduler.cache, seq, seq.slot)
+        seq.n_computed = unpark(scheduler.cache, seq, seq.slot)
     except (MemoryError, OSError) as error:
         scheduler.lose(seq, error)
         return True
@@ -150,4 +157,4 @@ def _known_limit(seq: Sequence, slot: Slot) -> int:
 
 def _missing(seq: Sequence) -> int:
     """The pages that it needs to get to its next token."""
-    return n_pages_for(len(seq.tokens)) - len(seq.table)
+    return n_pages_for(len(seq.tokens)) - len(seq.kv.blocks)

@@ -42,19 +42,19 @@ def fill(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
     for seq, n in group:
         assert seq.slot is not None
         start = seq.n_computed
-        table = seq.table
+        kv, table = seq.kv, seq.kv.blocks
         id = seq.slot.id
         if seq.choice.mix:
             batch.mixes[id] = seq.choice.mix
-        near = seq.near
-        if not seq.table_sent:
+        near = kv.window_blocks
+        if not kv.uploaded:
             batch.tables[id] = table  # a copy that is due comes with it
             if near:
                 batch.near_tables[id] = near
-            if seq.copy is not None:
-                batch.copies.append(seq.copy)
-            if seq.near_copy is not None:
-                batch.near_copies.append(seq.near_copy)
+            if kv.copy is not None:
+                batch.copies.append(kv.copy)
+            if kv.window_copy is not None:
+                batch.near_copies.append(kv.window_copy)
         if n == 1:
             batch.n_streams += 1
             tokens.append(seq.tokens[start])
@@ -69,9 +69,9 @@ def fill(group: Plan, hidden: HiddenRows | None = None) -> UBatch:
             cells += [table[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
         if near:
             batch.near += [near[p // PAGE] * PAGE + p % PAGE for p in range(start, start + n)]
-        if seq.ends:
-            batch.begin += [seq.state, *[-1] * (n - 1)]
-            batch.end += [seq.ends.get(p, -1) for p in range(start + 1, start + n + 1)]
+        if kv.state_writes:
+            batch.begin += [kv.state_row, *[-1] * (n - 1)]
+            batch.end += [kv.state_writes.get(p, -1) for p in range(start + 1, start + n + 1)]
         if hidden is not None:
             before, to = hidden.place(seq, n)
             batch.hidden_before += before
@@ -102,7 +102,7 @@ def _ask_for_prompt(batch: UBatch, seq: Sequence, n: int) -> None:
 def draft_part(seq: Sequence, n: int) -> list[int]:
     """The drafted tokens among the sequence's next n."""
     n_drafted = n - seq.owed
-    return seq.draft[:n_drafted] if n_drafted > 0 else []
+    return seq.drafts.tokens[:n_drafted] if n_drafted > 0 and seq.drafts is not None else []
 
 
 def _ask_for_tokens(batch: UBatch, seq: Sequence, draft: list[int]) -> None:

@@ -72,9 +72,8 @@ class Committer:
             states = self._cache.states
             # What could not be sampled is computed again; with states, from the one that there is.
             seq.n_computed += n - len(draft) - late if states is None or not late else 0
-            seq.table_sent = True
-            if seq.copy is not None:
-                self._cache.copied(seq)
+            if not seq.kv.uploaded:
+                self._cache.uploaded(seq)
             if not seq.n_generated:
                 self._prompt(seq, run)
             stop: Stop | Failed | None = None
@@ -91,7 +90,7 @@ class Committer:
                     row += 1 + len(draft)
                 else:
                     stop = Stop("limit")
-            if seq.n_computed - seq.sealed >= PAGE:
+            if seq.n_computed - seq.kv.n_committed >= PAGE:
                 assert seq.slot is not None
                 self._cache.seal(seq, seq.slot)
             if self._cache.beside is not None:
@@ -104,7 +103,9 @@ class Committer:
 
     def _late(self, seq: Sequence, problem: str) -> Failed | None:
         """The mask of its next token did not come in time, or never will."""
-        seq.late, seq.draft = True, []
+        seq.late = True
+        if seq.drafts is not None:
+            seq.drafts.clear()
         return Failed(400, "invalid_request_error", f"the grammar: {problem}") if problem else None
 
     def _tokens(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
@@ -135,7 +136,7 @@ class Committer:
             seq.drafts.judged(len(draft), n_accepted)
             self._stats.draft_tokens += len(draft)
             self._stats.draft_tokens_accepted += n_accepted
-        seq.draft = []
+        seq.drafts.clear()
         return stop
 
     def _prompt(self, seq: Sequence, run: _Run) -> None:
@@ -238,7 +239,7 @@ def finished(seq: Sequence, stop: Stop) -> Finished:
         stop_type=stop.type,
         stopping_word=stop.word,
         text=text,
-        truncated=stop.truncated or seq.n_dropped > 0,
+        truncated=stop.truncated or seq.kv.n_dropped > 0,
         has_new_line=seq.has_new_line,
         n_prompt=seq.n_prompt,
         n_cached=seq.n_cached,

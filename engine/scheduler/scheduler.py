@@ -290,7 +290,7 @@ class Scheduler:
             left = max(total, min(full, len(plan) + together), len(plan) + 1) - len(plan)
             given = shares([self.debt(seq) for seq in prompts], left)
             plan += [(seq, n) for seq, n in zip(prompts, given, strict=True) if n]
-        if any(len(seq.table) * PAGE < seq.n_computed + n for seq, n in plan):
+        if any(len(seq.kv.blocks) * PAGE < seq.n_computed + n for seq, n in plan):
             plan = self.reserve(plan)
         return self._with_drafts(plan)
 
@@ -310,7 +310,7 @@ class Scheduler:
             room = min(room, self.cache.states.n_spare)
         for seq, n in plan:
             # A late one's masks for a draft would be late again; drafters do not know of forgotten tokens.
-            if seq.drafts is not None and not seq.late and not seq.n_dropped:
+            if seq.drafts is not None and not seq.late and not seq.kv.n_dropped:
                 n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
                 if seq.n_remain >= 0:
                     n_left = min(n_left, seq.n_remain)
@@ -318,13 +318,7 @@ class Scheduler:
         if not wanted:
             return plan
         self.speculator.propose(wanted, len(plan), room, self.cache.grow)
-        drafting = sorted((seq for seq, _ in wanted if seq.draft), key=lambda seq: len(seq.draft))
-        for i, seq in enumerate(drafting):  # equal shares, and who needs less than his leaves the rest to the others
-            seq.draft = seq.draft[: room // (len(drafting) - i)]
-            n = self.cache.grow(seq, seq.owed + len(seq.draft))
-            seq.draft = seq.draft[: max(0, n - seq.owed)]
-            room -= len(seq.draft)
-        return [(seq, n + len(seq.draft)) for seq, n in plan]
+        return [(seq, n if seq.drafts is None else n + len(seq.drafts.tokens)) for seq, n in plan]
 
     def reserve(self, plan: Plan) -> Plan:
         """Find pages for what is planned, in order of rank; what finds none waits."""
@@ -332,7 +326,7 @@ class Scheduler:
         for seq, n in sorted(plan, key=lambda part: part[0].rank):
             if not seq.started:  # preempted by an earlier one just now
                 continue
-            missing = n_pages_for(seq.n_computed + n) - len(seq.table)
+            missing = n_pages_for(seq.n_computed + n) - len(seq.kv.blocks)
             while self.cache.n_available < missing and (last := self.last()) is not seq:
                 self.preempt(last)
             granted[seq] = self.cache.grow(seq, n)
@@ -344,7 +338,7 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Take a sequence's pages. It keeps its seat, where its sampler may have state, and starts again later."""
         assert seq.slot is not None
-        if seq.irreplaceable:
+        if not seq.kv.recomputable:
             try:
                 park(self.cache, seq)
             except (MemoryError, OSError) as error:
@@ -404,11 +398,11 @@ class Scheduler:
     def _release(self, seq: Sequence, slot: Slot, *, pause: bool = False) -> None:
         """Give up the pages; `pause`: until there is room again."""
         self.interleaver.forget(seq)
-        n_valid = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
+        n_valid = seq.n_computed if seq.kv.copy is None and not seq.kv.n_dropped else seq.kv.n_committed
         slot.cached, slot.choice = seq.tokens[:n_valid], seq.choice
         (self.cache.pause if pause else self.cache.release)(seq, slot)
         self.n_released += 1
-        seq.started = False
+        seq.started, seq.n_computed = False, 0
 
     def count(self) -> None:
         """Bring the gauges up to date."""
@@ -442,6 +436,8 @@ def shift_full(scheduler: Scheduler) -> None:
         if cache.n_available < shift.n_missing:
             continue
         try:
-            scheduler.engine.move_cells(shift.apply())
+            moves = shift.apply()
+            seq.discard(shift.n_keep, shift.n_discard)
+            scheduler.engine.move_cells(moves)
         except Exception as error:  # some of its cells have moved, others have not
             scheduler.lose(seq, error)

@@ -70,6 +70,7 @@ class Drafts:
         "n_prediction_accepted",
         "n_prediction_drafted",
         "params",
+        "tokens",
     )
 
     def __init__(
@@ -85,6 +86,7 @@ class Drafts:
         """`chances`: are told what becomes of the model's guesses. `paced`: these may be ruled out so often that they
         are of no use."""
         self.params = params
+        self.tokens: list[int] = []  # draft tokens to verify in this step
         self.drafters = [client, *others] if client is not None else list(others)
         self.model = model
         self.chances = chances or Chances()
@@ -119,6 +121,10 @@ class Drafts:
             return n_most
         self._source = None, self._model_pace
         return min(n_most, self._model_pace.next())
+
+    def clear(self) -> None:
+        """Remove the draft tokens: they are verified, or the step does not verify them."""
+        self.tokens = []
 
     def judged(self, n_drafted: int, n_accepted: int) -> None:
         """Count what became of the last draft, and tell the drafter that it came from."""

@@ -43,7 +43,7 @@ class NextnDrafter:
             self._rest -= 1
             return {}
         for seq, n_most in wanted:
-            begins = seq.owed == 1 and seq.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
+            begins = seq.owed == 1 and seq.kv.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
             if n_most <= 0 or not begins:  # a page that is still to be copied comes with the next step
                 continue
             n_most = grow(seq, n_most)  # cells for the token that it owes, and for all of the draft but its last
@@ -76,12 +76,12 @@ class NextnDrafter:
             batch.tokens.append(guess.draft[-1] if guess.draft else seq.tokens[-1])
             batch.pos.append(pos)
             batch.slot.append(id)
-            batch.cells.append(seq.table[pos // PAGE] * PAGE + pos % PAGE)
+            batch.cells.append(seq.kv.blocks[pos // PAGE] * PAGE + pos % PAGE)
             own = self._hidden.guess(id)
             batch.hidden_before.append(own if guess.draft else self._hidden.of(seq, pos - 1))
             batch.hidden_to.append(own)
-            if not seq.table_sent and not guess.draft:
-                batch.tables[id] = seq.table
+            if not seq.kv.uploaded and not guess.draft:
+                batch.tables[id] = seq.kv.blocks
             guess.ask(batch, i, self._n_vocab)
         return batch
 

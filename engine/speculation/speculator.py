@@ -46,14 +46,14 @@ class Speculator:
         self._worth = worth
         self._table = ModTable(self.settings.mod_n_match)
 
-    def begin(self, seq: Sequence) -> None:
+    def begin(self, seq: Sequence) -> Drafts | None:
         """Give a sequence that has its sampler the drafters that its request asks for.
 
         A sampler that changes its memory on the device with every row cannot take back a rejected one: it gets none.
         """
         params = seq.request.speculation
         if not (params.draft or params.kinds) or seq.sampler.stateful or not seq.samples:
-            return
+            return None
         client = None
         if params.draft:
             client = ClientDrafter(params.draft, seq.n_prompt, params.n_max or CLIENT_N_MAX)
@@ -61,27 +61,31 @@ class Speculator:
         model = next((kind for kind in params.kinds if kind in self.models), "")
         # Models know no masks, and what they guess without them a grammar may forbid.
         chances = Chances(self._worth.chances if self._worth is not None else None)
-        seq.drafts = Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
+        return Drafts(params, client, others, model, chances, paced=seq.request.sampling.grammar is not None)
 
     def propose(self, wanted: list[tuple[Sequence, int]], n_all: int, room: int, grow: Grow) -> None:
-        """Set `draft` of each (sequence, most tokens), of n_all sequences of the step. `room`: tokens that models may
-        draft for all of them together; `grow`: as KvCache.grow."""
+        """Set the draft tokens of each (sequence, most tokens), of n_all sequences of the step.
+
+        `room`: draft tokens of all of them together; `grow`: as KvCache.grow.
+        """
+        left = room
         for_models: Wanted = {}
         for seq, n_most in wanted:
-            assert seq.drafts is not None
-            seq.draft = seq.drafts.propose(seq.tokens, n_most)
-            if kind := seq.drafts.model:
-                n_max = seq.drafts.params.n_max
+            drafts = _drafts_of(seq)
+            drafts.tokens = drafts.propose(seq.tokens, n_most)
+            if kind := drafts.model:
+                n_max = drafts.params.n_max
                 n_max = self.settings.draft_n_max if n_max is None else n_max
-                n = 0 if seq.draft or n_most <= 0 else seq.drafts.of_model(min(n_most, n_max))
+                n = 0 if drafts.tokens or n_most <= 0 else drafts.of_model(min(n_most, n_max))
                 for_models.setdefault(kind, []).append((seq, n))
-            room -= len(seq.draft)
-        for_models = self._shortened(for_models, n_all, room)
+            left -= len(drafts.tokens)
+        for_models = self._shortened(for_models, n_all, left)
         for kind, part in for_models.items():
             for seq, draft in self.models[kind].propose(part, grow).items():
-                assert seq.drafts is not None
-                if not seq.draft and len(draft) >= seq.drafts.params.n_min:
-                    seq.draft = draft
+                drafts = _drafts_of(seq)
+                if not drafts.tokens and len(draft) >= drafts.params.n_min:
+                    drafts.tokens = draft
+        _share_room([seq for seq, _ in wanted if _drafts_of(seq).tokens], room, grow)
 
     def _shortened(self, for_models: Wanted, n_all: int, room: int) -> Wanted:
         """As far as there is room, in equal shares, and as it is worth it."""
@@ -116,3 +120,19 @@ class Speculator:
             return CacheDrafter(s.cache_n_max if n_max is None else n_max)
         assert kind == "ngram-mod", kind
         return ModDrafter(self._table, s.mod_n_min, s.mod_n_max if n_max is None else n_max)
+
+
+def _drafts_of(seq: Sequence) -> Drafts:
+    assert seq.drafts is not None
+    return seq.drafts
+
+
+def _share_room(drafting: list[Sequence], room: int, grow: Grow) -> None:
+    """Cut drafts to equal shares of `room` and to free KV blocks; short drafts leave the rest of their share."""
+    drafting.sort(key=lambda seq: len(_drafts_of(seq).tokens))
+    for i, seq in enumerate(drafting):
+        drafts = _drafts_of(seq)
+        tokens = drafts.tokens[: room // (len(drafting) - i)]
+        n = grow(seq, seq.owed + len(tokens))
+        drafts.tokens = tokens[: max(0, n - seq.owed)]
+        room -= len(drafts.tokens)

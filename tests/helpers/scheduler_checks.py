@@ -30,14 +30,14 @@ def check_cells(scheduler: Scheduler, engine: FakeEngine) -> None:
     """What every table shows is the sequence's own tokens, and every known prefix is what it claims to be."""
     for seq in scheduler.running:
         content = 0
-        for p in range(seq.n_computed if seq.irreplaceable and seq.copy is None else 0):
-            cell = engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE]
+        for p in range(seq.n_computed if not seq.kv.recomputable and seq.kv.copy is None else 0):
+            cell = engine.far.cells[seq.kv.blocks[p // PAGE] * PAGE + p % PAGE]
             assert cell is not None
             assert cell[0] == p
-        known = seq.n_computed if seq.copy is None and not seq.n_dropped else seq.sealed
-        for p in range(known if not seq.inexact else 0):
+        known = seq.n_computed if seq.kv.copy is None and not seq.kv.n_dropped else seq.kv.n_committed
+        for p in range(known if not seq.kv.shifted else 0):
             content = chain(content, seq.tokens[p])
-            assert engine.far.cells[seq.table[p // PAGE] * PAGE + p % PAGE] == (p, content)
+            assert engine.far.cells[seq.kv.blocks[p // PAGE] * PAGE + p % PAGE] == (p, content)
     for node in scheduler.cache.prefixes.nodes:
         path = [node]
         while path[-1].parent is not None:
@@ -66,13 +66,13 @@ def check_states(scheduler: Scheduler, engine: FakeEngine) -> None:
     rows = engine.states.rows
     owners = [0] * len(rows)
     for seq in scheduler.running:
-        for row in (seq.state, *seq.ends.values()):
+        for row in (seq.kv.state_row, *seq.kv.state_writes.values()):
             owners[row] += row > 0
         content = 0
-        for token in seq.tokens[: seq.state_at]:
+        for token in seq.tokens[: seq.kv.state_at]:
             content = chain(content, token)
-        assert rows[seq.state] == (seq.state_at, content)
-        assert not seq.started or seq.state_at == seq.n_computed
+        assert rows[seq.kv.state_row] == (seq.kv.state_at, content)
+        assert not seq.started or seq.kv.state_at == seq.n_computed
     for node, row in states._kept.items():
         owners[row] += 1
         tokens, above = list(node.tokens), node.parent
@@ -96,13 +96,13 @@ def check_windows(scheduler: Scheduler, engine: FakeEngine) -> None:
     assert engine.near is not None
     owners = [0] * engine.near.n
     for seq in scheduler.running:
-        for page in seq.near:
+        for page in seq.kv.window_blocks:
             if page < engine.near.n:
                 owners[page] += 1
-        if seq.near_copy is not None:
-            owners[seq.near_copy[0]] += 1
+        if seq.kv.window_copy is not None:
+            owners[seq.kv.window_copy[0]] += 1
         under_way = scheduler.interleaver.n if seq is scheduler.interleaver.seq else 0
-        assert len(seq.near) * PAGE < seq.n_computed + under_way + PAGE
+        assert len(seq.kv.window_blocks) * PAGE < seq.n_computed + under_way + PAGE
     for node, page in windows._of.items():
         owners[page] += 1
         assert windows._nodes[page] is node
@@ -119,14 +119,14 @@ def check_pages(scheduler: Scheduler) -> None:
     cache, pages = scheduler.cache.prefixes, scheduler.cache.pages
     owners = [0] * pages.n_pages
     for seq in scheduler.running:
-        assert seq.started or not seq.table
-        assert len(seq.table) <= n_pages_for(len(seq.tokens)), "pages beyond what it owes"
-        for page in seq.table:
+        assert seq.started or not seq.kv.blocks
+        assert len(seq.kv.blocks) <= n_pages_for(len(seq.tokens)), "pages beyond what it owes"
+        for page in seq.kv.blocks:
             owners[page] += 1
-        assert not (seq.parked and seq.table)
-        if seq.copy is not None:
-            assert seq.table[-1] == seq.copy[1] or seq.copy[1] in seq.table
-            owners[seq.copy[0]] += 1
+        assert not (seq.kv.swapped and seq.kv.blocks)
+        if seq.kv.copy is not None:
+            assert seq.kv.blocks[-1] == seq.kv.copy[1] or seq.kv.copy[1] in seq.kv.blocks
+            owners[seq.kv.copy[0]] += 1
     for node in cache.nodes:
         owners[node.page] += 1
     assert owners == pages.refs

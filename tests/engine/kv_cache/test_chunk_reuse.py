@@ -79,7 +79,7 @@ def test_a_prompt_without_its_middle_moves_the_rest(n_keep: int, n_ctx: int) -> 
     check_cells(bench.scheduler, bench.engine)
     bench.drain()
     answer = bench.answers[seq]
-    assert seq.inexact
+    assert seq.kv.shifted
     assert answer.finished.n_cached == n_keep + 49
     assert bench.scheduler.stats.prompt_tokens - n_steps == 3
     cells = contents(old)
@@ -106,7 +106,7 @@ def test_shorter_chunks_are_computed() -> None:
     bench.run(old, n_predict=1)
     seq = bench.submit([*old[:5], *old[40:]], n_predict=5, n_cache_reuse=21)
     bench.drain()
-    assert not seq.inexact
+    assert not seq.kv.shifted
     assert bench.answers[seq].outcome() == oracle(seq.request, 1024)
 
 
@@ -132,7 +132,7 @@ def test_whoever_does_not_ask_for_it_gets_the_exact_bits() -> None:
         seq = bench.submit(new, n_predict=20, ignore_eos=True, **fields)
         bench.drain()
         assert bench.answers[seq].outcome() == exact
-        assert not seq.inexact
+        assert not seq.kv.shifted
     assert snapshot(bench.scheduler, 0).tokens[: len(new)] == new  # the last one's exact cells
 
 
@@ -146,7 +146,7 @@ def test_what_was_moved_is_a_prefix_for_the_next_one_that_asks() -> None:
         n_before = bench.scheduler.stats.prompt_tokens
         seq = bench.submit([*window[:10], *window[start : start + 90], start % 9 + 1], n_predict=2, n_cache_reuse=16)
         bench.drain()
-        assert seq.inexact
+        assert seq.kv.shifted
         assert bench.scheduler.stats.prompt_tokens - n_before <= 40
         check_pages(bench.scheduler)
         check_cells(bench.scheduler, bench.engine)

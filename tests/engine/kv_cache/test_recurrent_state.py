@@ -118,12 +118,12 @@ def test_what_a_failed_step_has_taken_is_free_for_others() -> None:
     first, other = (b.submit(prompt(100, i)) for i in range(2))
     b.scheduler.step()
     other.tokens += [1] * 90
-    other.marks = {other.n_computed + n - other.n_computed % PAGE for n in (16, 32, 48, 64, 80)}
+    other.kv.marks = {other.n_computed + n - other.n_computed % PAGE for n in (16, 32, 48, 64, 80)}
     states.prepare([(other, other.owed)])
     assert states.n_spare == 0
     states.undo([(other, other.owed)])
     states.prepare([(first, 1)])
-    assert len(first.ends) == 1
+    assert len(first.kv.state_writes) == 1
 
 
 def test_who_waits_for_a_mask_computes_nothing_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_without_a_page_to_go_on_in_it_starts_anew(monkeypatch: pytest.MonkeyPat
         patched.setattr(PrefixCache, "n_available", property(lambda self: 0))
         slot, cache = b.scheduler.slots[0], b.scheduler.cache
         cache.attach(seq, slot, 12, ())
-    assert (seq.n_computed, seq.state, seq.table) == (0, 0, [])
+    assert (seq.n_computed, seq.kv.state_row, seq.kv.blocks) == (0, 0, [])
     b.drain()
     assert b.answers[seq].outcome() == oracle(seq.request, b.scheduler.slots[0].n_ctx)
 

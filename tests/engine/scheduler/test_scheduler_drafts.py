@@ -43,7 +43,7 @@ def test_a_wrong_token_ends_what_is_accepted(n_right: int) -> None:
     bench.step()
     assert seq.tokens == [*PROMPT, *right[: n_right + 1]]
     assert seq.n_computed == len(PROMPT) + n_right
-    assert len(seq.table) == -(-len(seq.tokens) // PAGE)
+    assert len(seq.kv.blocks) == -(-len(seq.tokens) // PAGE)
     bench.drain()
     assert bench.answers[seq].ids == right
     accepted, rejected = bench.answers[seq].finished.prediction

@@ -33,7 +33,7 @@ def speculations(draw: st.DrawFn) -> tuple[SpeculationParams, int, int]:
 
 
 def progress(seq: Sequence) -> tuple[int, int]:
-    return seq.n_computed + seq.n_dropped, seq.n_generated
+    return seq.n_computed + seq.kv.n_dropped, seq.n_generated
 
 
 class Life(RuleBasedStateMachine):
@@ -172,7 +172,7 @@ class Life(RuleBasedStateMachine):
         streams = [  # those that need no page; others may have to wait for an older one's
             (seq, seq.n_generated)
             for seq in scheduler.running
-            if seq.started and seq.owed == 1 and seq.n_computed < len(seq.table) * PAGE
+            if seq.started and seq.owed == 1 and seq.n_computed < len(seq.kv.blocks) * PAGE
             if len(seq.tokens) < self.n_ctx  # a full one may have to wait for room to shift
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
@@ -205,7 +205,7 @@ class Life(RuleBasedStateMachine):
         self.bench.scheduler.cancel(seq)
         self.bench.scheduler.cancel(seq)
         assert seq.done
-        assert not seq.table
+        assert not seq.kv.blocks
 
     @rule(n=st.integers(0, 9))
     def prepare_ahead(self, n: int) -> None:
@@ -255,7 +255,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def cells_suffice(self) -> None:
         for seq in self.bench.scheduler.running:
-            assert len(seq.table) * PAGE < self.n_ctx + PAGE
+            assert len(seq.kv.blocks) * PAGE < self.n_ctx + PAGE
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -272,7 +272,7 @@ class Life(RuleBasedStateMachine):
                 assert isinstance(answer.events[-1], Failed)
                 assert answer.events[-1].code == 500
                 continue
-            if seq.inexact:  # others never see its cells: they are compared
+            if seq.kv.shifted:  # others never see its cells: they are compared
                 assert seq.request.n_cache_reuse
             else:
                 assert answer.outcome() == oracle(seq.request, self.n_ctx, shift=self.shift)
